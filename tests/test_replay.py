@@ -1,0 +1,299 @@
+"""The replay against a plain list of episodes, in place after a restart, and on a small or damaged disk."""
+
+import errno
+import os
+import shutil
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from denoised_mdp.errors import UserError
+from denoised_mdp.replay import Replay
+
+SHAPE, ACTIONS = (4, 5, 3), 2
+
+
+def row(number, is_first):
+    """A row that tells its number in every column."""
+    observation = np.frombuffer(np.int64(number).tobytes() * 8, np.uint8)[:60].reshape(SHAPE)
+    return observation, np.full(ACTIONS, number + 0.5), 2.0 * number, is_first
+
+
+def numbers(batch):
+    """Recover the row numbers [T, B] of a batch after checking that its columns agree."""
+    length, batch_size = batch["reward"].shape
+    flat = np.ascontiguousarray(batch["observation"].reshape(length, batch_size, -1)[..., :8])
+    found = flat.view(np.int64)[..., 0]
+    np.testing.assert_array_equal(batch["reward"], 2.0 * found)
+    np.testing.assert_array_equal(batch["action"], np.stack([found + 0.5] * ACTIONS, -1))
+    return found
+
+
+def fill(replay, lengths, naive=None):
+    """Add episodes of these lengths; `naive` collects the row numbers of each."""
+    for length in lengths:
+        rows = list(range(replay.total, replay.total + length))
+        for number in rows:
+            replay.add(*row(number, number == rows[0]))
+        if naive is not None:
+            naive.append(rows)
+
+
+def naive_starts(episodes, capacity, length):
+    """All segment starts, by brute force over the episodes."""
+    total = episodes[-1][-1] + 1
+    starts = []
+    for episode in episodes:
+        alive = [number for number in episode if number >= total - capacity]
+        starts += [alive[i] for i in range(len(alive)) if alive[i:i + length][length - 1:]]
+    return starts
+
+
+class EveryChoice:
+    """Stands for a generator: `integers(n)` returns every number below n once."""
+
+    def integers(self, high, size):
+        assert size == high
+        return np.arange(high)
+
+
+@pytest.mark.parametrize("lengths", [[7], [1, 5, 3], [3, 9, 4, 1, 6], [2, 13, 2, 2, 8, 5, 11], [31], [40, 3]])
+@pytest.mark.parametrize("slack", [0, 4])
+@pytest.mark.parametrize("length", [1, 3, 5])
+def test_every_start_exactly_once(tmp_path, lengths, slack, length):
+    """Uniform sampling by enumeration: equally likely draws are different starts, and all of them."""
+    replay, episodes = Replay(tmp_path, 20, SHAPE, ACTIONS, slack), []
+    for episode in lengths:
+        fill(replay, [episode], episodes)
+        expected = naive_starts(episodes, 20, length)
+        assert replay.count_segments(length) == len(expected)
+        assert len(replay) == min(20, replay.total)
+        if not expected:
+            continue
+        found = numbers(replay.sample(len(expected), length, EveryChoice()))
+        assert sorted(found[0]) == expected
+        np.testing.assert_array_equal(found, found[0] + np.arange(length)[:, None])
+
+
+def test_running_episode_and_its_last_start(tmp_path):
+    replay = Replay(tmp_path, 50, SHAPE, ACTIONS)
+    fill(replay, [6])
+    for number in range(6, 16):
+        replay.add(*row(number, number == 6))
+        starts = set(numbers(replay.sample(400, 4, np.random.default_rng(number)))[0])
+        assert starts == {0, 1, 2} | set(range(6, number - 2))
+
+
+def test_frequencies_and_batch_contract(tmp_path):
+    replay = Replay(tmp_path, 50, SHAPE, ACTIONS)
+    fill(replay, [10, 4, 7])
+    batch = replay.sample(11 * 2000, 4, np.random.default_rng(0))
+    shapes = {name: (value.dtype, value.shape) for name, value in batch.items()}
+    assert shapes == {
+        "observation": (np.uint8, (4, 22000, *SHAPE)), "action": (np.float32, (4, 22000, ACTIONS)),
+        "reward": (np.float32, (4, 22000)), "is_first": (np.bool_, (4, 22000)),
+    }
+    assert all(value.flags.c_contiguous and value.flags.writeable for value in batch.values())
+    found = numbers(batch)
+    np.testing.assert_array_equal(batch["is_first"], np.isin(found, [0, 10, 14]))
+    counts = Counter(found[0].tolist())
+    expected = 22000 / replay.count_segments(4)  # 7 + 1 + 4 starts
+    assert len(counts) == 12
+    # chi-square with 11 degrees of freedom: 31.3 has probability 0.001
+    assert sum((count - expected) ** 2 / expected for count in counts.values()) < 31.3
+
+
+def test_no_segment_states_the_numbers(tmp_path):
+    replay = Replay(tmp_path, 50, SHAPE, ACTIONS)
+    with pytest.raises(UserError, match="No segment of 5 rows.* 0 of its 0 rows"):
+        replay.sample(1, 5, np.random.default_rng(0))
+    fill(replay, [3, 4, 2])
+    with pytest.raises(UserError, match="has 4 of its 9 rows.*segment_length"):
+        replay.sample(1, 5, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("before", [[5], [6, 9, 3], [8, 30, 7], [4, 4, 4, 50]])
+@pytest.mark.parametrize("after", [0, 1, 6])
+def test_reopened_equals_undisturbed(tmp_path, before, after):
+    """Rows added after the checkpoint leave no trace, wherever the ring stands."""
+    replay, episodes = Replay(tmp_path / "a", 20, SHAPE, ACTIONS, slack=6), []
+    fill(replay, before, episodes)
+    replay.flush()
+    state = replay.state()
+    for number in range(1000, 1000 + after):  # lost by the crash
+        replay.add(*row(number, number == 1003))
+    replay.close()
+
+    undisturbed = Replay(tmp_path / "b", 20, SHAPE, ACTIONS, slack=6)
+    fill(undisturbed, before)
+    replay = Replay.open(tmp_path / "a", state)
+    for more in ([], [7], [11, 4, 12, 8]):
+        fill(replay, more, episodes)
+        fill(undisturbed, more)
+        assert len(replay) == len(undisturbed)
+        one = replay.sample(64, 3, np.random.default_rng(5))
+        two = undisturbed.sample(64, 3, np.random.default_rng(5))
+        for name in one:
+            np.testing.assert_array_equal(one[name], two[name])
+        starts = naive_starts(episodes, 20, 3)
+        assert sorted(numbers(replay.sample(len(starts), 3, EveryChoice()))[0]) == starts
+
+
+def test_reopen_within_an_episode(tmp_path):
+    replay = Replay(tmp_path, 30, SHAPE, ACTIONS)
+    fill(replay, [5, 4])
+    state = replay.state()
+    replay.close()
+    replay = Replay.open(tmp_path, state)
+    for number in range(9, 13):
+        replay.add(*row(number, False))
+    assert replay.count_segments(8) == 1  # rows 5 to 12 are one episode
+
+
+def test_rows_overwritten_beyond_the_slack_are_named(tmp_path):
+    replay = Replay(tmp_path, 20, SHAPE, ACTIONS, slack=4)
+    fill(replay, [12, 18])
+    state = replay.state()
+    fill(replay, [9])
+    replay.close()
+    with pytest.warns(UserWarning, match="5 oldest of 20 rows"):
+        replay = Replay.open(tmp_path, state)
+    assert len(replay) == 15
+    assert sorted(numbers(replay.sample(13, 3, EveryChoice()))[0]) == list(range(15, 28))
+    with pytest.raises(IndexError, match="rows 15 to 29"):
+        replay.read(np.array([14]))
+
+
+def test_a_new_replay_starts_empty(tmp_path):
+    fill(Replay(tmp_path, 20, SHAPE, ACTIONS), [9])
+    replay = Replay(tmp_path, 12, SHAPE, ACTIONS)
+    assert len(replay) == 0 and replay.count_segments(1) == 0
+
+
+def test_wrong_rows_are_refused(tmp_path):
+    replay = Replay(tmp_path, 20, SHAPE, ACTIONS)
+    observation, action, reward, _ = row(0, True)
+    with pytest.raises(ValueError, match="must be the first of an episode"):
+        replay.add(observation, action, reward, False)
+    with pytest.raises(ValueError, match="uint8 observation"):
+        replay.add(observation.astype(np.float32), action, reward, True)
+    with pytest.raises(ValueError, match=r"uint8 observation \(4, 5, 3\), got uint8 \(3, 5, 4\)"):
+        replay.add(observation.T, action, reward, True)
+    with pytest.raises(ValueError, match=r"action of shape \(2,\), got \(3,\)"):
+        replay.add(observation, np.zeros(3), reward, True)
+    assert len(replay) == 0
+
+
+def test_too_small_a_disk_is_refused_with_both_numbers(tmp_path, monkeypatch):
+    needed = Replay.bytes_needed(1_000_000, (64, 64, 3), 6)
+    assert needed == 1_000_000 * (64 * 64 * 3 + 6 * 4 + 4 + 1 + 8) + 5 * 128
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(needed, 1, needed - 1))
+    with pytest.raises(UserError, match=f"{needed:,} bytes.*{needed - 1:,} bytes free"):
+        Replay(tmp_path, 1_000_000, (64, 64, 3), 6)
+    assert not list(tmp_path.glob("*.npy"))
+
+
+def test_size_on_disk_is_as_announced_and_sparse(tmp_path):
+    Replay(tmp_path, 1000, (64, 64, 3), 6, slack=24)
+    files = [path.stat() for path in tmp_path.iterdir()]
+    assert sum(file.st_size for file in files) == Replay.bytes_needed(1000, (64, 64, 3), 6, 24)
+    assert sum(file.st_blocks * 512 for file in files) < 200_000
+
+
+def test_another_environment_is_refused(tmp_path):
+    replay = Replay(tmp_path, 20, SHAPE, ACTIONS)
+    fill(replay, [4])
+    state = replay.state()
+    with pytest.raises(UserError, match=r"observation.npy holds rows of uint8 \(4, 5, 3\), not uint8 \(8, 8"):
+        Replay(tmp_path, 20, (8, 8, 3), ACTIONS)
+    with pytest.raises(UserError, match="action.npy holds rows"):
+        Replay.open(tmp_path, state | {"action_size": 3})
+    with pytest.raises(UserError, match="20 rows instead of 24"):
+        Replay.open(tmp_path, state | {"capacity": 24})
+    assert len(Replay.open(tmp_path, state)) == 4  # nothing was lost
+
+
+@pytest.mark.parametrize("name", ["observation", "action", "reward", "is_first", "number"])
+@pytest.mark.parametrize("keep", [None, 0, 50, 128, 0.5, -1])
+def test_damaged_files_are_reported(tmp_path, name, keep):
+    replay = Replay(tmp_path, 20, SHAPE, ACTIONS)
+    fill(replay, [4, 8])
+    state = replay.state()
+    replay.close()
+    path = tmp_path / f"{name}.npy"
+    if keep is None:
+        path.unlink()
+    else:
+        size = path.stat().st_size
+        os.truncate(path, int(size * keep) if keep == 0.5 else keep % size if keep < 0 else keep)
+    with pytest.raises(UserError, match=f"{name}.npy is missing or damaged"):
+        Replay.open(tmp_path, state)
+
+
+def test_rows_never_written_are_reported(tmp_path):
+    replay = Replay(tmp_path, 20, SHAPE, ACTIONS)
+    fill(replay, [4])
+    with pytest.raises(UserError, match="lacks 2 of the 6 rows"):
+        Replay.open(tmp_path, replay.state() | {"total": 6})
+
+
+def test_a_full_disk_ends_in_one_message_and_costs_no_row(tmp_path, monkeypatch):
+    replay = Replay(tmp_path, 20, SHAPE, ACTIONS)
+    fill(replay, [6])
+    whole, room = os.pwrite, [100]
+
+    def nearly_full(file, data, offset):
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = whole(file, data[:room[0]], offset)
+        room[0] -= written
+        return written
+
+    monkeypatch.setattr(os, "pwrite", nearly_full)
+    with pytest.raises(UserError, match="No space left.*last checkpoint"):
+        fill(replay, [5])
+    monkeypatch.undo()
+    reopened = Replay.open(tmp_path, replay.state())
+    assert reopened.total == replay.total < 11
+    fill(reopened, [3])
+    numbers(reopened.read(np.arange(reopened.total)[:, None]))
+
+
+def test_memory_does_not_grow_with_the_rows_read(tmp_path):
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    if not os.path.exists("/proc/self/statm"):
+        pytest.skip("needs /proc")
+    replay = Replay(tmp_path, 4000, (64, 64, 3), 1)
+    for number in range(4000):
+        replay.add(np.full((64, 64, 3), number % 256, np.uint8), np.zeros(1), 0.0, number % 500 == 0)
+    rng = np.random.default_rng(0)
+    replay.sample(10, 10, rng)
+    before = resident()
+    for _ in range(60):
+        replay.sample(10, 10, rng)
+    assert resident() - before < 10e6  # the replay has 49 MB
+
+
+def test_time_does_not_depend_on_the_number_of_rows(tmp_path):
+    """A million rows (mostly holes on disk) sample like a thousand."""
+    times = {}
+    for rows in (1000, 1_000_000):
+        Replay(tmp_path / str(rows), rows, (1, 1, 3), 1)
+        files = {name: np.load(tmp_path / str(rows) / f"{name}.npy", mmap_mode="r+")
+                 for name in ("number", "is_first")}
+        files["number"][:] = np.arange(1, rows + 1)
+        files["is_first"][::500] = True
+        state = Replay(tmp_path / "empty", rows, (1, 1, 3), 1).state() | {"total": rows}
+        replay, rng = Replay.open(tmp_path / str(rows), state), np.random.default_rng(0)
+        spent = []
+        for _ in range(20):
+            start = time.perf_counter()
+            replay.sample(50, 50, rng)
+            spent.append(time.perf_counter() - start)
+        times[rows] = min(spent)
+    assert times[1_000_000] < 10 * times[1000] + 0.002
