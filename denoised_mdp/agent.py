@@ -1,0 +1,180 @@
+"""The agent: world model + policy + optimizers behind two verbs, `update` and `act`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .networks import set_compute_dtype
+from .policies import POLICIES, Policy, PolicyBatch
+from .policies.base import optimize, without_gradients
+from .rssm import Latent, structure
+from .world_model import KLWeights, LatentMDP, WorldModel
+
+if TYPE_CHECKING:
+    from .config import Config
+
+
+@dataclass
+class Carry:
+    """What acting remembers between steps: the filtered latent [B, ...] and the last action [B, A]."""
+
+    latent: Latent
+    action: Tensor
+
+    def reset(self, index: int) -> None:
+        """Forget episode `index` of the batch, so that its next observation begins a new one."""
+        self.latent.belief[index], self.latent.state[index], self.action[index] = 0.0, 0.0, 0.0
+
+
+class Agent(nn.Module):
+    """World model and policy, trained together (Wang et al. 2022, Algorithm 1).
+
+    `update(batch)` takes one optimization step of both; `act(observation, carry)` filters the latent with the
+    posterior, one step at a time, and asks the policy for an action on (h^x, x) alone.
+
+    All noise is drawn from the generator `random` (training: posterior noise [T, B, S] first, then the policy's
+    draws) or from one handed to `act`; nothing touches PyTorch's global generator.
+    """
+
+    def __init__(self, world_model: WorldModel, policy: Policy, *, lr: float, eps: float, clip: float | None):
+        super().__init__()
+        self.world_model, self.policy, self.clip = world_model, policy, clip
+        self.mdp = LatentMDP(world_model)
+        self.model_optimizer = torch.optim.Adam(world_model.parameters(), lr=lr, eps=eps)
+        self.random = torch.Generator(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights live."""
+        return self.world_model.encoder.output.weight.device
+
+    def update(self, batch: dict[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
+        """One step of the world model, then one of the policy from the same posterior latents.
+
+        batch: observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first bool [T, B]. Returns
+        metrics as scalar tensors; nothing is copied to the host here.
+        """
+        batch = self.to_device(batch)
+        noise = self.world_model.rssm.draw_noise(*batch["reward"].shape, generator=self.random)
+        loss, latent, metrics = self.world_model.loss(**batch, noise=noise)
+        norm = optimize(loss, self.model_optimizer, self.clip)
+        belief, state = latent.map(torch.detach)["x"]
+        with without_gradients(self.world_model):
+            policy_metrics = self.policy.update(PolicyBatch(belief, state, batch["action"]), self.mdp, self.random)
+        return metrics | {"model/gradient": norm} | policy_metrics
+
+    def to_device(self, batch: dict[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
+        """Move a batch to the weights' device; images stay uint8 and become floats there."""
+        like = self.world_model.encoder.output.weight
+        out = {name: torch.as_tensor(value).to(like.device, non_blocking=True) for name, value in batch.items()}
+        return {name: value.to(like.dtype) if value.is_floating_point() else value for name, value in out.items()}
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: np.ndarray,
+        carry: Carry | None = None,
+        *,
+        explore: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[np.ndarray, Carry]:
+        """Choose actions.
+
+        observation: uint8 [H, W, 3], or [B, H, W, 3] for B environments at once. carry: what the last call
+        returned; None begins an episode. explore: None takes the actor's mode; a number samples the actor and adds
+        Gaussian noise of that std. generator: source of all noise (default: PyTorch's global one).
+
+        Returns actions in [-1, 1], float32 [A] or [B, A], and the carry for the next call.
+        """
+        images = torch.as_tensor(observation, device=self.device)
+        single = images.ndim == 3
+        images = images[None] if single else images
+        if images.ndim != 4 or images.shape[1:] != (self.world_model.size, self.world_model.size, 3):
+            size = self.world_model.size
+            raise ValueError(
+                f"observation has shape {tuple(np.shape(observation))}: give uint8 [{size}, {size}, 3] or "
+                f"[B, {size}, {size}, 3]"
+            )
+        carry = self.observe_step(images, carry, generator)
+        noise = None if explore is None else self._action_noise(len(images), generator)
+        action = self.policy.act(carry.latent.features("x"), noise)
+        if explore:
+            action = (action + explore * self._action_noise(len(images), generator)).clamp(-1.0, 1.0)
+        carry.action = action
+        action = action.float().cpu().numpy()
+        return (action[0] if single else action), carry
+
+    @torch.no_grad()
+    def observe_step(self, images: Tensor, carry: Carry | None, generator: torch.Generator | None) -> Carry:
+        """Filter one more observation, uint8 [B, H, W, 3]; the latent is a posterior sample."""
+        model, batch = self.world_model, len(images)
+        if carry is None:
+            action = model.rssm.initial(batch).state.new_zeros(batch, self.mdp.action_size)
+            carry = Carry(model.rssm.initial(batch), action)
+        noise = model.rssm.draw_noise(1, batch, generator=generator)
+        is_first = torch.zeros(1, batch, dtype=torch.bool, device=self.device)  # the carry is zero where it is
+        filtered = model.filter(images[None], carry.action[None], is_first, noise, carry.latent)
+        return Carry(filtered.latent.map(lambda tensor: tensor[0]), carry.action)
+
+    def _action_noise(self, batch: int, generator: torch.Generator | None) -> Tensor:
+        like = self.world_model.encoder.output.weight
+        return torch.randn(batch, self.mdp.action_size, device=like.device, dtype=like.dtype, generator=generator)
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Number of parameters per module: encoder, rssm, decoder, reward, and the policy's parts."""
+        model = self.world_model
+        modules = {"encoder": model.encoder, "rssm": model.rssm, "decoder": model.decoder, "reward": model.rewards}
+        modules |= dict(self.policy.named_children())
+        return {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a later process needs to continue bit for bit: weights, optimizers, generator."""
+        optimizers = {"model": self.model_optimizer, **self.policy.optimizers}
+        return {
+            "weights": dict(self.state_dict()),
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in optimizers.items()},
+            "random": self.random.get_state(),
+        }
+
+    def restore(self, state: dict[str, Any], *, weights_only: bool = False) -> None:
+        """The inverse of `state`; `weights_only` for evaluation, rendering and probes."""
+        self.load_state_dict(state["weights"])
+        if not weights_only:
+            for name, optimizer in {"model": self.model_optimizer, **self.policy.optimizers}.items():
+                optimizer.load_state_dict(state["optimizers"][name])
+            self.random.set_state(state["random"].cpu())
+
+
+def build_agent(config: Config, action_size: int, *, device: str = "cpu", dtype: torch.dtype | None = None) -> Agent:
+    """Build an agent from a configuration, with PyTorch's default initialization drawn from `config.seed`.
+
+    device: where it lives. dtype: compute type of large products (`networks.set_compute_dtype`). The global
+    generator is left as it was.
+    """
+    m = config.model
+    kl = {field.name: getattr(m.kl, field.name) for field in fields(KLWeights)}
+    kl["alpha"] = m.kl.alpha if m.kl.alpha is not None else {64: 1.0, 96: 2.0}[config.env.size]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        world_model = WorldModel(
+            structure(
+                (m.x.belief, m.x.state), (m.y.belief, m.y.state), (m.z.belief, m.z.state), m.z_prior_uses_y
+            ),
+            action_size,
+            size=config.env.size,
+            depth=m.depth,
+            embed=m.embed,
+            hidden=m.reward_hidden,
+            kl=KLWeights(**kl),
+        ).to(device)
+        options = {k: v for k, v in vars(config.policy).items() if k != "name"}
+        policy = POLICIES[config.policy.name](LatentMDP(world_model), **options).to(device)
+    agent = Agent(world_model, policy, lr=m.optimizer.lr, eps=m.optimizer.eps, clip=m.optimizer.clip)
+    agent.random.manual_seed(config.seed)
+    set_compute_dtype(agent, dtype)
+    return agent

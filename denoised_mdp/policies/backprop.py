@@ -1,0 +1,112 @@
+"""Policy by backpropagation through the learned dynamics (Wang et al. 2022, appendix; the default optimizer)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..networks import MLP
+from ..world_model import LatentMDP, scalar_nll
+from .actor import Actor
+from .base import Policy, PolicyBatch, optimize, without_gradients
+
+
+def lambda_returns(reward: Tensor, value: Tensor, gamma: float, lambda_: float) -> Tensor:
+    """V_t = r_t + gamma ((1 - lambda) v_{t+1} + lambda V_{t+1}), V_H = v_H.
+
+    reward and value [H, N] of the imagined latents 1..H; returns V_t for t = 1..H-1, [H - 1, N].
+    """
+    returns, last = [], value[-1]
+    for t in range(len(reward) - 2, -1, -1):
+        last = reward[t] + gamma * ((1.0 - lambda_) * value[t + 1] + lambda_ * last)
+        returns.append(last)
+    return torch.stack(returns[::-1])
+
+
+class BackpropPolicy(Policy):
+    """Maximizes imagined lambda-returns by gradients through the x prior and the actor's actions."""
+
+    def __init__(
+        self,
+        mdp: LatentMDP,
+        *,
+        hidden: int = 400,
+        actor_layers: int = 4,
+        value_layers: int = 3,
+        horizon: int = 15,
+        gamma: float = 0.99,
+        lambda_: float = 0.95,
+        actor_lr: float = 8e-5,
+        value_lr: float = 8e-5,
+        eps: float = 1e-7,
+        clip: float | None = 100.0,
+    ):
+        super().__init__()
+        self.horizon, self.gamma, self.lambda_, self.clip = horizon, gamma, lambda_, clip
+        self.actor = Actor(mdp.feature_size, mdp.action_size, hidden=hidden, layers=actor_layers)
+        self.value = MLP(mdp.feature_size, hidden, 1, value_layers)
+        self.add_optimizer("actor", torch.optim.Adam(self.actor.parameters(), lr=actor_lr, eps=eps))
+        self.add_optimizer("value", torch.optim.Adam(self.value.parameters(), lr=value_lr, eps=eps))
+
+    def imagine(self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Roll the x prior out from every posterior latent of the batch, N = T B starts.
+
+        noise: standard normal for states [H, N, S_x] and for actions [H, N, A]. Returns features
+        [H, N, D_x + S_x] of the imagined latents 1..H and the actions [H, N, A] that led to them. The actor reads
+        the *detached* latent: gradients flow through the dynamics, not through the actor's input.
+        """
+        belief, state = batch.belief.flatten(0, 1), batch.state.flatten(0, 1)
+        features, actions = [], []
+        for state_noise, action_noise in zip(*noise, strict=True):
+            action = self.actor.sample(torch.cat((belief, state), -1).detach(), action_noise)
+            belief, state = mdp.step(belief, state, action, state_noise)
+            features.append(torch.cat((belief, state), -1))
+            actions.append(action)
+        return torch.stack(features), torch.stack(actions)
+
+    def draw_noise(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None):
+        """State noise [H, N, S_x], then action noise [H, N, A]: the documented order of draws."""
+        shape = (self.horizon, batch.belief[..., 0].numel())
+        return tuple(
+            torch.randn(*shape, size, device=batch.belief.device, dtype=batch.belief.dtype, generator=generator)
+            for size in (mdp.state_size, mdp.action_size)
+        )
+
+    def losses(self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]):
+        """Actor loss, a function that gives the value loss, and metrics.
+
+        The actor's graph must not reach the value net's weights, nor the value loss the dynamics.
+        """
+        features, actions = self.imagine(batch, mdp, noise)  # [H, N, F]
+        reward, value = mdp.reward(features), self.value(features).squeeze(-1)  # [H, N]
+        returns = lambda_returns(reward, value, self.gamma, self.lambda_)  # [H - 1, N]
+        weight = self.gamma ** torch.arange(len(returns), device=returns.device, dtype=returns.dtype)[:, None]
+        actor_loss = -(weight * returns).mean()
+        inputs, targets = features[:-1].detach(), returns.detach()
+
+        def value_loss() -> Tensor:
+            return (weight * scalar_nll(self.value(inputs).squeeze(-1), targets)).mean()
+
+        metrics = {
+            "policy/actor_loss": actor_loss,
+            "policy/imagined_reward": reward.mean(),
+            "policy/imagined_return": returns.mean(),
+            "policy/value": value.mean(),
+            "policy/action_magnitude": actions.abs().mean(),
+        }
+        return actor_loss, value_loss, {name: metric.detach() for name, metric in metrics.items()}
+
+    def update(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None, noise=None):
+        """One step of the actor, then of the value net; `noise` overrides what `draw_noise` would draw."""
+        noise = noise or self.draw_noise(batch, mdp, generator)
+        with without_gradients(self.value):
+            actor_loss, value_loss, metrics = self.losses(batch, mdp, noise)
+            actor_norm = optimize(actor_loss, self.optimizers["actor"], self.clip)
+        loss = value_loss()
+        value_norm = optimize(loss, self.optimizers["value"], self.clip)
+        return metrics | {
+            "policy/value_loss": loss.detach(),
+            "policy/actor_gradient": actor_norm,
+            "policy/value_gradient": value_norm,
+        }
+
