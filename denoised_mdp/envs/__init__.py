@@ -1,0 +1,69 @@
+"""Environments: `make_env` builds any of them; nothing here knows of the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import gymnasium as gym
+
+from denoised_mdp.envs.options import DISTRACTORS, check_distractors, tasks
+from denoised_mdp.envs.registration import register_envs
+from denoised_mdp.errors import UserError, did_you_mean
+
+__all__ = ["DISTRACTORS", "check_distractors", "make_env", "register_envs", "tasks"]
+
+
+def make_env(
+    task: str,
+    *,
+    suite: str = "dmc",
+    distractors: Mapping[str, Mapping] | None = None,
+    size: int = 64,
+    action_repeat: int = 2,
+    episode_steps: int = 1000,
+    camera: int | str = 0,
+    quality: str = "fast",
+    clips: str = "procedural",
+    split: str = "train",
+    seed: int | None = None,
+) -> gym.Env:
+    """Build an environment with pixel observations and any distractors.
+
+    Args:
+        task: 'domain_task' of the DeepMind Control Suite, or 'dot' or 'counting' of suite "toy".
+        suite: "dmc" or "toy".
+        distractors: name -> options, e.g. ``{"video_background": {"color": True}, "camera_jitter": {}}``; see
+            `DISTRACTORS`. They are applied in the package's order, whatever the mapping's.
+        size: height and width of the observation in pixels.
+        action_repeat: inner steps per action.
+        episode_steps: inner steps per episode.
+        camera, quality: see `denoised_mdp.envs.rendering.Renderer`.
+        clips, split: see `denoised_mdp.envs.video.open_clips`.
+        seed: seed of the first reset that is called without one.
+
+    Returns:
+        A `denoised_mdp.envs.pixels.PixelEnv`: Gymnasium, observations uint8 [size, size, 3].
+
+    Raises:
+        UserError: a name, an option or a value that does not exist, or a distractor that does not fit the task.
+    """
+    from denoised_mdp.envs import distractors as wrappers
+    from denoised_mdp.envs.pixels import PixelEnv
+
+    known = tasks(suite)
+    if task not in known:
+        raise UserError(f"Unknown task {task!r}.{did_you_mean(task, known)}")
+    chosen = check_distractors(distractors or {}, task, suite)
+    if suite == "toy":
+        from denoised_mdp.envs.toy import CountingEnv, ToyEnv
+
+        world = {"dot": ToyEnv, "counting": CountingEnv}[task](size, episode_steps)
+    else:
+        from denoised_mdp.envs.dmc import DMCEnv
+
+        world = DMCEnv(task, size, episode_steps, camera, quality)
+    for name, options in chosen.items():
+        if name == "video_background":
+            options = {**options, "clips": clips, "split": split}
+        world = getattr(wrappers, DISTRACTORS[name].wrapper)(world, **options)
+    return PixelEnv(world, action_repeat, seed)

@@ -1,0 +1,251 @@
+"""DeepMind Control tasks as a Gymnasium environment that can draw itself and save its whole state."""
+
+from __future__ import annotations
+
+import contextlib
+
+import gymnasium as gym
+import numpy as np
+
+from denoised_mdp.envs.rendering import Renderer  # before mujoco: it chooses the GL backend
+from denoised_mdp.envs.seeding import generator
+from denoised_mdp.errors import UserError, did_you_mean
+
+import mujoco  # isort: skip
+from dm_control import suite  # isort: skip
+
+# What an episode's initialization changes in the compiled model of some task of the suite.
+EPISODE_FIELDS = (
+    "body_pos",
+    "body_quat",
+    "dof_damping",
+    "geom_pos",
+    "geom_rgba",
+    "geom_size",
+    "hfield_data",
+    "light_pos",
+    "site_pos",
+    "site_rgba",
+    "site_size",
+    "wrap_prm",
+)
+# Goals that are part of the task's state but of no joint: domain -> (kind of object, its name).
+TARGETS = {
+    "finger": ("site", "target"),
+    "fish": ("geom", "target"),
+    "reacher": ("geom", "target"),
+    "stacker": ("body", "target"),
+    "swimmer": ("geom", "target"),
+}
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+
+
+def _cheetah_scale(physics) -> float:
+    return 10.0
+
+
+def _walker_scale(physics) -> float:
+    return 1.2
+
+
+def _reacher_scale(physics) -> float:
+    return float(physics.named.model.geom_size[["target", "finger"], 0].sum())
+
+
+# The scalar sensor in a task's reward: domain -> (physics method that reads it, size of a unit offset).
+SENSORS = {
+    "cheetah": ("speed", _cheetah_scale),
+    "walker": ("torso_height", _walker_scale),
+    "reacher": ("finger_to_target_dist", _reacher_scale),
+}
+
+
+class DMCEnv(gym.Env, gym.utils.EzPickle):
+    """One task of the DeepMind Control Suite; a step is one control step of the task.
+
+    The observation is the ground-truth signal, float32 [S]: joint positions, joint velocities and, where the task
+    draws a goal, its position (names in `signal_names`). Pixels come from `frame()`, which nothing here calls.
+    Actions are float32 [A] in [-1, 1], rescaled to the task's own bounds.
+
+    `reward_sensor_offset` shifts the scalar sensor of the task's reward (see `SENSORS`) while the reward is computed
+    and nowhere else; at 0 the reward is exactly dm_control's.
+
+    Args:
+        task: 'domain_task', e.g. 'cheetah_run'.
+        size: height and width of a frame in pixels.
+        episode_steps: steps after which an episode is truncated.
+        camera: index or name of the camera.
+        quality: "fast" or "faithful", see `Renderer`.
+
+    Raises:
+        UserError: no such task.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 50}
+    render_mode = "rgb_array"
+    noise_names: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        task: str,
+        size: int = 64,
+        episode_steps: int = 1000,
+        camera: int | str = 0,
+        quality: str = "fast",
+    ):
+        gym.utils.EzPickle.__init__(self, task, size, episode_steps, camera, quality)
+        names = {"_".join(pair): pair for pair in suite.ALL_TASKS}
+        if task not in names:
+            raise UserError(f"Unknown task {task!r}.{did_you_mean(task, names)}")
+        self.task_name, self.size, self.episode_steps = task, size, episode_steps
+        self._domain, name = names[task]
+        # The LQR models are themselves drawn at random when loaded; a fixed seed makes them all the same one.
+        environment = suite.load(self._domain, name, task_kwargs={"random": 0})
+        self._physics, self._task = environment.physics, environment.task
+        self._substeps = round(environment.control_timestep() / environment.physics.timestep())
+        self.metadata = {**self.metadata, "render_fps": round(1 / environment.control_timestep())}
+
+        bounds = environment.action_spec()
+        low, high = np.broadcast_to(bounds.minimum, bounds.shape), np.broadcast_to(bounds.maximum, bounds.shape)
+        unbounded = high - low > 1e6
+        self._action_center = np.where(unbounded, 0.0, (low + high) / 2)
+        self._action_scale = np.where(unbounded, 1.0, (high - low) / 2)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, bounds.shape, np.float32)
+        self._target = TARGETS.get(self._domain)
+        self.signal_names = self._name_signal()
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (len(self.signal_names),), np.float32)
+        self.reward_sensor_offset = 0.0
+        self._look = (size, size, camera, quality)
+        self._renderer: Renderer | None = None
+        self._steps: int | None = None  # in this episode; None before the first reset
+
+    @property
+    def has_reward_sensor(self) -> bool:
+        """Whether `reward_sensor_offset` has an effect on this task."""
+        return self._domain in SENSORS
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        """Start an episode; with `seed` the task's random stream starts anew, without it continues."""
+        super().reset(seed=seed)
+        if seed is not None or self._steps is None:
+            self._task.random.seed(generator(seed, "physics").integers(2**32, size=8, dtype=np.uint32))
+        self._steps = 0
+        self.reward_sensor_offset = 0.0
+        with self._physics.reset_context():
+            self._task.initialize_episode(self._physics)
+        if self._renderer:
+            self._renderer.upload_terrain()
+        return self.signal(), {}
+
+    def step(self, action: np.ndarray):
+        """Apply `action` [A] in [-1, 1] for one control step."""
+        action = self._action_center + self._action_scale * np.clip(np.asarray(action, np.float64), -1, 1)
+        self._task.before_step(action, self._physics)
+        self._physics.step(self._substeps)
+        self._task.after_step(self._physics)
+        with self._shifted_sensor() if self.reward_sensor_offset else contextlib.nullcontext():
+            reward = float(self._task.get_reward(self._physics))
+        self._steps += 1
+        discount = self._task.get_termination(self._physics)  # None while the episode goes on
+        terminated = discount is not None and discount == 0
+        truncated = not terminated and (discount is not None or self._steps >= self.episode_steps)
+        return self.signal(), reward, terminated, truncated, {}
+
+    def signal(self) -> np.ndarray:
+        """Return the task's true state, float32 [S], see `signal_names`."""
+        data = self._physics.data.ptr
+        parts = [data.qpos, data.qvel]
+        if self._target:
+            parts.append(_position(data, *self._target))
+        return np.concatenate(parts).astype(np.float32)
+
+    def noise(self) -> np.ndarray:
+        """Return the distractors' state: none here, float32 [0]."""
+        return np.zeros(0, np.float32)
+
+    def frame(self) -> np.ndarray:
+        """Draw the current state, uint8 [H, W, 3]."""
+        return self._get_renderer().frame(self._physics.data.ptr)
+
+    def frame_and_background(self, matte: str = "matte", keep_background: bool = False):
+        """Draw the current state and tell where it shows background, see `Renderer.frame_and_background`."""
+        return self._get_renderer().frame_and_background(self._physics.data.ptr, matte, keep_background)
+
+    def render(self) -> np.ndarray:
+        """Return `frame()`."""
+        return self.frame()
+
+    def close(self) -> None:
+        """Free the renderer; a later frame makes a new one."""
+        if self._renderer:
+            self._renderer.close()
+            self._renderer = None
+
+    def get_state(self) -> dict:
+        """Return the whole state as a tree of arrays and numbers, exact in the middle of an episode."""
+        model, data = self._physics.model.ptr, self._physics.data.ptr
+        integration = np.empty(mujoco.mj_stateSize(model, _STATE))
+        mujoco.mj_getState(model, data, integration, _STATE)
+        return {
+            "integration": integration,
+            "sensordata": data.sensordata.copy(),
+            "model": {field: getattr(model, field).copy() for field in EPISODE_FIELDS},
+            "random": self._task.random.get_state(legacy=False),
+            "steps": self._steps,
+            "reward_sensor_offset": float(self.reward_sensor_offset),
+        }
+
+    def set_state(self, state: dict) -> None:
+        """Continue exactly where `get_state` was taken, in this environment or an equal one."""
+        if self._steps is None:
+            self.reset()  # some tasks compute constants of theirs at the start of an episode
+        model, data = self._physics.model.ptr, self._physics.data.ptr
+        for field, value in state["model"].items():
+            getattr(model, field)[:] = value
+        mujoco.mj_setState(model, data, state["integration"], _STATE)
+        # As after a step: positions and velocities are up to date, and the sensors of the acceleration stage are
+        # those of the last one.
+        mujoco.mj_step1(model, data)
+        data.sensordata[:] = state["sensordata"]
+        self._task.random.set_state(state["random"])
+        self._steps = state["steps"]
+        self.reward_sensor_offset = state["reward_sensor_offset"]
+        if self._renderer:
+            self._renderer.upload_terrain()
+
+    def _get_renderer(self) -> Renderer:
+        if self._renderer is None:
+            self._renderer = Renderer(self._physics.model.ptr, *self._look)
+        return self._renderer
+
+    @contextlib.contextmanager
+    def _shifted_sensor(self):
+        """Shadow the physics method that reads the reward's sensor with one that adds the offset."""
+        method, scale = SENSORS[self._domain]
+        value = getattr(self._physics, method)() + scale(self._physics) * self.reward_sensor_offset
+        setattr(self._physics, method, lambda: value)
+        try:
+            yield
+        finally:
+            delattr(self._physics, method)
+
+    def _name_signal(self) -> tuple[str, ...]:
+        model = self._physics.model.ptr
+        positions, velocities = [], []
+        for index in range(model.njnt):
+            name, kind = model.joint(index).name, model.jnt_type[index]
+            velocity_size = {mujoco.mjtJoint.mjJNT_FREE: 6, mujoco.mjtJoint.mjJNT_BALL: 3}.get(kind, 1)
+            position_size = velocity_size + (velocity_size > 1)  # rotations are quaternions
+            positions += _numbered(f"qpos/{name}", position_size)
+            velocities += _numbered(f"qvel/{name}", velocity_size)
+        target = [f"target/{axis}" for axis in "xyz"] if self._target else []
+        return (*positions, *velocities, *target)
+
+
+def _numbered(name: str, size: int) -> list[str]:
+    return [name] if size == 1 else [f"{name}/{index}" for index in range(size)]
+
+
+def _position(data: mujoco.MjData, kind: str, name: str) -> np.ndarray:
+    """Return the world position [3] of a named geom, site or body."""
+    return getattr(data, kind)(name).xpos

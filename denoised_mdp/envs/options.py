@@ -1,0 +1,121 @@
+"""What can be asked for: tasks, distractors and their options. Cheap to import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from denoised_mdp.errors import UserError, did_you_mean
+
+_SUITE = {
+    "acrobot": ("swingup", "swingup_sparse"),
+    "ball_in_cup": ("catch",),
+    "cartpole": ("balance", "balance_sparse", "swingup", "swingup_sparse", "two_poles", "three_poles"),
+    "cheetah": ("run",),
+    "dog": ("stand", "walk", "trot", "run", "fetch"),
+    "finger": ("spin", "turn_easy", "turn_hard"),
+    "fish": ("upright", "swim"),
+    "hopper": ("stand", "hop"),
+    "humanoid": ("stand", "walk", "run", "run_pure_state"),
+    "humanoid_CMU": ("stand", "walk", "run"),
+    "lqr": ("lqr_2_1", "lqr_6_2"),
+    "manipulator": ("bring_ball", "bring_peg", "insert_ball", "insert_peg"),
+    "pendulum": ("swingup",),
+    "point_mass": ("easy", "hard"),
+    "quadruped": ("walk", "run", "escape", "fetch"),
+    "reacher": ("easy", "hard"),
+    "stacker": ("stack_2", "stack_4"),
+    "swimmer": ("swimmer6", "swimmer15"),
+    "walker": ("stand", "walk", "run"),
+}
+_TASKS = {
+    "dmc": tuple(f"{domain}_{task}" for domain, names in _SUITE.items() for task in names),
+    "toy": ("dot", "counting"),
+}
+SENSOR_TASKS = tuple(name for name in _TASKS["dmc"] if name.split("_")[0] in ("cheetah", "walker", "reacher"))
+
+
+def tasks(suite: str = "dmc") -> tuple[str, ...]:
+    """Return the names of all tasks of a suite ("dmc" or "toy")."""
+    if suite not in _TASKS:
+        raise UserError(f"Unknown suite {suite!r}.{did_you_mean(suite, _TASKS)}")
+    return _TASKS[suite]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a distractor: its default, a check of a value, and what the check allows, in words."""
+
+    default: Any
+    allows: Callable[[Any], bool]
+    words: str
+
+
+@dataclass(frozen=True)
+class DistractorInfo:
+    """A distractor: the class in `denoised_mdp.envs.distractors` and its options."""
+
+    wrapper: str
+    options: Mapping[str, Option]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+_MATTES = ("matte", "sky", "blue", "blue_ge")
+_STRENGTH = Option(1.0, lambda value: _is_number(value) and 0 <= value < float("inf"), "a number of at least 0")
+_SHARE = Option(1.0, lambda value: _is_number(value) and 0 <= value <= 1, "a number between 0 and 1")
+
+# In the order of application, innermost first.
+DISTRACTORS: dict[str, DistractorInfo] = {
+    "video_background": DistractorInfo(
+        "VideoBackground",
+        {
+            "strength": _SHARE,
+            "matte": Option("matte", lambda value: value in _MATTES, f"one of {', '.join(_MATTES)}"),
+            "color": Option(False, lambda value: isinstance(value, bool), "true or false"),
+            "frames": Option(
+                1000, lambda value: _is_number(value) and value == int(value) >= 1, "a whole number of at least 1"
+            ),
+        },
+    ),
+    "noisy_sensor": DistractorInfo("NoisySensor", {"strength": _STRENGTH}),
+    "camera_jitter": DistractorInfo("CameraJitter", {"strength": _STRENGTH}),
+}
+
+
+def check_distractors(
+    distractors: Mapping[str, Mapping | None], task: str | None = None, suite: str = "dmc"
+) -> dict[str, dict[str, Any]]:
+    """Return the distractors in the order of application with all options filled in.
+
+    Args:
+        distractors: name -> options (None or empty: the defaults).
+        task, suite: if given, also check that the distractors fit the task.
+
+    Raises:
+        UserError: an unknown name or option, a value out of range, or a distractor that does not fit.
+    """
+    for name, options in distractors.items():
+        if name not in DISTRACTORS:
+            raise UserError(f"Unknown distractor {name!r}.{did_you_mean(name, DISTRACTORS)}")
+        allowed = DISTRACTORS[name].options
+        for key, value in (options or {}).items():
+            if key not in allowed:
+                raise UserError(f"Distractor {name} has no option {key!r}.{did_you_mean(key, allowed)}")
+            if not allowed[key].allows(value):
+                raise UserError(f"Distractor {name}: {key} must be {allowed[key].words}, not {value!r}.")
+    if "noisy_sensor" in distractors:
+        if "video_background" not in distractors:
+            raise UserError("Distractor noisy_sensor reads the background video: add video_background as well.")
+        if task is not None and (suite != "dmc" or task not in SENSOR_TASKS):
+            raise UserError(
+                f"Task {task!r} has no scalar sensor for noisy_sensor. Tasks that have one: {', '.join(SENSOR_TASKS)}."
+            )
+    return {
+        name: {key: option.default for key, option in info.options.items()} | dict(distractors[name] or {})
+        for name, info in DISTRACTORS.items()
+        if name in distractors
+    }

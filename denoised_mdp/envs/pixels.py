@@ -1,0 +1,91 @@
+"""From a composed world to the environment that an agent sees: action repeat and pixel observations."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+
+
+class ActionRepeat(gym.Wrapper, gym.utils.EzPickle):
+    """Repeats each action `repeat` times and sums the rewards; stops at the end of an episode."""
+
+    def __init__(self, env: gym.Env, repeat: int):
+        gym.utils.EzPickle.__init__(self, env, repeat)
+        super().__init__(env)
+        self.repeat = repeat
+
+    def step(self, action):
+        """Step the wrapped environment up to `repeat` times; the reward is the raw sum."""
+        total = 0.0
+        for _ in range(self.repeat):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += reward
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
+
+
+class PixelEnv(gym.Env, gym.utils.EzPickle):
+    """The whole as one Gymnasium environment: observations are frames, drawn once per action.
+
+    Observations are uint8 [H, W, 3]. ``info["signal"]`` (float32 [S], names in `signal_names`) is the ground truth that
+    the agent controls; ``info["noise"]`` (float32 [N], names in `noise_names`) is what every distractor does in this
+    frame. It is no `gymnasium.Wrapper`, so that `unwrapped` and `spec` mean this environment with all its distractors.
+
+    Args:
+        world: an environment of this package in any number of distractors.
+        action_repeat: inner steps per action.
+        seed: seed of the first reset that is called without one.
+    """
+
+    render_mode = "rgb_array"
+
+    def __init__(self, world: gym.Env, action_repeat: int = 1, seed: int | None = None):
+        gym.utils.EzPickle.__init__(self, world, action_repeat, seed)
+        self.world = world
+        self.action_repeat = action_repeat
+        self._stepper = ActionRepeat(world, action_repeat)
+        self._first_seed = seed
+        fps = world.metadata["render_fps"] / action_repeat
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
+        self.signal_names: tuple[str, ...] = world.signal_names
+        self.noise_names: tuple[str, ...] = world.noise_names
+        self.action_space = world.action_space
+        self.observation_space = gym.spaces.Box(0, 255, (world.size, world.size, 3), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        """Start an episode.
+
+        With `seed` the physics and every distractor get new generators, each derived from it by name; without, their
+        streams continue. ``options={"distractor_seed": int}`` replaces the seed for the distractors alone.
+        """
+        if seed is None:
+            seed, self._first_seed = self._first_seed, None
+        super().reset(seed=seed)
+        self._stepper.reset(seed=seed, options=options)
+        return self.world.frame(), self._info()
+
+    def step(self, action: np.ndarray):
+        """Apply `action` [A] for `action_repeat` inner steps and draw the frame after the last one."""
+        _, reward, terminated, truncated, _ = self._stepper.step(action)
+        return self.world.frame(), reward, terminated, truncated, self._info()
+
+    def render(self) -> np.ndarray:
+        """Return the current frame; advances nothing."""
+        return self.world.frame()
+
+    def close(self) -> None:
+        """Free what drawing needed."""
+        self.world.close()
+
+    def get_state(self) -> dict:
+        """Return the whole state as a tree of dicts, arrays, numbers and strings, exact in the middle of an episode."""
+        return self.world.get_state()
+
+    def set_state(self, state: dict) -> None:
+        """Continue exactly where `get_state` was taken, in this or an equally made environment."""
+        self._first_seed = None
+        self.world.set_state(state)
+
+    def _info(self) -> dict:
+        return {"signal": self.world.signal(), "noise": self.world.noise()}

@@ -1,0 +1,28 @@
+"""One independent random generator per purpose, derived from a single seed by name."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+
+def generator(seed: int | None, name: str) -> np.random.Generator:
+    """Return the generator for `name` under `seed`: other names get independent streams.
+
+    `seed` None draws fresh entropy from the operating system.
+    """
+    spawn_key = (zlib.crc32(name.encode()),)
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=spawn_key)))
+
+
+def generator_state(rng: np.random.Generator) -> dict:
+    """Return the generator's whole state as a tree of strings and ints."""
+    return rng.bit_generator.state
+
+
+def restore_generator(state: dict) -> np.random.Generator:
+    """Return a new generator that continues where `generator_state` was taken."""
+    bits = np.random.PCG64()
+    bits.state = state
+    return np.random.Generator(bits)

@@ -1,0 +1,163 @@
+"""Pixel tasks without MuJoCo whose signal and noise are known exactly: they make tests last milliseconds."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+
+from denoised_mdp.envs.seeding import generator, generator_state, restore_generator
+
+
+class ToyEnv(gym.Env, gym.utils.EzPickle):
+    """A bright dot that the action pushes through a box, in front of a striped texture that drifts on its own.
+
+    The action [2] is a velocity; the reward is 1 - distance / diagonal between the dot and a visible target that never
+    moves. Signal: position of the dot in [-1, 1]^2. Noise: phases of the two stripe patterns in [0, 1).
+
+    Args:
+        size: height and width of a frame in pixels.
+        episode_steps: steps after which an episode is truncated.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 25}
+    render_mode = "rgb_array"
+    signal_names = ("dot/x", "dot/y")
+    noise_names = ("texture/phase_0", "texture/phase_1")
+    target = np.array([0.5, -0.5])
+    speed = 0.1  # of half the box, per step at full action
+
+    def __init__(self, size: int = 64, episode_steps: int = 1000):
+        gym.utils.EzPickle.__init__(self, size, episode_steps)
+        self.size, self.episode_steps = size, episode_steps
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        axis = (np.arange(size) + 0.5) / size * 2 - 1
+        self._x, self._y = axis[None, :], axis[:, None]
+        self._rng = self._noise_rng = None
+        self._dot, self._phase, self._drift, self._steps = np.zeros(2), np.zeros(2), np.zeros(2), 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        """Start an episode; ``options["distractor_seed"]`` replaces `seed` for the texture alone."""
+        super().reset(seed=seed)
+        noise_seed = (options or {}).get("distractor_seed", seed)
+        if seed is not None or self._rng is None:
+            self._rng = generator(seed, "physics")
+        if noise_seed is not None or self._noise_rng is None:
+            self._noise_rng = generator(noise_seed, "texture")
+        self._dot, self._steps = self._rng.uniform(-0.9, 0.9, 2), 0
+        self._phase, self._drift = self._noise_rng.uniform(0, 1, 2), self._noise_rng.normal(0, 0.02, 2)
+        return self.signal(), {}
+
+    def step(self, action: np.ndarray):
+        """Move the dot by `action` [2] in [-1, 1] and let the texture drift."""
+        self._dot = np.clip(self._dot + self.speed * np.clip(np.asarray(action, np.float64), -1, 1), -0.9, 0.9)
+        self._drift = 0.95 * self._drift + self._noise_rng.normal(0, 0.005, 2)
+        self._phase = (self._phase + self._drift) % 1
+        self._steps += 1
+        reward = 1 - float(np.linalg.norm(self._dot - self.target)) / np.sqrt(8)
+        return self.signal(), reward, False, self._steps >= self.episode_steps, {}
+
+    def signal(self) -> np.ndarray:
+        """Return the dot's position, float32 [2]."""
+        return self._dot.astype(np.float32)
+
+    def noise(self) -> np.ndarray:
+        """Return the texture's phases, float32 [2]."""
+        return self._phase.astype(np.float32)
+
+    def frame(self) -> np.ndarray:
+        """Draw the current state, uint8 [H, W, 3]."""
+        return self.frame_and_background()[0]
+
+    def frame_and_background(self, matte: str = "matte", keep_background: bool = True):
+        """Return the frame and where it shows the texture, bool [H, W]; the mask is exact for every `matte`."""
+        stripes = np.sin(2 * np.pi * (self._x + 0.5 * self._y + self._phase[0]))
+        stripes = stripes + np.sin(2 * np.pi * (0.75 * self._y - 0.5 * self._x + self._phase[1]))
+        frame = np.repeat((90 + 35 * stripes).astype(np.uint8)[..., None], 3, 2)
+        dot = np.maximum(abs(self._x - self._dot[0]), abs(self._y - self._dot[1])) < 0.15
+        target = np.hypot(self._x - self.target[0], self._y - self.target[1]) < 0.12
+        frame[target] = 200, 40, 40
+        frame[dot] = 255, 255, 160
+        return frame, ~(dot | target)
+
+    def render(self) -> np.ndarray:
+        """Return `frame()`."""
+        return self.frame()
+
+    def get_state(self) -> dict:
+        """Return the whole state."""
+        return {
+            "rng": generator_state(self._rng),
+            "noise_rng": generator_state(self._noise_rng),
+            "dot": self._dot.copy(),
+            "phase": self._phase.copy(),
+            "drift": self._drift.copy(),
+            "steps": self._steps,
+        }
+
+    def set_state(self, state: dict) -> None:
+        """Continue exactly where `get_state` was taken."""
+        self._rng, self._noise_rng = restore_generator(state["rng"]), restore_generator(state["noise_rng"])
+        self._dot, self._phase, self._drift = state["dot"].copy(), state["phase"].copy(), state["drift"].copy()
+        self._steps = state["steps"]
+
+
+class CountingEnv(gym.Env, gym.utils.EzPickle):
+    """Every pixel tells the episode and the step, the reward is the step: to prove what belongs together.
+
+    The first episode is 0, a reset is step 0, and the n-th inner step has reward n.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 25}
+    render_mode = "rgb_array"
+    signal_names = ("episode", "step")
+    noise_names: tuple[str, ...] = ()
+
+    def __init__(self, size: int = 64, episode_steps: int = 1000):
+        gym.utils.EzPickle.__init__(self, size, episode_steps)
+        self.size, self.episode_steps = size, episode_steps
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.observation_space = gym.spaces.Box(-1.0, np.inf, (2,), np.float32)
+        self._episode, self._step = -1, 0
+
+    @staticmethod
+    def decode(observation: np.ndarray) -> tuple[int, int]:
+        """Return (episode modulo 256, step) of a frame uint8 [H, W, 3]."""
+        low, high, episode = (int(value) for value in observation[0, 0])
+        return episode, low + 256 * high
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        """Start the next episode."""
+        super().reset(seed=seed)
+        self._episode, self._step = self._episode + 1, 0
+        return self.signal(), {}
+
+    def step(self, action: np.ndarray):
+        """Count."""
+        self._step += 1
+        return self.signal(), float(self._step), False, self._step >= self.episode_steps, {}
+
+    def signal(self) -> np.ndarray:
+        """Return episode and step, float32 [2]."""
+        return np.array([self._episode, self._step], np.float32)
+
+    def noise(self) -> np.ndarray:
+        """Return nothing, float32 [0]."""
+        return np.zeros(0, np.float32)
+
+    def frame(self) -> np.ndarray:
+        """Return the counts as colour: step modulo 256, step // 256, episode modulo 256."""
+        color = self._step % 256, self._step // 256, self._episode % 256
+        return np.broadcast_to(np.array(color, np.uint8), (self.size, self.size, 3)).copy()
+
+    def render(self) -> np.ndarray:
+        """Return `frame()`."""
+        return self.frame()
+
+    def get_state(self) -> dict:
+        """Return the counts."""
+        return {"episode": self._episode, "step": self._step}
+
+    def set_state(self, state: dict) -> None:
+        """Continue where `get_state` was taken."""
+        self._episode, self._step = state["episode"], state["step"]
