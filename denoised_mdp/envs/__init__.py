@@ -26,6 +26,7 @@ def make_env(
     clips: str = "procedural",
     split: str = "train",
     seed: int | None = None,
+    render_mode: str | None = "rgb_array",
 ) -> gym.Env:
     """Build an environment with pixel observations and any distractors.
 
@@ -40,16 +41,22 @@ def make_env(
         camera, quality: see `denoised_mdp.envs.rendering.Renderer`.
         clips, split: see `denoised_mdp.envs.video.open_clips`.
         seed: seed of the first reset that is called without one.
+        render_mode: "rgb_array", the only one; here because `gymnasium.make` passes it.
 
     Returns:
         A `denoised_mdp.envs.pixels.PixelEnv`: Gymnasium, observations uint8 [size, size, 3].
 
     Raises:
-        UserError: a name, an option or a value that does not exist, or a distractor that does not fit the task.
+        UserError: a name, option or value that does not exist, or a distractor that does not fit the task.
     """
     from denoised_mdp.envs import distractors as wrappers
     from denoised_mdp.envs.pixels import PixelEnv
 
+    for name, number in (("size", size), ("action_repeat", action_repeat), ("episode_steps", episode_steps)):
+        if number < 1:
+            raise UserError(f"{name} must be at least 1, not {number!r}.")
+    if render_mode not in (None, "rgb_array"):
+        raise UserError(f"There is no render_mode {render_mode!r}: use 'rgb_array'.")
     known = tasks(suite)
     if task not in known:
         raise UserError(f"Unknown task {task!r}.{did_you_mean(task, known)}")

@@ -1,8 +1,8 @@
 """Distractors of Wang et al. 2022 as composable Gymnasium wrappers.
 
 Each wrapper advances its own noise once per inner step from its own generator and transforms the wrapped
-environment's `frame()`; nothing is drawn until somebody asks for a frame. The order is fixed: background video, then
-the sensor that reads it, then the camera that films both.
+environment's `frame()`; nothing is drawn until somebody asks for a frame. The order is fixed: background
+video, then the sensor that reads it, then the camera that films both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Distractor(gym.Wrapper):
         self.rng: np.random.Generator | None = None
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
-        """Reset the environment and the noise; ``options["distractor_seed"]`` replaces `seed` for the noise alone."""
+        """Reset environment and noise; ``options["distractor_seed"]`` replaces `seed` for the noise alone."""
         own_seed = (options or {}).get("distractor_seed", seed)
         seeded = own_seed is not None or self.rng is None
         if seeded:
@@ -93,8 +93,8 @@ class Distractor(gym.Wrapper):
 class VideoBackground(Distractor, gym.utils.EzPickle):
     """Replaces the background by a video that nobody controls.
 
-    A stream of `frames` frames holds whole clips in shuffled order; an episode starts anywhere in it and shows the
-    next frame after each inner step (Wang et al. 2022).
+    A stream of `frames` frames holds whole clips in shuffled order; an episode starts anywhere in it and
+    shows the next frame after each inner step (Wang et al. 2022).
 
     Args:
         env: an environment with `frame_and_background`.
@@ -140,7 +140,7 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
         return frame
 
     def noise_values(self):
-        """Return position in the stream, clip, frame in the clip and brightness in [0, 1] by patch, row by row."""
+        """Return index in the stream, clip, frame in it, and brightness in [0, 1] by patch, row by row."""
         edges = np.arange(self.patches) * self.size // self.patches
         sums = np.add.reduceat(np.add.reduceat(self.background().mean(-1), edges, 0), edges, 1)
         counts = np.diff([*edges, self.size])
@@ -166,8 +166,8 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
 class NoisySensor(Distractor, gym.utils.EzPickle):
     """Couples the reward to the background: its brightness shifts the sensor from which the task is rewarded.
 
-    The offset is the mean of the video's rows and columns H/8 to 3H/8, / 255 - 0.5, in the frame shown before the
-    step; the task says how far a unit offset shifts its sensor (Wang et al. 2022).
+    The offset is the mean of the video's rows and columns H/8 to 3H/8, / 255 - 0.5, in the frame shown before
+    the step; the task says how far a unit offset shifts its sensor (Wang et al. 2022).
 
     Args:
         env: a task with a scalar sensor, inside of a `VideoBackground`.
@@ -186,7 +186,9 @@ class NoisySensor(Distractor, gym.utils.EzPickle):
         self._video = env
         while not isinstance(self._video, VideoBackground):
             if not isinstance(self._video, gym.Wrapper):
-                raise UserError("Distractor noisy_sensor reads the background video: add video_background as well.")
+                raise UserError(
+                    "Distractor noisy_sensor reads the background video: add video_background as well."
+                )
             self._video = self._video.env
         if not getattr(env.unwrapped, "has_reward_sensor", False):
             raise UserError("Distractor noisy_sensor needs a task whose reward has a scalar sensor.")
@@ -207,7 +209,7 @@ class NoisySensor(Distractor, gym.utils.EzPickle):
 
 
 class SmoothWalk:
-    """The smooth random walk W(dimensions, scale) of Wang et al. 2022: a particle pushed at random and pulled back.
+    """The smooth random walk W(dimensions, scale) of Wang et al. 2022: pushed at random and pulled back.
 
     `value()` is its position float64 [dimensions], of about scale * 0.075 in length.
     """

@@ -6,6 +6,7 @@ import contextlib
 
 import gymnasium as gym
 import numpy as np
+from absl import logging
 
 from denoised_mdp.envs.rendering import Renderer  # before mujoco: it chooses the GL backend
 from denoised_mdp.envs.seeding import generator
@@ -63,12 +64,12 @@ SENSORS = {
 class DMCEnv(gym.Env, gym.utils.EzPickle):
     """One task of the DeepMind Control Suite; a step is one control step of the task.
 
-    The observation is the ground-truth signal, float32 [S]: joint positions, joint velocities and, where the task
-    draws a goal, its position (names in `signal_names`). Pixels come from `frame()`, which nothing here calls.
-    Actions are float32 [A] in [-1, 1], rescaled to the task's own bounds.
+    The observation is the ground-truth signal, float32 [S]: joint positions, joint velocities and, where the
+    task draws a goal, its position (names in `signal_names`). Pixels come from `frame()`, which nothing here
+    calls. Actions are float32 [A] in [-1, 1], rescaled to the task's own bounds.
 
-    `reward_sensor_offset` shifts the scalar sensor of the task's reward (see `SENSORS`) while the reward is computed
-    and nowhere else; at 0 the reward is exactly dm_control's.
+    `reward_sensor_offset` shifts the scalar sensor of the task's reward (see `SENSORS`) while the reward is
+    computed and nowhere else; at 0 the reward is exactly dm_control's.
 
     Args:
         task: 'domain_task', e.g. 'cheetah_run'.
@@ -100,14 +101,15 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
         self.task_name, self.size, self.episode_steps = task, size, episode_steps
         self._domain, name = names[task]
         # The LQR models are themselves drawn at random when loaded; a fixed seed makes them all the same one.
-        environment = suite.load(self._domain, name, task_kwargs={"random": 0})
+        with _quiet():
+            environment = suite.load(self._domain, name, task_kwargs={"random": 0})
         self._physics, self._task = environment.physics, environment.task
         self._substeps = round(environment.control_timestep() / environment.physics.timestep())
         self.metadata = {**self.metadata, "render_fps": round(1 / environment.control_timestep())}
 
         bounds = environment.action_spec()
-        low, high = np.broadcast_to(bounds.minimum, bounds.shape), np.broadcast_to(bounds.maximum, bounds.shape)
-        unbounded = high - low > 1e6
+        low, high = bounds.minimum, bounds.maximum
+        unbounded = high - low > 1e6  # LQR
         self._action_center = np.where(unbounded, 0.0, (low + high) / 2)
         self._action_scale = np.where(unbounded, 1.0, (high - low) / 2)
         self.action_space = gym.spaces.Box(-1.0, 1.0, bounds.shape, np.float32)
@@ -203,8 +205,8 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
         for field, value in state["model"].items():
             getattr(model, field)[:] = value
         mujoco.mj_setState(model, data, state["integration"], _STATE)
-        # As after a step: positions and velocities are up to date, and the sensors of the acceleration stage are
-        # those of the last one.
+        # As after a step: positions and velocities are up to date, and the sensors of the acceleration stage
+        # are those of the last one.
         mujoco.mj_step1(model, data)
         data.sensordata[:] = state["sensordata"]
         self._task.random.set_state(state["random"])
@@ -240,6 +242,17 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
             velocities += _numbered(f"qvel/{name}", velocity_size)
         target = [f"target/{axis}" for axis in "xyz"] if self._target else []
         return (*positions, *velocities, *target)
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Silence warnings about deprecated attributes in the suite's own model files."""
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def _numbered(name: str, size: int) -> list[str]:

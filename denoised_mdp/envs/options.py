@@ -65,7 +65,9 @@ def _is_number(value: Any) -> bool:
 
 
 _MATTES = ("matte", "sky", "blue", "blue_ge")
-_STRENGTH = Option(1.0, lambda value: _is_number(value) and 0 <= value < float("inf"), "a number of at least 0")
+_STRENGTH = Option(
+    1.0, lambda value: _is_number(value) and 0 <= value < float("inf"), "a finite number of at least 0"
+)
 _SHARE = Option(1.0, lambda value: _is_number(value) and 0 <= value <= 1, "a number between 0 and 1")
 
 # In the order of application, innermost first.
@@ -77,7 +79,9 @@ DISTRACTORS: dict[str, DistractorInfo] = {
             "matte": Option("matte", lambda value: value in _MATTES, f"one of {', '.join(_MATTES)}"),
             "color": Option(False, lambda value: isinstance(value, bool), "true or false"),
             "frames": Option(
-                1000, lambda value: _is_number(value) and value == int(value) >= 1, "a whole number of at least 1"
+                1000,
+                lambda value: isinstance(value, int) and _is_number(value) and value >= 1,
+                "a whole number of at least 1",
             ),
         },
     ),
@@ -107,12 +111,17 @@ def check_distractors(
                 raise UserError(f"Distractor {name} has no option {key!r}.{did_you_mean(key, allowed)}")
             if not allowed[key].allows(value):
                 raise UserError(f"Distractor {name}: {key} must be {allowed[key].words}, not {value!r}.")
+    if distractors and task == "counting":
+        raise UserError("Task 'counting' takes no distractors: every one of its pixels counts.")
     if "noisy_sensor" in distractors:
         if "video_background" not in distractors:
-            raise UserError("Distractor noisy_sensor reads the background video: add video_background as well.")
+            raise UserError(
+                "Distractor noisy_sensor reads the background video: add video_background as well."
+            )
         if task is not None and (suite != "dmc" or task not in SENSOR_TASKS):
             raise UserError(
-                f"Task {task!r} has no scalar sensor for noisy_sensor. Tasks that have one: {', '.join(SENSOR_TASKS)}."
+                f"Task {task!r} has no scalar sensor for noisy_sensor. "
+                f"Tasks that have one: {', '.join(SENSOR_TASKS)}."
             )
     return {
         name: {key: option.default for key, option in info.options.items()} | dict(distractors[name] or {})

@@ -28,9 +28,10 @@ class ActionRepeat(gym.Wrapper, gym.utils.EzPickle):
 class PixelEnv(gym.Env, gym.utils.EzPickle):
     """The whole as one Gymnasium environment: observations are frames, drawn once per action.
 
-    Observations are uint8 [H, W, 3]. ``info["signal"]`` (float32 [S], names in `signal_names`) is the ground truth that
-    the agent controls; ``info["noise"]`` (float32 [N], names in `noise_names`) is what every distractor does in this
-    frame. It is no `gymnasium.Wrapper`, so that `unwrapped` and `spec` mean this environment with all its distractors.
+    Observations are uint8 [H, W, 3]. ``info["signal"]`` (float32 [S], names in `signal_names`) is the ground
+    truth that the agent controls; ``info["noise"]`` (float32 [N], names in `noise_names`) is what every
+    distractor does in this frame. It is no `gymnasium.Wrapper`, so that `unwrapped` and `spec` mean this
+    environment with all its distractors.
 
     Args:
         world: an environment of this package in any number of distractors.
@@ -56,8 +57,9 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Start an episode.
 
-        With `seed` the physics and every distractor get new generators, each derived from it by name; without, their
-        streams continue. ``options={"distractor_seed": int}`` replaces the seed for the distractors alone.
+        With `seed` the physics and every distractor get new generators, each derived from it by name;
+        without, their streams continue. ``options={"distractor_seed": int}`` replaces the seed for the
+        distractors alone.
         """
         if seed is None:
             seed, self._first_seed = self._first_seed, None
@@ -79,7 +81,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         self.world.close()
 
     def get_state(self) -> dict:
-        """Return the whole state as a tree of dicts, arrays, numbers and strings, exact in the middle of an episode."""
+        """Return the whole state as a tree of dicts, arrays, numbers and strings, exact at any step."""
         return self.world.get_state()
 
     def set_state(self, state: dict) -> None:

@@ -1,4 +1,4 @@
-"""Gymnasium ids: ``denoised_mdp/<task>[-<distractor>...]-v0``, e.g. denoised_mdp/cheetah_run-video_background-v0."""
+"""Gymnasium ids ``denoised_mdp/<task>[-<distractor>...]-v0``: denoised_mdp/cheetah_run-video_background-v0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from denoised_mdp.errors import UserError
 
 
 def register_envs() -> None:
-    """Register every task of the suites with every set of distractors that fits it; repeated calls do nothing.
+    """Register every task with every set of distractors that fits it; repeated calls do nothing.
 
     Keyword arguments of `gymnasium.make` go to `denoised_mdp.envs.make_env`.
     """

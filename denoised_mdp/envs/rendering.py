@@ -21,8 +21,8 @@ QUALITIES = ("fast", "faithful")
 MATTES = ("matte", "sky", "blue", "blue_ge")
 
 INSTALL_HINT = (
-    "On Debian or Ubuntu install 'libegl1 libegl-mesa0 libgl1-mesa-dri libgl1' (MUJOCO_GL=egl) or 'libosmesa6' "
-    "(MUJOCO_GL=osmesa)."
+    "On Debian or Ubuntu install 'libegl1 libegl-mesa0 libgl1-mesa-dri libgl1' (MUJOCO_GL=egl) "
+    "or 'libosmesa6' (MUJOCO_GL=osmesa)."
 )
 _LINUX_BACKENDS = ("egl", "osmesa", "glfw")
 
@@ -37,9 +37,10 @@ def _has_egl_device() -> bool:
         return False
     if not address:
         return False
-    query = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))(address)
+    # EGLBoolean eglQueryDevicesEXT(EGLint max_devices, EGLDeviceEXT *devices, EGLint *num_devices)
+    signature = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
     count = ctypes.c_int(0)
-    return bool(query(0, None, ctypes.byref(count))) and count.value > 0
+    return bool(signature(address)(0, None, ctypes.byref(count))) and count.value > 0
 
 
 def _has_osmesa() -> bool:
@@ -89,14 +90,15 @@ def _create_gl_context(width: int, height: int):
         return importlib.import_module(f"mujoco.{BACKEND}").GLContext(width, height)
     except Exception as error:
         # The backends raise all kinds of errors, some whose own message cannot be printed.
-        name = BACKEND or "default"
-        raise UserError(f"The {name} renderer cannot start ({type(error).__name__}). {INSTALL_HINT}") from error
+        reason = f"The {BACKEND or 'default'} renderer cannot start ({type(error).__name__})."
+        raise UserError(f"{reason} {INSTALL_HINT}") from error
 
 
 class Renderer:
     """Draws one camera of one model into uint8 frames; made once per environment.
 
-    Scene and context are built once, which makes a frame several times cheaper than dm_control's own rendering.
+    Scene and context are built once, which makes a frame several times cheaper than dm_control's own
+    rendering.
 
     Args:
         model: the compiled `mujoco.MjModel`. Fields that an episode changes may change afterwards.
@@ -136,7 +138,7 @@ class Renderer:
         _close_at_exit(self)
 
     def upload_terrain(self) -> None:
-        """Send the model's height fields to the GPU again: an episode's initialization may have changed them."""
+        """Send the model's height fields to the GPU again: the start of an episode may have changed them."""
         if self._model.nhfield:
             self._gl.make_current()
             for index in range(self._model.nhfield):
@@ -153,10 +155,11 @@ class Renderer:
         """Return the view, uint8 [H, W, 3], and where it shows background, bool [H, W].
 
         Args:
-            matte: what counts as background. "matte": everything but bodies (sky, planes and height fields that
-                are fixed to the world), exactly, from the depth buffer. "sky": the same with the floor kept as
-                foreground. "blue": pixels whose blue is strictly the largest channel; "blue_ge": blue >= both
-                others. The latter two are the rule of Wang et al. 2022, which eats blue foreground on some tasks.
+            matte: what counts as background. "matte": everything but bodies (sky, and planes and height
+                fields that are fixed to the world), exactly, from the depth buffer. "sky": the same with the
+                floor kept as foreground. "blue": pixels whose blue is strictly the largest channel;
+                "blue_ge": blue >= both others. The latter two are the rule of Wang et al. 2022, which eats
+                blue foreground on some tasks.
             keep_background: also draw the original background into the frame (a second pass for "matte" and
                 "sky"); otherwise its pixels are black there.
         """
@@ -170,7 +173,7 @@ class Renderer:
         return (self.frame(data) if keep_background else self._rgb[::-1].copy()), background
 
     def close(self) -> None:
-        """Free the GL objects while their own context is current: any other order frees another renderer's."""
+        """Free the GL objects while their own context is current: otherwise another renderer's are freed."""
         gl, self._gl = self._gl, None
         if gl is not None:
             gl.make_current()
@@ -192,7 +195,7 @@ class Renderer:
 
 
 def _fixed_camera(model: mujoco.MjModel, camera: int | str) -> mujoco.MjvCamera:
-    """Return the abstract camera for an index or a name, or raise UserError that lists the model's cameras."""
+    """Return the camera of an index or a name, or raise a UserError that lists the model's cameras."""
     index = model.camera(camera).id if isinstance(camera, str) and _has_camera(model, camera) else camera
     if isinstance(index, str) or not -1 <= index < model.ncam:
         names = [f"{i} ({model.camera(i).name})" for i in range(model.ncam)]

@@ -9,10 +9,11 @@ from denoised_mdp.envs.seeding import generator, generator_state, restore_genera
 
 
 class ToyEnv(gym.Env, gym.utils.EzPickle):
-    """A bright dot that the action pushes through a box, in front of a striped texture that drifts on its own.
+    """A bright dot that the action pushes through a box, in front of a texture that drifts on its own.
 
-    The action [2] is a velocity; the reward is 1 - distance / diagonal between the dot and a visible target that never
-    moves. Signal: position of the dot in [-1, 1]^2. Noise: phases of the two stripe patterns in [0, 1).
+    The action [2] is a velocity; the reward is 1 - distance / diagonal between the dot and a visible target
+    that never moves. Signal: position of the dot in [-1, 1]^2. Noise: phases of the two stripe patterns in
+    [0, 1).
 
     Args:
         size: height and width of a frame in pixels.
@@ -50,7 +51,8 @@ class ToyEnv(gym.Env, gym.utils.EzPickle):
 
     def step(self, action: np.ndarray):
         """Move the dot by `action` [2] in [-1, 1] and let the texture drift."""
-        self._dot = np.clip(self._dot + self.speed * np.clip(np.asarray(action, np.float64), -1, 1), -0.9, 0.9)
+        velocity = self.speed * np.clip(np.asarray(action, np.float64), -1, 1)
+        self._dot = np.clip(self._dot + velocity, -0.9, 0.9)
         self._drift = 0.95 * self._drift + self._noise_rng.normal(0, 0.005, 2)
         self._phase = (self._phase + self._drift) % 1
         self._steps += 1
@@ -70,7 +72,7 @@ class ToyEnv(gym.Env, gym.utils.EzPickle):
         return self.frame_and_background()[0]
 
     def frame_and_background(self, matte: str = "matte", keep_background: bool = True):
-        """Return the frame and where it shows the texture, bool [H, W]; the mask is exact for every `matte`."""
+        """Return the frame and where it shows the texture, bool [H, W], exactly for every `matte`."""
         stripes = np.sin(2 * np.pi * (self._x + 0.5 * self._y + self._phase[0]))
         stripes = stripes + np.sin(2 * np.pi * (0.75 * self._y - 0.5 * self._x + self._phase[1]))
         frame = np.repeat((90 + 35 * stripes).astype(np.uint8)[..., None], 3, 2)
@@ -98,7 +100,8 @@ class ToyEnv(gym.Env, gym.utils.EzPickle):
     def set_state(self, state: dict) -> None:
         """Continue exactly where `get_state` was taken."""
         self._rng, self._noise_rng = restore_generator(state["rng"]), restore_generator(state["noise_rng"])
-        self._dot, self._phase, self._drift = state["dot"].copy(), state["phase"].copy(), state["drift"].copy()
+        self._dot, self._phase = state["dot"].copy(), state["phase"].copy()
+        self._drift = state["drift"].copy()
         self._steps = state["steps"]
 
 

@@ -1,4 +1,4 @@
-"""Background clips: found in folders, decoded once into a memory-mapped cache, strung together into streams."""
+"""Background clips: found in folders, decoded once into a memory-mapped cache, joined into streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CACHE_VERSION = 1
 
 @dataclass(frozen=True)
 class Clip:
-    """One clip: its name for messages, the key of its content, and how to make its frames (uint8 [N, H, W, C])."""
+    """One clip: its name for messages, the key of its content, how to make its frames (uint8 [N, H, W, C])."""
 
     name: str
     key: str
@@ -102,9 +102,10 @@ def open_clips(clips: str, split: str, size: int, color: bool, frames: int) -> l
     """Find the clips of one split; none is decoded before it is used.
 
     Args:
-        clips: "procedural" (made up, nothing to download), "kinetics" (``$KINETICS_DIR/{train,val}/driving_car``), or
-            a folder, a file or a glob pattern of videos. A folder with videos in train/ and test/ has its splits
-            there; other files are divided by a hash of their names, a fifth for testing.
+        clips: "procedural" (made up, nothing to download), "kinetics"
+            (``$KINETICS_DIR/{train,val}/driving_car``), or a folder, a file or a glob pattern of videos. A
+            folder with videos in train/ and test/ has its splits there; other files are divided by a hash of
+            their names, a fifth for testing.
         split: "train" or "test".
         size: height and width in pixels.
         color: three channels instead of one.
@@ -153,7 +154,8 @@ def _find_kinetics(split: str) -> list[Path]:
     root = os.environ.get("KINETICS_DIR")
     if not root:
         raise UserError("Clips 'kinetics' need KINETICS_DIR: the folder with train/driving_car/*.mp4.")
-    folders = [Path(root) / name / "driving_car" for name in (("train",) if split == "train" else ("val", "test"))]
+    names = ("train",) if split == "train" else ("val", "test")
+    folders = [Path(root) / name / "driving_car" for name in names]
     for folder in folders:
         if files := _videos_under(folder):
             return files
@@ -226,7 +228,8 @@ def _cached(key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
                 finally:
                     Path(temporary).unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"Cannot write the clip cache {path.parent} ({error}); set DENOISED_MDP_CACHE.") from error
+        reason = f"Cannot write the clip cache {path.parent} ({error})"
+        raise UserError(f"{reason}: set DENOISED_MDP_CACHE to another folder.") from error
     return np.load(path, mmap_mode="r")
 
 
@@ -235,7 +238,7 @@ def _locked(path: Path):
     """Hold a lock between processes, so that only one of them decodes a clip."""
     try:
         import fcntl
-    except ImportError:  # not POSIX: the atomic rename alone keeps the cache right, at the cost of double work
+    except ImportError:  # not POSIX: the atomic rename keeps the cache right, at the cost of double work
         yield
         return
     with open(path, "w") as file:
