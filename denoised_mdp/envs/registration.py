@@ -1,4 +1,4 @@
-"""Gymnasium ids ``denoised_mdp/<task>[-<distractor>...]-v0``: denoised_mdp/cheetah_run-video_background-v0."""
+"""Gymnasium ids ``denoised_mdp/<task>[-<distractor>...]-v0``: denoised_mdp/walker_walk-camera_jitter-v0."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ CACHE_VERSION = 1
 
 @dataclass(frozen=True)
 class Clip:
-    """One clip: its name for messages, the key of its content, how to make its frames (uint8 [N, H, W, C])."""
+    """One clip: its name for messages, the key of its content, how to make its frames uint8 [N, H, W, C]."""
 
     name: str
     key: str
