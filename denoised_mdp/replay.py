@@ -73,8 +73,8 @@ class Replay:
     """The latest `capacity` rows of experience in `folder`, sampled in segments of one episode each.
 
     Row t holds the action that led to the observation, the reward received on arriving, the observation, and
-    whether it is the first of its episode (Wang et al. 2022). A new replay is empty: what an
-    earlier replay of the same shapes left in the folder is overwritten; `Replay.open` continues instead.
+    whether it is the first of its episode (Wang et al. 2022). A new replay is empty: what an earlier replay of
+    the same shapes left in the folder is overwritten; `Replay.open` continues instead.
 
     Args:
         folder: where the files lie; made if missing.
@@ -98,15 +98,16 @@ class Replay:
         _refuse_other_shapes(folder, layout)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name in layout:
-                (folder / f"{name}.npy").unlink(missing_ok=True)
+            leftovers = [path for name in layout if (path := folder / f"{name}.npy").exists()]
             needed = self.bytes_needed(capacity, observation_shape, action_size, slack)
-            free = shutil.disk_usage(folder).free
+            free = shutil.disk_usage(folder).free + sum(path.stat().st_blocks * 512 for path in leftovers)
             if needed > free:
                 raise UserError(
                     f"The replay of {capacity:,} rows needs {needed:,} bytes but the disk of {folder} has"
                     f" {free:,} bytes free. Set a smaller replay.capacity, or a run_dir on a larger disk."
                 )
+            for path in leftovers:
+                path.unlink()
             for name, (dtype, shape) in layout.items():  # sparse files, which fill up as rows are written
                 places = (capacity + slack, *shape)
                 np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=places)
