@@ -1,0 +1,217 @@
+"""Command-line overrides to one nested dictionary, by Hydra.
+
+Overrides are looked at before Hydra sees them, so that a typo is answered in one line with the nearest right
+word, several distractors can be given with commas, and paths need no quotes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.schema import POLICIES, Config
+
+GROUPS = ("env", "distractors", "model", "policy", "preset")
+TEXTS = ("run_dir", "env.task", "env.clips", "train.device")  # free texts: taken as they are, commas and all
+
+
+def config_folder() -> Path:
+    """Return the folder of YAML files: beside this file when installed, one level up in a checkout."""
+    here = Path(__file__).resolve().parent
+    return here / "configs" if (here / "configs").is_dir() else here.parent / "configs"
+
+
+@cache
+def choices(group: str) -> tuple[str, ...]:
+    """Return the choices of a group, e.g. ``("2b", "2c", "dreamer")`` for ``model``."""
+    folder = config_folder() / group
+    files = (path.relative_to(folder) for path in folder.rglob("*.yaml"))
+    return tuple(sorted(file.with_suffix("").as_posix() for file in files))
+
+
+@cache
+def distractor_defaults() -> dict[str, dict[str, Any]]:
+    """Return every distractor's options with their defaults, as ``configs/distractors`` states them."""
+    from omegaconf import OmegaConf
+
+    files = [config_folder() / "distractors" / f"{name}.yaml" for name in choices("distractors")]
+    return OmegaConf.to_container(OmegaConf.merge(*map(OmegaConf.load, files)))
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ``(dotted key, value)`` for every leaf of nested mappings; an empty mapping is a leaf."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def option_keys(policy: str | None = None) -> list[str]:
+    """Return every dotted key that can be set; those of both policies unless `policy` names one."""
+    keys = [key for key, _ in flatten(dataclasses.asdict(Config())) if not key.startswith("policy.")]
+    for kind in [policy] if policy else POLICIES:
+        keys += [f"policy.{field.name}" for field in dataclasses.fields(POLICIES[kind])]
+    keys += [key for key, _ in flatten(distractor_defaults(), "distractors.")]
+    return list(dict.fromkeys(keys))
+
+
+def register_schema() -> None:
+    """Tell Hydra the defaults of `schema`; must run before each composition in a fresh process."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    schema = dataclasses.asdict(Config())
+    del schema["policy"]  # the group of the chosen policy brings its own options
+    store.store(name="schema", node=schema)
+    for name, kind in POLICIES.items():
+        store.store(group="policy", name=f"schema_{name}", node=dataclasses.asdict(kind()))
+
+
+def compose(overrides: list[str]) -> dict[str, Any]:
+    """Return the composed configuration with all interpolations resolved.
+
+    The result has the keys of `Config`. Conditional values of a preset (its ``when`` table, e.g.
+    ``policy=sac: {model.kl.beta_y: 0.125}``) apply unless the command line sets the same key.
+    """
+    import hydra
+    from omegaconf import OmegaConf, open_dict
+    from omegaconf.errors import OmegaConfBaseException
+
+    overrides = translate(overrides)
+    register_schema()
+    try:
+        with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
+            tree = hydra.compose("config", overrides, return_hydra_config=True)
+    except (hydra.errors.HydraException, OmegaConfBaseException) as error:
+        raise UserError(_explain(error, overrides)) from error
+    chosen = tree.hydra.runtime.choices
+    given = [f"{key}." for key in (text.partition("=")[0] for text in overrides) if key not in GROUPS]
+    with open_dict(tree):
+        conditional = OmegaConf.to_container(tree.pop("when", OmegaConf.create({})))
+        tree.preset = chosen.preset
+        del tree["hydra"]
+    for condition, values in conditional.items():
+        group, _, choice = condition.partition("=")
+        for key, value in flatten(values) if chosen[group] == choice else ():
+            if not f"{key}.".startswith(tuple(given)):
+                OmegaConf.update(tree, key, value)
+    try:
+        return OmegaConf.to_container(tree, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(_explain(error, overrides)) from error
+
+
+def translate(overrides: list[str], multirun: bool = False) -> list[str]:
+    """Check the keys and group choices of `overrides` and rewrite them in Hydra's grammar.
+
+    With `multirun`, values may be sweeps and are left to Hydra, apart from the check of the keys.
+    Raises:
+        UserError: not ``key=value``, an unknown key or an unknown choice.
+    """
+    result: list[str] = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        key, value = key.strip(), value.strip()
+        if re.match(r"[+~]*hydra[./]", key):
+            result.append(text)
+            continue
+        if not equals or not key:
+            raise UserError(f"'{text}' is not of the form key=value; see 'denoised-mdp train --help'.")
+        _check_key(key)
+        if multirun:
+            result.append(text)
+        elif key == "distractors":
+            result += _distractors(value)
+        elif key in GROUPS:
+            _check_choice(key, value)
+            result.append(text)
+        elif key in TEXTS and value != "null" and value[:1] not in ("'", '"'):
+            result.append(f"{key}={_quote(value)}")
+        else:
+            result.append(_single(key, value))
+    return result
+
+
+def _check_key(key: str) -> None:
+    if key in ("model.name", "policy.name"):
+        group = key.partition(".")[0]
+        raise UserError(f"{key} cannot be set by itself; choose one with {group}={'|'.join(choices(group))}.")
+    keys = option_keys()
+    if key in GROUPS or any(f"{known}.".startswith(f"{key}.") for known in keys):
+        return  # a whole group of options, such as model.x={belief: 60, state: 10}, is right as well
+    same_end = [known for known in keys if known.rpartition(".")[2] == key.rpartition(".")[2]]
+    raise UserError(f"unknown option '{key}'.{_nearest(key, same_end or [*keys, *GROUPS])}")
+
+
+def _nearest(word: str, options: list[str]) -> str:
+    """A hint for a key: the nearest one, or where to find all of them."""
+    hint = did_you_mean(word, options)
+    return hint if "mean" in hint or len(options) < 10 else " 'denoised-mdp train --help' lists them."
+
+
+def _check_choice(group: str, value: str) -> None:
+    if value.strip("'\"") in choices(group):
+        return
+    if "," in value:
+        raise UserError(f"{group}={value}: several values need --multirun, which trains one run for each.")
+    raise UserError(f"{group}={value}: unknown choice.{did_you_mean(value, choices(group))}")
+
+
+def _parse(key: str, value: str) -> Any:
+    """Parse one override with Hydra's own grammar; returns Hydra's Override."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_override(f"{key}={value}")
+    except HydraException as error:
+        raise UserError(f"{key}={value}: not understood; quote a value with special characters.") from error
+
+
+def _single(key: str, value: str) -> str:
+    if _parse(key, value).is_sweep_override():
+        raise UserError(f"{key}={value}: several values need --multirun, which trains one run for each.")
+    return f"{key}={value}"
+
+
+def _distractors(value: str) -> list[str]:
+    """Rewrite a list of names, or names with options, as a choice of groups and single options."""
+    options: list[str] = []
+    if value.startswith("{"):
+        parsed = {str(name): chosen or {} for name, chosen in _parse("distractors", value).value().items()}
+        names = list(parsed)
+        options = [f"distractors.{key}={setting}" for key, setting in flatten(parsed) if setting != {}]
+    else:
+        names = [name.strip(" '\"") for name in value.strip("[]").split(",")]
+        names = [] if names in ([""], ["none"], ["null"]) else names
+    for name in names:
+        if name not in choices("distractors"):
+            raise UserError(f"unknown distractor '{name}'.{did_you_mean(name, choices('distractors'))}")
+    return [f"distractors=[{','.join(dict.fromkeys(names))}]", *translate(options)]
+
+
+def _quote(value: str) -> str:
+    """Quote a text for Hydra's grammar."""
+    value = re.sub(r"(\\+)(?='|$)", r"\1\1", value)  # a backslash is special only before a quote
+    return "'" + value.replace("'", r"\'") + "'"
+
+
+def _explain(error: Exception, overrides: list[str]) -> str:
+    """Say in one line what Hydra could not compose."""
+    cause = error.__cause__ or error
+    line = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+    missing = re.match(r"Key '(\w+)' is not in struct", line)
+    for text in overrides if missing else ():
+        group, _, name = text.partition("=")[0].partition(".")
+        if group == "distractors" and name.split(".")[0] == missing[1]:
+            return f"{text}: this run has no such distractor. Add distractors={missing[1]}."
+        if group == "policy" and name == missing[1]:
+            owner = next(kind for kind in POLICIES if f"policy.{name}" in option_keys(kind))
+            return f"{text}: only policy={owner} has this option."
+    return f"the configuration cannot be composed: {line}"

@@ -1,0 +1,112 @@
+"""Configuration: compose it, check it, save it, read it back, compare two of them.
+
+``load_config(["env.task=walker_walk", "seed=1"])`` returns plain, checked dataclasses. Every mistake becomes
+a `UserError` of one line that names the key, the value and what would be right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from denoised_mdp.composition import compose, flatten
+from denoised_mdp.envs import check_distractors, tasks
+from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.schema import Config
+from denoised_mdp.validation import as_text, build
+
+LATENTS = {"2b": "xy", "2c": "xyz", "dreamer": "x"}  # the latents that a structure has
+
+# A run may be continued although these keys changed: they do not alter what is learned up to a given step.
+MAY_CHANGE = frozenset(
+    {"run_dir", "preset", "replay.capacity"}
+    | {f"train.{key}" for key in ("total_steps", "device", "threads", "log_every")}
+    | {f"train.{key}" for key in ("eval_every", "eval_episodes", "render_every", "checkpoint_every")}
+)
+
+
+def load_config(overrides: list[str]) -> Config:
+    """Compose and check the configuration that the command line asks for.
+
+    Args:
+        overrides: ``key=value`` texts as on the command line, e.g. ``["preset=debug", "model=2c"]``.
+
+    Raises:
+        UserError: unknown key or choice, wrong type, value out of range, or options that exclude each other.
+    """
+    config = build(Config, compose(overrides))
+    _check(config)
+    config.distractors = check_distractors(config.distractors, config.env.task, config.env.suite)
+    if config.run_dir is None:
+        config.run_dir = default_run_dir(config)
+    return config
+
+
+def default_run_dir(config: Config) -> str:
+    """Return a folder derived from the choices: the same command gives the same folder, and so continues."""
+    preset = [] if config.preset == "none" else [config.preset.split("/")[0]]
+    names = [*preset, config.env.task, *config.distractors, config.model.name, config.policy.name]
+    return os.path.join("runs", "-".join([*names, f"seed{config.seed}"]))
+
+
+def save_config(config: Config, path: str | os.PathLike) -> None:
+    """Write the configuration as YAML to `path` (a file), whole or not at all."""
+    from omegaconf import OmegaConf
+
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config))))
+    temporary.replace(path)
+
+
+def read_config(path: str | os.PathLike) -> Config:
+    """Read the configuration of a run: `path` is the run's folder or its ``config.yaml``."""
+    from omegaconf import OmegaConf
+
+    file = Path(path) / "config.yaml" if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise UserError(f"{path} is not a run folder: it has no config.yaml. Give the folder of a training.")
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    except Exception as error:  # YAML and OmegaConf have no common base class for their errors
+        raise UserError(f"{file} is not valid YAML: restore it from a copy.") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{file} is not the configuration of a run.")
+    try:
+        return build(Config, tree)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """Return one line per option that differs and must not when a run continues; see `MAY_CHANGE`."""
+    before, after = (dict(flatten(dataclasses.asdict(config))) for config in (old, new))
+    lines = []
+    for key in dict.fromkeys([*before, *after]):
+        values = [as_text(side.get(key, "absent")) for side in (before, after)]
+        if key not in MAY_CHANGE and values[0] != values[1]:
+            lines.append(f"{key}: {values[0]} -> {values[1]}")
+    return lines
+
+
+def _check(config: Config) -> None:
+    """Refuse unknown tasks and combinations of options that are each in range but cannot go together."""
+    model, kl, train, env = config.model, config.model.kl, config.train, config.env
+    if env.task not in tasks(env.suite):
+        raise UserError(f"env.task={env.task}: unknown task.{did_you_mean(env.task, tasks(env.suite))}")
+    for name in "xyz":
+        size: dict[str, int] = vars(getattr(model, name))
+        for key, width in size.items():
+            if name in LATENTS[model.name] and width == 0:
+                raise UserError(f"model.{name}.{key}=0: must be at least 1, as model={model.name} has {name}.")
+            if name not in LATENTS[model.name] and width > 0:
+                raise UserError(f"model.{name}.{key}={width}: must be 0, as model={model.name} has no {name}.")
+    if kl.free_nats_strategy == "B" and kl.beta_y > kl.beta_x:
+        raise UserError(f"model.kl.beta_y={kl.beta_y}: strategy B needs at most model.kl.beta_x={kl.beta_x}.")
+    rows = -(-env.episode_steps // env.action_repeat) + 1
+    if train.segment_length > rows:
+        raise UserError(f"train.segment_length={train.segment_length}: an episode has only {rows} rows.")
+    least = (train.segment_length - 1) * env.action_repeat
+    if train.prefill_steps < least:
+        raise UserError(f"train.prefill_steps={train.prefill_steps}: one segment needs at least {least}.")

@@ -1,0 +1,188 @@
+"""Every option of the software: its name, default, allowed range and meaning, side by side.
+
+The dataclasses are the single source of defaults; the YAML files in ``configs/`` only choose among them
+(groups and presets). Defaults are the values of Wang et al. 2022. "Steps" are always environment steps before
+action repeat.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+def option(default: Any, help: str, **limits: Any) -> Any:
+    """Declare one option: a dataclass field with a line of help and its allowed range.
+
+    Limits: ``low`` (at least), ``above`` (strictly more), ``high`` (at most), ``choices``, ``pattern`` (a
+    regular expression that the whole text must match).
+    """
+    return dataclasses.field(default=default, metadata={"help": help, **limits})
+
+
+def group(factory: Any, help: str) -> Any:
+    """Declare a nested group of options with a line of help."""
+    return dataclasses.field(default_factory=factory, metadata={"help": help})
+
+
+@dataclass
+class EnvConfig:
+    """The environment, without its distractors; the fields are keyword arguments of ``make_env``."""
+
+    suite: str = option("dmc", "where the task comes from", choices=("dmc", "toy"))
+    task: str = option("cheetah_run", "domain and task, joined by an underscore")
+    size: int = option(64, "height and width of the observation in pixels", choices=(64, 96))
+    action_repeat: int = option(2, "environment steps per action", low=1)
+    episode_steps: int = option(1000, "length of an episode in steps", low=1)
+    camera: int = option(0, "number of the task's camera", low=0)
+    quality: str = option("fast", "rendering: fast (no shadows) or faithful", choices=("fast", "faithful"))
+    clips: str = option("procedural", "background clips: procedural, kinetics, or a folder or glob of videos")
+
+
+@dataclass
+class LatentConfig:
+    """Size of one latent; both zero leave the latent out."""
+
+    belief: int = option(0, "width of the deterministic GRU state", low=0)
+    state: int = option(0, "width of the stochastic state", low=0)
+
+
+@dataclass
+class KLConfig:
+    """Weights of the KL terms: alpha * (beta_x KL_x + beta_y KL_y + beta_z KL_z)."""
+
+    alpha: float | None = option(None, "weight of all KL terms; null: 1 at 64 pixels, 2 at 96", above=0)
+    beta_x: float = option(1.0, "weight of the signal latent's KL", above=0, high=1)
+    beta_y: float = option(1.0, "weight of y's KL; smaller: a smaller, cleaner signal", above=0, high=1)
+    beta_z: float = option(1.0, "weight of z's KL; follows beta_y unless set", above=0, high=1)
+    free_nats: float = option(3.0, "KL_x below this many nats costs nothing more", low=0)
+    free_nats_strategy: str = option(
+        "A", "A: clamp all of KL_x; B: clamp only the bound's own share of it", choices=("A", "B")
+    )
+
+
+@dataclass
+class OptimizerConfig:
+    """Adam for the world model."""
+
+    lr: float = option(6e-4, "learning rate of the world model", above=0)
+    eps: float = option(1e-7, "Adam's epsilon", above=0)
+    clip: float | None = option(100.0, "largest global gradient norm; null: no clipping", above=0)
+
+
+@dataclass
+class ModelConfig:
+    """The factorized world model."""
+
+    name: str = option("2b", "structure (choose it with model=...)", choices=("2b", "2c", "dreamer"))
+    x: LatentConfig = group(lambda: LatentConfig(120, 20), "signal: controllable and relevant to the reward")
+    y: LatentConfig = group(lambda: LatentConfig(120, 20), "uncontrollable noise")
+    z: LatentConfig = group(LatentConfig, "controllable noise, irrelevant to the reward")
+    z_prior_uses_y: bool = option(True, "let the prior of z see y")
+    embed: int = option(1024, "width of the observation embedding", low=1)
+    depth: int = option(32, "channels of the first convolution", low=1)
+    reward_hidden: int = option(400, "width of the reward nets", low=1)
+    kl: KLConfig = group(KLConfig, "weights of the KL terms")
+    optimizer: OptimizerConfig = group(OptimizerConfig, "optimizer of the world model")
+
+
+@dataclass
+class BackpropConfig:
+    """Policy by backpropagation through the learned dynamics."""
+
+    name: str = option("backprop", "how the policy learns (choose it with policy=...)", choices=("backprop",))
+    hidden: int = option(400, "width of the actor and the value net", low=1)
+    actor_layers: int = option(4, "hidden layers of the actor", low=1)
+    value_layers: int = option(3, "hidden layers of the value net", low=1)
+    horizon: int = option(15, "imagined steps", low=2)
+    gamma: float = option(0.99, "discount per action", above=0, high=1)
+    lambda_: float = option(0.95, "mixture of the lambda-return", low=0, high=1)
+    actor_lr: float = option(8e-5, "learning rate of the actor", above=0)
+    value_lr: float = option(8e-5, "learning rate of the value net", above=0)
+    eps: float = option(1e-7, "Adam's epsilon", above=0)
+    clip: float | None = option(100.0, "largest gradient norm of each net; null: no clipping", above=0)
+
+
+@dataclass
+class SACConfig:
+    """Soft actor-critic on the signal latent."""
+
+    name: str = option("sac", "how the policy learns (choose it with policy=...)", choices=("sac",))
+    hidden: int = option(400, "width of the actor and the critics", low=1)
+    actor_layers: int = option(4, "hidden layers of the actor", low=1)
+    critic_layers: int = option(3, "hidden layers of each critic", low=1)
+    gamma: float = option(0.99, "discount per action", above=0, high=1)
+    tau: float = option(0.005, "rate at which the target critics follow", above=0, high=1)
+    actor_lr: float = option(3e-4, "learning rate of the actor", above=0)
+    critic_lr: float = option(3e-4, "learning rate of the critics", above=0)
+    temperature_lr: float = option(3e-4, "learning rate of the temperature", above=0)
+    initial_temperature: float = option(0.1, "weight of the entropy at the start", above=0)
+    target_entropy: float | None = option(None, "entropy aimed at; null: minus the number of actions")
+    eps: float = option(1e-8, "Adam's epsilon", above=0)
+    clip: float | None = option(None, "largest gradient norm of each net; null: no clipping", above=0)
+
+
+@dataclass
+class TrainConfig:
+    """The training loop and the machine it runs on."""
+
+    total_steps: int = option(1_000_000, "length of training in steps, prefill included", low=1)
+    prefill_steps: int = option(5000, "steps with random actions before the first update", low=1)
+    train_every: int = option(1000, "steps between two rounds of updates", low=1)
+    updates: int = option(100, "updates per round", low=1)
+    batch_size: int = option(50, "segments per batch", low=1)
+    segment_length: int = option(50, "rows per segment", low=2)
+    exploration_noise: float = option(0.3, "std of the noise added to actions while collecting", low=0)
+    eval_every: int = option(10_000, "steps between evaluations; 0: never", low=0)
+    eval_episodes: int = option(10, "episodes per evaluation", low=1)
+    render_every: int = option(20_000, "steps between rendered videos; 0: never", low=0)
+    checkpoint_every: int = option(10_000, "steps between checkpoints; 0: only at the end", low=0)
+    log_every: int = option(1000, "steps between log entries", low=1)
+    device: str = option("auto", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|cuda(:\d+)?")
+    precision: str = option(
+        "auto", "arithmetic of the large products", choices=("auto", "float32", "bf16")
+    )
+    threads: int | None = option(None, "CPU threads of the learner; null: choose", low=1)
+    deterministic: bool = option(False, "bit-identical repetition at some cost in speed")
+
+
+@dataclass
+class ReplayConfig:
+    """The replay on disk."""
+
+    capacity: int | None = option(None, "rows kept; null: all rows of the run", low=1)
+
+
+@dataclass
+class Config:
+    """The whole configuration of a run."""
+
+    run_dir: str | None = option(None, "folder of the run; null: runs/ and a name derived from the choices")
+    seed: int = option(0, "seed of everything random", low=0, high=2**31 - 1)
+    preset: str = option("none", "the preset that the run started from")
+    env: EnvConfig = group(EnvConfig, "environment")
+    distractors: dict[str, dict[str, Any]] = group(dict, "name of each distractor and its options")
+    model: ModelConfig = group(ModelConfig, "world model")
+    policy: BackpropConfig | SACConfig = group(BackpropConfig, "policy")
+    train: TrainConfig = group(TrainConfig, "training loop and machine")
+    replay: ReplayConfig = group(ReplayConfig, "replay on disk")
+
+    @property
+    def alpha(self) -> float:
+        """Weight of all KL terms: ``model.kl.alpha``, or 1 at 64 and 2 at 96 pixels (Wang et al. 2022)."""
+        if self.model.kl.alpha is not None:
+            return self.model.kl.alpha
+        return {64: 1.0, 96: 2.0}[self.env.size]
+
+    @property
+    def replay_capacity(self) -> int:
+        """Rows that the replay holds: ``replay.capacity``, or all: one per action, one more per episode."""
+        if self.replay.capacity is not None:
+            return self.replay.capacity
+        episode_rows = math.ceil(self.env.episode_steps / self.env.action_repeat) + 1
+        return math.ceil(self.train.total_steps / self.env.episode_steps) * episode_rows
+
+
+POLICIES = {"backprop": BackpropConfig, "sac": SACConfig}

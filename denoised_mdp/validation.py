@@ -1,0 +1,111 @@
+"""Nested mappings to checked dataclasses: every key, type and limit, each mistake answered in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.schema import POLICIES
+
+
+def build(kind: Any, tree: Any, path: str = "") -> Any:
+    """Turn nested mappings into the dataclass `kind`, checking every key, type and limit on the way.
+
+    Missing keys take their defaults. `path` is the dotted key of `tree` with a final dot, for messages.
+    """
+    if not isinstance(tree, Mapping):
+        raise UserError(f"{path.rstrip('.')}={as_text(tree)}: must be a group of options.")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for key, value in tree.items():
+        if key not in fields:
+            hint = did_you_mean(f"{path}{key}", [path + name for name in fields])
+            raise UserError(f"unknown option '{path}{key}'.{hint}")
+        if f"{path}{key}" == "policy":
+            values[key] = build(_policy_kind(value), value, "policy.")
+        elif f"{path}{key}" == "distractors":
+            values[key] = _distractors(value or {})
+        elif dataclasses.is_dataclass(hints[key]):
+            values[key] = build(hints[key], value, f"{path}{key}.")
+        else:
+            values[key] = convert(f"{path}{key}", value, hints[key], fields[key].metadata)
+    return kind(**values)
+
+
+def convert(key: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
+    """Return `value` as type `kind` (bool, int, float, str or one of them or None) within `limits`.
+
+    A whole float is accepted where an int is due (``1e6``). `limits` are those of `schema.option`.
+    """
+    optional = isinstance(kind, types.UnionType)
+    if optional:
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+        if value is None:
+            return None
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int and number and value == int(value):
+        result = int(value)
+    elif kind is float and number:
+        result = float(value)
+    elif kind is str and isinstance(value, str | int | float) and not isinstance(value, bool):
+        result = str(value)
+    elif kind is bool and isinstance(value, bool):
+        result = value
+    else:
+        result = None
+    if result is None or not _within(result, limits):
+        allowed = _describe(kind, limits) + (" or null" if optional else "")
+        raise UserError(f"{key}={as_text(value)}: must be {allowed}.")
+    return result
+
+
+def _within(value: Any, limits: Mapping[str, Any]) -> bool:
+    return not (
+        ("low" in limits and value < limits["low"])
+        or ("above" in limits and value <= limits["above"])
+        or ("high" in limits and value > limits["high"])
+        or ("choices" in limits and value not in limits["choices"])
+        or ("pattern" in limits and not re.fullmatch(limits["pattern"], value))
+    )
+
+
+def _describe(kind: type, limits: Mapping[str, Any]) -> str:
+    """Say in words which values are allowed."""
+    if "choices" in limits:
+        return f"one of {', '.join(map(str, limits['choices']))}"
+    if "pattern" in limits:
+        return limits["help"]
+    noun = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]
+    low = f"at least {limits['low']}" if "low" in limits else ""
+    low = f"greater than {limits['above']}" if "above" in limits else low
+    high = f"at most {limits['high']}" if "high" in limits else ""
+    return ", ".join([noun, *filter(None, [" and ".join(filter(None, [low, high]))])])
+
+
+def _distractors(tree: Any) -> dict[str, dict[str, Any]]:
+    for name, options in tree.items() if isinstance(tree, Mapping) else [("", tree)]:
+        if not isinstance(options, Mapping):
+            key = f"distractors.{name}".rstrip(".")
+            raise UserError(f"{key}={as_text(options)}: must be a group of options.")
+    return {str(name): dict(options) for name, options in tree.items()}
+
+
+def _policy_kind(tree: Any) -> type:
+    name = tree.get("name", "backprop") if isinstance(tree, Mapping) else tree
+    if name not in POLICIES:
+        raise UserError(f"policy.name={name}: unknown policy.{did_you_mean(str(name), POLICIES)}")
+    return POLICIES[name]
+
+
+def as_text(value: Any) -> str:
+    """Write a value as YAML and the command line do."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
