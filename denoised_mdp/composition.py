@@ -107,35 +107,59 @@ def compose(overrides: list[str]) -> dict[str, Any]:
         raise UserError(_explain(error, overrides)) from error
 
 
-def translate(overrides: list[str], multirun: bool = False) -> list[str]:
+def translate(overrides: list[str]) -> list[str]:
     """Check the keys and group choices of `overrides` and rewrite them in Hydra's grammar.
 
-    With `multirun`, values may be sweeps and are left to Hydra, apart from the check of the keys.
     Raises:
-        UserError: not ``key=value``, an unknown key or an unknown choice.
+        UserError: not ``key=value``, an unknown key, an unknown choice, or several values.
     """
     result: list[str] = []
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        key, value = key.strip(), value.strip()
-        if re.match(r"[+~]*hydra[./]", key):
-            result.append(text)
-            continue
-        if not equals or not key:
-            raise UserError(f"'{text}' is not of the form key=value; see 'denoised-mdp train --help'.")
-        _check_key(key)
-        if multirun:
-            result.append(text)
-        elif key == "distractors":
+    for key, value in map(_split, overrides):
+        if key == "distractors":
             result += _distractors(value)
         elif key in GROUPS:
+            if "," in value:
+                raise UserError(_several(key, value))
             _check_choice(key, value)
-            result.append(text)
+            result.append(f"{key}={value}")
         elif key in TEXTS and value != "null" and value[:1] not in ("'", '"'):
             result.append(f"{key}={_quote(value)}")
+        elif _is_hydra(key) or not _parse(key, value).is_sweep_override():
+            result.append(f"{key}={value}")
         else:
-            result.append(_single(key, value))
+            raise UserError(_several(key, value))
     return result
+
+
+def translate_multirun(overrides: list[str]) -> list[str]:
+    """Check keys and choices and make ``run_dir`` the folder of the whole sweep; Hydra reads the values."""
+    result: list[str] = []
+    for key, value in map(_split, overrides):
+        if key in GROUPS and "(" not in value:  # not a function of Hydra's grammar such as glob(*)
+            for choice in value.split(",") if value != "[]" else ():
+                _check_choice(key, choice)
+        result.append(f"hydra.sweep.dir={_quote(value)}" if key == "run_dir" else f"{key}={value}")
+        if not _is_hydra(key):
+            _parse(key, value)
+    return result
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Split ``key=value`` and check the key."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not key:
+        raise UserError(f"'{text}' is not of the form key=value; see 'denoised-mdp train --help'.")
+    if not _is_hydra(key):
+        _check_key(key)
+    return key, value
+
+
+def _is_hydra(key: str) -> bool:
+    return re.match(r"[+~]*hydra[./]", key) is not None
+
+
+def _several(key: str, value: str) -> str:
+    return f"{key}={value}: several values need --multirun, which trains one run for each."
 
 
 def _check_key(key: str) -> None:
@@ -156,11 +180,9 @@ def _nearest(word: str, options: list[str]) -> str:
 
 
 def _check_choice(group: str, value: str) -> None:
-    if value.strip("'\"") in choices(group):
-        return
-    if "," in value:
-        raise UserError(f"{group}={value}: several values need --multirun, which trains one run for each.")
-    raise UserError(f"{group}={value}: unknown choice.{did_you_mean(value, choices(group))}")
+    name = value.strip("[]'\"")
+    if name not in choices(group):
+        raise UserError(f"{group}={value}: unknown choice.{did_you_mean(name, choices(group))}")
 
 
 def _parse(key: str, value: str) -> Any:
@@ -172,12 +194,6 @@ def _parse(key: str, value: str) -> Any:
         return OverridesParser.create().parse_override(f"{key}={value}")
     except HydraException as error:
         raise UserError(f"{key}={value}: not understood; quote a value with special characters.") from error
-
-
-def _single(key: str, value: str) -> str:
-    if _parse(key, value).is_sweep_override():
-        raise UserError(f"{key}={value}: several values need --multirun, which trains one run for each.")
-    return f"{key}={value}"
 
 
 def _distractors(value: str) -> list[str]:

@@ -99,9 +99,9 @@ def _check(config: Config) -> None:
         size: dict[str, int] = vars(getattr(model, name))
         for key, width in size.items():
             if name in LATENTS[model.name] and width == 0:
-                raise UserError(f"model.{name}.{key}=0: must be at least 1, as model={model.name} has {name}.")
+                raise UserError(f"model.{name}.{key}=0: must be at least 1: model={model.name} has {name}.")
             if name not in LATENTS[model.name] and width > 0:
-                raise UserError(f"model.{name}.{key}={width}: must be 0, as model={model.name} has no {name}.")
+                raise UserError(f"model.{name}.{key}={width}: must be 0: model={model.name} has no {name}.")
     if kl.free_nats_strategy == "B" and kl.beta_y > kl.beta_x:
         raise UserError(f"model.kl.beta_y={kl.beta_y}: strategy B needs at most model.kl.beta_x={kl.beta_x}.")
     rows = -(-env.episode_steps // env.action_repeat) + 1

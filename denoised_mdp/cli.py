@@ -1,0 +1,184 @@
+"""The command line: ``denoised-mdp train | evaluate | render | doctor``.
+
+Heavy imports wait until a command needs them, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from denoised_mdp import __version__
+from denoised_mdp.errors import UserError, did_you_mean
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake like every other: one line, exit code 2."""
+
+    long_help = None
+
+    def error(self, message: str):
+        raise UserError(f"{message}; see '{self.prog} --help'.")
+
+    def format_help(self) -> str:
+        return self.long_help() if self.long_help else super().format_help()
+
+
+def positive(text: str) -> int:
+    """Parse a whole number of at least 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
+    return int(text)
+
+
+def natural(text: str) -> int:
+    """Parse a whole number of at least 0, for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, not '{text}'")
+    return int(text)
+
+
+def device(text: str) -> str:
+    """Check the form of a device's name, for argparse."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"must be auto, cpu, cuda or cuda:N, not '{text}'")
+    return text
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = _Parser(prog="denoised-mdp", description="Learn world models that keep only what matters.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    train = commands.add_parser("train", help="train a model, or continue a run in its folder")
+    train.long_help = _train_help
+    train.add_argument("-m", "--multirun", action="store_true")
+    train.add_argument("overrides", nargs="*", metavar="key=value")
+    train.set_defaults(function=_train)
+
+    evaluate = commands.add_parser("evaluate", help="play held-out episodes with a trained agent")
+    _add_run_arguments(evaluate, episodes=10)
+    evaluate.add_argument("--seed", type=natural, help="seed of the episodes (default: those of training)")
+    evaluate.add_argument("--random", action="store_true", help="play a random policy as well, same episodes")
+    evaluate.set_defaults(function=_evaluate)
+
+    render = commands.add_parser("render", help="write a video and a picture of signal and noise")
+    _add_run_arguments(render, episodes=2)
+    render.add_argument("--output", type=Path, help="path without suffix (default: in RUN/videos)")
+    render.set_defaults(function=_render)
+
+    doctor = commands.add_parser("doctor", help="check this machine and a configuration before a long run")
+    doctor.add_argument("overrides", nargs="*", metavar="key=value", help="as for train")
+    doctor.set_defaults(function=_doctor)
+    return parser
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser, episodes: int) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, e.g. runs/quickstart")
+    parser.add_argument("--episodes", type=positive, default=episodes, help="default: %(default)s")
+    parser.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest")
+    parser.add_argument("--split", choices=("train", "test"), default="train", help="background clips")
+    parser.add_argument("--device", type=device, default="auto", help="auto, cpu, cuda or cuda:N")
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    if arguments.multirun:
+        return _multirun(arguments.overrides)
+    from denoised_mdp.config import load_config
+
+    config = load_config(arguments.overrides)  # a typo is answered before PyTorch is imported
+    from denoised_mdp.trainer import train
+
+    return 0 if train(config) else _stopped()
+
+
+def _multirun(overrides: list[str]) -> int:
+    """Hand over to Hydra, whose launcher and sweeper call `_job` once for each combination of values."""
+    import hydra
+
+    from denoised_mdp.composition import config_folder, register_schema, translate_multirun
+
+    sys.argv = ["denoised-mdp train", "--multirun", *translate_multirun(overrides)]
+    register_schema()
+    hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()
+    return 0
+
+
+def _job(_) -> None:
+    """One job of a sweep: train in the folder that Hydra assigned to it."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from denoised_mdp.config import load_config
+    from denoised_mdp.trainer import train
+
+    job = HydraConfig.get()
+    if not train(load_config([*job.overrides.task, f"run_dir={job.runtime.output_dir}"])):
+        raise KeyboardInterrupt  # end the sweep, too
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.evaluation import evaluate_run
+
+    options = {key: getattr(arguments, key) for key in ("episodes", "split", "seed", "checkpoint", "device")}
+    result = evaluate_run(arguments.run, **options)
+    for number, value in enumerate(result.returns, 1):
+        print(f"episode {number:3d}   return {value:8.2f}")
+    print(f"mean return   {result.mean:8.2f} +- {result.standard_error:.2f} (standard error)")
+    if arguments.random:
+        result = evaluate_run(arguments.run, **options, random=True)
+        print(f"random policy {result.mean:8.2f} +- {result.standard_error:.2f} (same episodes)")
+    return 0
+
+
+def _render(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.analysis.render import render_run
+
+    options = {key: getattr(arguments, key) for key in ("episodes", "split", "checkpoint", "device")}
+    for path in render_run(arguments.run, arguments.output, **options):
+        print(path)
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.config import load_config
+
+    config = load_config(arguments.overrides)
+    from denoised_mdp.doctor import doctor
+
+    return doctor(config)
+
+
+def _train_help() -> str:
+    from denoised_mdp.manual import train_help
+
+    return train_help()
+
+
+def _stopped() -> int:
+    print("denoised-mdp: stopped.", file=sys.stderr)
+    return 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, 2 for a mistake in the input, 130 when interrupted."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser()
+    try:
+        known = ("train", "evaluate", "render", "doctor")
+        if argv and not argv[0].startswith("-") and argv[0] not in known:
+            raise UserError(f"unknown command '{argv[0]}'.{did_you_mean(argv[0], known)}")
+        arguments = parser.parse_args(argv or ["--help"])
+        return arguments.function(arguments)
+    except UserError as error:
+        print(f"denoised-mdp: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return _stopped()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
