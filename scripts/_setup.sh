@@ -1,0 +1,74 @@
+# Sourced by the other scripts: a virtual environment in .venv with everything installed, and a working renderer.
+# Does nothing when that is done already. PYTHON=/path/to/python chooses the interpreter.
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-}" python3 python python3.13 python3.12 python3.11 python3.10; do
+        if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "set-up: Python 3.10 or newer is needed (found: $(python3 --version 2>&1)). Install it," \
+        "or name one: PYTHON=/path/to/python bash $0" >&2
+    return 1
+}
+
+install_package() {
+    local wanted done_file=.venv/.installed
+    wanted=$(cat setup.py constraints.txt | cksum)
+    if [ "$(cat "$done_file" 2>/dev/null)" = "$wanted" ] && .venv/bin/denoised-mdp --version >/dev/null 2>&1; then
+        return
+    fi
+    if [ ! -x .venv/bin/python ]; then
+        local python
+        python=$(find_python)
+        echo "set-up: creating .venv with $("$python" --version)"
+        "$python" -m venv .venv || {
+            echo "set-up: this Python cannot make virtual environments (Debian, Ubuntu: apt-get install python3-venv)" >&2
+            return 1
+        }
+    fi
+    echo "set-up: installing the package and its dependencies into .venv (some minutes)"
+    export PIP_DISABLE_PIP_VERSION_CHECK=1
+    .venv/bin/python -m pip install --quiet --constraint constraints.txt torch
+    .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+    echo "$wanted" >"$done_file"
+}
+
+renders() {
+    .venv/bin/python -W ignore - <<'PYTHON'
+import sys
+
+from denoised_mdp.envs import make_env
+
+try:
+    environment = make_env("cheetah_run", episode_steps=2)
+    environment.reset(seed=0)
+    environment.close()
+except Exception as error:
+    print(f"set-up: no frame could be rendered: {error}", file=sys.stderr)
+    sys.exit(1)
+PYTHON
+}
+
+install_renderer() {
+    local packages="libegl1 libegl-mesa0 libgl1-mesa-dri libgl1"
+    if renders 2>/dev/null; then
+        return
+    fi
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "set-up: installing libraries for rendering without a display ($packages)"
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $packages >/dev/null
+    fi
+    renders || {
+        echo "set-up: install OpenGL for rendering without a display, on Debian and Ubuntu:" >&2
+        echo "  sudo apt-get install $packages" >&2
+        return 1
+    }
+}
+
+install_package
+install_renderer

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# From a fresh clone to a trained model and its video: set-up, training, evaluation, rendering.
+# Arguments are passed to the training, e.g. `bash scripts/quickstart.sh seed=1`. Stopped, it continues next time.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
+
+run=runs/quickstart
+.venv/bin/denoised-mdp train preset=quickstart run_dir=$run "$@"
+echo
+echo "Evaluation on held-out episodes:"
+.venv/bin/denoised-mdp evaluate $run --random
+echo
+echo "Signal and noise of held-out episodes, as a picture and a video:"
+.venv/bin/denoised-mdp render $run

@@ -1,0 +1,42 @@
+"""Package metadata; ``pip install -e .[test] -c constraints.txt`` installs the tested versions."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+here = Path(__file__).parent
+version = re.search(r'__version__ = "(.+)"', (here / "denoised_mdp" / "__init__.py").read_text())[1]
+readme = here / "README.md"
+
+setup(
+    name="denoised-mdp",
+    version=version,
+    description="World models that keep only what is controllable and relevant to the reward (Denoised MDPs)",
+    long_description=readme.read_text() if readme.exists() else "",
+    long_description_content_type="text/markdown",
+    author="The denoised-mdp authors",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=[*find_packages(include=["denoised_mdp", "denoised_mdp.*"]), "denoised_mdp.configs"],
+    package_dir={"denoised_mdp.configs": "configs"},  # the YAML files stand at the top of a checkout
+    package_data={"denoised_mdp.configs": ["*.yaml", "*/*.yaml", "*/*/*.yaml"]},
+    entry_points={"console_scripts": ["denoised-mdp = denoised_mdp.cli:main"]},
+    install_requires=[
+        "av>=12",
+        "dm_control>=1.0.20",
+        "gymnasium>=1.0",
+        "hydra-core>=1.3",
+        "imageio>=2.34",
+        "imageio-ffmpeg>=0.5",
+        "mujoco>=3.1,<4",  # dm_control 1.0.50 does not work with mujoco 4.0.0
+        "numpy>=1.24",
+        "omegaconf>=2.3",
+        "pillow>=10.1",
+        "safetensors>=0.4",
+        "tensorboard>=2.14",
+        "torch>=2.4",
+        "tqdm>=4.60",
+    ],
+    extras_require={"test": ["hypothesis>=6.80", "pytest>=7.4", "pytest-timeout>=2.1", "ruff>=0.5"]},
+)
