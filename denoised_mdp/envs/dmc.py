@@ -235,7 +235,7 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
         model = self._physics.model.ptr
         positions, velocities = [], []
         for index in range(model.njnt):
-            name, kind = model.joint(index).name, model.jnt_type[index]
+            name, kind = model.joint(index).name, mujoco.mjtJoint(model.jnt_type[index])
             velocity_size = {mujoco.mjtJoint.mjJNT_FREE: 6, mujoco.mjtJoint.mjJNT_BALL: 3}.get(kind, 1)
             position_size = velocity_size + (velocity_size > 1)  # rotations are quaternions
             positions += _numbered(f"qpos/{name}", position_size)

@@ -113,9 +113,9 @@ class Renderer:
     def __init__(
         self, model: mujoco.MjModel, height: int, width: int, camera: int | str = 0, quality: str = "fast"
     ):
+        self._gl = None
         if quality not in QUALITIES:
             raise UserError(f"Unknown render quality {quality!r}.{did_you_mean(quality, QUALITIES)}")
-        self._gl = None
         self._model = model
         self._camera = _fixed_camera(model, camera)
         self._viewport = mujoco.MjrRect(0, 0, width, height)

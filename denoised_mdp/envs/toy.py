@@ -108,7 +108,8 @@ class ToyEnv(gym.Env, gym.utils.EzPickle):
 class CountingEnv(gym.Env, gym.utils.EzPickle):
     """Every pixel tells the episode and the step, the reward is the step: to prove what belongs together.
 
-    The first episode is 0, a reset is step 0, and the n-th inner step has reward n.
+    The first episode, and the one that a seeded reset starts, is 0; a reset is step 0, and the n-th inner
+    step has reward n.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 25}
@@ -132,7 +133,7 @@ class CountingEnv(gym.Env, gym.utils.EzPickle):
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Start the next episode."""
         super().reset(seed=seed)
-        self._episode, self._step = self._episode + 1, 0
+        self._episode, self._step = self._episode + 1 if seed is None else 0, 0
         return self.signal(), {}
 
     def step(self, action: np.ndarray):

@@ -71,8 +71,10 @@ class Stream:
             while filled < self.frames:
                 before = filled
                 for number in order:
+                    if filled == self.frames:
+                        break
                     frames = self._frames(number)
-                    if frames is not None and filled < self.frames:
+                    if frames is not None:
                         count = min(len(frames), self.frames - filled)
                         place.append(np.stack([np.full(count, number), np.arange(count)], 1))
                         filled += count

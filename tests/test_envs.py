@@ -1,0 +1,383 @@
+"""Environments: contracts, seeds, state, distractors in closed form."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from denoised_mdp.envs import check_distractors, make_env, tasks
+from denoised_mdp.envs.distractors import SmoothWalk, translate
+from denoised_mdp.envs.seeding import generator
+from denoised_mdp.envs.toy import CountingEnv
+from denoised_mdp.errors import UserError
+
+EVERYTHING = {"camera_jitter": {}, "noisy_sensor": {}, "video_background": {"frames": 300}}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DENOISED_MDP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def make():
+    """make_env whose environments are closed after the test."""
+    made = []
+
+    def make(*args, **options):
+        made.append(make_env(*args, **options))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def actions_for(env, count, seed=0):
+    return np.random.default_rng(seed).uniform(-1, 1, (count, *env.action_space.shape)).astype(np.float32)
+
+
+def rollout(env, actions):
+    """Return observations, rewards, signals and noises of the steps as arrays."""
+    steps = [env.step(action) for action in actions]
+    return tuple(
+        np.stack(column)
+        for column in zip(*((o, r, i["signal"], i["noise"]) for o, r, _, _, i in steps), strict=True)
+    )
+
+
+def assert_same(left, right):
+    for a, b in zip(left, right, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("task, suite", [("cheetah_run", "dmc"), ("reacher_easy", "dmc"), ("dot", "toy")])
+@pytest.mark.parametrize("size", [64, 96])
+def test_contract(make, task, suite, size):
+    env = make(task, suite=suite, size=size, distractors={"camera_jitter": {}}, episode_steps=6)
+    observation, info = env.reset(seed=0)
+    for count in range(1, 4):
+        assert observation.shape == (size, size, 3) and observation.dtype == np.uint8
+        for kind in ("signal", "noise"):
+            assert info[kind].dtype == np.float32
+            assert info[kind].shape == (len(getattr(env, f"{kind}_names")),)
+        observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
+        assert isinstance(reward, float) and not terminated
+        assert truncated == (count == 3)  # 6 inner steps, 2 per action
+
+
+def test_signal_is_joint_state_and_target(make):
+    env = make("reacher_easy")
+    _, info = env.reset(seed=3)
+    assert env.signal_names == (
+        *("qpos/shoulder", "qpos/wrist", "qvel/shoulder", "qvel/wrist"),
+        *("target/x", "target/y", "target/z"),
+    )
+    physics = env.world.unwrapped._physics
+    np.testing.assert_array_equal(info["signal"][:2], physics.data.qpos.astype(np.float32))
+    np.testing.assert_array_equal(
+        info["signal"][4:6], physics.named.model.geom_pos["target"][:2].astype("f4")
+    )
+
+
+def test_names_match_values_with_free_and_ball_joints(make):
+    for task in ("ball_in_cup_catch", "fish_swim", "quadruped_walk"):
+        env = make(task)
+        assert len(env.reset(seed=0)[1]["signal"]) == len(env.signal_names) == len(set(env.signal_names))
+
+
+def test_action_repeat_sums_raw_rewards_and_draws_the_last_frame(make):
+    single, triple = (make("walker_walk", action_repeat=n, distractors=EVERYTHING) for n in (1, 3))
+    for env in (single, triple):
+        env.reset(seed=5)
+    for action in actions_for(single, 5):
+        steps = [single.step(action) for _ in range(3)]
+        observation, reward, *_, info = triple.step(action)
+        assert reward == pytest.approx(sum(step[1] for step in steps), abs=1e-12)
+        np.testing.assert_array_equal(observation, steps[-1][0])
+        np.testing.assert_array_equal(info["noise"], steps[-1][-1]["noise"])
+
+
+def test_action_repeat_stops_at_the_end(make):
+    env = make("counting", suite="toy", action_repeat=4, episode_steps=6)
+    env.reset()
+    assert env.step(env.action_space.sample())[1:4] == (1 + 2 + 3 + 4, False, False)
+    assert env.step(env.action_space.sample())[1:4] == (5 + 6, False, True)
+
+
+def test_counting_env_shows_episode_and_step(make):
+    env = make("counting", suite="toy", action_repeat=2, episode_steps=600)
+    for episode in range(3):
+        observation, _ = env.reset()
+        assert CountingEnv.decode(observation) == (episode, 0)
+        for count in range(1, 301 if episode == 0 else 4):
+            observation, reward, _, truncated, _ = env.step(env.action_space.sample())
+            assert CountingEnv.decode(observation) == (episode, 2 * count)
+            assert reward == (2 * count - 1) + 2 * count
+            assert truncated == (count == 300)
+
+
+@pytest.mark.parametrize("task, suite", [("cheetah_run", "dmc"), ("dot", "toy")])
+def test_same_seed_same_frames(make, task, suite):
+    distractors = EVERYTHING if suite == "dmc" else {"camera_jitter": {}}
+    envs = [make(task, suite=suite, distractors=distractors) for _ in range(2)]
+    actions = actions_for(envs[0], 5)
+    runs = []
+    for env in envs:
+        first = env.reset(seed=7)[0]
+        runs.append((first, *rollout(env, actions), env.reset()[0]))  # a second episode continues the streams
+    assert_same(*runs)
+    assert (runs[0][0] != envs[0].reset(seed=8)[0]).any()
+
+
+def test_seed_of_the_first_reset(make):
+    one, two = make("dot", suite="toy", seed=4), make("dot", suite="toy")
+    np.testing.assert_array_equal(one.reset()[0], two.reset(seed=4)[0])
+    np.testing.assert_array_equal(one.reset()[0], two.reset()[0])
+
+
+@pytest.mark.parametrize("task, suite", [("cheetah_run", "dmc"), ("reacher_easy", "dmc"), ("dot", "toy")])
+def test_other_distractors_leave_the_physics_unchanged(make, task, suite):
+    distractors = {"video_background": {}, "camera_jitter": {}}
+    env, bare = (make(task, suite=suite, distractors=chosen) for chosen in (distractors, {}))
+    actions = actions_for(env, 10)
+    runs = []
+    for options in ({"distractor_seed": 1}, {"distractor_seed": 2}, None):
+        env.reset(seed=11, options=options)
+        runs.append(rollout(env, actions))
+    bare.reset(seed=11)
+    runs.append(rollout(bare, actions))
+    for run in runs[1:]:
+        assert_same(runs[0][1:3], run[1:3])  # rewards and joint states, to the last bit
+    assert (runs[0][0] != runs[1][0]).any() and (runs[0][3] != runs[1][3]).any()
+
+
+def test_render_advances_nothing(make):
+    env, other = (make("cheetah_run", distractors=EVERYTHING) for _ in range(2))
+    for each in (env, other):
+        each.reset(seed=2)
+    for action in actions_for(env, 3):
+        observation = env.step(action)[0]
+        np.testing.assert_array_equal(env.render(), observation)
+        np.testing.assert_array_equal(env.render(), observation)
+        np.testing.assert_array_equal(other.step(action)[0], observation)
+
+
+STATE_CASES = [
+    ("cheetah_run", "dmc", EVERYTHING),
+    ("reacher_easy", "dmc", EVERYTHING),
+    ("finger_turn_easy", "dmc", {"video_background": {"color": True, "frames": 300}}),
+    ("point_mass_hard", "dmc", {}),
+    ("acrobot_swingup", "dmc", {}),  # another integrator
+    ("swimmer_swimmer6", "dmc", {}),
+    ("hopper_hop", "dmc", {}),  # touch sensors
+    ("quadruped_escape", "dmc", {}),  # terrain
+    ("dot", "toy", {"camera_jitter": {}}),
+]
+
+
+@pytest.mark.parametrize("task, suite, distractors", STATE_CASES, ids=[case[0] for case in STATE_CASES])
+def test_state_round_trip(make, task, suite, distractors):
+    options = {"suite": suite, "distractors": distractors, "episode_steps": 1000}
+    env = make(task, **options)
+    env.reset(seed=1)
+    rollout(env, actions_for(env, 20, seed=1))
+    state = env.get_state()
+    assert_plain(state)
+    actions = actions_for(env, 20, seed=2)
+    expected = (*rollout(env, actions), env.reset()[0])
+    env.set_state(state)
+    assert_same(expected, (*rollout(env, actions), env.reset()[0]))
+    fresh = make(task, **options)
+    fresh.set_state(state)
+    assert_same(expected, (*rollout(fresh, actions), fresh.reset()[0]))
+
+
+def assert_plain(tree):
+    """A state has no objects but arrays, so that it can be stored without pickle."""
+    if isinstance(tree, dict):
+        assert all(isinstance(key, str) for key in tree)
+        for value in tree.values():
+            assert_plain(value)
+    else:
+        assert tree is None or isinstance(tree, (np.ndarray, bool, int, float, str))
+        assert not isinstance(tree, np.ndarray) or tree.dtype != object
+
+
+def test_smooth_walk_stays_near_its_radius():
+    walk, rng = SmoothWalk(2, 120.0), np.random.default_rng(0)
+    walk.reset(rng)
+    values = []
+    for _ in range(20_000):
+        values.append(walk.value())
+        walk.step(rng)
+    lengths = np.linalg.norm(values, axis=1)
+    assert 4 < lengths.mean() < 12  # about 9 pixels
+    assert lengths.max() < 25
+    speeds = np.linalg.norm(np.diff(values, axis=0), axis=1)
+    assert speeds.max() < 3  # smooth
+
+
+def test_smooth_walk_step_in_closed_form():
+    walk = SmoothWalk(2, 3.0)
+    walk.position, walk.velocity = np.array([0.08, 0.0]), np.array([0.01, -0.02])
+    walk.step(np.random.default_rng(0))  # outside of the radius: pulled back, nothing random
+    velocity = (np.array([0.01, -0.02]) + 0.5 * -0.1 * np.array([0.08, 0.0])) * 0.9**0.5
+    np.testing.assert_allclose(walk.velocity, velocity)
+    np.testing.assert_allclose(walk.value(), 3 * (np.array([0.08, 0.0]) + 0.5 * velocity))
+
+
+@pytest.mark.parametrize("dx, dy", [(0, 0), (3, -2), (-0.25, 0.5), (7.3, 5.9), (-2.6, -9.1), (70, 1.5)])
+def test_translate_equals_bilinear_sampling(dx, dy):
+    image = np.random.default_rng(0).integers(0, 256, (12, 10, 3)).astype(np.uint8)
+    height, width, _ = image.shape
+
+    def pixel(row, column):
+        inside = 0 <= row < height and 0 <= column < width
+        return image[row, column].astype(float) if inside else np.zeros(3)
+
+    expected = np.zeros(image.shape)
+    for row in range(height):
+        for column in range(width):
+            y, x = row - dy, column - dx
+            top, left = int(np.floor(y)), int(np.floor(x))
+            for i, weight_y in ((top, top + 1 - y), (top + 1, y - top)):
+                for j, weight_x in ((left, left + 1 - x), (left + 1, x - left)):
+                    expected[row, column] += weight_y * weight_x * pixel(i, j)
+    assert np.abs(translate(image, dx, dy) - expected).max() <= 0.501
+
+
+def test_camera_jitter_moves_the_picture_as_the_noise_says(make):
+    still, shaken = make("dot", suite="toy"), make("dot", suite="toy", distractors={"camera_jitter": {}})
+    assert shaken.noise_names == still.noise_names + ("camera_jitter/dx", "camera_jitter/dy")
+    frame, _ = still.reset(seed=0)
+    moved, info = shaken.reset(seed=0)
+    np.testing.assert_array_equal(moved, translate(frame, *info["noise"][-2:].astype(float)))
+
+
+def test_video_is_behind_the_body(make):
+    bare = make("cheetah_run")
+    frame, _ = bare.reset(seed=0)
+    _, mask = bare.world.frame_and_background()
+    env = make("cheetah_run", distractors={"video_background": {"frames": 300}})
+    composite, info = env.reset(seed=0)
+    video = np.broadcast_to(env.world.background(), composite.shape)
+    np.testing.assert_array_equal(composite[~mask], frame[~mask])
+    np.testing.assert_array_equal(composite[mask], video[mask])
+    noise = dict(zip(env.noise_names, info["noise"], strict=True))
+    corner = env.world.background()[:16, 48:].mean() / 255
+    assert noise["video_background/brightness_0_3"] == pytest.approx(corner, abs=1e-6)
+    index = noise["video_background/stream_index"]
+    info = env.step(env.action_space.sample())[-1]
+    assert info["noise"][0] == (index + 2) % 300  # once per inner step
+
+
+def test_video_strength_blends_with_the_original_background(make):
+    options = [{"video_background": {"frames": 300, "strength": strength}} for strength in (0.0, 0.5, 1.0)]
+    none, half, full = (make("walker_walk", distractors=chosen).reset(seed=0)[0] for chosen in options)
+    np.testing.assert_array_equal(none, make("walker_walk").reset(seed=0)[0])
+    assert np.abs(half - (none / 2 + full / 2)).max() <= 0.51
+
+
+def test_grayscale_is_one_brightness_and_color_is_not(make):
+    for color in (False, True):
+        env = make("cheetah_run", distractors={"video_background": {"frames": 300, "color": color}})
+        env.reset(seed=0)
+        assert env.world.background().shape[-1] == (3 if color else 1)
+
+
+def tolerance(value, low, margin, at_margin):
+    """dm_control's linear tolerance with an upper bound at infinity."""
+    distance = max(low - value, 0) / margin
+    return max(1 - distance * (1 - at_margin), 0)
+
+
+def expected_reward(task, physics, offset):
+    """The reward of the three tasks with a shifted sensor, from the formulas in the paper."""
+    if task == "cheetah_run":
+        return np.clip((physics.speed() + 10 * offset) / 10, 0, 1)
+    if task == "reacher_easy":
+        radii = physics.named.model.geom_size[["target", "finger"], 0].sum()
+        return float(0 <= physics.finger_to_target_dist() + offset * radii <= radii)
+    short = max(1.2 - (physics.torso_height() + 1.2 * offset), 0) / 0.6
+    standing = np.exp(
+        -0.5 * short**2 * (-2 * np.log(0.1))
+    )  # dm_control's default: gaussian, 0.1 at the margin
+    upright = (1 + physics.torso_upright()) / 2
+    move = tolerance(physics.horizontal_velocity(), 1, 0.5, 0.5)
+    return (3 * standing + upright) / 4 * (5 * move + 1) / 6
+
+
+@pytest.mark.parametrize("task", ["cheetah_run", "walker_walk", "reacher_easy"])
+@pytest.mark.parametrize("strength", [0.0, 1.0, 2.0])
+def test_noisy_sensor_shifts_the_reward(make, task, strength):
+    distractors = {"video_background": {"frames": 300}, "noisy_sensor": {"strength": strength}}
+    env = make(task, distractors=distractors, action_repeat=1)
+    _, info = env.reset(seed=3)
+    physics = env.world.unwrapped._physics
+    for action in actions_for(env, 25):
+        patch = env.world.env.background()[8:24, 8:24]  # shown before the step
+        offset = strength * (patch.mean() / 255 - 0.5)
+        assert info["noise"][-1] == pytest.approx(offset, abs=1e-6)
+        _, reward, *_, info = env.step(action)
+        assert reward == pytest.approx(expected_reward(task, physics, offset), abs=1e-6)
+        assert "speed" not in vars(physics) and "torso_height" not in vars(physics)
+
+
+@pytest.mark.parametrize("task", ["cheetah_run", "walker_walk", "reacher_easy", "quadruped_walk"])
+def test_without_offset_physics_and_reward_are_dm_controls(make, task):
+    from dm_control import suite
+
+    ours = make(task).world
+    ours.reset(seed=0)
+    theirs = suite.load(*task.split("_"), task_kwargs={"random": 0})
+    theirs.task.random.seed(generator(0, "physics").integers(2**32, size=8, dtype=np.uint32))
+    theirs.reset()
+    low, high = theirs.action_spec().minimum, theirs.action_spec().maximum
+    for action in actions_for(ours, 20):
+        reward = ours.step(action)[1]
+        assert reward == theirs.step((low + high) / 2 + (high - low) / 2 * action.astype(float)).reward
+    np.testing.assert_array_equal(ours._physics.data.qpos, theirs.physics.data.qpos)
+
+
+def test_task_table_is_the_suites():
+    from dm_control import suite
+
+    assert sorted(tasks("dmc")) == sorted("_".join(pair) for pair in suite.ALL_TASKS)
+
+
+BAD = [
+    (("cheetah_rum",), {}, "Did you mean 'cheetah_run'"),
+    (("cheetah_run",), {"suite": "dcm"}, "Did you mean 'dmc'"),
+    (("cheetah_run",), {"distractors": {"video_backgroud": {}}}, "Did you mean 'video_background'"),
+    (("cheetah_run",), {"distractors": {"camera_jitter": {"strenght": 1}}}, "Did you mean 'strength'"),
+    (("cheetah_run",), {"distractors": {"camera_jitter": {"strength": -1}}}, "at least 0"),
+    (("cheetah_run",), {"distractors": {"camera_jitter": {"strength": "big"}}}, "not 'big'"),
+    (("cheetah_run",), {"distractors": {"video_background": {"strength": 2}}}, "between 0 and 1"),
+    (("cheetah_run",), {"distractors": {"video_background": {"matte": "green"}}}, "blue_ge"),
+    (("cheetah_run",), {"distractors": {"video_background": {"frames": 1.5}}}, "whole number"),
+    (("cheetah_run",), {"distractors": {"noisy_sensor": {}}}, "add video_background"),
+    (("finger_spin",), {"distractors": {"video_background": {}, "noisy_sensor": {}}}, "walker_walk"),
+    (("counting",), {"suite": "toy", "distractors": {"camera_jitter": {}}}, "takes no distractors"),
+    (("cheetah_run",), {"action_repeat": 0}, "at least 1"),
+    (("cheetah_run",), {"render_mode": "human"}, "rgb_array"),
+]
+
+
+@pytest.mark.parametrize("arguments, options, message", BAD, ids=range(len(BAD)))
+def test_bad_requests_are_answered_in_one_line(arguments, options, message):
+    with pytest.raises(UserError, match=message) as error:
+        make_env(*arguments, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_distractors_have_one_order_and_all_their_options():
+    checked = check_distractors({"camera_jitter": None, "video_background": {"color": True}})
+    assert list(checked) == ["video_background", "camera_jitter"]
+    assert checked["video_background"] == {"strength": 1.0, "matte": "matte", "color": True, "frames": 1000}
+
+
+def test_spaces_are_gymnasiums():
+    env = make_env("dot", suite="toy")
+    assert isinstance(env, gym.Env) and env.observation_space == gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)

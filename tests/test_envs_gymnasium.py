@@ -1,0 +1,105 @@
+"""Environments as Gymnasium citizens: ids, the checker, vectors, pickling; and what importing them costs."""
+
+import pickle
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from denoised_mdp.envs import make_env, register_envs, tasks
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DENOISED_MDP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        register_envs()
+        yield
+
+
+def test_every_task_is_registered_with_what_fits_it():
+    ids = {name for name in gym.registry if name.startswith("denoised_mdp/")}
+    for task in tasks("dmc"):
+        assert f"denoised_mdp/{task}-v0" in ids
+        assert f"denoised_mdp/{task}-video_background-camera_jitter-v0" in ids
+        has_sensor = task.split("_")[0] in ("cheetah", "walker", "reacher")
+        assert (f"denoised_mdp/{task}-video_background-noisy_sensor-v0" in ids) == has_sensor
+        assert f"denoised_mdp/{task}-noisy_sensor-v0" not in ids
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "denoised_mdp/cheetah_run-video_background-noisy_sensor-camera_jitter-v0",
+        "denoised_mdp/ball_in_cup_catch-v0",
+        "denoised_mdp/dot-camera_jitter-v0",
+        "denoised_mdp/counting-v0",
+    ],
+)
+def test_gymnasium_checker(name):
+    env = gym.make(name, episode_steps=20)
+    check_env(env.unwrapped)
+    again = gym.make(pickle.loads(pickle.dumps(env.spec)))
+    np.testing.assert_array_equal(env.reset(seed=1)[0], again.reset(seed=1)[0])
+    assert env.get_wrapper_attr("signal_names") == again.unwrapped.signal_names
+    env.close()
+    again.close()
+
+
+def test_environments_pickle_before_and_after_use():
+    env = make_env("reacher_easy", distractors={"video_background": {}, "camera_jitter": {}}, action_repeat=3)
+    first = env.reset(seed=2)[0]
+    copy = pickle.loads(pickle.dumps(env))
+    np.testing.assert_array_equal(copy.reset(seed=2)[0], first)
+    assert copy.action_repeat == 3
+    env.close()
+    copy.close()
+
+
+def _make():
+    return make_env("cheetah_run", distractors={"video_background": {}}, episode_steps=10)
+
+
+def test_asynchronous_vector_with_spawn_equals_single_environments():
+    vector = gym.vector.AsyncVectorEnv([_make, _make], context="spawn")
+    singles = [_make(), _make()]
+    try:
+        frames, _ = vector.reset(seed=[3, 4])
+        for row, seed in enumerate((3, 4)):
+            np.testing.assert_array_equal(frames[row], singles[row].reset(seed=seed)[0])
+        actions = np.random.default_rng(0).uniform(-1, 1, vector.action_space.shape).astype(np.float32)
+        frames, rewards, _, _, info = vector.step(actions)
+        for row, single in enumerate(singles):
+            frame, reward, _, _, own = single.step(actions[row])
+            np.testing.assert_array_equal(frames[row], frame)
+            assert rewards[row] == reward
+            np.testing.assert_array_equal(info["noise"][row], own["noise"])
+    finally:
+        vector.close()
+        for single in singles:
+            single.close()
+
+
+def test_importing_is_cheap_and_needs_no_torch():
+    code = """
+import sys, denoised_mdp.envs as envs
+envs.register_envs()
+assert not {"mujoco", "dm_control", "av", "torch"} & set(sys.modules)
+env = envs.make_env("cheetah_run", distractors={"video_background": {}})
+env.reset(seed=0)
+assert "mujoco" in sys.modules and "torch" not in sys.modules
+"""
+    run(code)
+
+
+def test_exit_without_close_is_silent():
+    result = run('import denoised_mdp.envs as e; a = e.make_env("cheetah_run"); a.reset(); b = a.render()')
+    assert result.stderr == ""
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -1,0 +1,130 @@
+"""The renderer against dm_control's, the matte against segmentation, and lifetimes of GL contexts."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from denoised_mdp.envs import rendering
+from denoised_mdp.envs.dmc import EPISODE_FIELDS, DMCEnv
+from denoised_mdp.errors import UserError
+
+
+def test_faithful_quality_draws_what_dm_control_draws():
+    env = DMCEnv("cheetah_run", quality="faithful")
+    env.reset(seed=0)
+    theirs = env._physics.render(64, 64, camera_id=0)
+    np.testing.assert_array_equal(env.frame(), theirs)
+    env.close()
+    env._physics.free()
+
+
+@pytest.mark.parametrize("task", ["cheetah_run", "walker_walk", "reacher_easy", "ball_in_cup_catch"])
+def test_matte_is_exact(task):
+    env = DMCEnv(task)
+    env.reset(seed=1)
+    for _ in range(3):
+        env.step(env.action_space.sample())
+    full = env.frame()
+    frame, background = env.frame_and_background("matte")
+    model = env._physics.model
+    geoms = env._physics.render(64, 64, camera_id=0, segmentation=True)
+    is_geom, number = geoms[..., 1] == 5, geoms[..., 0]  # mjOBJ_GEOM
+    planes = is_geom & (model.geom_type[np.where(is_geom, number, 0)] == 0)
+    sky = geoms[..., 0] < 0
+    np.testing.assert_array_equal(background, sky | planes)
+    np.testing.assert_array_equal(frame[~background], full[~background])
+    assert (frame[background] == 0).all()
+    frame, only_sky = env.frame_and_background("sky")
+    np.testing.assert_array_equal(only_sky, sky)
+    kept, again = env.frame_and_background("matte", keep_background=True)
+    np.testing.assert_array_equal(kept, full)
+    np.testing.assert_array_equal(again, background)
+    np.testing.assert_array_equal(env.frame(), full)  # nothing of the model was left changed
+    blue = env.frame_and_background("blue")[1]
+    red_, green_, blue_ = np.moveaxis(full.astype(int), -1, 0)
+    np.testing.assert_array_equal(blue, (blue_ > red_) & (blue_ > green_))
+    np.testing.assert_array_equal(env.frame_and_background("blue_ge")[1], (blue_ >= red_) & (blue_ >= green_))
+    env.close()
+    env._physics.free()
+
+
+def test_many_renderers_in_one_process_do_not_disturb_each_other():
+    tasks = ["cheetah_run", "walker_walk", "reacher_easy", "cheetah_run"]
+    alone = []
+    for task in tasks:
+        env = DMCEnv(task)
+        env.reset(seed=1)
+        alone.append(env.frame())
+        env.close()
+    envs = [DMCEnv(task) for task in tasks]
+    for env in envs:
+        env.reset(seed=1)
+    for _ in range(2):
+        for env, frame in zip(envs, alone, strict=True):
+            np.testing.assert_array_equal(env.frame(), frame)
+    envs.pop(1).close()
+    alone.pop(1)
+    del envs[0], alone[0]  # without close
+    for env, frame in zip(envs, alone, strict=True):
+        np.testing.assert_array_equal(env.frame(), frame)
+        env.close()
+        np.testing.assert_array_equal(env.frame(), frame)  # a new renderer is made when needed
+        env.close()
+
+
+def test_state_covers_what_episodes_change_in_the_model():
+    for task in ("finger_turn_hard", "fish_swim", "manipulator_insert_peg", "point_mass_hard", "reacher_easy",
+                 "stacker_stack_2", "swimmer_swimmer6", "quadruped_escape"):  # fmt: skip
+        env = DMCEnv(task)
+        model = env._physics.model.ptr
+        fields = [name for name in dir(model) if isinstance(getattr(model, name), np.ndarray)]
+        fields = [name for name in fields if name not in EPISODE_FIELDS and not name.startswith("_")]
+        before = {name: getattr(model, name).copy() for name in fields}
+        env.reset(seed=0)
+        env.step(env.action_space.sample())
+        for name, value in before.items():
+            np.testing.assert_array_equal(getattr(model, name), value, err_msg=f"{task} {name}")
+
+
+def test_unknown_camera_and_quality():
+    for options in ({"camera": 7}, {"camera": "fron"}, {"quality": "fats"}):
+        env = DMCEnv("cheetah_run", **options)
+        env.reset(seed=0)
+        with pytest.raises(UserError):
+            env.frame()
+    env = DMCEnv("cheetah_run", camera="side")
+    env.reset(seed=0)
+    assert env.frame().any()
+    env.close()
+
+
+def test_backend_choice(monkeypatch):
+    if not sys.platform.startswith("linux"):
+        assert rendering.choose_backend() is None
+        return
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.setattr(rendering, "_has_egl_device", lambda: False)
+    monkeypatch.setattr(rendering, "_has_osmesa", lambda: True)
+    assert rendering.choose_backend() == os.environ["MUJOCO_GL"] == "osmesa"
+    monkeypatch.setenv("MUJOCO_GL", "")
+    monkeypatch.setattr(rendering, "_has_osmesa", lambda: False)
+    with pytest.raises(UserError, match="libegl1"):
+        rendering.choose_backend()
+    monkeypatch.setenv("MUJOCO_GL", "elg")
+    with pytest.raises(UserError, match="Did you mean 'egl'"):
+        rendering.choose_backend()
+
+
+def test_mujoco_imported_first_still_draws():
+    code = "import mujoco; import denoised_mdp.envs as e; print(e.make_env('cheetah_run').reset()[0].std())"
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("MUJOCO_GL", "PYOPENGL_PLATFORM")
+    }
+    out = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert float(out.stdout) > 1
