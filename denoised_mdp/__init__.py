@@ -1,3 +1,24 @@
-"""Denoised MDPs: world models that keep only what matters."""
+"""Denoised MDPs: world models that keep only what matters (Wang et al. 2022)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .envs import register_envs
+from .errors import UserError
+
+if TYPE_CHECKING:
+    from .loading import load
 
 __version__ = "0.1.0"
+__all__ = ["UserError", "load", "register_envs"]
+
+register_envs()
+
+
+def __getattr__(name: str):
+    if name == "load":  # PyTorch is imported only where it is needed: environments work without it
+        from .loading import load
+
+        return load
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,7 @@ from .rssm import Latent, structure
 from .world_model import KLWeights, LatentMDP, WorldModel
 
 if TYPE_CHECKING:
-    from .config import Config
+    from .schema import Config
 
 
 @dataclass
@@ -114,12 +114,17 @@ class Agent(nn.Module):
         """Filter one more observation, uint8 [B, H, W, 3]; the latent is a posterior sample."""
         model, batch = self.world_model, len(images)
         if carry is None:
-            action = model.rssm.initial(batch).state.new_zeros(batch, self.mdp.action_size)
-            carry = Carry(model.rssm.initial(batch), action)
+            initial = model.rssm.initial(batch)
+            carry = Carry(initial, initial.state.new_zeros(batch, self.mdp.action_size))
         noise = model.rssm.draw_noise(1, batch, generator=generator)
         is_first = torch.zeros(1, batch, dtype=torch.bool, device=self.device)  # the carry is zero where it is
         filtered = model.filter(images[None], carry.action[None], is_first, noise, carry.latent)
         return Carry(filtered.latent.map(lambda tensor: tensor[0]), carry.action)
+
+    def carry(self, belief: Tensor, state: Tensor, action: Tensor) -> Carry:
+        """A carry from its tensors [B, D], [B, S], [B, A], as a checkpoint holds them."""
+        return Carry(Latent(belief.to(self.device), state.to(self.device), self.world_model.rssm.layout),
+                     action.to(self.device))
 
     def _action_noise(self, batch: int, generator: torch.Generator | None) -> Tensor:
         like = self.world_model.encoder.output.weight
@@ -157,8 +162,7 @@ def build_agent(config: Config, action_size: int, *, device: str = "cpu", dtype:
     generator is left as it was.
     """
     m = config.model
-    kl = {field.name: getattr(m.kl, field.name) for field in fields(KLWeights)}
-    kl["alpha"] = m.kl.alpha if m.kl.alpha is not None else {64: 1.0, 96: 2.0}[config.env.size]
+    kl = {field.name: getattr(m.kl, field.name) for field in fields(KLWeights)} | {"alpha": config.alpha}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         world_model = WorldModel(

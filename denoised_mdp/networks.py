@@ -73,24 +73,82 @@ def convolve(x: Tensor, layer: nn.Conv2d) -> Tensor:
 
 def convolve_as_product(x: Tensor, layer: nn.Conv2d) -> Tensor:
     """The same as `convolve`, as one matrix product over gathered patches; faster where the output is tiny."""
-    (k, _), (s, _) = layer.kernel_size, layer.stride
-    patches = x.unfold(2, k, s).unfold(3, k, s).permute(0, 2, 3, 4, 5, 1)  # [N, H', W', k, k, C]
-    weight = layer.weight.to(x.dtype).permute(2, 3, 1, 0).flatten(0, 2)  # [k k C, O]
-    return (patches.flatten(3) @ weight + layer.bias.to(x.dtype)).permute(0, 3, 1, 2)  # [N, O, H', W']
+    y = _PatchProduct.apply(x, layer.weight.to(x.dtype), layer.stride[0])
+    return _add_bias(y, layer.bias.to(x.dtype))
+
+
+class _PatchProduct(torch.autograd.Function):
+    """A convolution as a product over patches; backward is the convolution's own, which needs no scatter."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.stride, k = stride, weight.shape[-1]
+        patches = x.unfold(2, k, stride).unfold(3, k, stride).permute(0, 2, 3, 4, 5, 1)  # [N, H', W', k, k, C]
+        columns = weight.permute(2, 3, 1, 0).flatten(0, 2)  # [k k C, O]
+        return (patches.flatten(3) @ columns).permute(0, 3, 1, 2)  # [N, O, H', W']
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        return *_convolution_gradients(gradient, *ctx.saved_tensors, ctx.stride, transposed=False), None
 
 
 def upsample(x: Tensor, layer: nn.ConvTranspose2d) -> Tensor:
     """Evaluate a transposed convolution in the type of `x`: [N, C, H, W] -> [N, O, H', W'].
 
-    A 1x1 input makes it one matrix product. Otherwise the bias is added afterwards: inside the call it
-    makes oneDNN's kernel several times slower.
+    A 1x1 input makes it one matrix product. To few channels, on a CPU, it is a convolution to every phase of
+    the stride. The bias is added afterwards: inside the call it makes oneDNN's kernel several times slower.
     """
     weight, bias = layer.weight.to(x.dtype), layer.bias.to(x.dtype)
     if x.shape[-2:] == (1, 1):
         k = layer.kernel_size[0]
         columns = weight.permute(0, 2, 3, 1).flatten(1)  # [C, k k O]
-        return (x.flatten(1) @ columns).unflatten(1, (k, k, -1)).add(bias).permute(0, 3, 1, 2)
-    return F.conv_transpose2d(x, weight, None, layer.stride).add_(bias[:, None, None])
+        y = (x.flatten(1) @ columns).unflatten(1, (k, k, -1)).permute(0, 3, 1, 2)
+    elif x.device.type == "cpu" and layer.out_channels <= 4 and layer.stride == (2, 2) and layer.kernel_size[0] % 2 == 0:
+        y = _SubPixel.apply(x, weight)
+    else:
+        y = F.conv_transpose2d(x, weight, None, layer.stride)
+    return _add_bias(y, bias)
+
+
+def _add_bias(y: Tensor, bias: Tensor) -> Tensor:
+    """[N, O, H, W] in channels-last memory + [O], a whole line of pixels at a time: a few channels are a slow loop."""
+    lines = y.permute(0, 2, 3, 1).flatten(2)  # [N, H, W O]
+    return (lines + bias.repeat(y.shape[3])).unflatten(2, (-1, len(bias))).permute(0, 3, 1, 2)
+
+
+class _SubPixel(torch.autograd.Function):
+    """A transposed convolution of stride 2 and even kernel k, as one k/2 convolution to 4 O channels.
+
+    Output pixel (2 i + a, 2 j + b) sums x[i - m, j - n] w[2 m + a, 2 n + b]: each phase (a, b) is an ordinary
+    convolution. The backward pass is the transposed convolution's own, which is the faster one there.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        channels, out, k, _ = weight.shape
+        phases = weight.view(channels, out, k // 2, 2, k // 2, 2).flip(2, 4).permute(3, 5, 1, 0, 2, 4)
+        kernel = phases.reshape(4 * out, channels, k // 2, k // 2).contiguous(memory_format=torch.channels_last)
+        y = F.conv2d(x, kernel, None, 1, k // 2 - 1).permute(0, 2, 3, 1)  # [N, H'/2, W'/2, a b O]
+        n, h, w, _ = y.shape
+        y = y.reshape(n, h, w, 2, 2, out).transpose(2, 3).reshape(n, 2 * h, 2 * w, out)
+        return y.permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return _convolution_gradients(gradient, x, weight, stride=2, transposed=True)
+
+
+def _convolution_gradients(
+    gradient: Tensor, x: Tensor, weight: Tensor, stride: int, transposed: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of a (transposed) convolution without padding with respect to its input and weight."""
+    to_x, to_weight, _ = torch.ops.aten.convolution_backward(
+        gradient, x, weight, None, [stride, stride], [0, 0], [1, 1], transposed, [0, 0], 1, [True, True, False]
+    )
+    return to_x, to_weight
 
 
 def _check_size(size: int) -> None:

@@ -2,7 +2,8 @@
 
 from .backprop import BackpropPolicy
 from .base import Policy, PolicyBatch
+from .sac import SACPolicy
 
-POLICIES: dict[str, type[Policy]] = {"backprop": BackpropPolicy}
+POLICIES: dict[str, type[Policy]] = {"backprop": BackpropPolicy, "sac": SACPolicy}
 
-__all__ = ["POLICIES", "BackpropPolicy", "Policy", "PolicyBatch"]
+__all__ = ["POLICIES", "BackpropPolicy", "Policy", "PolicyBatch", "SACPolicy"]

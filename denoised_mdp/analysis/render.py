@@ -1,0 +1,178 @@
+"""Videos and pictures of what x and what y, z hold (Wang et al. 2022, Figures 4 and 5).
+
+Each row decodes the latents of one recorded episode with some of them held still: what *changes* in a row is what
+the moving latents model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from ..agent import Agent
+from ..evaluation import Episode, evaluate, evaluation_seeds
+from ..loading import environment_maker, load_run
+from ..networks import float_to_images
+from ..rssm import Latent
+
+FROZEN_AT = 0.5
+"""the fraction of the episode at which held latents are taken"""
+BACKGROUND, INK, FAINT = (18, 20, 24), (238, 240, 244), (150, 156, 166)
+
+
+@dataclass
+class Row:
+    """One row of a picture: a title, what it means, and a frame per step, uint8 [n, H, W, 3]."""
+
+    title: str
+    meaning: str
+    frames: np.ndarray
+
+
+@torch.no_grad()
+def decode(agent: Agent, latent: Latent, chunk: int = 256) -> np.ndarray:
+    """Latents [n, ...] -> images uint8 [n, H, W, 3]."""
+    frames = []
+    for begin in range(0, len(latent.belief), chunk):
+        part = latent.map(lambda tensor, begin=begin: tensor[begin : begin + chunk].to(agent.device))
+        frames.append(float_to_images(agent.world_model.decode(part)).cpu().numpy())
+    return np.concatenate(frames)
+
+
+def rows(agent: Agent, episode: Episode, other: Episode) -> list[Row]:
+    """All rows of `episode`; its swap takes y (and z) from the episode `other`.
+
+    A model without y and z (Dreamer) has no noise row and nothing to swap.
+    """
+    latent, names = episode.latent, episode.latent.layout.names
+    still = latent.map(lambda tensor: tensor[int(FROZEN_AT * (len(tensor) - 1))])
+    noise = [name for name in names if name != "x"]
+
+    def hold(*held: str) -> np.ndarray:
+        return decode(agent, latent.replace(**{name: still[name] for name in held}))
+
+    out = [
+        Row("observation", "what the camera sees", episode.observation),
+        Row("reconstruction", "from all latents", decode(agent, latent)),
+    ]
+    if not noise:
+        return out
+    what = " and ".join(noise)
+    out.append(Row("signal", f"x moves, {what} held still", hold(*noise)))
+    for name in noise:
+        others = [n for n in names if n != name]
+        title = "noise" if len(noise) == 1 else f"noise {name}"
+        out.append(Row(title, f"{name} moves, {' and '.join(others)} held still", hold(*others)))
+    steps = torch.arange(len(latent.belief)) % len(other.latent.belief)
+    borrowed = other.latent.map(lambda tensor: tensor[steps])
+    swapped = latent.replace(**{name: borrowed[name] for name in noise})
+    out.append(Row("swap", f"x of this episode, {what} of the other", decode(agent, swapped)))
+    return out
+
+
+def _font(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
+    return ImageFont.load_default(size)
+
+
+def _enlarge(frame: np.ndarray, side: int) -> Image.Image:
+    return Image.fromarray(np.ascontiguousarray(frame)).resize((side, side), Image.Resampling.BICUBIC)
+
+
+def contact_sheet(groups: Sequence[Sequence[Row]], columns: int = 10, side: int = 112) -> np.ndarray:
+    """A still picture: one line per row, `columns` moments of the episode from left to right.
+
+    groups: the rows of each episode. Returns uint8 [height, width, 3].
+    """
+    label, gap, head = 208, 4, 30
+    lines = sum(len(group) for group in groups)
+    width = label + columns * (side + gap) + gap
+    height = sum(head for _ in groups) + lines * (side + gap) + 2 * gap
+    sheet = Image.new("RGB", (width, height), BACKGROUND)
+    draw, top = ImageDraw.Draw(sheet), gap
+    for number, group in enumerate(groups, 1):
+        steps = np.linspace(0, len(group[0].frames) - 1, columns + 1).astype(int)[1:]
+        draw.text((12, top + 6), f"episode {number}", INK, _font(15))
+        for i, step in enumerate(steps):
+            center = label + i * (side + gap) + side // 2
+            draw.text((center, top + 8), f"t = {step}", FAINT, _font(13), anchor="ma")
+        top += head
+        for row in group:
+            draw.text((12, top + side // 2 - 18), row.title, INK, _font(18))
+            _wrapped_text(draw, (12, top + side // 2 + 6), row.meaning, label - 24)
+            for i, step in enumerate(steps):
+                sheet.paste(_enlarge(row.frames[step], side), (label + i * (side + gap), top))
+            top += side + gap
+    return np.asarray(sheet)
+
+
+def _wrapped_text(draw: ImageDraw.ImageDraw, position: tuple[int, int], text: str, width: int) -> None:
+    """Draw small text over as many lines as it needs."""
+    lines, font = [""], _font(12)
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if draw.textlength(longer, font) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    draw.multiline_text(position, "\n".join(lines), FAINT, font)
+
+
+def video(groups: Sequence[Sequence[Row]], side: int = 192) -> np.ndarray:
+    """A moving picture: rows of an episode side by side, episodes below each other.
+
+    Returns uint8 [n, height, width, 3] with even sides, as H.264 wants them.
+    """
+    gap, head = 4, 28
+    length = min(len(group[0].frames) for group in groups)
+    width = gap + max(len(group) for group in groups) * (side + gap)
+    height = head + len(groups) * (side + gap) + gap
+    canvas = Image.new("RGB", (width + width % 2, height + height % 2), BACKGROUND)
+    draw = ImageDraw.Draw(canvas)
+    for i, row in enumerate(groups[0]):
+        draw.text((gap + i * (side + gap) + side // 2, 5), row.title, INK, _font(16), anchor="ma")
+    frames = np.repeat(np.asarray(canvas)[None], length, 0)
+    for j, group in enumerate(groups):
+        top = head + j * (side + gap)
+        for i, row in enumerate(group):
+            left = gap + i * (side + gap)
+            for t in range(length):
+                frames[t, top : top + side, left : left + side] = _enlarge(row.frames[t], side)
+    return frames
+
+
+def write(agent: Agent, episodes: Sequence[Episode], stem: Path, fps: int = 25) -> list[Path]:
+    """Write `stem`.mp4 and `stem`.png for recorded episodes; each swaps with the next. Returns the paths."""
+    groups = [rows(agent, episode, episodes[(i + 1) % len(episodes)]) for i, episode in enumerate(episodes)]
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".mp4")]
+    iio.imwrite(paths[0], contact_sheet(groups))
+    iio.imwrite(paths[1], video(groups), fps=fps, codec="libx264", macro_block_size=2, output_params=["-crf", "20"])
+    return paths
+
+
+def render_run(
+    run: Path | str,
+    output: Path | str | None = None,
+    *,
+    episodes: int = 2,
+    steps: int | None = 250,
+    split: str = "train",
+    checkpoint: int | None = None,
+    device: str = "auto",
+) -> list[Path]:
+    """Render held-out episodes of a run's checkpoint; returns the files written.
+
+    output: a path without suffix (default: videos/<split>_<step> in the run folder). episodes: at least 2, so
+    that there is something to swap. steps: actions per episode (None: whole episodes).
+    """
+    config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
+    seeds = evaluation_seeds(config.seed, max(2, episodes))
+    result = evaluate(agent, environment_maker(config, split), seeds, record=len(seeds), max_steps=steps)
+    stem = Path(output) if output else Path(run) / "videos" / f"{split}_{step:09d}"
+    return write(agent, result.episodes, stem.with_suffix(""))

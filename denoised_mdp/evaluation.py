@@ -1,0 +1,178 @@
+"""Evaluation on held-out episodes: fixed, distinct seeds; training randomness is never touched."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from .agent import Agent, Carry
+from .envs.seeding import generator
+from .loading import environment_maker, load_run
+from .rssm import Latent
+
+MAX_PARALLEL = 10
+"""episodes that are played at the same time, in one process, so that the agent acts on a batch"""
+
+
+@dataclass
+class Episode:
+    """A recorded episode of n + 1 observations and n actions."""
+
+    observation: np.ndarray
+    """uint8 [n + 1, H, W, 3]"""
+    latent: Latent
+    """posterior samples, [n + 1, D] and [n + 1, S], on the CPU"""
+    action: np.ndarray
+    """[n, A]"""
+    signal: np.ndarray
+    """ground truth of the signal, [n + 1, ...]"""
+    noise: np.ndarray
+    """ground truth of the noise, [n + 1, ...]"""
+
+    def first(self, steps: int) -> Episode:
+        """The episode's first `steps` actions."""
+        rows = slice(steps + 1)
+        return Episode(
+            self.observation[rows],
+            self.latent.map(lambda tensor: tensor[rows]),
+            self.action[:steps],
+            self.signal[rows],
+            self.noise[rows],
+        )
+
+
+@dataclass
+class EvaluationResult:
+    """Undiscounted returns of held-out episodes, in order of the seeds."""
+
+    returns: list[float]
+    seeds: list[int]
+    episodes: list[Episode] = field(default_factory=list)
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(np.mean(self.returns))
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of the mean; nan for one episode."""
+        n = len(self.returns)
+        return float(np.std(self.returns, ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+
+
+def evaluation_seeds(seed: int, episodes: int) -> list[int]:
+    """Distinct episode seeds, always the same for a seed, and a longer list begins with the shorter one.
+
+    Training never gets one of them: its environment is seeded once, with the run's own, smaller seed.
+    """
+    rng, seeds = generator(seed, "evaluation"), {}
+    while len(seeds) < episodes:
+        seeds[int(rng.integers(2**31, 2**32))] = None  # above every seed that a configuration may hold
+    return list(seeds)
+
+
+class _Recorder:
+    """Collects what `Episode` holds, one step at a time."""
+
+    def __init__(self):
+        self.rows: list[tuple] = []
+        self.actions: list[np.ndarray] = []
+
+    def add(self, observation: np.ndarray, info: dict, carry: Carry, index: int, action: np.ndarray) -> None:
+        latent = carry.latent.map(lambda tensor: tensor[index].cpu().clone())
+        self.rows.append((observation, info["signal"], info["noise"], latent))
+        self.actions.append(action)
+
+    def episode(self) -> Episode:
+        observation, signal, noise, latents = zip(*self.rows, strict=True)
+        latent = Latent(
+            torch.stack([row.belief for row in latents]), torch.stack([row.state for row in latents]), latents[0].layout
+        )
+        actions = np.stack(self.actions[:-1]) if len(self.actions) > 1 else np.zeros((0, len(self.actions[0])))
+        return Episode(np.stack(observation), latent, actions, np.stack(signal), np.stack(noise))
+
+
+def evaluate(
+    agent: Agent | None,
+    make_environment: Callable[[], gym.Env],
+    seeds: Sequence[int],
+    *,
+    record: int = 0,
+    max_steps: int | None = None,
+) -> EvaluationResult:
+    """Play one episode per seed and return what it earned.
+
+    agent: acts with its mode and no noise (the latent is a posterior sample); None: uniform random actions.
+    record: keep the first so many episodes whole. max_steps: stop after that many actions. Everything random
+    comes from the seeds.
+    """
+    returns, recorders = [0.0] * len(seeds), []
+    parallel = min(MAX_PARALLEL, len(seeds))
+    environments = [make_environment() for _ in range(parallel)]
+    try:
+        for begin in range(0, len(seeds), parallel):
+            chunk = list(seeds[begin : begin + parallel])
+            group = [_Recorder() if begin + i < record else None for i in range(len(chunk))]
+            returns[begin : begin + len(chunk)] = _play(agent, environments, chunk, group, max_steps)
+            recorders += [recorder for recorder in group if recorder is not None]
+    finally:
+        for environment in environments:
+            environment.close()
+    return EvaluationResult(returns, list(seeds), [recorder.episode() for recorder in recorders])
+
+
+def _play(
+    agent: Agent | None, environments: list[gym.Env], seeds: list[int], recorders: list, max_steps: int | None
+) -> list[float]:
+    """Play one episode per environment in lockstep; an environment that has ended waits for the others."""
+    n = len(seeds)
+    environments, recorders = environments[:n], list(recorders)
+    noise = torch.Generator(agent.device if agent else "cpu").manual_seed(seeds[0])
+    rng = np.random.default_rng(seeds)
+    resets = [environment.reset(seed=seed) for environment, seed in zip(environments, seeds, strict=True)]
+    observations, infos = map(list, zip(*resets, strict=True))
+    returns, ended, carry = [0.0] * n, [False] * n, None
+    for step in itertools.count():
+        if agent is None:
+            actions = rng.uniform(-1.0, 1.0, (n, *environments[0].action_space.shape)).astype(np.float32)
+        else:
+            actions, carry = agent.act(np.stack(observations), carry, generator=noise)
+        for i, recorder in enumerate(recorders):
+            if recorder is not None:
+                recorder.add(observations[i], infos[i], carry, i, actions[i])
+                recorders[i] = None if ended[i] else recorder
+        if all(ended) or step == max_steps:
+            return returns
+        for i in range(n):
+            if not ended[i]:
+                observations[i], reward, terminated, truncated, infos[i] = environments[i].step(actions[i])
+                returns[i] += float(reward)
+                ended[i] = terminated or truncated
+    raise AssertionError("unreachable")
+
+
+def evaluate_run(
+    run: Path | str,
+    *,
+    episodes: int = 10,
+    split: str = "train",
+    seed: int | None = None,
+    checkpoint: int | None = None,
+    random: bool = False,
+    device: str = "auto",
+) -> EvaluationResult:
+    """Evaluate a run's checkpoint (default: the newest).
+
+    split: background clips seen in training ("train") or held out ("test"). seed: of the episodes (default: the
+    run's own, which gives the seeds used during training). random: a uniform random policy on the same episodes.
+    """
+    config, agent, _ = load_run(run, checkpoint=checkpoint, device=device)
+    seeds = evaluation_seeds(config.seed if seed is None else seed, episodes)
+    return evaluate(None if random else agent, environment_maker(config, split), seeds)

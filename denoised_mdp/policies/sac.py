@@ -1,0 +1,120 @@
+"""Soft actor-critic on the latent MDP (Haarnoja et al. 2018; Wang et al. 2022, appendix)."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ..networks import MLP
+from ..world_model import LatentMDP
+from .actor import Actor
+from .base import Policy, PolicyBatch, optimize, without_gradients
+
+
+class Critics(nn.Module):
+    """Two independent Q nets on (h^x, x, a)."""
+
+    def __init__(self, features: int, action_size: int, hidden: int, layers: int):
+        super().__init__()
+        self.nets = nn.ModuleList(MLP(features + action_size, hidden, 1, layers) for _ in range(2))
+
+    def forward(self, features: Tensor, action: Tensor) -> Tensor:
+        """[..., F], [..., A] -> both values, [2, ...]."""
+        inputs = torch.cat((features, action), -1)
+        return torch.stack([net(inputs).squeeze(-1) for net in self.nets])
+
+
+class SACPolicy(Policy):
+    """Learns from the batch's own transitions between posterior latents; nothing is imagined.
+
+    A transition is (x_t, a_t, r_x(x_{t+1}), x_{t+1}) for consecutive rows of a segment, a_t the action stored
+    with row t + 1. Segments never cross an end of an episode, and time limits are not terminations, so every
+    target bootstraps.
+    """
+
+    def __init__(
+        self,
+        mdp: LatentMDP,
+        *,
+        hidden: int = 400,
+        actor_layers: int = 4,
+        critic_layers: int = 3,
+        gamma: float = 0.99,
+        tau: float = 0.005,
+        actor_lr: float = 3e-4,
+        critic_lr: float = 3e-4,
+        temperature_lr: float = 3e-4,
+        initial_temperature: float = 0.1,
+        target_entropy: float | None = None,
+        eps: float = 1e-8,
+        clip: float | None = None,
+    ):
+        super().__init__()
+        self.gamma, self.tau, self.clip = gamma, tau, clip
+        self.target_entropy = -float(mdp.action_size) if target_entropy is None else target_entropy
+        self.actor = Actor(mdp.feature_size, mdp.action_size, hidden=hidden, layers=actor_layers)
+        self.critics = Critics(mdp.feature_size, mdp.action_size, hidden, critic_layers)
+        self.targets = copy.deepcopy(self.critics).requires_grad_(False)
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(initial_temperature)))
+        self.add_optimizer("actor", torch.optim.Adam(self.actor.parameters(), lr=actor_lr, eps=eps))
+        self.add_optimizer("critics", torch.optim.Adam(self.critics.parameters(), lr=critic_lr, eps=eps))
+        self.add_optimizer("temperature", torch.optim.Adam([self.log_temperature], lr=temperature_lr, eps=eps))
+
+    def draw_noise(
+        self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """Noise of the next actions a' at x', then of the actions at x; each [T - 1, B, A]."""
+        like = batch.action[1:]
+        return tuple(
+            torch.randn(like.shape, device=like.device, dtype=like.dtype, generator=generator) for _ in range(2)
+        )
+
+    def critic_loss(self, batch: PolicyBatch, mdp: LatentMDP, noise: Tensor) -> Tensor:
+        """Squared error to r + gamma (min Q_target(x', a') - temperature log pi(a' | x')), a' fresh at x'.
+
+        Mean over [T - 1, B], summed over the two nets, with the factor 1/2.
+        """
+        features = batch.features  # [T, B, F]
+        following = features[1:]
+        with torch.no_grad():
+            action, log_prob = self.actor.sample_with_log_prob(following, noise)
+            soft_value = self.targets(following, action).amin(0) - self.log_temperature.exp() * log_prob
+            target = mdp.reward(following) + self.gamma * soft_value  # [T - 1, B]
+        return 0.5 * (self.critics(features[:-1], batch.action[1:]) - target).square().mean((1, 2)).sum()
+
+    def actor_loss(self, batch: PolicyBatch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean of temperature log pi(a | x) - min Q(x, a), and the log densities [T - 1, B]."""
+        features = batch.features[:-1]
+        action, log_prob = self.actor.sample_with_log_prob(features, noise)
+        value = self.critics(features, action).amin(0)
+        return (self.log_temperature.exp().detach() * log_prob - value).mean(), log_prob
+
+    def temperature_loss(self, log_prob: Tensor) -> Tensor:
+        """Raises the temperature while the entropy is below its target."""
+        return -(self.log_temperature.exp() * (log_prob.detach() + self.target_entropy)).mean()
+
+    def update(
+        self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None, noise=None
+    ) -> dict[str, Tensor]:
+        """Critics, then actor, then temperature, then the targets; `noise` overrides `draw_noise`'s."""
+        next_noise, noise = noise or self.draw_noise(batch, mdp, generator)
+        critic_loss = self.critic_loss(batch, mdp, next_noise)
+        critic_norm = optimize(critic_loss, self.optimizers["critics"], self.clip)
+        with without_gradients(self.critics):
+            actor_loss, log_prob = self.actor_loss(batch, noise)
+            actor_norm = optimize(actor_loss, self.optimizers["actor"], self.clip)
+        optimize(self.temperature_loss(log_prob), self.optimizers["temperature"], None)
+        with torch.no_grad():
+            for target, source in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
+                target.lerp_(source, self.tau)
+        return {
+            "policy/critic_loss": critic_loss.detach(),
+            "policy/actor_loss": actor_loss.detach(),
+            "policy/entropy": -log_prob.detach().mean(),
+            "policy/temperature": self.log_temperature.exp().detach(),
+            "policy/critic_gradient": critic_norm,
+            "policy/actor_gradient": actor_norm,
+        }

@@ -1,0 +1,74 @@
+"""Settings of the process and the machine: allocator, threads, determinism, device, arithmetic."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from typing import TYPE_CHECKING
+
+import torch
+
+from .errors import UserError
+
+if TYPE_CHECKING:
+    from .schema import TrainConfig
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to reuse freed memory instead of returning it to the kernel; True where that is possible.
+
+    By default every large tensor is mapped anew and its pages are faulted in one by one, which costs more than
+    the arithmetic on them. Must be called before the first large allocation. The price: memory once used stays
+    with the process.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL(None)
+    return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, -1))
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether bf16 products are faster than float32 ones on this device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    capabilities = torch.backends.cpu.get_cpu_capability()
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return capabilities.startswith("AVX512") and supported is not None and supported()
+
+
+def resolve_device(name: str) -> torch.device:
+    """'auto', 'cpu', 'cuda' or 'cuda:N' -> a device that exists, else UserError."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
+        raise UserError(f"train.device={name}: PyTorch finds no such GPU here; use train.device=cpu or auto.")
+    return device
+
+
+def resolve_precision(name: str, device: torch.device, *, deterministic: bool = False) -> torch.dtype | None:
+    """'auto', 'float32' or 'bf16' -> the compute type for `networks.set_compute_dtype` (None is float32)."""
+    if name == "auto":
+        name = "bf16" if has_fast_bf16(device) and not deterministic else "float32"
+    return torch.bfloat16 if name == "bf16" else None
+
+
+def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
+    """Apply the machine's part of the configuration to this process; returns device and compute type.
+
+    `train.deterministic` asks for float32 (unless a precision is set), one fixed number of threads and PyTorch's
+    deterministic algorithms: the number of threads decides the order of sums.
+    """
+    keep_freed_memory()
+    device = resolve_device(train.device)
+    if train.threads is not None:
+        torch.set_num_threads(train.threads)
+    elif train.deterministic:
+        torch.set_num_threads(1)
+    if train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    return device, resolve_precision(train.precision, device, deterministic=train.deterministic)

@@ -1,0 +1,266 @@
+"""The training loop (Wang et al. 2022, Algorithm 1): collect, update, evaluate, in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from typing import Any
+
+import imageio.v3 as iio
+import numpy as np
+import torch
+
+from . import checkpoint as checkpoints
+from .agent import build_agent
+from .analysis import render
+from .config import differences, read_config, save_config
+from .envs.seeding import generator, generator_state, restore_generator
+from .errors import UserError
+from .evaluation import EvaluationResult, evaluate, evaluation_seeds
+from .loading import environment_maker
+from .logging import Logger, Progress
+from .replay import Replay
+from .runs import RunFolder
+from .runtime import configure
+from .schema import Config
+
+RENDER_STEPS = 250
+"""actions per episode in the videos rendered during training"""
+
+
+class Trainer:
+    """Trains one agent in one environment, and continues exactly where a checkpoint was taken.
+
+    Every unit of work is one action in the environment or one update; how many updates are due follows from the
+    number of steps alone. So the loop can stop and continue between any two of them.
+    """
+
+    def __init__(self, config: Config, run: RunFolder):
+        self.config, self.run = config, run
+        device, dtype = configure(config.train)
+        self.make_environment = environment_maker(config)
+        self.env = self.make_environment()
+        actions = self.env.action_space.shape[0]
+        self.agent = build_agent(config, actions, device=device, dtype=dtype)
+        self.random = {name: generator(config.seed, name) for name in ("prefill", "replay")}
+        self.exploration = torch.Generator(device).manual_seed(config.seed)
+        self.step = self.updates = self.episodes = 0
+        self.episode_return, self.last_return = 0.0, None
+        self.observation, self.carry = None, None
+        self.window: dict[str, torch.Tensor] = {}
+        self.window_size = 0
+        self.last_evaluation: EvaluationResult | None = None
+        self.stopping, self.saved = False, None
+
+        found = checkpoints.list_steps(run.checkpoints)
+        if found:
+            self.restore(checkpoints.load(run.checkpoints)[1])
+            self.saved = (self.step, self.updates)
+        else:
+            self.replay = Replay(run.replay, config.replay_capacity, self.env.observation_space.shape, actions)
+        self.logger = Logger(run.path, resume_step=self.step if found else None)
+        self.progress = Progress(config.train.total_steps, step=self.step, updates=self.updates)
+
+    def run_to_end(self) -> None:
+        """The loop: updates while some are due, else one more action; then what has come due."""
+        train = self.config.train
+        while not self.stopping:
+            if self.updates < self.updates_due():
+                self.learn()
+            elif self.step < train.total_steps:
+                self.collect()
+            else:
+                break
+            if self.updates == self.updates_due():
+                self.housekeeping()
+        self.save()
+
+    def updates_due(self) -> int:
+        """Updates that should have been done by now: a round after prefill, then one every `train_every` steps."""
+        train = self.config.train
+        rounds = 1 + (self.step - train.prefill_steps) // train.train_every
+        return max(0, rounds) * train.updates
+
+    def collect(self) -> None:
+        """One action in the environment, into the replay; the first row of an episode has none."""
+        if self.observation is None:
+            self.begin_episode()
+        if self.step < self.config.train.prefill_steps:
+            action = self.random["prefill"].uniform(-1.0, 1.0, self.env.action_space.shape).astype(np.float32)
+            self.carry = None  # filtering begins with the next episode
+        else:
+            action, self.carry = self.agent.act(
+                self.observation,
+                self.carry,
+                explore=self.config.train.exploration_noise,
+                generator=self.exploration,
+            )
+        self.observation, reward, terminated, truncated, _ = self.env.step(action)
+        self.replay.add(self.observation, action, reward, False)
+        self.episode_return += float(reward)
+        self.step += self.config.env.action_repeat
+        if terminated or truncated:
+            self.end_episode()
+
+    def begin_episode(self) -> None:
+        """Reset; only the very first reset is seeded, later ones continue the environment's streams."""
+        self.observation, _ = self.env.reset(seed=self.config.seed if self.episodes == 0 else None)
+        self.carry, self.episode_return = None, 0.0
+        self.replay.add(self.observation, np.zeros(self.env.action_space.shape, np.float32), 0.0, True)
+
+    def end_episode(self) -> None:
+        """Log the return of a training episode (with exploration noise, or random during prefill)."""
+        prefill = self.step <= self.config.train.prefill_steps
+        self.last_return = self.episode_return
+        name = "random" if prefill else "train"
+        self.logger.log(self.step, {f"{name}/return": self.episode_return})
+        self.episodes += 1
+        self.observation = None
+
+    def learn(self) -> None:
+        """One batch, one update; metrics stay tensors until they are logged."""
+        train = self.config.train
+        batch = self.replay.sample(train.batch_size, train.segment_length, self.random["replay"])
+        for name, value in self.agent.update(batch).items():
+            self.window[name] = self.window.get(name, 0.0) + value
+        self.window_size += 1
+        self.updates += 1
+        self.progress.update(self.step, self.updates, self.last_return, self.last_evaluation)
+
+    def housekeeping(self) -> None:
+        """Log, evaluate, render and save at their intervals, after the updates of a round."""
+        train = self.config.train
+        if self.due(train.log_every) and self.window_size:
+            metrics = {name: value / self.window_size for name, value in self.window.items()}
+            self.logger.log(self.step, metrics | {"train/updates": self.updates})
+            self.window, self.window_size = {}, 0
+        rendering = self.due(train.render_every) and self.updates > 0
+        if (self.due(train.eval_every) and self.updates > 0) or rendering:
+            self.evaluate(rendering)
+        if self.due(train.checkpoint_every):
+            self.save()
+        self.progress.update(self.step, self.updates, self.last_return, self.last_evaluation)
+
+    def due(self, every: int) -> bool:
+        """Whether the last action crossed a multiple of `every` steps (0: never), or was the last of all."""
+        before = self.step - self.config.env.action_repeat
+        return every > 0 and (self.step // every > before // every or self.step >= self.config.train.total_steps)
+
+    def evaluate(self, rendering: bool) -> None:
+        """Play held-out episodes; the two first are filmed when `rendering`."""
+        train, began = self.config.train, time.perf_counter()
+        seeds = evaluation_seeds(self.config.seed, max(train.eval_episodes, 2 if rendering else 1))
+        result = evaluate(self.agent, self.make_environment, seeds, record=2 if rendering else 0)
+        self.last_evaluation = result
+        seconds = time.perf_counter() - began
+        self.logger.log(
+            self.step,
+            {
+                "eval/return": result.mean,
+                "eval/standard_error": result.standard_error,
+                "eval/seconds": seconds,
+            },
+        )
+        if rendering:
+            paths = render.write(
+                self.agent,
+                [episode.first(RENDER_STEPS) for episode in result.episodes],
+                self.run.videos / f"step_{self.step:09d}",
+            )
+            self.logger.image(self.step, "rows", iio.imread(paths[0]))
+
+    def save(self) -> None:
+        """Write a checkpoint of everything; the rows of the replay are on disk before it counts them."""
+        if self.saved == (self.step, self.updates):
+            return
+        self.logger.flush()
+        self.replay.flush()
+        checkpoints.save(self.run.checkpoints, self.step, self.state())
+        self.saved = (self.step, self.updates)
+
+    def state(self) -> dict[str, Any]:
+        """All that a later process needs to continue bit for bit."""
+        carry = self.carry and {
+            "belief": self.carry.latent.belief,
+            "state": self.carry.latent.state,
+            "action": self.carry.action,
+        }
+        return {
+            "action_size": self.agent.mdp.action_size,
+            "counters": {"step": self.step, "updates": self.updates, "episodes": self.episodes},
+            "episode_return": self.episode_return,
+            "last_return": self.last_return,
+            "observation": self.observation,
+            "carry": carry,
+            "window": self.window,
+            "window_size": self.window_size,
+            "agent": self.agent.state(),
+            "replay": self.replay.state(),
+            "random": {name: generator_state(rng) for name, rng in self.random.items()},
+            "exploration": self.exploration.get_state(),
+            "env": self.env.get_state() if self.episodes or self.observation is not None else None,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        counters = state["counters"]
+        self.step, self.updates, self.episodes = counters["step"], counters["updates"], counters["episodes"]
+        self.episode_return, self.last_return = state["episode_return"], state["last_return"]
+        self.observation = state["observation"]
+        self.window, self.window_size = state["window"], state["window_size"]
+        self.agent.restore(state["agent"])
+        self.replay = Replay.open(self.run.replay, state["replay"])
+        self.random = {name: restore_generator(rng) for name, rng in state["random"].items()}
+        self.exploration.set_state(state["exploration"])
+        if state["carry"] is not None:
+            self.carry = self.agent.carry(**state["carry"])
+        if state["env"] is not None:
+            self.env.set_state(state["env"])
+
+    def close(self) -> None:
+        """Release the renderer and the files."""
+        self.env.close()
+        self.replay.close()
+        self.logger.close()
+        self.progress.close()
+
+
+@contextlib.contextmanager
+def stop_on_signals(trainer: Trainer):
+    """Let SIGINT and SIGTERM end the loop after the work in hand, with a checkpoint; a second SIGINT at once."""
+
+    def stop(number: int, _) -> None:
+        if trainer.stopping and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        trainer.stopping = True
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def prepare(config: Config, run: RunFolder) -> None:
+    """Write the configuration into a new run folder, or check that an old one continues the same run."""
+    if run.config.exists():
+        changed = differences(read_config(run.config), config)
+        if changed:
+            raise UserError(
+                f"{run.path} holds a run of another configuration ({'; '.join(changed)}). Choose another run_dir,"
+                " or repeat the command that began it to continue."
+            )
+    save_config(config, run.config)
+
+
+def train(config: Config) -> bool:
+    """Train from a configuration, or continue the run in its folder; True when it came to its end."""
+    run = RunFolder.create(config.run_dir)
+    with run.lock():
+        prepare(config, run)
+        trainer = Trainer(config, run)
+        with contextlib.closing(trainer), stop_on_signals(trainer):
+            trainer.run_to_end()
+            return not trainer.stopping
