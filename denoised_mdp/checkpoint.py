@@ -24,7 +24,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from denoised_mdp.errors import UserError
+from .errors import UserError
 
 FORMAT = 1  # raise it when an older version of this package could no longer read what this one writes
 _NAME = re.compile(r"step_(\d+)(\.old)?")

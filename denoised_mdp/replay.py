@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from denoised_mdp.errors import UserError
+from .errors import UserError
 
 Layout = dict[str, tuple[np.dtype, tuple[int, ...]]]  # column -> dtype and shape of one row
 
@@ -73,7 +73,7 @@ class Replay:
     """The latest `capacity` rows of experience in `folder`, sampled in segments of one episode each.
 
     Row t holds the action that led to the observation, the reward received on arriving, the observation, and
-    whether it is the first of its episode (Wang et al. 2022). A new replay is empty: what an earlier replay of
+    whether it is the first of its episode (Wang et al. 2022). A new replay is empty: what an earlier one of
     the same shapes left in the folder is overwritten; `Replay.open` continues instead.
 
     Args:

@@ -1,0 +1,102 @@
+"""The run folder: where everything of one training run lies, and who may write to it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from .errors import UserError, did_you_mean
+
+_LOCK = ".lock"
+
+
+class RunFolder:
+    """The folder of one run and the names in it.
+
+    ``config.yaml`` marks a folder as a run. `RunFolder.create` opens one for training, `RunFolder.existing`
+    one to read from.
+    """
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.checkpoints = self.path / "checkpoints"
+        self.replay = self.path / "replay"
+        self.videos = self.path / "videos"
+
+    @classmethod
+    def create(cls, path: Path | str) -> RunFolder:
+        """Open `path` for a new run (made if missing) or for one that continues.
+
+        Raises:
+            UserError: the folder cannot be made, or holds something that is no run.
+        """
+        run = cls(path)
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            strangers = sorted(entry.name for entry in run.path.iterdir() if entry.name != _LOCK)
+        except OSError as error:
+            raise UserError(
+                f"The run folder {path} cannot be used ({error.strerror}). Choose another run_dir."
+            ) from error
+        if strangers and not run.config.is_file():
+            raise UserError(
+                f"{path} is no run folder: it holds {strangers[0]} but no config.yaml. Choose an empty or new"
+                " run_dir."
+            )
+        return run
+
+    @classmethod
+    def existing(cls, path: Path | str) -> RunFolder:
+        """Open the run at `path` to read from it.
+
+        Raises:
+            UserError: there is none; the message names the nearest run beside it.
+        """
+        run = cls(path)
+        if not run.config.is_file():
+            runs = sorted(str(config.parent) for config in run.path.parent.glob("*/config.yaml"))
+            problem = "has no config.yaml" if run.path.exists() else "does not exist"
+            raise UserError(f"There is no run at {path}: it {problem}.{did_you_mean(str(path), runs)}")
+        return run
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from training in this folder while the context lasts.
+
+        The system ends the lock with the process, however that ends, so a crash leaves none behind. (Not
+        flock: worker processes would inherit it and could outlive a killed trainer.)
+
+        Raises:
+            UserError: another process holds it.
+        """
+        try:
+            file = open(self.path / _LOCK, "a+")
+        except OSError as error:
+            problem = f"{self.path} cannot be written ({error.strerror})"
+            raise UserError(f"{problem}. Choose another run_dir.") from error
+        with file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                raise UserError(
+                    f"{self.path} is in use by another process (id {holder}). Wait for it, stop it, or choose"
+                    " another run_dir."
+                ) from error
+            except OSError as error:  # some network file systems have no locks
+                warnings.warn(
+                    f"{self.path} cannot be locked ({error.strerror}): no other process may train in it.",
+                    stacklevel=3,
+                )
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            yield

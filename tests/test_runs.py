@@ -1,0 +1,89 @@
+"""The run folder: recognized, named, and written to by one process only."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from denoised_mdp.errors import UserError
+from denoised_mdp.runs import RunFolder
+
+
+def make_run(path):
+    run = RunFolder.create(path)
+    run.config.write_text("seed: 0\n")
+    return run
+
+
+def test_create_makes_and_continues(tmp_path):
+    run = RunFolder.create(tmp_path / "runs" / "a")
+    assert run.path.is_dir() and not list(run.path.iterdir())
+    with run.lock():
+        pass
+    RunFolder.create(run.path)  # killed before it wrote its configuration
+    make_run(run.path)
+    names = {name: getattr(RunFolder.create(str(run.path)), name).name for name in (
+        "config", "metrics", "tensorboard", "checkpoints", "replay", "videos")}
+    assert list(names.values()) == [
+        "config.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "replay", "videos"]
+
+
+def test_create_refuses_what_is_no_run(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match="holds thesis.tex but no config.yaml"):
+        RunFolder.create(tmp_path)
+    with pytest.raises(UserError, match="cannot be used"):
+        RunFolder.create(tmp_path / "thesis.tex")
+    with pytest.raises(UserError, match="cannot be used"):
+        RunFolder.create(tmp_path / "thesis.tex" / "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_existing_names_the_nearest_run(tmp_path):
+    make_run(tmp_path / "cheetah_run")
+    make_run(tmp_path / "walker_walk")
+    (tmp_path / "other").mkdir()
+    assert RunFolder.existing(tmp_path / "cheetah_run").config.is_file()
+    with pytest.raises(UserError, match="does not exist. Did you mean '.*cheetah_run'?"):
+        RunFolder.existing(tmp_path / "cheeta_run")
+    with pytest.raises(UserError, match="no run at .*other: it has no config.yaml"):
+        RunFolder.existing(tmp_path / "other")
+    with pytest.raises(UserError, match="no run at nowhere/at/all"):
+        RunFolder.existing("nowhere/at/all")
+    assert not (tmp_path / "cheeta_run").exists()
+
+
+HOLD = """
+import os, sys, time
+from denoised_mdp.runs import RunFolder
+with RunFolder(sys.argv[1]).lock():
+    if os.fork() == 0:  # a worker that outlives its killed trainer
+        os.close(1)
+        time.sleep(20)
+        os._exit(0)
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
+    run = make_run(tmp_path / "a")
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(run.path)], stdout=subprocess.PIPE,
+                              start_new_session=True)
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        for _ in range(2):
+            with pytest.raises(UserError, match=f"in use by another process .id {holder.pid}."), run.lock():
+                pass
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        with run.lock():  # at once, although the forked worker still lives
+            assert (run.path / ".lock").read_text().strip() == str(os.getpid())
+        with run.lock():
+            pass
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)
+        holder.wait()
+        holder.stdout.close()
