@@ -6,6 +6,8 @@ import pytest
 
 from denoised_mdp.envs import check_distractors, make_env, tasks
 from denoised_mdp.envs.distractors import SmoothWalk, translate
+from denoised_mdp.envs.dmc import SENSORS
+from denoised_mdp.envs.options import SENSOR_TASKS
 from denoised_mdp.envs.seeding import generator
 from denoised_mdp.envs.toy import CountingEnv
 from denoised_mdp.errors import UserError
@@ -82,7 +84,13 @@ def test_signal_is_joint_state_and_target(make):
 
 
 def test_names_match_values_with_free_and_ball_joints(make):
-    for task in ("ball_in_cup_catch", "fish_swim", "quadruped_walk"):
+    for task in (
+        "ball_in_cup_catch",
+        "fish_swim",
+        "quadruped_walk",
+        "manipulator_insert_peg",
+        "stacker_stack_2",
+    ):
         env = make(task)
         assert len(env.reset(seed=0)[1]["signal"]) == len(env.signal_names) == len(set(env.signal_names))
 
@@ -191,6 +199,7 @@ def test_state_round_trip(make, task, suite, distractors):
     assert_same(expected, (*rollout(env, actions), env.reset()[0]))
     fresh = make(task, **options)
     fresh.set_state(state)
+    np.testing.assert_equal(fresh.get_state(), state)
     assert_same(expected, (*rollout(fresh, actions), fresh.reset()[0]))
 
 
@@ -345,6 +354,10 @@ def test_task_table_is_the_suites():
     from dm_control import suite
 
     assert sorted(tasks("dmc")) == sorted("_".join(pair) for pair in suite.ALL_TASKS)
+
+
+def test_sensor_tasks_are_those_whose_physics_has_the_sensor():
+    assert set(SENSOR_TASKS) == {task for task in tasks("dmc") if task.split("_")[0] in SENSORS}
 
 
 BAD = [

@@ -30,11 +30,15 @@ EPISODE_FIELDS = (
     "site_size",
     "wrap_prm",
 )
-# Goals that are part of the task's state but of no joint: domain -> (kind of object, its name).
+# Goals that are part of the task's state but of no joint: domain or task -> (kind of object, its name).
 TARGETS = {
     "finger": ("site", "target"),
     "fish": ("geom", "target"),
     "reacher": ("geom", "target"),
+    "manipulator_bring_ball": ("body", "target_ball"),
+    "manipulator_bring_peg": ("body", "target_peg"),
+    "manipulator_insert_ball": ("body", "target_ball"),
+    "manipulator_insert_peg": ("body", "target_peg"),
     "stacker": ("body", "target"),
     "swimmer": ("geom", "target"),
 }
@@ -113,7 +117,7 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
         self._action_center = np.where(unbounded, 0.0, (low + high) / 2)
         self._action_scale = np.where(unbounded, 1.0, (high - low) / 2)
         self.action_space = gym.spaces.Box(-1.0, 1.0, bounds.shape, np.float32)
-        self._target = TARGETS.get(self._domain)
+        self._target = TARGETS.get(task) or TARGETS.get(self._domain)
         self.signal_names = self._name_signal()
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (len(self.signal_names),), np.float32)
         self.reward_sensor_offset = 0.0
