@@ -109,15 +109,13 @@ def _multirun(overrides: list[str]) -> int:
 
 
 def _job(_) -> None:
-    """One job of a sweep: train in the folder that Hydra assigned to it."""
+    """One job of a sweep: train in the folder that Hydra assigned to it. A mistake or Ctrl-C ends the sweep."""
     from hydra.core.hydra_config import HydraConfig
 
-    from denoised_mdp.config import load_config
-    from denoised_mdp.trainer import train
-
     job = HydraConfig.get()
-    if not train(load_config([*job.overrides.task, f"run_dir={job.runtime.output_dir}"])):
-        raise KeyboardInterrupt  # end the sweep, too
+    code = main(["train", *job.overrides.task, f"run_dir={job.runtime.output_dir}"])
+    if code:
+        raise SystemExit(code)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ word, several distractors can be given with commas, and paths need no quotes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
@@ -86,7 +87,7 @@ def compose(overrides: list[str]) -> dict[str, Any]:
     overrides = translate(overrides)
     register_schema()
     try:
-        with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
+        with _separate_hydra(), hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
             tree = hydra.compose("config", overrides, return_hydra_config=True)
     except (hydra.errors.HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(error, overrides)) from error
@@ -105,6 +106,19 @@ def compose(overrides: list[str]) -> dict[str, Any]:
         return OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
         raise UserError(_explain(error, overrides)) from error
+
+
+@contextlib.contextmanager
+def _separate_hydra() -> Iterator[None]:
+    """Set aside Hydra's one global instance: a job of a sweep composes inside of it."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    holder = GlobalHydra.instance()
+    outer, holder.hydra = holder.hydra, None
+    try:
+        yield
+    finally:
+        holder.hydra = outer
 
 
 def translate(overrides: list[str]) -> list[str]:
@@ -132,16 +146,27 @@ def translate(overrides: list[str]) -> list[str]:
 
 
 def translate_multirun(overrides: list[str]) -> list[str]:
-    """Check keys and choices and make ``run_dir`` the folder of the whole sweep; Hydra reads the values."""
-    result: list[str] = []
+    """Check keys and choices; Hydra reads the values. ``run_dir`` becomes the folder of the whole sweep.
+
+    Each job's folder in it is named by the overrides that vary.
+    """
+    result, fixed = [], []
     for key, value in map(_split, overrides):
-        if key in GROUPS and "(" not in value:  # not a function of Hydra's grammar such as glob(*)
-            for choice in value.split(",") if value != "[]" else ():
-                _check_choice(key, choice)
-        result.append(f"hydra.sweep.dir={_quote(value)}" if key == "run_dir" else f"{key}={value}")
-        if not _is_hydra(key):
-            _parse(key, value)
-    return result
+        if key == "run_dir":
+            result.append(f"hydra.sweep.dir={_quote(value)}")
+            continue
+        result.append(f"{key}={value}")
+        if _is_hydra(key):
+            continue
+        override = _parse(key, value)
+        if not override.is_sweep_override():
+            fixed.append(key)
+        chosen = getattr(override.value(), "list", override.value())  # a sweep's values are in its list
+        for names in chosen if isinstance(chosen, list) else [chosen]:
+            for name in names if isinstance(names, list) else [names]:
+                if key in GROUPS and isinstance(name, str):
+                    _check_choice(key, name)
+    return [*result, f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]"]
 
 
 def _split(text: str) -> tuple[str, str]:

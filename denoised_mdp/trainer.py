@@ -53,13 +53,14 @@ class Trainer:
         self.last_evaluation: EvaluationResult | None = None
         self.stopping, self.saved = False, None
 
-        found = checkpoints.list_steps(run.checkpoints)
-        if found:
-            self.restore(checkpoints.load(run.checkpoints)[1])
+        if checkpoints.list_steps(run.checkpoints):
+            _, state = checkpoints.load(run.checkpoints)
+            self.restore(state)
             self.saved = (self.step, self.updates)
+            self.logger = Logger(run.path, resume_step=self.step, lines=state["log_lines"])
         else:
             self.replay = Replay(run.replay, config.replay_capacity, self.env.observation_space.shape, actions)
-        self.logger = Logger(run.path, resume_step=self.step if found else None)
+            self.logger = Logger(run.path)
         self.progress = Progress(config.train.total_steps, step=self.step, updates=self.updates)
 
     def run_to_end(self) -> None:
@@ -196,6 +197,7 @@ class Trainer:
             "window": self.window,
             "window_size": self.window_size,
             "agent": self.agent.state(),
+            "log_lines": self.logger.lines,
             "replay": self.replay.state(),
             "random": {name: generator_state(rng) for name, rng in self.random.items()},
             "exploration": self.exploration.get_state(),

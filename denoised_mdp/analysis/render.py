@@ -152,7 +152,8 @@ def write(agent: Agent, episodes: Sequence[Episode], stem: Path, fps: int = 25) 
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".mp4")]
     iio.imwrite(paths[0], contact_sheet(groups))
-    iio.imwrite(paths[1], video(groups), fps=fps, codec="libx264", macro_block_size=2, output_params=["-crf", "20"])
+    quality = ["-crf", "20", "-preset", "veryfast"]
+    iio.imwrite(paths[1], video(groups), fps=fps, codec="libx264", macro_block_size=2, output_params=quality)
     return paths
 
 

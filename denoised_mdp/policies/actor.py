@@ -12,21 +12,27 @@ from ..networks import MLP
 
 MEAN_SCALE = 5.0
 MIN_STD = 1e-4
-RAW_INITIAL_STD = math.log(math.expm1(5.0))  # softplus^-1(5): an untrained actor explores
 
 
 class Actor(nn.Module):
-    """(h^x, x) -> mean and std before the squashing; `layers` hidden layers of width `hidden`."""
+    """(h^x, x) -> mean and std before the squashing; `layers` hidden layers of width `hidden`.
 
-    def __init__(self, features: int, action_size: int, *, hidden: int = 400, layers: int = 4):
+    `initial_std`: std of an untrained actor. The paper's 5 makes its actions jump between the limits, which
+    explores much and learns slowly at first, since the squashing saturates.
+    """
+
+    def __init__(
+        self, features: int, action_size: int, *, hidden: int = 400, layers: int = 4, initial_std: float = 5.0
+    ):
         super().__init__()
         self.action_size = action_size
+        self.raw_initial_std = math.log(math.expm1(initial_std))  # softplus^-1
         self.net = MLP(features, hidden, 2 * action_size, layers)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., D_x + S_x] -> mean = 5 tanh(m / 5), std = softplus(raw + softplus^-1(5)) + 1e-4, each [..., A]."""
+        """[..., D_x + S_x] -> mean = 5 tanh(m / 5) and std = softplus(raw + softplus^-1(initial_std)) + 1e-4, [..., A]."""
         mean, raw = self.net(features).chunk(2, -1)
-        return MEAN_SCALE * torch.tanh(mean / MEAN_SCALE), F.softplus(raw + RAW_INITIAL_STD) + MIN_STD
+        return MEAN_SCALE * torch.tanh(mean / MEAN_SCALE), F.softplus(raw + self.raw_initial_std) + MIN_STD
 
     def mode(self, features: Tensor) -> Tensor:
         """The deterministic action tanh(mean), [..., A]."""

@@ -32,6 +32,7 @@ class BackpropPolicy(Policy):
         *,
         hidden: int = 400,
         actor_layers: int = 4,
+        initial_std: float = 5.0,
         value_layers: int = 3,
         horizon: int = 15,
         gamma: float = 0.99,
@@ -43,7 +44,9 @@ class BackpropPolicy(Policy):
     ):
         super().__init__()
         self.horizon, self.gamma, self.lambda_, self.clip = horizon, gamma, lambda_, clip
-        self.actor = Actor(mdp.feature_size, mdp.action_size, hidden=hidden, layers=actor_layers)
+        self.actor = Actor(
+            mdp.feature_size, mdp.action_size, hidden=hidden, layers=actor_layers, initial_std=initial_std
+        )
         self.value = MLP(mdp.feature_size, hidden, 1, value_layers)
         self.add_optimizer("actor", torch.optim.Adam(self.actor.parameters(), lr=actor_lr, eps=eps))
         self.add_optimizer("value", torch.optim.Adam(self.value.parameters(), lr=value_lr, eps=eps))

@@ -41,6 +41,7 @@ class SACPolicy(Policy):
         *,
         hidden: int = 400,
         actor_layers: int = 4,
+        initial_std: float = 5.0,
         critic_layers: int = 3,
         gamma: float = 0.99,
         tau: float = 0.005,
@@ -55,7 +56,9 @@ class SACPolicy(Policy):
         super().__init__()
         self.gamma, self.tau, self.clip = gamma, tau, clip
         self.target_entropy = -float(mdp.action_size) if target_entropy is None else target_entropy
-        self.actor = Actor(mdp.feature_size, mdp.action_size, hidden=hidden, layers=actor_layers)
+        self.actor = Actor(
+            mdp.feature_size, mdp.action_size, hidden=hidden, layers=actor_layers, initial_std=initial_std
+        )
         self.critics = Critics(mdp.feature_size, mdp.action_size, hidden, critic_layers)
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(initial_temperature)))

@@ -1,0 +1,205 @@
+"""The world model's structure: sizes, who sees whom, filtering, losses."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import STRUCTURES, random_batch, small_agent, small_config
+from torch import nn
+
+from denoised_mdp.agent import build_agent
+from denoised_mdp.config import load_config
+from denoised_mdp.networks import Decoder, Encoder, float_to_images, images_to_float
+from denoised_mdp.rssm import Gaussian, kl_divergence
+from denoised_mdp.world_model import KLWeights, image_nll, scalar_nll
+
+
+def observed(agent, noise_seed=0, **changes):
+    """Filter a random batch with fixed noise; `changes` replace entries. Returns what `RSSM.observe` returns."""
+    batch = agent.to_device(random_batch()) | changes
+    generator = torch.Generator().manual_seed(noise_seed)
+    noise = agent.world_model.rssm.draw_noise(*batch["reward"].shape, generator=generator)
+    return agent.world_model.filter(batch["observation"], batch["action"], batch["is_first"], noise)
+
+
+@pytest.mark.parametrize(("model", "total"), [("2b", 7_478_826), ("dreamer", 7_479_789)])
+def test_parameter_count_of_the_paper(model, total):
+    agent = build_agent(load_config(["preset=paper/reacher_easy_video_background", f"model={model}"]), 2)
+    assert sum(agent.parameter_counts().values()) == total
+    assert sum(p.numel() for p in agent.parameters()) == total
+
+
+@pytest.mark.parametrize("size", [64, 96])
+def test_networks_equal_the_plain_layers(size):
+    """The fast evaluations are the same functions, with the same gradients, as PyTorch's own layers."""
+    torch.manual_seed(0)
+    encoder, decoder = Encoder(size, 3, 16).double(), Decoder(9, size, 3, 16).double()
+    images = torch.rand(2, 3, size, size, dtype=torch.float64).to(memory_format=torch.channels_last)
+    latent = torch.randn(2, 9, dtype=torch.float64, requires_grad=True)
+
+    embedding = images
+    for layer in encoder.convolutions:
+        embedding = F.relu(layer(embedding))
+    embedding = encoder.output(embedding.flatten(1))
+    image = decoder.input(latent)[..., None, None]
+    for layer in decoder.convolutions[:-1]:
+        image = F.relu(layer(image))
+    image = decoder.convolutions[-1](image)
+    assert image.shape == (2, 3, size, size)
+
+    for module, fast, plain in ((encoder, encoder(images), embedding), (decoder, decoder(latent), image)):
+        torch.testing.assert_close(fast, plain)
+        weight = torch.randn_like(plain)
+        gradients = [torch.autograd.grad((y * weight).sum(), list(module.parameters())) for y in (fast, plain)]
+        torch.testing.assert_close(*gradients)
+
+
+def test_images_survive_the_round_trip():
+    images = torch.arange(256, dtype=torch.uint8).repeat(48).reshape(1, 64, 64, 3)
+    floats = images_to_float(images)
+    assert floats.shape == (1, 3, 64, 64) and floats.min() == -0.5 and floats.max() == 0.5
+    assert torch.equal(float_to_images(floats), images)
+    assert torch.equal(float_to_images(images_to_float(images, torch.bfloat16)), images)
+
+
+def test_kl_is_the_closed_form():
+    torch.manual_seed(0)
+    q = Gaussian(torch.randn(5, 3), torch.rand(5, 3) + 0.1)
+    p = Gaussian(torch.randn(5, 3), torch.rand(5, 3) + 0.1)
+    normal = torch.distributions.Normal
+    expected = torch.distributions.kl_divergence(normal(q.mean, q.std), normal(p.mean, p.std))
+    torch.testing.assert_close(kl_divergence(q, p), expected)
+    assert kl_divergence(q, q).abs().max() < 1e-6
+
+
+def test_likelihoods_are_those_of_unit_gaussians():
+    torch.manual_seed(0)
+    prediction, image = torch.randn(4, 3, 8, 8, requires_grad=True), torch.randn(4, 3, 8, 8)
+    normal = torch.distributions.Normal(prediction, 1.0)
+    expected = -normal.log_prob(image).sum((1, 2, 3)).mean()
+    torch.testing.assert_close(image_nll(prediction, image), expected)
+    gradients = [torch.autograd.grad(loss, prediction)[0] for loss in (image_nll(prediction, image), expected)]
+    torch.testing.assert_close(*gradients)
+    nll = scalar_nll(torch.tensor(2.0), torch.tensor(0.5))
+    assert nll.item() == pytest.approx(0.5 * 1.5**2 + 0.5 * math.log(2 * math.pi))
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_priors_see_only_what_the_table_allows(structure):
+    """d prior_y / d action = 0, d prior_x / d (y, z) = 0 and d prior_y / d (x, z) = 0, through one transition."""
+    agent = small_agent(structure)
+    rssm = agent.world_model.rssm
+    torch.manual_seed(0)
+    initial = rssm.initial(3).map(lambda t: torch.randn_like(t).requires_grad_())
+    action = torch.randn(1, 3, 2, dtype=torch.float64, requires_grad=True)
+    embed = torch.randn(1, 3, 12, dtype=torch.float64)
+    is_first = torch.zeros(1, 3, dtype=torch.bool)
+    noise = rssm.draw_noise(1, 3)
+    _, _, prior = rssm.observe(embed, action, is_first, noise, initial)
+
+    means = rssm.layout.split_state(prior.mean)
+    allowed = {"x": {"x", "action"}, "y": {"y"}, "z": {"x", "y", "z", "action"}}
+    for name, mean in means.items():
+        gradients = torch.autograd.grad(
+            mean.sum(), [action, initial.belief, initial.state], retain_graph=True, allow_unused=True
+        )
+        reach = {"action": gradients[0]}
+        for part, split in ((1, rssm.layout.split_belief), (2, rssm.layout.split_state)):
+            for other, gradient in split(gradients[part]).items():
+                reach[other] = reach.get(other, 0.0) + gradient.abs().sum()
+        for source, gradient in reach.items():
+            touched = gradient is not None and bool(gradient.abs().sum() > 0)
+            assert touched == (source in allowed[name]), f"prior of {name} and {source}"
+
+
+def test_z_prior_without_y_depends_on_y_only_through_the_posterior():
+    """z's transition takes (h^x, x, z, a) and, only if asked, (h^y, y)."""
+    seeing, blind = small_agent("2c").world_model.rssm, small_agent("2c-blind").world_model.rssm
+    assert seeing.specs["z"].parents == ("x", "y") and blind.specs["z"].parents == ("x",)
+    extra = seeing.specs["y"].belief + seeing.specs["y"].state
+    widths = [rssm.transitions["z"].inputs[0].in_features for rssm in (seeing, blind)]
+    assert widths[0] - widths[1] == extra
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_reward_never_sees_z(structure):
+    agent = small_agent(structure)
+    latent = observed(agent).latent.map(lambda t: t.detach().requires_grad_())
+    reward = sum(agent.world_model.reward_shares(latent).values())
+    gradients = torch.autograd.grad(reward.sum(), [latent.belief, latent.state])
+    for gradient, split in zip(gradients, (latent.layout.split_belief, latent.layout.split_state), strict=True):
+        for name, part in split(gradient).items():
+            assert bool(part.abs().sum() > 0) == (name != "z")
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_one_step_at_a_time_equals_the_sequence(structure):
+    agent = small_agent(structure)
+    batch = agent.to_device(random_batch(length=5))
+    rssm, noise = agent.world_model.rssm, agent.world_model.rssm.draw_noise(5, 3)
+    embed = agent.world_model.embed(batch["observation"])
+    whole, posterior, prior = rssm.observe(embed, batch["action"], batch["is_first"], noise)
+    latent = None
+    for t in range(5):
+        now = slice(t, t + 1)
+        latent, post, pri = rssm.observe(
+            embed[now], batch["action"][now], batch["is_first"][now], noise[now], latent
+        )
+        latent = latent.map(lambda tensor: tensor[0])
+        torch.testing.assert_close(latent.belief, whole.belief[t])
+        torch.testing.assert_close(latent.state, whole.state[t])
+        torch.testing.assert_close(post.std[0], posterior.std[t])
+        torch.testing.assert_close(pri.mean[0], prior.mean[t])
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_reset_inside_is_a_fresh_start(structure):
+    """From an is_first row on, nothing before it matters, not even the action stored in that row."""
+    agent = small_agent(structure)
+    batch = agent.to_device(random_batch(length=4, batch=1))  # is_first in row 2
+    rssm, noise = agent.world_model.rssm, agent.world_model.rssm.draw_noise(4, 1)
+    embed = agent.world_model.embed(batch["observation"])
+    whole, _, _ = rssm.observe(embed, batch["action"], batch["is_first"], noise)
+    action = batch["action"].clone()
+    action[2] = 0.0
+    fresh, _, _ = rssm.observe(embed[2:], action[2:], torch.zeros_like(batch["is_first"][2:]), noise[2:])
+    torch.testing.assert_close(whole.belief[2:], fresh.belief)
+    torch.testing.assert_close(whole.state[2:], fresh.state)
+
+
+def test_free_nats_clamp_elements_of_x_alone():
+    kl = {"x": torch.tensor([[1.0, 5.0]]), "y": torch.tensor([[1.0, 1.0]]), "z": torch.tensor([[0.5, 0.5]])}
+    weights = {"alpha": 2.0, "beta_y": 0.25, "beta_z": 0.5}
+    assert float(KLWeights(**weights).weighted(kl)) == pytest.approx(2 * (4.0 + 0.25 * 1.0 + 0.5 * 0.5))
+    split = KLWeights(**weights, free_nats_strategy="B")
+    assert float(split.weighted(kl)) == pytest.approx(2 * (0.25 * 4.0 + 0.75 * 3.0 + 0.25 * 1.0 + 0.5 * 0.5))
+
+
+def test_decoding_with_y_held_does_not_depend_on_y():
+    agent = small_agent("2c")
+    latent = observed(agent).latent.map(lambda t: t.detach()[:, 0])
+    held = {name: tuple(part[0] for part in latent[name]) for name in "yz"}
+    changed = latent.replace(y=tuple(part + 1.0 for part in latent["y"]))
+    decode = agent.world_model.decode
+    assert not torch.allclose(decode(latent), decode(changed))
+    assert torch.equal(decode(latent.replace(**held)), decode(changed.replace(**held)))
+
+
+def test_initialization_comes_from_the_seed_alone():
+    before = torch.random.get_rng_state()
+    first, second = (build_agent(small_config(), 2).state_dict() for _ in range(2))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    other = small_config()
+    other.seed = 1
+    assert not torch.equal(first["world_model.decoder.input.weight"],
+                           build_agent(other, 2).state_dict()["world_model.decoder.input.weight"])
+
+
+def test_default_initialization_is_pytorchs():
+    """Bounds of `nn.Linear`'s default: 1 / sqrt(fan in)."""
+    layer = build_agent(load_config([]), 2).world_model.decoder.input
+    reference = nn.Linear(layer.in_features, layer.out_features)
+    assert layer.weight.abs().max() <= reference.in_features**-0.5
+    assert layer.weight.std().item() == pytest.approx(reference.weight.std().item(), rel=0.02)

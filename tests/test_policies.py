@@ -1,0 +1,139 @@
+"""Policy optimizers: lambda-returns, what gets gradients, squashed Gaussians, SAC's target."""
+
+import math
+
+import pytest
+import torch
+from conftest import random_batch, small_agent
+
+from denoised_mdp.policies import POLICIES, Policy, PolicyBatch
+from denoised_mdp.policies.actor import Actor
+from denoised_mdp.policies.backprop import lambda_returns
+from denoised_mdp.policies.base import without_gradients
+from denoised_mdp.policies.sac import SACPolicy
+from denoised_mdp.world_model import KLWeights, LatentMDP
+
+
+def policy_batch(agent, length=4, batch=3):
+    torch.manual_seed(0)
+    shape = (length, batch)
+    sizes = agent.mdp.belief_size, agent.mdp.state_size, agent.mdp.action_size
+    belief, state, action = (torch.randn(*shape, size, dtype=torch.float64) for size in sizes)
+    return PolicyBatch(belief, state, action.tanh())
+
+
+def test_lambda_returns_by_brute_force():
+    """V_t as the weighted sum of n-step returns, written out."""
+    torch.manual_seed(0)
+    horizon, gamma, lam = 6, 0.9, 0.7
+    reward, value = torch.randn(horizon, 2, dtype=torch.float64), torch.randn(horizon, 2, dtype=torch.float64)
+
+    def n_step(t, n):
+        return sum(gamma**k * reward[t + k] for k in range(n)) + gamma**n * value[t + n]
+
+    result = lambda_returns(reward, value, gamma, lam)
+    assert result.shape == (horizon - 1, 2)
+    for t in range(horizon - 1):
+        last = horizon - 1 - t
+        expected = sum((1 - lam) * lam ** (n - 1) * n_step(t, n) for n in range(1, last))
+        torch.testing.assert_close(result[t], expected + lam ** (last - 1) * n_step(t, last))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_update_leaves_the_world_model_bit_identical(name):
+    agent = small_agent()
+    if name == "sac":
+        agent.policy = SACPolicy(agent.mdp, hidden=8).double()
+    before = {key: value.clone() for key, value in agent.world_model.state_dict().items()}
+    policy_before = {key: value.clone() for key, value in agent.policy.state_dict().items()}
+    with without_gradients(agent.world_model):
+        agent.policy.update(policy_batch(agent), agent.mdp, torch.Generator().manual_seed(0))
+    assert all(torch.equal(before[key], value) for key, value in agent.world_model.state_dict().items())
+    assert all(parameter.grad is None for parameter in agent.world_model.parameters())
+    assert all(parameter.requires_grad for parameter in agent.world_model.parameters())
+    changed = {key for key, value in agent.policy.state_dict().items() if not torch.equal(policy_before[key], value)}
+    assert changed == set(policy_before)
+
+
+def test_whole_update_takes_one_step_of_everything():
+    agent = small_agent("2c")
+    agent.world_model.kl = KLWeights(free_nats=0.0)  # a clamped KL_x would leave its prior without gradients
+    before = {key: value.clone() for key, value in agent.state_dict().items()}
+    metrics = agent.update(random_batch())
+    assert all(torch.isfinite(value).all() and not value.requires_grad for value in metrics.values())
+    still = {key for key, value in agent.state_dict().items() if torch.equal(before[key], value)}
+    assert not still
+
+
+@pytest.mark.parametrize("structure", ["2b", "2c"])
+def test_policy_never_sees_y_or_z(structure):
+    """Changing y and z of the latent changes no action; the policy's inputs have x's size alone."""
+    agent = small_agent(structure)
+    latent = agent.world_model.rssm.initial(3).map(torch.randn_like)
+    noise = {name: tuple(map(torch.randn_like, latent[name])) for name in latent.layout.names if name != "x"}
+    other = latent.replace(**noise)
+    assert not torch.equal(latent.belief, other.belief)
+    assert torch.equal(*(agent.policy.act(value.features("x"), None) for value in (latent, other)))
+    assert isinstance(agent.mdp, LatentMDP)
+    assert agent.mdp.feature_size == sum(size.shape[-1] for size in latent["x"])
+
+
+def test_imagination_passes_gradients_through_dynamics_not_through_the_actors_input():
+    agent = small_agent()
+    batch, policy = policy_batch(agent), agent.policy
+    noise = policy.draw_noise(batch, agent.mdp, torch.Generator().manual_seed(0))
+    batch.belief.requires_grad_()
+    features, actions = policy.imagine(batch, agent.mdp, noise)
+    through_actor = torch.autograd.grad(actions[0].sum(), batch.belief, retain_graph=True, allow_unused=True)[0]
+    assert through_actor is None  # the first action's input is detached
+    assert torch.autograd.grad(features[-1].sum(), batch.belief)[0].abs().sum() > 0
+
+
+def test_actor_density_integrates_to_one_and_matches_the_change_of_variables():
+    torch.manual_seed(0)
+    actor = Actor(3, 1, hidden=4, layers=1).double()
+    features = torch.randn(1, 3, dtype=torch.float64)
+    mean, std = actor(features)
+    noise = torch.linspace(-9, 9, 20001, dtype=torch.float64)[:, None]
+    action, log_prob = actor.sample_with_log_prob(features.expand(len(noise), -1), noise)
+    assert torch.trapezoid(log_prob.exp(), action[:, 0]).item() == pytest.approx(1.0, abs=1e-3)
+    middle = 10000 + torch.arange(-800, 800, 100)
+    raw = mean + std * noise[middle]
+    expected = torch.distributions.Normal(mean, std).log_prob(raw) - torch.log1p(-torch.tanh(raw) ** 2)
+    torch.testing.assert_close(log_prob[middle], expected[:, 0], rtol=1e-6, atol=1e-6)
+
+
+def test_actor_parametrization():
+    actor = Actor(3, 2, hidden=4, layers=4)
+    for parameter in actor.parameters():
+        torch.nn.init.zeros_(parameter)
+    mean, std = actor(torch.zeros(1, 3))
+    assert torch.equal(mean, torch.zeros(1, 2))
+    assert std[0, 0].item() == pytest.approx(5.0 + 1e-4, rel=1e-5)  # softplus(softplus^-1(5))
+    torch.nn.init.constant_(actor.net.output.bias, 3.0)
+    mean, std = actor(torch.zeros(1, 3))
+    assert mean[0, 0].item() == pytest.approx(5 * math.tanh(3 / 5), rel=1e-6)
+    assert actor.mode(torch.zeros(1, 3))[0, 0].item() == pytest.approx(math.tanh(5 * math.tanh(3 / 5)), rel=1e-6)
+
+
+def test_sac_target_uses_the_next_action_at_the_next_latent():
+    """The critic loss, written out for every transition."""
+    agent = small_agent()
+    batch, policy = policy_batch(agent), SACPolicy(agent.mdp, hidden=8).double()
+    for parameter in policy.targets.parameters():
+        parameter.data += 0.01
+    noise, _ = policy.draw_noise(batch, agent.mdp, torch.Generator().manual_seed(0))
+    errors = []
+    for t in range(3):
+        x, following = batch.features[t], batch.features[t + 1]
+        action, log_prob = policy.actor.sample_with_log_prob(following, noise[t])
+        soft = torch.minimum(*policy.targets(following, action)) - policy.log_temperature.exp() * log_prob
+        target = (agent.mdp.reward(following) + 0.99 * soft).detach()
+        errors.append((policy.critics(x, batch.action[t + 1]) - target) ** 2)
+    expected = 0.5 * torch.stack(errors, 1).mean((1, 2)).sum()
+    torch.testing.assert_close(policy.critic_loss(batch, agent.mdp, noise), expected)
+
+
+def test_every_policy_speaks_the_protocol():
+    for kind in POLICIES.values():
+        assert issubclass(kind, Policy)

@@ -1,0 +1,161 @@
+"""The loop from environment to checkpoint, on small real runs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import denoised_mdp
+from denoised_mdp.config import load_config
+from denoised_mdp.envs.toy import CountingEnv
+from denoised_mdp.errors import UserError
+from denoised_mdp.evaluation import evaluate, evaluation_seeds
+from denoised_mdp.loading import environment_maker
+from denoised_mdp.runs import RunFolder
+from denoised_mdp.trainer import Trainer, prepare, train
+
+TINY = [
+    "preset=debug", "env=toy", "env.task=dot", "distractors=none", "env.episode_steps=40", "train.total_steps=200",
+    "train.prefill_steps=80", "train.train_every=40", "train.eval_every=80", "train.render_every=0",
+    "train.checkpoint_every=80", "train.log_every=40", "train.deterministic=true",
+]  # fmt: skip
+
+
+def tiny(path: Path, *overrides: str):
+    return load_config([*TINY, f"run_dir={path}", *overrides])
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def nondeterministic_again():
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "a"
+    assert train(tiny(path, "train.render_every=200"))
+    return path
+
+
+def test_run_leaves_everything_in_its_folder(finished):
+    run = RunFolder(finished)
+    assert run.config.exists() and list(run.tensorboard.iterdir()) and list(run.checkpoints.iterdir())
+    assert {path.suffix for path in run.videos.iterdir()} == {".mp4", ".png"}
+    logged = lines(finished)
+    steps = [line["step"] for line in logged if "eval/return" in line]
+    assert steps == [80, 160, 200]
+    # 80 prefill steps of 40-step episodes: two random episodes, then training ones
+    assert [line["step"] for line in logged if "random/return" in line] == [40, 80]
+    assert [line["step"] for line in logged if "train/return" in line] == [120, 160, 200]
+    updates = [line["train/updates"] for line in logged if "train/updates" in line]
+    assert updates == [2, 4, 6, 8]  # one round after prefill, one every 40 steps
+
+
+def test_counting_environment_proves_the_alignment(tmp_path):
+    """Action, reward and observation of a row belong together, from environment to batch."""
+    config = tiny(tmp_path / "run", "env.task=counting", "env.episode_steps=24", "train.total_steps=80")
+    run = RunFolder.create(config.run_dir)
+    trainer = Trainer(config, run)
+    sent = {}
+    step = trainer.env.step
+
+    def spy(action):
+        result = step(action)
+        sent[CountingEnv.decode(result[0])] = np.array(action)
+        return result
+
+    trainer.env.step = spy
+    while trainer.step < 80:
+        trainer.collect()
+    batch = trainer.replay.sample(200, 6, np.random.default_rng(0))
+    starts = set()
+    for b in range(200):
+        rows = [CountingEnv.decode(batch["observation"][t, b]) for t in range(6)]
+        episodes, counts = zip(*rows, strict=True)
+        assert len(set(episodes)) == 1 and list(np.diff(counts)) == [2] * 5
+        starts.add(counts[0])
+        for t, (episode, count) in enumerate(rows):
+            assert batch["is_first"][t, b] == (count == 0)
+            if count == 0:
+                assert not batch["action"][t, b].any() and batch["reward"][t, b] == 0
+            else:
+                assert batch["reward"][t, b] == count + count - 1  # both inner steps of the repeat
+                assert np.array_equal(batch["action"][t, b], sent[episode, count])
+    assert max(starts) == 24 - 2 * 5  # the last start of a whole episode
+    trainer.close()
+
+
+def stop_after_units(trainer: Trainer, count: int) -> None:
+    """Let the loop end after `count` units of work: actions or updates."""
+    done = iter(range(1, count + 1))
+
+    def counted(unit):
+        def run():
+            unit()
+            trainer.stopping = next(done) == count
+
+        return run
+
+    trainer.collect, trainer.learn = counted(trainer.collect), counted(trainer.learn)
+
+
+@pytest.mark.parametrize("policy", ["backprop", "sac"])
+def test_stopping_anywhere_and_continuing_changes_nothing(tmp_path, policy):
+    """Stopped inside an episode and between two updates, the run ends bit-identical to the undisturbed one."""
+    overrides = [f"policy={policy}", "policy.hidden=16", "distractors=none"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train(tiny(whole, *overrides))
+    for stop_after in (50, 47, 9, 10_000):
+        run = RunFolder.create(parts)
+        prepare(tiny(parts, *overrides), run)
+        trainer = Trainer(tiny(parts, *overrides), run)
+        stop_after_units(trainer, stop_after)
+        trainer.run_to_end()
+        trainer.close()
+
+    ignore = {"eval/seconds"}
+    strip = lambda rows: [{k: v for k, v in row.items() if k not in ignore} for row in rows]  # noqa: E731
+    assert strip(lines(whole)) == strip(lines(parts))
+    left, right = (denoised_mdp.load(path, device="cpu").state_dict() for path in (whole, parts))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    for name in ("observation", "action", "reward", "is_first"):
+        assert np.array_equal(*(np.load(path / "replay" / f"{name}.npy") for path in (whole, parts)))
+
+
+def test_evaluation_repeats_itself_and_leaves_training_alone(finished):
+    agent = denoised_mdp.load(finished, device="cpu")
+    config = tiny(finished)
+    seeds = evaluation_seeds(0, 3)
+    assert len(set(evaluation_seeds(0, 50))) == 50 and evaluation_seeds(0, 50)[:3] == seeds
+    assert min(seeds) >= 2**31  # a run's seed is below
+    random_state = agent.random.get_state()
+    first, second = (evaluate(agent, environment_maker(config), seeds, record=2) for _ in range(2))
+    assert first.returns == second.returns and len(set(first.returns)) == 3
+    assert torch.equal(random_state, agent.random.get_state())
+    episode = first.episodes[0]
+    assert len(episode.observation) == len(episode.latent.belief) == len(episode.action) + 1 == 21
+    assert first.standard_error == pytest.approx(np.std(first.returns, ddof=1) / np.sqrt(3))
+
+
+def test_another_configuration_is_refused(finished):
+    with pytest.raises(UserError, match="model.kl.beta_y"):
+        train(tiny(finished, "train.render_every=200", "model.kl.beta_y=0.5"))
+
+
+def test_two_lines_of_python_act(finished):
+    agent = denoised_mdp.load(finished, device="cpu")
+    env = environment_maker(tiny(finished))()
+    observation, _ = env.reset(seed=0)
+    carry = None
+    for _ in range(3):
+        action, carry = agent.act(observation, carry)
+        observation, *_ = env.step(action)
+    assert env.action_space.contains(action)
+    env.close()
