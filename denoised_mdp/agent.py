@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from . import schema
 from .networks import set_compute_dtype
 from .policies import POLICIES, Policy, PolicyBatch
 from .policies.base import optimize, without_gradients
 from .rssm import Latent, structure
 from .world_model import KLWeights, LatentMDP, WorldModel
-
-if TYPE_CHECKING:
-    from .schema import Config
-
 
 @dataclass
 class Carry:
@@ -155,7 +152,7 @@ class Agent(nn.Module):
             self.random.set_state(state["random"].cpu())
 
 
-def build_agent(config: Config, action_size: int, *, device: str = "cpu", dtype: torch.dtype | None = None) -> Agent:
+def build_agent(config: schema.Config, action_size: int, *, device: str = "cpu", dtype: torch.dtype | None = None) -> Agent:
     """Build an agent from a configuration, with PyTorch's default initialization drawn from `config.seed`.
 
     device: where it lives. dtype: compute type of large products (`networks.set_compute_dtype`). The global
@@ -182,3 +179,12 @@ def build_agent(config: Config, action_size: int, *, device: str = "cpu", dtype:
     agent.random.manual_seed(config.seed)
     set_compute_dtype(agent, dtype)
     return agent
+
+
+def register_policy(name: str, policy: type[Policy], options: type) -> None:
+    """Make a policy of your own known as `name`, to `build_agent` and to configuration files.
+
+    options: a dataclass whose fields are the keyword arguments of `policy` (with defaults), and `name`.
+    """
+    POLICIES[name] = policy
+    schema.POLICIES[name] = options

@@ -30,7 +30,7 @@ class Actor(nn.Module):
         self.net = MLP(features, hidden, 2 * action_size, layers)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., D_x + S_x] -> mean = 5 tanh(m / 5) and std = softplus(raw + softplus^-1(initial_std)) + 1e-4, [..., A]."""
+        """[..., D_x + S_x] -> mean = 5 tanh(m / 5), std = softplus(raw + softplus^-1(initial_std)) + 1e-4, [..., A]."""
         mean, raw = self.net(features).chunk(2, -1)
         return MEAN_SCALE * torch.tanh(mean / MEAN_SCALE), F.softplus(raw + self.raw_initial_std) + MIN_STD
 
