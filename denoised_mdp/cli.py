@@ -109,7 +109,7 @@ def _multirun(overrides: list[str]) -> int:
 
 
 def _job(_) -> None:
-    """One job of a sweep: train in the folder that Hydra assigned to it. A mistake or Ctrl-C ends the sweep."""
+    """One job of a sweep: train in the folder that Hydra assigned. A mistake or Ctrl-C ends the sweep."""
     from hydra.core.hydra_config import HydraConfig
 
     job = HydraConfig.get()

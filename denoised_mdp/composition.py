@@ -136,7 +136,7 @@ def translate(overrides: list[str]) -> list[str]:
                 raise UserError(_several(key, value))
             _check_choice(key, value)
             result.append(f"{key}={value}")
-        elif key in TEXTS and value != "null" and value[:1] not in ("'", '"'):
+        elif key in TEXTS and value != "null" and not re.fullmatch(r"'.+'|\".+\"", value):
             result.append(f"{key}={_quote(value)}")
         elif _is_hydra(key) or not _parse(key, value).is_sweep_override():
             result.append(f"{key}={value}")

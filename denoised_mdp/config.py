@@ -71,7 +71,7 @@ def read_config(path: str | os.PathLike) -> Config:
         tree = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except Exception as error:  # YAML and OmegaConf have no common base class for their errors
         raise UserError(f"{file} is not valid YAML: restore it from a copy.") from error
-    if not isinstance(tree, dict):
+    if not isinstance(tree, dict) or not tree:
         raise UserError(f"{file} is not the configuration of a run.")
     try:
         return build(Config, tree)

@@ -17,11 +17,6 @@ find_python() {
 }
 
 install_package() {
-    local wanted done_file=.venv/.installed
-    wanted=$(cat setup.py constraints.txt | cksum)
-    if [ "$(cat "$done_file" 2>/dev/null)" = "$wanted" ] && .venv/bin/denoised-mdp --version >/dev/null 2>&1; then
-        return
-    fi
     if [ ! -x .venv/bin/python ]; then
         local python
         python=$(find_python)
@@ -35,7 +30,6 @@ install_package() {
     export PIP_DISABLE_PIP_VERSION_CHECK=1
     .venv/bin/python -m pip install --quiet --constraint constraints.txt torch
     .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
-    echo "$wanted" >"$done_file"
 }
 
 renders() {
@@ -61,7 +55,7 @@ install_renderer() {
     fi
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         echo "set-up: installing libraries for rendering without a display ($packages)"
-        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $packages >/dev/null
+        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $packages >/dev/null; } || true
     fi
     renders || {
         echo "set-up: install OpenGL for rendering without a display, on Debian and Ubuntu:" >&2
@@ -70,5 +64,10 @@ install_renderer() {
     }
 }
 
-install_package
-install_renderer
+# What was installed is remembered by a checksum of its requirements.
+wanted=$(cat setup.py constraints.txt | cksum)
+if [ "$(cat .venv/.installed 2>/dev/null)" != "$wanted" ] || ! .venv/bin/denoised-mdp --version >/dev/null 2>&1; then
+    install_package
+    install_renderer
+    echo "$wanted" >.venv/.installed
+fi

@@ -1,0 +1,239 @@
+"""``denoised-mdp doctor``: measure on this machine what a configuration needs, before a long run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from .agent import Agent, build_agent
+from .config import differences, read_config
+from .envs.video import SPLITS, open_clips
+from .errors import UserError
+from .evaluation import MAX_PARALLEL
+from .loading import environment_maker
+from .logging import duration
+from .replay import Replay
+from .runtime import configure
+from .schema import Config
+
+GIB = 2**30
+SLOW_ACTION = 0.02  # seconds; a paper-sized run would spend three hours in the environment
+LONG_RUN = 48 * 3600  # seconds
+
+
+def doctor(config: Config) -> int:
+    """Print what was found and measured, then one line for each problem; returns 1 if there is one, else 0."""
+    return Doctor(config).examine()
+
+
+class Doctor:
+    """Examines one configuration on this machine; `problems` stop a run, `notes` are worth knowing."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+
+    def examine(self) -> int:
+        """Run all checks; a check that fails becomes a problem and the others go on."""
+        config = self.config
+        distractors = "".join(f" + {name}" for name in config.distractors)
+        print(f"{config.env.task}{distractors}, model {config.model.name}, policy {config.policy.name}\n")
+        self.check_machine()
+        device, dtype = configure(config.train)
+        _row("device", f"{device}, {'bf16' if dtype else 'float32'}, {torch.get_num_threads()} CPU threads")
+        self.attempt(self.check_run_folder)
+        if "video_background" in config.distractors:
+            self.attempt(self.check_clips)
+        environment = self.attempt(environment_maker(config))
+        if environment is not None:
+            action_seconds = self.attempt(lambda: self.check_environment(environment))
+            actions = environment.action_space.shape[0]
+            self.attempt(lambda: self.check_replay(environment.observation_space.shape, actions))
+            environment.close()
+            agent = build_agent(config, actions, device=device, dtype=dtype)
+            self.show_parameters(agent)
+            self.check_speed(agent, action_seconds)
+        return self.verdict()
+
+    def attempt(self, check: Callable):
+        """Return what `check` returns; None when it finds that the run could not start."""
+        try:
+            return check()
+        except UserError as error:
+            if str(error) not in self.problems:
+                self.problems.append(str(error))
+            return None
+
+    def check_machine(self) -> None:
+        """Versions, and whether other programs or a missing GPU build would distort the measurements."""
+        versions = [f"Python {platform.python_version()}"]
+        versions += [f"{name} {version(name)}" for name in ("torch", "mujoco", "dm_control", "gymnasium", "numpy")]
+        _row("versions", ", ".join(versions))
+        cores, load = os.cpu_count() or 1, os.getloadavg()[0]
+        if load > cores:
+            self.notes.append(f"Other programs are busy (load {load:.1f} on {cores} cores): times are too long.")
+        if Path("/dev/nvidia0").exists() and not torch.cuda.is_available():
+            self.problems.append("PyTorch cannot use the GPU of this machine: install a CUDA build of PyTorch.")
+
+    def check_run_folder(self) -> None:
+        """Whether the run folder is free, or holds a run that continues with this configuration."""
+        folder = Path(self.config.run_dir)
+        if not (folder / "config.yaml").exists():
+            _row("run folder", f"{folder} (new)")
+            return
+        _row("run folder", f"{folder} (holds a run)")
+        if changed := differences(read_config(folder), self.config):
+            raise UserError(f"{folder} holds another configuration ({'; '.join(changed)}): choose another run_dir.")
+
+    def check_clips(self, sample: int = 10) -> None:
+        """Count the clips of both splits and decode the first `sample` of each; names those that fail."""
+        options, env = self.config.distractors["video_background"], self.config.env
+        for split in SPLITS:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                clips = open_clips(env.clips, split, env.size, options["color"], options["frames"])
+                frames = [clip.frames() for clip in clips[:sample]]
+            lengths = [len(clip) for clip in frames if clip is not None]
+            _row(f"clips, {split}", f"{len(clips):,} found; {sum(lengths):,} frames in the first {len(lengths)}")
+            self.notes += [str(warning.message) for warning in caught]
+            if not lengths:
+                self.problems.append(f"None of the first {len(frames)} clips for {split} can be read: check env.clips.")
+
+    def check_environment(self, environment: gym.Env, actions: int = 50) -> float:
+        """Measure frames and actions; returns the seconds of an action, its repeats and its frame included."""
+        environment.reset(seed=self.config.seed)
+        environment.action_space.seed(self.config.seed)
+        frame = _median_seconds(environment.render, 20)
+        actions = min(actions, self.config.env.episode_steps // self.config.env.action_repeat)
+        action = _median_seconds(lambda: environment.step(environment.action_space.sample()), actions)
+        renderer = "none needed"
+        if self.config.env.suite == "dmc":
+            from .envs.rendering import BACKEND
+
+            renderer = BACKEND or "the display's"
+        repeat = self.config.env.action_repeat
+        _row("renderer", f"{renderer}; {1000 * frame:.1f} ms per frame")
+        _row("environment", f"{1000 * action:.1f} ms per action ({repeat} steps and a frame)")
+        if action > SLOW_ACTION:
+            hint = " env.quality=fast is several times faster." if self.config.env.quality != "fast" else ""
+            self.notes.append(f"An action takes {1000 * action:.0f} ms: rendering will be the bottleneck.{hint}")
+        return action
+
+    def check_replay(self, observation_shape: tuple[int, ...], actions: int) -> None:
+        """Compare the replay's size with the free disk."""
+        rows = self.config.replay_capacity
+        needed = Replay.bytes_needed(rows, observation_shape, actions)
+        folder = Path(self.config.run_dir).absolute()
+        place = next(path for path in [folder, *folder.parents] if path.exists())
+        free = shutil.disk_usage(place).free
+        used = sum(path.stat().st_blocks * 512 for path in folder.glob("replay/*.npy"))
+        _row("replay", f"{rows:,} rows, {needed / GIB:.2f} GiB when full; {free / GIB:.2f} GiB free in {place}")
+        if needed > free + used:
+            self.problems.append(
+                f"The replay needs {needed:,} bytes but {place} has {free:,} free: set a smaller replay.capacity,"
+                " or a run_dir on a larger disk."
+            )
+
+    def show_parameters(self, agent: Agent) -> None:
+        """Print the parameters per module and their total."""
+        counts = agent.parameter_counts()
+        for title, (name, count) in zip(["parameters"] + [""] * len(counts), counts.items(), strict=False):
+            _row(title, f"{name:12} {count:>11,}")
+        _row("", f"{'total':12} {sum(counts.values()):>11,}")
+
+    def check_speed(self, agent: Agent, action_seconds: float | None) -> None:
+        """Measure updates on random data and acting; project the time and the memory of the run."""
+        config, train = self.config, self.config.train
+        batch = _random_batch(config, agent.mdp.action_size)
+        synchronize = torch.cuda.synchronize if agent.device.type == "cuda" else lambda: None
+
+        def update() -> None:
+            agent.update(batch)
+            synchronize()
+
+        update()  # the first one allocates
+        update_seconds = _median_seconds(update, 3)
+        acting = _median_seconds(lambda: agent.act(batch["observation"][0, 0]), 10)
+        _row("update", f"{update_seconds:.3g} s ({train.batch_size} segments of {train.segment_length} rows)")
+        self.show_memory(agent.device)
+
+        rounds = 1 + (train.total_steps - train.prefill_steps) // train.train_every
+        updates = max(0, rounds) * train.updates
+        learning = updates * update_seconds
+        playing = train.total_steps / config.env.action_repeat * ((action_seconds or 0) + acting)
+        evaluations = train.total_steps // train.eval_every if train.eval_every else 0
+        steps = config.env.episode_steps / config.env.action_repeat
+        parallel = -(-train.eval_episodes // MAX_PARALLEL)
+        episode = train.eval_episodes * (action_seconds or 0) + parallel * acting
+        evaluating = evaluations * steps * episode
+        total = learning + playing + evaluating
+        shares = ", ".join(
+            f"{name} {duration(seconds)}"
+            for name, seconds in (("learning", learning), ("collecting", playing), ("evaluating", evaluating))
+        )
+        _row("whole run", f"about {duration(total)} ({total / 3600:.1f} h): {shares}")
+        _row("", f"{train.total_steps:,} steps, {updates:,} updates")
+        if total > LONG_RUN:
+            self.notes.append("This run takes days here: use a GPU, or try preset=quickstart on a CPU first.")
+
+    def show_memory(self, device: torch.device) -> None:
+        """Print the peak of this process, which has done all that training does but write the replay."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        text = f"{peak / GIB:.1f} of {total / GIB:.1f} GiB"
+        if device.type == "cuda":
+            size = torch.cuda.get_device_properties(device).total_memory
+            text += f"; GPU {torch.cuda.max_memory_allocated(device) / GIB:.1f} of {size / GIB:.1f} GiB"
+        _row("memory", f"{text} at the peak")
+        if peak > 0.8 * total:
+            self.problems.append("Memory is nearly full: set a smaller train.batch_size or train.segment_length.")
+
+    def verdict(self) -> int:
+        """Print the notes and the problems."""
+        print()
+        for note in self.notes:
+            print(f"note: {note}")
+        for problem in self.problems:
+            print(f"PROBLEM: {problem}")
+        if not self.problems:
+            print("No problems found.")
+        return 1 if self.problems else 0
+
+
+def _row(title: str, text: str) -> None:
+    print(f"{title:14}{text}", flush=True)
+
+
+def _median_seconds(function: Callable[[], object], repeats: int) -> float:
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def _random_batch(config: Config, actions: int) -> dict[str, np.ndarray]:
+    """A batch of the run's shapes: [T, B, ...]."""
+    rng = np.random.default_rng(0)
+    shape, size = (config.train.segment_length, config.train.batch_size), config.env.size
+    return {
+        "observation": rng.integers(0, 256, (*shape, size, size, 3), dtype=np.uint8),
+        "action": rng.uniform(-1, 1, (*shape, actions)).astype(np.float32),
+        "reward": rng.uniform(0, 1, shape).astype(np.float32),
+        "is_first": np.zeros(shape, bool),
+    }

@@ -1,0 +1,287 @@
+"""The configuration: the paper's numbers, which override wins, and mistakes answered in one line."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+from denoised_mdp.composition import choices, config_folder, distractor_defaults, option_keys
+from denoised_mdp.config import default_run_dir, differences, load_config, read_config, save_config
+from denoised_mdp.envs import DISTRACTORS
+from denoised_mdp.errors import UserError
+from denoised_mdp.schema import BackpropConfig, Config, SACConfig
+
+VARIANTS = {
+    "noiseless": [],
+    "video_background": ["video_background"],
+    "video_background_noisy_sensor": ["video_background", "noisy_sensor"],
+    "video_background_camera_jitter": ["video_background", "camera_jitter"],
+}
+# Wang et al. 2022, Table D.5, in the order of VARIANTS.
+BETA = {
+    ("cheetah_run", "backprop"): (1, 0.125, 0.25, 0.25),
+    ("walker_walk", "backprop"): (1, 0.25, 0.25, 0.5),
+    ("reacher_easy", "backprop"): (1, 0.25, 0.25, 0.25),
+    ("cheetah_run", "sac"): (1, 0.125, 0.125, 0.25),
+    ("walker_walk", "sac"): (1, 0.25, 0.125, 0.5),
+    ("reacher_easy", "sac"): (1, 0.125, 0.25, 0.25),
+}
+
+
+def sizes(config):
+    return tuple((latent.belief, latent.state) for latent in (config.model.x, config.model.y, config.model.z))
+
+
+@pytest.mark.parametrize(("task", "policy"), BETA)
+def test_paper_presets_have_the_betas_of_table_d5(task, policy):
+    for (variant, distractors), beta in zip(VARIANTS.items(), BETA[task, policy], strict=True):
+        config = load_config([f"preset=paper/{task}_{variant}", f"policy={policy}"])
+        assert (config.env.task, list(config.distractors)) == (task, distractors)
+        assert (config.model.kl.beta_x, config.model.kl.beta_y, config.model.kl.beta_z) == (1, beta, beta)
+        slow = policy == "sac" and task == "walker_walk"
+        if policy == "sac":
+            rates = (config.policy.actor_lr, config.policy.critic_lr, config.policy.temperature_lr)
+            assert rates == (1e-4,) * 3 if slow else rates == (3e-4,) * 3
+            assert config.policy.clip == (100 if slow else None)
+        else:
+            assert (config.policy.actor_lr, config.policy.value_lr, config.policy.clip) == (8e-5, 8e-5, 100)
+
+
+def test_paper_presets_are_the_twelve_of_the_table():
+    papers = {name for name in choices("preset") if name.startswith("paper/")}
+    assert papers == {f"paper/{task}_{variant}" for task, _ in BETA for variant in VARIANTS}
+
+
+def test_defaults_are_the_papers():
+    config = load_config([])
+    train, model = config.train, config.model
+    assert (train.total_steps, train.prefill_steps, train.train_every, train.updates) == (10**6, 5000, 1000, 100)
+    assert (train.batch_size, train.segment_length, train.exploration_noise) == (50, 50, 0.3)
+    assert (train.eval_every, train.eval_episodes, train.render_every) == (10_000, 10, 20_000)
+    assert (model.optimizer.lr, model.optimizer.eps, model.optimizer.clip) == (6e-4, 1e-7, 100)
+    assert (config.policy.horizon, config.policy.gamma, config.policy.lambda_) == (15, 0.99, 0.95)
+    assert (config.env.size, config.env.action_repeat, config.env.episode_steps) == (64, 2, 1000)
+    assert config.distractors == {}
+
+
+def test_structures_have_the_papers_sizes():
+    assert sizes(load_config([])) == ((120, 20), (120, 20), (0, 0))
+    config = load_config(["model=2c"])
+    assert sizes(config) == ((120, 20), (70, 10), (70, 10)) and not config.model.z_prior_uses_y
+    assert sizes(load_config(["model=dreamer"])) == ((220, 33), (0, 0), (0, 0))
+
+
+def test_alpha_and_replay_follow_the_environment_unless_set():
+    assert load_config([]).alpha == 1 and load_config(["env.size=96"]).alpha == 2
+    assert load_config(["env.size=96", "model.kl.alpha=0.5"]).alpha == 0.5
+    assert load_config([]).replay_capacity == 1000 * (500 + 1)  # one row per action, one more per episode
+    assert load_config(["train.total_steps=1001", "train.prefill_steps=200"]).replay_capacity == 2 * 501
+    assert load_config(["replay.capacity=77"]).replay_capacity == 77
+
+
+@pytest.mark.parametrize("model", ["2b", "2c", "dreamer"])
+@pytest.mark.parametrize("preset", ["debug", "quickstart", "paper/walker_walk_video_background"])
+@pytest.mark.parametrize("policy", ["backprop", "sac"])
+def test_every_preset_goes_with_every_structure_and_policy(preset, model, policy):
+    config = load_config([f"preset={preset}", f"model={model}", f"policy={policy}"])
+    assert (config.preset, config.model.name, config.policy.name) == (preset, model, policy)
+    empty = [size == (0, 0) for size in sizes(config)]
+    assert empty == {"2b": [0, 0, 1], "2c": [0, 0, 0], "dreamer": [0, 1, 1]}[model]
+
+
+def test_the_command_line_wins_over_presets_in_any_order():
+    preset = "preset=paper/walker_walk_video_background"
+    config = load_config(["model.kl.beta_y=0.5", "policy=sac", "policy.clip=null", preset, "distractors=none"])
+    assert (config.model.kl.beta_y, config.policy.clip, config.policy.actor_lr) == (0.5, None, 1e-4)
+    assert config.distractors == {}
+    config = load_config(["preset=quickstart", "model.y.belief=7", "model.x={belief: 5, state: 3}"])
+    assert sizes(config)[:2] == ((5, 3), (7, 10))
+    assert load_config([preset, "model.kl.beta_z=0.75"]).model.kl.beta_y == 0.25
+
+
+def test_beta_z_is_beta_y_unless_set():
+    config = load_config(["model=2c", "model.kl.beta_y=0.125"])
+    assert config.model.kl.beta_z == 0.125
+    assert load_config(["model=2c", "model.kl.beta_y=0.125", "model.kl.beta_z=1"]).model.kl.beta_z == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("video_background,camera_jitter", ["video_background", "camera_jitter"]),
+        ("camera_jitter, video_background", ["video_background", "camera_jitter"]),
+        ("[video_background,noisy_sensor]", ["video_background", "noisy_sensor"]),
+        ("camera_jitter", ["camera_jitter"]),
+        ("{video_background: {strength: 0.5}, camera_jitter: {}}", ["video_background", "camera_jitter"]),
+        ("none", []),
+        ("[]", []),
+        ("null", []),
+        ("{}", []),
+    ],
+)
+def test_distractors_on_the_command_line(text, names):
+    config = load_config(["preset=quickstart", f"distractors={text}"])
+    assert list(config.distractors) == names
+    for name, options in config.distractors.items():
+        expected = distractor_defaults()[name] | ({"strength": 0.5} if "0.5" in text and "video" in name else {})
+        assert options == expected
+
+
+def test_options_of_distractors():
+    config = load_config(["distractors=camera_jitter", "distractors.camera_jitter.strength=2"])
+    assert config.distractors == {"camera_jitter": {"strength": 2}}
+    config = load_config(["preset=quickstart", "distractors.video_background.color=true"])
+    assert config.distractors["video_background"]["color"] is True
+
+
+def test_files_of_distractors_agree_with_the_environments():
+    known = {name: {key: option.default for key, option in info.options.items()} for name, info in DISTRACTORS.items()}
+    assert distractor_defaults() == known
+
+
+def test_policy_options_agree_with_the_policies():
+    from denoised_mdp.policies import POLICIES
+
+    for kind in (BackpropConfig, SACConfig):
+        arguments = inspect.signature(POLICIES[kind().name].__init__).parameters
+        for field in dataclasses.fields(kind):
+            assert field.name == "name" or arguments[field.name].default == field.default
+
+
+@pytest.mark.parametrize(
+    "path", ["/a b/*.mp4", "it's, {x}/*[0-9].mp4", "C:\\x\\", "a\\'b", "/ü/=,#", "'", '/"q"', "$HOME/x", "(1)"]
+)
+def test_paths_need_no_quotes(path):
+    assert load_config([f"env.clips={path}"]).env.clips == path
+    assert load_config([f"run_dir={path}"]).run_dir == path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["env.taks=walker_walk"], ["env.taks", "'env.task'"]),
+        (["total_steps=5"], ["'train.total_steps'"]),
+        (["trian.updates=5"], ["'train.updates'"]),
+        (["presett=debug"], ["'preset'"]),
+        (["env.task=cheetah_rum"], ["env.task=cheetah_rum", "'cheetah_run'"]),
+        (["env=toy", "env.task=dott"], ["'dot'"]),
+        (["model=2x"], ["model=2x", "Did you mean"]),
+        (["policy=sack"], ["'sac'"]),
+        (["preset=paper/cheetah_run_video_backgroud"], ["'paper/cheetah_run_video_background'"]),
+        (["distractors=camera_jiter"], ["'camera_jitter'"]),
+        (["distractors={camera_jiter: {}}"], ["'camera_jitter'"]),
+        (["distractors.camera_jiter.strength=1"], ["'distractors.camera_jitter.strength'"]),
+        (["distractors.camera_jitter.strength=1"], ["distractors=camera_jitter"]),
+        (["distractors=noisy_sensor"], ["video_background"]),
+        (["distractors=camera_jitter", "distractors.camera_jitter.strength=-1"], ["strength", "at least 0", "-1"]),
+        (["distractors={camera_jitter: 3}"], ["distractors.camera_jitter=3"]),
+        (["model.kl.beta_y=1.5"], ["model.kl.beta_y=1.5", "greater than 0 and at most 1"]),
+        (["model.kl.beta_y=0"], ["model.kl.beta_y=0", "greater than 0"]),
+        (["model.kl.beta_y=high"], ["model.kl.beta_y=high", "a number"]),
+        (["model.kl.beta_y=null"], ["model.kl.beta_y=null"]),
+        (["train.exploration_noise=nan"], ["a number"]),
+        (["train.updates=1.5"], ["train.updates=1.5", "whole number"]),
+        (["train.updates=true"], ["whole number"]),
+        (["train.updates="], ["whole number"]),
+        (["train.deterministic=1"], ["true or false"]),
+        (["env.size=65"], ["env.size=65", "64, 96"]),
+        (["env.quality=fats"], ["fast, faithful"]),
+        (["train.device=gpu"], ["cpu"]),
+        (["model.kl.free_nats_strategy=C"], ["A, B"]),
+        (["model.kl.free_nats_strategy=B", "model.kl.beta_x=0.5"], ["model.kl.beta_y=1.0", "model.kl.beta_x=0.5"]),
+        (["model.z.belief=3"], ["model=2b has no z"]),
+        (["model=2c", "model.z={belief: 0, state: 0}"], ["model=2c has z"]),
+        (["model.name=2c"], ["model=2b|2c|dreamer"]),
+        (["policy.tau=0.1"], ["policy=sac"]),
+        (["policy=sac", "policy.horizon=3"], ["policy=backprop"]),
+        (["train.segment_length=502"], ["501"]),
+        (["train.prefill_steps=97"], ["98"]),
+        (["seed=1,2"], ["--multirun"]),
+        (["model=2b,2c"], ["--multirun"]),
+        (["seed=[1"], ["seed=[1"]),
+        (["seed=${nothing}"], ["nothing"]),
+        (["cheetah_run"], ["key=value"]),
+        (["=3"], ["key=value"]),
+        (["+new.key=3"], ["unknown option"]),
+        (["model=null"], ["model=null"]),
+        (["train=3"], ["train=3"]),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(overrides, words):
+    with pytest.raises(UserError) as mistake:
+        load_config(overrides)
+    assert "\n" not in str(mistake.value)
+    for word in words:
+        assert word in str(mistake.value)
+
+
+def test_whole_floats_are_whole_numbers():
+    steps = load_config(["train.total_steps=2e5"]).train.total_steps
+    assert steps == 200_000 and type(steps) is int
+    assert type(load_config(["model.kl.beta_y=1"]).model.kl.beta_y) is float
+
+
+def test_loading_twice_gives_equal_and_separate_configurations():
+    first, second = load_config(["preset=quickstart"]), load_config(["preset=quickstart"])
+    assert first == second
+    first.distractors["video_background"]["strength"] = 0.1
+    first.model.x.belief = 1
+    assert second == load_config(["preset=quickstart"])
+
+
+@pytest.mark.parametrize("overrides", [[], ["preset=debug", "policy=sac", "model=2c", "env.clips=a ${b}: #'"]])
+def test_saved_configurations_come_back_equal(tmp_path, overrides):
+    config = load_config([text.replace("$", "\\$") for text in overrides])
+    save_config(config, tmp_path / "config.yaml")
+    assert read_config(tmp_path) == read_config(tmp_path / "config.yaml") == config
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_configurations_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match="no config.yaml"):
+        read_config(tmp_path / "nowhere")
+    for text, words in [
+        ("a: [", "not valid YAML"),
+        ("", "not the configuration"),
+        ("trian: {}", "'train'"),
+        ("train: {updates: 0}", "train.updates=0"),
+        ("policy: {name: other}", "policy.name=other"),
+    ]:
+        (tmp_path / "config.yaml").write_text(text)
+        with pytest.raises(UserError, match="config.yaml") as mistake:
+            read_config(tmp_path)
+        assert words in str(mistake.value) and "\n" not in str(mistake.value)
+
+
+def test_differences_name_what_may_not_change():
+    old = load_config(["preset=quickstart"])
+    assert differences(old, load_config(["preset=quickstart"])) == []
+    harmless = ["train.total_steps=30000", "run_dir=elsewhere", "train.threads=1", "train.eval_every=0"]
+    assert differences(old, load_config(["preset=quickstart", *harmless])) == []
+    changed = differences(old, load_config(["preset=quickstart", "model.kl.beta_y=0.5", "distractors=none"]))
+    assert "model.kl.beta_y: 0.25 -> 0.5" in changed
+    assert any(line.startswith("distractors.video_background.strength: 1.0 -> absent") for line in changed)
+    changed = differences(old, load_config(["preset=quickstart", "policy=sac"]))
+    assert "policy.name: backprop -> sac" in changed
+
+
+def test_derived_folders_tell_runs_apart():
+    commands = [[], ["seed=1"], ["model=2c"], ["policy=sac"], ["distractors=camera_jitter"], ["preset=debug"]]
+    folders = [load_config(command).run_dir for command in commands]
+    assert len(set(folders)) == len(folders)
+    assert default_run_dir(load_config(["run_dir=x"])) == folders[0] == "runs/cheetah_run-2b-backprop-seed0"
+
+
+def test_every_option_has_help_and_every_file_belongs_to_a_group():
+    def check(options):
+        for field in dataclasses.fields(options):
+            assert field.metadata["help"]
+            if dataclasses.is_dataclass(getattr(options, field.name)):
+                check(getattr(options, field.name))
+
+    check(Config())
+    check(SACConfig())
+    assert {path.name for path in config_folder().iterdir() if path.is_dir()} == {
+        "env", "distractors", "model", "policy", "preset",
+    }  # fmt: skip
+    assert "policy.tau" in option_keys("sac") and "policy.tau" not in option_keys("backprop")

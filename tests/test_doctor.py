@@ -1,0 +1,61 @@
+"""The doctor: true counts and sizes, and one line for each problem."""
+
+import re
+
+import pytest
+
+from denoised_mdp.agent import build_agent
+from denoised_mdp.cli import main
+from denoised_mdp.config import load_config, save_config
+from denoised_mdp.doctor import Doctor
+
+TINY = ["preset=debug", "env=toy"]
+
+
+def examine(tmp_path, capsys, *overrides):
+    code = main(["doctor", *TINY, f"run_dir={tmp_path / 'new'}", *overrides])
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return code, printed.out
+
+
+@pytest.mark.parametrize(("model", "total"), [("2b", "7,478,826"), ("dreamer", "7,479,789")])
+def test_parameters_are_those_of_the_paper(model, total, capsys):
+    # Wang et al. 2022, Table D.4, with two-dimensional actions.
+    config = load_config(["preset=paper/reacher_easy_video_background", f"model={model}"])
+    Doctor(config).show_parameters(build_agent(config, 2))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-2] for line in lines] == ["encoder", "rssm", "decoder", "reward", "actor", "value", "total"]
+    counts = [int(line.split()[-1].replace(",", "")) for line in lines]
+    assert sum(counts[:-1]) == counts[-1] and lines[-1].split()[-1] == total
+
+
+def test_a_healthy_configuration(tmp_path, capsys):
+    code, text = examine(tmp_path, capsys)
+    assert code == 0 and "No problems found." in text
+    assert not (tmp_path / "new").exists()  # it looks, and leaves nothing behind
+    rows = 8 * 31  # 480 steps: 8 episodes of 30 actions and one first row
+    assert f"{rows:,} rows" in text
+    assert re.search(r"480 steps, 10 updates", text)  # rounds after 240, 300, ..., 480 steps, of two updates each
+    for title in ("versions", "device", "clips, train", "renderer", "environment", "update", "memory", "whole run"):
+        assert f"\n{title}" in text
+
+
+def test_problems_are_one_line_each_and_the_other_checks_go_on(tmp_path, capsys):
+    code, text = examine(tmp_path, capsys, "replay.capacity=1000000000000", "env.clips=/no/such/folder")
+    problems = [line for line in text.splitlines() if line.startswith("PROBLEM: ")]
+    assert code == 1 and len(problems) == 1 and "/no/such/folder" in problems[0]
+
+    code, text = examine(tmp_path, capsys, "replay.capacity=1000000000000")
+    problems = [line for line in text.splitlines() if line.startswith("PROBLEM: ")]
+    assert code == 1 and len(problems) == 1
+    assert re.search(r"needs 1[\d,]{18,} bytes", problems[0]) and "replay.capacity" in problems[0]
+    assert "\nupdate" in text
+
+
+def test_a_folder_with_another_run_is_a_problem_and_the_same_run_is_none(tmp_path, capsys):
+    (tmp_path / "new").mkdir()
+    save_config(load_config([*TINY, f"run_dir={tmp_path / 'new'}"]), tmp_path / "new" / "config.yaml")
+    assert examine(tmp_path, capsys)[0] == 0
+    code, text = examine(tmp_path, capsys, "model.kl.beta_y=0.5")
+    assert code == 1 and "model.kl.beta_y: 1.0 -> 0.5" in text
