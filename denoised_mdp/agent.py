@@ -16,6 +16,7 @@ from .policies.base import optimize, without_gradients
 from .rssm import Latent, structure
 from .world_model import KLWeights, LatentMDP, WorldModel
 
+
 @dataclass
 class Carry:
     """What acting remembers between steps: the filtered latent [B, ...] and the last action [B, A]."""
@@ -152,7 +153,9 @@ class Agent(nn.Module):
             self.random.set_state(state["random"].cpu())
 
 
-def build_agent(config: schema.Config, action_size: int, *, device: str = "cpu", dtype: torch.dtype | None = None) -> Agent:
+def build_agent(
+    config: schema.Config, action_size: int, *, device: str = "cpu", dtype: torch.dtype | None = None
+) -> Agent:
     """Build an agent from a configuration, with PyTorch's default initialization drawn from `config.seed`.
 
     device: where it lives. dtype: compute type of large products (`networks.set_compute_dtype`). The global

@@ -59,9 +59,31 @@ class Trainer:
             self.saved = (self.step, self.updates)
             self.logger = Logger(run.path, resume_step=self.step, lines=state["log_lines"])
         else:
-            self.replay = Replay(run.replay, config.replay_capacity, self.env.observation_space.shape, actions)
+            self.replay = self.new_replay()
             self.logger = Logger(run.path)
         self.progress = Progress(config.train.total_steps, step=self.step, updates=self.updates)
+
+    def new_replay(self) -> Replay:
+        """An empty replay; one that will overwrite rows keeps those of the last checkpoint until the next."""
+        capacity, train = self.config.replay_capacity, self.config.train
+        shape, actions = self.env.observation_space.shape, self.agent.mdp.action_size
+        holds_all = self.config.replay.capacity is None
+        slack = 0 if holds_all else 2 * train.checkpoint_every // self.config.env.action_repeat
+        size = Replay.bytes_needed(capacity, shape, actions, slack) / 1e9
+        print(f"replay: up to {capacity:,} rows, {size:.2f} GB on disk in {self.run.replay}")
+        return Replay(self.run.replay, capacity, shape, actions, slack)
+
+    def announce(self) -> None:
+        """Say what is about to happen, before it takes hours."""
+        config, device, dtype = self.config, self.agent.device, self.agent.world_model.encoder.compute_dtype
+        parameters = sum(self.agent.parameter_counts().values())
+        begins = f"continuing at step {self.step:,}" if self.step else "starting"
+        print(
+            f"{self.run.path}: {begins}, to step {config.train.total_steps:,}; {config.env.task} with"
+            f" {', '.join(config.distractors) or 'no distractors'}; model {config.model.name}, policy"
+            f" {config.policy.name}, {parameters:,} parameters; {device}, {str(dtype or torch.float32)[6:]}",
+            flush=True,
+        )
 
     def run_to_end(self) -> None:
         """The loop: updates while some are due, else one more action; then what has come due."""
@@ -263,6 +285,7 @@ def train(config: Config) -> bool:
     with run.lock():
         prepare(config, run)
         trainer = Trainer(config, run)
+        trainer.announce()
         with contextlib.closing(trainer), stop_on_signals(trainer):
             trainer.run_to_end()
             return not trainer.stopping

@@ -53,8 +53,8 @@ class _SquaredError(torch.autograd.Function):
     def forward(ctx, prediction: Tensor, image: Tensor) -> Tensor:
         difference = prediction - image
         ctx.save_for_backward(difference)
-        return 0.5 * torch.linalg.vector_norm(difference.float() if difference.dtype == torch.bfloat16
-                                              else difference).square()
+        accurate = torch.promote_types(difference.dtype, torch.float32)
+        return 0.5 * torch.linalg.vector_norm(difference, dtype=accurate).square()
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
