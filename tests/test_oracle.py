@@ -1,0 +1,261 @@
+"""The package against an independent re-computation in float64 (Wang et al. 2022), with the same weights and noise.
+
+Every structure at both image sizes: latents, predictions, each loss term, every gradient, and the weights after
+clipped steps, for the world model and both policies. `test_oracle_sensitivity` shows that these checks can fail.
+"""
+
+import oracle
+import oracle_policies
+import pytest
+import torch
+from oracle_case import (
+    ACTIONS,
+    CLIPPED_RTOL,
+    DEPTHS,
+    HORIZON,
+    RTOL,
+    STRUCTURES,
+    B,
+    Case,
+    T,
+    X,
+    agree,
+    agree_all,
+    change,
+    parameter_gradients,
+    weights,
+)
+
+from denoised_mdp.policies import BackpropPolicy, SACPolicy, backprop
+from denoised_mdp.policies.base import optimize, without_gradients
+from denoised_mdp.rssm import kl_divergence
+
+every_structure = pytest.mark.parametrize("name", STRUCTURES)
+every_size = pytest.mark.parametrize("size", DEPTHS)
+
+
+# ---------------------------------------------------------------- world model
+
+
+def check_latents(case):
+    """Embeddings, beliefs, samples, posteriors, priors; images, reward shares; each KL of each row."""
+    model, expected = case.model, case.oracle_loss()
+    filtered = model.filter(*(case.batch[key] for key in ("observation", "action", "is_first")), case.noise)
+    agree(model.embed(case.batch["observation"]), expected["embed"], "embedding")
+    split = model.rssm.layout.split_state
+    kl = split(kl_divergence(filtered.posterior, filtered.prior))
+    for name, latent in expected["latent"].items():
+        belief, state = filtered.latent[name]
+        found = {"h": belief, "s": state}
+        for key, gaussian in (("q", filtered.posterior), ("p", filtered.prior)):
+            found |= {f"{key}_mean": split(gaussian.mean)[name], f"{key}_std": split(gaussian.std)[name]}
+        agree_all(found, latent, f"latent {name}")
+        agree(kl[name].sum(-1), expected["kl"][name], f"KL_{name}")
+    agree(model.decode(filtered.latent), expected["decoded"], "images")
+    agree_all(model.reward_shares(filtered.latent), expected["shares"], "reward share")
+
+
+def check_loss(case):
+    """Each loss term, the total, and the gradient of every parameter."""
+    model, expected = case.model, case.oracle_loss()
+    loss, latent, metrics = model.loss(**case.batch, noise=case.noise)
+    constant = 0.5 * oracle.LOG_2PI  # of the likelihood of one number; the metrics leave it out
+    agree(metrics["model/image_error"], expected["image"] - 3 * case.size**2 * constant, "image term")
+    agree(metrics["model/reward_error"], expected["reward"] - constant, "reward term")
+    for name, kl in expected["kl"].items():
+        agree(metrics[f"model/kl_{name}"], kl.mean(), f"KL_{name}")
+    agree(model.kl.weighted(expected["kl"]), expected["weighted_kl"], "weighted KL")
+    agree(loss - metrics["model/image_error"], expected["total"] - metrics["model/image_error"], "total")
+    agree(latent.features(), expected["features"], "features")
+    loss.backward()
+    agree_all(parameter_gradients(model), oracle.gradients(expected["total"], case.w), "gradient of")
+
+
+def check_model_step(case):
+    """The weights after one step of Adam whose clipping is active (and visible: eps is large)."""
+    expected = case.oracle_loss()
+    grads = oracle.gradients(expected["total"], case.w)
+    assert oracle.norm(grads) > 2 * case.agent.clip
+    group = case.agent.model_optimizer.param_groups[0]
+    stepped = oracle.Adam(group["lr"], group["eps"], case.agent.clip).step(case.w, grads)
+    loss, *_ = case.model.loss(**case.batch, noise=case.noise)
+    agree(optimize(loss, case.agent.model_optimizer, case.agent.clip), oracle.norm(grads), "gradient norm")
+    found, wanted = change(weights(case.model), case.w), change(stepped, case.w)
+    assert found.keys() == case.w.keys()
+    agree_all(found, wanted, "step of", CLIPPED_RTOL)
+
+
+@every_size
+@every_structure
+def test_latents_and_predictions(name, size):
+    check_latents(Case(name, size))
+
+
+@pytest.mark.parametrize("strategy", "AB")
+@every_size
+@every_structure
+def test_loss_terms_and_gradients(name, size, strategy):
+    check_loss(Case(name, size, strategy=strategy))
+
+
+@every_size
+@every_structure
+def test_world_model_step(name, size):
+    check_model_step(Case(name, size, model_eps=0.1))
+
+
+@every_structure
+def test_an_episode_that_begins_inside_a_segment_forgets_the_rows_before(name):
+    """From its is_first row on, a segment is the same as a segment that starts there."""
+    case = Case(name)
+    whole = case.model.filter(*(case.batch[k] for k in ("observation", "action", "is_first")), case.noise)
+    tail = {key: value[2:, 1:2] for key, value in case.batch.items()}
+    alone = case.model.filter(*(tail[k] for k in ("observation", "action", "is_first")), case.noise[2:, 1:2])
+    agree(whole.latent.features()[2:, 1:2], alone.latent.features(), "features")
+
+
+@pytest.mark.parametrize("strategy", "AB")
+def test_gradients_by_finite_differences(strategy):
+    """The steepest entry of each layer: central differences of the package's loss need no reverse mode at all."""
+    case, step = Case("2c", strategy=strategy), 1e-6
+    grads = oracle.gradients(case.oracle_loss()["total"], case.w)
+    for name, parameter in case.model.named_parameters():
+        if not name.endswith("weight") or ".1." in name:
+            continue
+        entry = parameter.data.view(-1)
+        index = int(grads[name].abs().argmax())
+        losses = []
+        for sign in (1, -1):
+            entry[index] += sign * step
+            losses.append(case.model.loss(**case.batch, noise=case.noise)[0].item())
+            entry[index] -= sign * step
+        slope = (losses[0] - losses[1]) / (2 * step)
+        assert slope == pytest.approx(float(grads[name].view(-1)[index]), rel=5e-5), name
+
+
+# ---------------------------------------------------------------- policies
+
+
+def policy_optimizers(policy, *parts):
+    """The oracle's optimizers, set as the package's are; the temperature is never clipped."""
+    settings = {part: policy.optimizers[part].param_groups[0] for part in parts}
+    return {
+        part: oracle.Adam(group["lr"], group["eps"], None if part == "temperature" else policy.clip)
+        for part, group in settings.items()
+    }
+
+
+def check_backprop(case):
+    """Imagined latents, actions, rewards, values, returns, both losses, all gradients, and one step."""
+    policy, mdp, batch = case.policy, case.mdp, case.x_latents()
+    noise = torch.randn(HORIZON, T * B, X[1]).double(), torch.randn(HORIZON, T * B, ACTIONS).double()
+    optimizers = policy_optimizers(policy, "actor", "value")
+    after, expected, grads = oracle_policies.backprop_step(
+        case.w, case.p, batch.belief, batch.state, *noise, optimizers, gamma=0.99, lambda_=0.95
+    )
+    with without_gradients(case.model):
+        features, actions = policy.imagine(batch, mdp, noise)
+        rewards, values = mdp.reward(features), policy.value(features).squeeze(-1)
+        agree(features, expected["features"], "imagined latents")
+        agree(actions, expected["actions"], "actions")
+        agree(rewards, expected["rewards"], "imagined rewards")
+        agree(values, expected["values"], "values")
+        returns = backprop.lambda_returns(rewards, values, policy.gamma, policy.lambda_)
+        agree(returns, expected["returns"], "lambda-returns")
+        metrics = policy.update(batch, mdp, noise=noise)
+    agree(metrics["policy/actor_loss"], expected["actor"], "actor loss")
+    agree(metrics["policy/value_loss"], expected["value"], "value loss")
+    agree_step(case, grads, after)
+
+
+def check_sac(case):
+    """Losses of critics, actor and temperature, their gradients, one step of all, and the targets after it."""
+    policy, mdp, batch = case.policy, case.mdp, case.x_latents()
+    h, s, (next_noise, noise) = batch.belief, batch.state, torch.randn(2, T - 1, B, ACTIONS).double()
+    optimizers = policy_optimizers(policy, "critics", "actor", "temperature")
+    after, expected, grads = oracle_policies.sac_step(
+        case.w, case.p, h, s, batch.action, next_noise, noise, optimizers, gamma=0.99, tau=0.005
+    )
+    actor_loss, log_prob = oracle_policies.sac_actor_loss(case.p, h, s, noise)
+    temperature_loss = oracle_policies.sac_temperature_loss(case.p, log_prob, -ACTIONS)
+    with without_gradients(case.model):
+        found_loss, found_log_prob = policy.actor_loss(batch, noise)
+        agree(policy.critic_loss(batch, mdp, next_noise), expected["critics"], "critic loss")
+        agree(found_loss, actor_loss, "actor loss")
+        agree(found_log_prob, log_prob, "log density")
+        agree(policy.temperature_loss(found_log_prob), temperature_loss, "temperature loss")
+        metrics = policy.update(batch, mdp, noise=(next_noise, noise))
+    agree(metrics["policy/critic_loss"], expected["critics"], "critic loss")
+    agree(metrics["policy/actor_loss"], expected["actor"], "actor loss against the new critics")
+    agree_step(case, grads, after)
+
+
+def agree_step(case, grads, after):
+    """Gradients that a policy's update left behind (unless clipped), and what it did to the weights."""
+    rtol = RTOL
+    if case.policy.clip is None:
+        agree_all(parameter_gradients(case.policy), grads, "gradient of")
+    else:
+        rtol = CLIPPED_RTOL
+        for part in ("actor.", "value.", "critics."):
+            found = {name: g for name, g in grads.items() if name.startswith(part)}
+            assert not found or oracle.norm(found) > 2 * case.policy.clip, "the clip is not active"
+    agree_all(change(weights(case.policy), case.p), change(after, case.p), "step of", rtol)
+
+
+def check_updates(case):
+    """Two whole updates of an agent: the policy learns in the *new* model from the *old* posterior latents."""
+    agent, w, p, batch = case.agent, case.w, case.p, case.batch
+    generator = torch.Generator()
+    generator.set_state(agent.random.get_state())
+    group = agent.model_optimizer.param_groups[0]
+    model_optimizer = oracle.Adam(group["lr"], group["eps"], agent.clip)
+    sac = isinstance(case.policy, SACPolicy)
+    optimizers = policy_optimizers(case.policy, *case.policy.optimizers)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    for _ in range(2):
+        agent.update(batch)
+        expected = case.oracle_loss(w, draw(*case.noise.shape))
+        grads = oracle.gradients(expected["total"], w)
+        scale = min(1.0, agent.clip / float(oracle.norm(grads)))
+        only_the_models = {name: scale * g for name, g in grads.items()}  # nothing was added by the policy
+        agree_all(parameter_gradients(case.model), only_the_models, "gradient of", CLIPPED_RTOL)
+        w = model_optimizer.step(w, grads)
+        x = expected["latent"]["x"]
+        if sac:
+            noise = draw(T - 1, B, ACTIONS), draw(T - 1, B, ACTIONS)
+            p, *_ = oracle_policies.sac_step(
+                w, p, x["h"], x["s"], batch["action"], *noise, optimizers, gamma=0.99, tau=0.005
+            )
+        else:
+            noise = draw(HORIZON, T * B, X[1]), draw(HORIZON, T * B, ACTIONS)
+            p, *_ = oracle_policies.backprop_step(w, p, x["h"], x["s"], *noise, optimizers, gamma=0.99, lambda_=0.95)
+    agree_all(change(weights(case.model), case.w), change(w, case.w), "model weight", CLIPPED_RTOL)
+    agree_all(change(weights(case.policy), case.p), change(p, case.p), "policy weight", CLIPPED_RTOL)
+
+
+free_and_clipped = pytest.mark.parametrize(
+    "options", [{"clip": None}, {"clip": 1.0, "eps": 0.01, "returns": 1000.0}], ids=["free", "clipped"]
+)
+
+
+@free_and_clipped
+@every_structure
+def test_policy_by_backpropagation(name, options):
+    check_backprop(Case(name, **options))
+
+
+@free_and_clipped
+@every_structure
+def test_soft_actor_critic(name, options):
+    check_sac(Case(name, policy=SACPolicy, **options))
+
+
+@pytest.mark.parametrize("policy", [BackpropPolicy, SACPolicy])
+@every_size
+@every_structure
+def test_whole_updates(name, size, policy):
+    check_updates(Case(name, size, policy, strategy="B"))  # the prior has gradients although all may be clamped

@@ -1,0 +1,175 @@
+"""Small errors planted in the package, one at a time: the comparison with the oracle must notice every one.
+
+Each row edits the source of one function. When that function is rewritten, the edit no longer applies and the
+test says so: plant the same error in the new text.
+"""
+
+import __future__
+
+import importlib
+import inspect
+import sys
+import textwrap
+
+import pytest
+from oracle_case import Case
+from test_oracle import check_backprop, check_latents, check_loss, check_model_step, check_sac, check_updates
+
+from denoised_mdp.policies import SACPolicy
+
+
+def plant(monkeypatch, where, right, wrong):
+    """Replace the text `right` by `wrong` in the function `where` ("module:function", "module:Class.method")."""
+    module_name, path = where.split(":")
+    module = importlib.import_module(f"denoised_mdp.{module_name}")
+    *owners, name = path.split(".")
+    owner = getattr(module, owners[0]) if owners else module
+    original = getattr(owner, name)
+    source = textwrap.dedent(inspect.getsource(original))
+    assert source.count(right) == 1, f"{where} was rewritten: plant this error in its new text instead of {right!r}"
+    edited, names = source.replace(right, wrong), {}
+    exec(compile(edited, where, "exec", __future__.annotations.compiler_flag), vars(module), names)
+    importers = [] if owners else [m for m in list(sys.modules.values()) if vars(m).get(name) is original]
+    for holder in importers or [owner]:  # every module that imported a function by name
+        monkeypatch.setattr(holder, name, names[name])
+
+
+TRANSITION = "rssm:RSSM._observe_step"
+FILTER = "rssm:RSSM.observe"
+KL = "world_model:KLWeights.weighted"
+LOSS = "world_model:WorldModel.loss"
+PER_ROW = 'kl["x"].clamp(min=self.free_nats).mean()'
+
+LATENT_ERRORS = {  # name: (structure, function, right, wrong)
+    "swapped-x-inputs": ("2b", TRANSITION, "[old_state[name], action]", "[action, old_state[name]]"),
+    "swapped-z-inputs": ("2c", TRANSITION, "old_state[name], action]\n", "action, old_state[name]]\n"),
+    "swapped-z-parent": (
+        "2c", TRANSITION, "(new_belief[parent], new_state[parent])", "(new_state[parent], new_belief[parent])"
+    ),
+    "z-sees-old-x": ("2c", TRANSITION, "new_belief[first], new_state[first]", "new_belief[first], old_state[first]"),
+    "swapped-posterior": (
+        "2c", TRANSITION, "[old_belief[name], old_state[name]]", "[old_state[name], old_belief[name]]"
+    ),
+    "belief-survives-reset": ("2b", FILTER, "belief * keep[t]", "belief"),
+    "state-survives-reset": ("2b", FILTER, "state * keep[t]", "state"),
+    "action-survives-reset": ("2b", FILTER, "action = action * keep", "pass"),
+    "no-minimal-std": ("2b", "rssm:gaussian_from_raw", " + MIN_STD", ""),
+    "relu-before-gru": ("dreamer", "rssm:Transition.forward", "F.elu", "F.relu"),
+    "relu-in-posterior": ("dreamer", "rssm:RSSM._posterior", "F.elu", "F.relu"),
+    "relu-in-mlp": ("dreamer", "networks:MLP.forward", "F.elu", "F.relu"),
+    "kl-reversed": ("2b", "rssm:kl_divergence", "(q: Gaussian, p: Gaussian)", "(p: Gaussian, q: Gaussian)"),
+    "images-not-centred": ("2b", "networks:images_to_float", ".sub_(0.5)", ""),
+    "kernel-not-flipped": ("2b", "networks:_SubPixel.forward", ".flip(2, 4)", ""),
+    "elu-in-decoder": ("2b", "networks:Decoder.forward", "F.relu", "F.elu"),
+}  # fmt: skip
+
+LOSS_ERRORS = {  # name: (structure, strategy, function, right, wrong)
+    "no-free-nats-A": ("2b", "A", KL, PER_ROW, 'kl["x"].mean()'),
+    "no-free-nats-B": ("2b", "B", KL, PER_ROW, 'kl["x"].mean()'),
+    "clamp-after-mean": ("2b", "A", KL, PER_ROW, 'kl["x"].mean().clamp(min=self.free_nats)'),
+    "regularizer-clamped": ("2b", "B", KL, '* kl["x"].mean()', "* clamped"),
+    "y-gets-free-nats": ("2b", "A", KL, "kl[name].mean()", "kl[name].clamp(min=self.free_nats).mean()"),
+    "betas-swapped": (
+        "2c", "A", KL, '("y", self.beta_y), ("z", self.beta_z)', '("y", self.beta_z), ("z", self.beta_y)'
+    ),
+    "no-alpha": ("2b", "A", KL, "self.alpha * total", "total"),
+    "kl-averaged": ("2b", "A", LOSS, "part.sum(-1)", "part.mean(-1)"),
+    "prior-gets-no-kl-gradient": (
+        "2b", "A", LOSS, "(posterior, prior))", "(posterior, Gaussian(prior.mean.detach(), prior.std.detach())))"
+    ),
+    "z-enters-reward": (
+        "2c", "A", LOSS, "sum(shares.values())", 'sum(shares.values()) + 0.01 * latent["z"][1].sum(-1)'
+    ),
+    "mean-over-pixels": ("2b", "A", "world_model:image_nll", "/ len(image)", "/ image.numel()"),
+    "image-gradient-doubled": (
+        "2b", "A", "world_model:_SquaredError.backward", "return difference", "return 2 * difference"
+    ),
+    "deconvolution-gradient": ("2b", "A", "networks:_SubPixel.backward", "gradients(gradient", "gradients(gradient.mT"),
+}  # fmt: skip
+
+RETURNS = "policies.backprop:lambda_returns"
+BACKPROP_ERRORS = {  # name: (function, right, wrong)
+    "swapped-dream-inputs": ("rssm:RSSM.imagine_step", "(state, action)", "(action, state)"),
+    "actor-input-attached": ("policies.backprop:BackpropPolicy.imagine", ".detach(), action_noise", ", action_noise"),
+    "discount-power": ("policies.backprop:BackpropPolicy.losses", "arange(len(returns)", "arange(1, len(returns) + 1"),
+    "value-of-same-step": (RETURNS, "value[t + 1]", "value[t]"),
+    "reward-of-next-step": (RETURNS, "reward[t]", "reward[t + 1]"),
+    "lambda-mirrored": (
+        RETURNS, "(1.0 - lambda_) * value[t + 1] + lambda_ *", "lambda_ * value[t + 1] + (1.0 - lambda_) *"
+    ),
+    "unbounded-mean": ("policies.actor:Actor.forward", "MEAN_SCALE * torch.tanh(mean / MEAN_SCALE)", "mean"),
+    "no-minimal-std": ("policies.actor:Actor.forward", " + MIN_STD", ""),
+}  # fmt: skip
+
+CRITIC = "policies.sac:SACPolicy.critic_loss"
+SAC_ERRORS = {  # name: (function, right, wrong)
+    "log-prob-of-old-latent": (
+        CRITIC, "* log_prob", "* self.actor.sample_with_log_prob(features[:-1], noise)[1]"
+    ),
+    "action-of-row-before": (CRITIC, "batch.action[1:]", "batch.action[:-1]"),
+    "reward-of-row-before": (CRITIC, "mdp.reward(following)", "mdp.reward(features[:-1])"),
+    "no-target-nets": (CRITIC, "self.targets(following", "self.critics(following"),
+    "mean-of-targets": (CRITIC, ".amin(0)", ".mean(0)"),
+    "max-in-actor-loss": ("policies.sac:SACPolicy.actor_loss", ".amin(0)", ".amax(0)"),
+    "squashing-ignored": ("policies.actor:Actor.sample_with_log_prob", "(gaussian - squash)", "gaussian"),
+    "entropy-sign": ("policies.sac:SACPolicy.temperature_loss", "+ self.target_entropy", "- self.target_entropy"),
+    "tau-mirrored": ("policies.sac:SACPolicy.update", "lerp_(source, self.tau)", "lerp_(source, 1 - self.tau)"),
+}  # fmt: skip
+
+UPDATE_ERRORS = {  # name: (function, right, wrong)
+    "model-learns-from-policy": ("agent:Agent.update", "without_gradients(self.world_model)", "without_gradients()"),
+    "latents-recomputed": ("agent:Agent.update", "latent.map", "self.world_model.loss(**batch, noise=noise)[1].map"),
+    "latents-of-another-noise": ("agent:Agent.update", "generator=self.random", "generator=None"),
+    "no-clip": ("policies.base:optimize", 'float("inf") if clip is None else clip', 'float("inf")'),
+}  # fmt: skip
+
+
+def rows(table):
+    """The rows of a table as parameters of a test."""
+    return [pytest.param(*row, id=name) for name, row in table.items()]
+
+
+@pytest.mark.parametrize(("name", "where", "right", "wrong"), rows(LATENT_ERRORS))
+def test_errors_in_the_latents_show(monkeypatch, name, where, right, wrong):
+    plant(monkeypatch, where, right, wrong)
+    case = Case(name)
+    with pytest.raises(AssertionError):
+        check_latents(case)
+
+
+@pytest.mark.parametrize(("name", "strategy", "where", "right", "wrong"), rows(LOSS_ERRORS))
+def test_errors_in_the_loss_show(monkeypatch, name, strategy, where, right, wrong):
+    plant(monkeypatch, where, right, wrong)
+    case = Case(name, strategy=strategy)
+    with pytest.raises(AssertionError):
+        check_loss(case)
+
+
+@pytest.mark.parametrize(("where", "right", "wrong"), rows(BACKPROP_ERRORS))
+def test_errors_in_backpropagation_show(monkeypatch, where, right, wrong):
+    plant(monkeypatch, where, right, wrong)
+    case = Case(clip=None)
+    with pytest.raises(AssertionError):
+        check_backprop(case)
+
+
+@pytest.mark.parametrize(("where", "right", "wrong"), rows(SAC_ERRORS))
+def test_errors_in_soft_actor_critic_show(monkeypatch, where, right, wrong):
+    plant(monkeypatch, where, right, wrong)
+    case = Case(policy=SACPolicy, clip=None)
+    with pytest.raises(AssertionError):
+        check_sac(case)
+
+
+@pytest.mark.parametrize(("where", "right", "wrong"), rows(UPDATE_ERRORS))
+def test_errors_in_updates_show(monkeypatch, where, right, wrong):
+    plant(monkeypatch, where, right, wrong)
+    case = Case()
+    with pytest.raises(AssertionError):
+        check_updates(case)
+
+
+def test_a_missing_clip_shows(monkeypatch):
+    plant(monkeypatch, "policies.base:optimize", 'float("inf") if clip is None else clip', 'float("inf")')
+    with pytest.raises(AssertionError, match="step of"):
+        check_model_step(Case(model_eps=0.1))
