@@ -22,8 +22,9 @@ class KLWeights:
     """Weights of the KL terms (Wang et al. 2022, equation 5 and appendix on free nats).
 
     alpha scales all of them (1 at 64 pixels, 2 at 96); beta_y, beta_z in (0, 1]: smaller means a smaller,
-    cleaner x, 1 is no regularization. Strategy A clamps each element of KL_x from below at `free_nats`; strategy B
-    clamps only the bound's own share beta_y * KL_x and leaves the regularizer (beta_x - beta_y) * KL_x free.
+    cleaner x, 1 is no regularization. Strategy A clamps each element of KL_x from below at `free_nats`. Strategy B
+    splits beta_x KL_x = beta_y KL_x + (beta_x - beta_y) KL_x into the bound's own term and the regularizer, and
+    clamps KL_x in the first alone: beta_y max(KL_x, free_nats) + (beta_x - beta_y) KL_x.
     """
 
     alpha: float = 1.0
@@ -54,7 +55,7 @@ class _SquaredError(torch.autograd.Function):
         difference = prediction - image
         ctx.save_for_backward(difference)
         accurate = torch.promote_types(difference.dtype, torch.float32)
-        return 0.5 * torch.linalg.vector_norm(difference, dtype=accurate).square()
+        return 0.5 * torch.linalg.vector_norm(difference, dim=(1, 2, 3), dtype=accurate).square().sum()
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
