@@ -5,14 +5,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 find_python() {
     local candidate
-    for candidate in "${PYTHON:-}" python3 python python3.13 python3.12 python3.11 python3.10; do
-        if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+    for candidate in ${PYTHON:-python3 python python3.12 python3.11 python3.10}; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2>/dev/null; then
             echo "$candidate"
             return
         fi
     done
-    echo "set-up: Python 3.10 or newer is needed (found: $(python3 --version 2>&1)). Install it," \
-        "or name one: PYTHON=/path/to/python bash $0" >&2
+    # dm_control needs labmaze, which comes ready-made for no later Python.
+    echo "set-up: Python 3.10, 3.11 or 3.12 is needed (found: $("${PYTHON:-python3}" --version 2>&1 | tail -n 1))." \
+        "Install one, or name it: PYTHON=/path/to/python3.11 bash $0" >&2
     return 1
 }
 
