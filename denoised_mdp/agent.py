@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from . import schema
+from .envs.seeding import torch_seed
 from .networks import set_compute_dtype
 from .policies import POLICIES, Policy, PolicyBatch
 from .policies.base import optimize, without_gradients
@@ -79,13 +81,14 @@ class Agent(nn.Module):
         carry: Carry | None = None,
         *,
         explore: float | None = None,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
     ) -> tuple[np.ndarray, Carry]:
         """Choose actions.
 
         observation: uint8 [H, W, 3], or [B, H, W, 3] for B environments at once. carry: what the last call
         returned; None begins an episode. explore: None takes the actor's mode; a number samples the actor and adds
-        Gaussian noise of that std. generator: source of all noise (default: PyTorch's global one).
+        Gaussian noise of that std. generator: source of all noise, or one for each of the B environments (default:
+        PyTorch's global one).
 
         Returns actions in [-1, 1], float32 [A] or [B, A], and the carry for the next call.
         """
@@ -99,22 +102,25 @@ class Agent(nn.Module):
                 f"[B, {size}, {size}, 3]"
             )
         carry = self.observe_step(images, carry, generator)
-        noise = None if explore is None else self._action_noise(len(images), generator)
+        actions = self.mdp.action_size
+        noise = None if explore is None else self._noise(len(images), actions, generator)
         action = self.policy.act(carry.latent.features("x"), noise)
         if explore:
-            action = (action + explore * self._action_noise(len(images), generator)).clamp(-1.0, 1.0)
+            action = (action + explore * self._noise(len(images), actions, generator)).clamp(-1.0, 1.0)
         carry.action = action
         action = action.float().cpu().numpy()
         return (action[0] if single else action), carry
 
     @torch.no_grad()
-    def observe_step(self, images: Tensor, carry: Carry | None, generator: torch.Generator | None) -> Carry:
+    def observe_step(
+        self, images: Tensor, carry: Carry | None, generator: torch.Generator | Sequence[torch.Generator] | None
+    ) -> Carry:
         """Filter one more observation, uint8 [B, H, W, 3]; the latent is a posterior sample."""
         model, batch = self.world_model, len(images)
         if carry is None:
             initial = model.rssm.initial(batch)
             carry = Carry(initial, initial.state.new_zeros(batch, self.mdp.action_size))
-        noise = model.rssm.draw_noise(1, batch, generator=generator)
+        noise = self._noise(batch, model.rssm.layout.state_size, generator)[None]
         is_first = torch.zeros(1, batch, dtype=torch.bool, device=self.device)  # the carry is zero where it is
         filtered = model.filter(images[None], carry.action[None], is_first, noise, carry.latent)
         return Carry(filtered.latent.map(lambda tensor: tensor[0]), carry.action)
@@ -124,9 +130,13 @@ class Agent(nn.Module):
         return Carry(Latent(belief.to(self.device), state.to(self.device), self.world_model.rssm.layout),
                      action.to(self.device))
 
-    def _action_noise(self, batch: int, generator: torch.Generator | None) -> Tensor:
+    def _noise(self, batch: int, size: int, generator: torch.Generator | Sequence[torch.Generator] | None) -> Tensor:
+        """Standard normal noise [batch, size], each row from its own generator if there are several."""
         like = self.world_model.encoder.output.weight
-        return torch.randn(batch, self.mdp.action_size, device=like.device, dtype=like.dtype, generator=generator)
+        kind = {"device": like.device, "dtype": like.dtype}
+        if generator is None or isinstance(generator, torch.Generator):
+            return torch.randn(batch, size, generator=generator, **kind)
+        return torch.cat([torch.randn(1, size, generator=one, **kind) for one in generator])
 
     def parameter_counts(self) -> dict[str, int]:
         """Number of parameters per module: encoder, rssm, decoder, reward, and the policy's parts."""
@@ -179,7 +189,7 @@ def build_agent(
         options = {k: v for k, v in vars(config.policy).items() if k != "name"}
         policy = POLICIES[config.policy.name](LatentMDP(world_model), **options).to(device)
     agent = Agent(world_model, policy, lr=m.optimizer.lr, eps=m.optimizer.eps, clip=m.optimizer.clip)
-    agent.random.manual_seed(config.seed)
+    agent.random.manual_seed(torch_seed(config.seed, "update"))
     set_compute_dtype(agent, dtype)
     return agent
 

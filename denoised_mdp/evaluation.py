@@ -55,6 +55,10 @@ class EvaluationResult:
     seeds: list[int]
     episodes: list[Episode] = field(default_factory=list)
 
+    def first(self, episodes: int) -> EvaluationResult:
+        """The result of the first so many episodes."""
+        return EvaluationResult(self.returns[:episodes], self.seeds[:episodes], self.episodes[:episodes])
+
     @property
     def mean(self) -> float:
         """Mean return."""
@@ -110,8 +114,8 @@ def evaluate(
     """Play one episode per seed and return what it earned.
 
     agent: acts with its mode and no noise (the latent is a posterior sample); None: uniform random actions.
-    record: keep the first so many episodes whole. max_steps: stop after that many actions. Everything random
-    comes from the seeds.
+    record: keep the first so many episodes whole. max_steps: stop after that many actions. Everything random in an
+    episode comes from its own seed, whatever is played beside it.
     """
     returns, recorders = [0.0] * len(seeds), []
     parallel = min(MAX_PARALLEL, len(seeds))
@@ -134,14 +138,15 @@ def _play(
     """Play one episode per environment in lockstep; an environment that has ended waits for the others."""
     n = len(seeds)
     environments, recorders = environments[:n], list(recorders)
-    noise = torch.Generator(agent.device if agent else "cpu").manual_seed(seeds[0])
-    rng = np.random.default_rng(seeds)
+    noise = [torch.Generator(agent.device if agent else "cpu").manual_seed(seed) for seed in seeds]
+    rngs = [np.random.default_rng(seed) for seed in seeds]
     resets = [environment.reset(seed=seed) for environment, seed in zip(environments, seeds, strict=True)]
     observations, infos = map(list, zip(*resets, strict=True))
     returns, ended, carry = [0.0] * n, [False] * n, None
     for step in itertools.count():
         if agent is None:
-            actions = rng.uniform(-1.0, 1.0, (n, *environments[0].action_space.shape)).astype(np.float32)
+            shape = environments[0].action_space.shape
+            actions = np.stack([rng.uniform(-1.0, 1.0, shape).astype(np.float32) for rng in rngs])
         else:
             actions, carry = agent.act(np.stack(observations), carry, generator=noise)
         for i, recorder in enumerate(recorders):

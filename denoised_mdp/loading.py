@@ -30,9 +30,8 @@ def load_run(run: Path | str, *, checkpoint: int | None = None, device: str = "a
     config = read_config(folder.config)
     step, state = checkpoints.load(folder.checkpoints, checkpoint)
     where = resolve_device(device)
-    agent = build_agent(
-        config, state["action_size"], device=where, dtype=resolve_precision(config.train.precision, where)
-    )
+    dtype = resolve_precision(config.train.precision, where, deterministic=config.train.deterministic)
+    agent = build_agent(config, state["action_size"], device=where, dtype=dtype)
     try:
         agent.restore(state["agent"], weights_only=True)
     except (RuntimeError, KeyError) as error:

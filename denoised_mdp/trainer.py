@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+import warnings
 from typing import Any
 
-import imageio.v3 as iio
+import imageio.v2 as imageio
 import numpy as np
 import torch
 
@@ -15,7 +16,7 @@ from . import checkpoint as checkpoints
 from .agent import build_agent
 from .analysis import render
 from .config import differences, read_config, save_config
-from .envs.seeding import generator, generator_state, restore_generator
+from .envs.seeding import generator, generator_state, restore_generator, torch_seed
 from .errors import UserError
 from .evaluation import EvaluationResult, evaluate, evaluation_seeds
 from .loading import environment_maker
@@ -39,12 +40,13 @@ class Trainer:
     def __init__(self, config: Config, run: RunFolder):
         self.config, self.run = config, run
         device, dtype = configure(config.train)
+        self.precision = "bf16" if dtype == torch.bfloat16 else "float32"
         self.make_environment = environment_maker(config)
         self.env = self.make_environment()
         actions = self.env.action_space.shape[0]
         self.agent = build_agent(config, actions, device=device, dtype=dtype)
         self.random = {name: generator(config.seed, name) for name in ("prefill", "replay")}
-        self.exploration = torch.Generator(device).manual_seed(config.seed)
+        self.exploration = torch.Generator(device).manual_seed(torch_seed(config.seed, "exploration"))
         self.step = self.updates = self.episodes = 0
         self.episode_return, self.last_return = 0.0, None
         self.observation, self.carry = None, None
@@ -75,13 +77,13 @@ class Trainer:
 
     def announce(self) -> None:
         """Say what is about to happen, before it takes hours."""
-        config, device, dtype = self.config, self.agent.device, self.agent.world_model.encoder.compute_dtype
+        config = self.config
         parameters = sum(self.agent.parameter_counts().values())
         begins = f"continuing at step {self.step:,}" if self.step else "starting"
         print(
             f"{self.run.path}: {begins}, to step {config.train.total_steps:,}; {config.env.task} with"
             f" {', '.join(config.distractors) or 'no distractors'}; model {config.model.name}, policy"
-            f" {config.policy.name}, {parameters:,} parameters; {device}, {str(dtype or torch.float32)[6:]}",
+            f" {config.policy.name}, {parameters:,} parameters; {self.agent.device}, {self.precision}",
             flush=True,
         )
 
@@ -111,7 +113,7 @@ class Trainer:
             self.begin_episode()
         if self.step < self.config.train.prefill_steps:
             action = self.random["prefill"].uniform(-1.0, 1.0, self.env.action_space.shape).astype(np.float32)
-            self.carry = None  # filtering begins with the next episode
+            self.carry = None  # filtering begins with the first action after the prefill
         else:
             action, self.carry = self.agent.act(
                 self.observation,
@@ -174,8 +176,8 @@ class Trainer:
         """Play held-out episodes; the two first are filmed when `rendering`."""
         train, began = self.config.train, time.perf_counter()
         seeds = evaluation_seeds(self.config.seed, max(train.eval_episodes, 2 if rendering else 1))
-        result = evaluate(self.agent, self.make_environment, seeds, record=2 if rendering else 0)
-        self.last_evaluation = result
+        played = evaluate(self.agent, self.make_environment, seeds, record=2 if rendering else 0)
+        self.last_evaluation = result = played.first(train.eval_episodes)
         seconds = time.perf_counter() - began
         self.logger.log(
             self.step,
@@ -186,12 +188,13 @@ class Trainer:
             },
         )
         if rendering:
-            paths = render.write(
-                self.agent,
-                [episode.first(RENDER_STEPS) for episode in result.episodes],
-                self.run.videos / f"step_{self.step:09d}",
-            )
-            self.logger.image(self.step, "rows", iio.imread(paths[0]))
+            episodes = [episode.first(RENDER_STEPS) for episode in played.episodes]
+            try:
+                paths = render.write(self.agent, episodes, self.run.videos / f"step_{self.step:09d}")
+            except (OSError, UserError) as error:  # a picture is not worth a run
+                warnings.warn(f"no video of step {self.step:,}: {error}", stacklevel=2)
+            else:
+                self.logger.image(self.step, "rows", imageio.imread(paths[0]))
 
     def save(self) -> None:
         """Write a checkpoint of everything; the rows of the replay are on disk before it counts them."""
@@ -211,6 +214,7 @@ class Trainer:
         }
         return {
             "action_size": self.agent.mdp.action_size,
+            "precision": self.precision,
             "counters": {"step": self.step, "updates": self.updates, "episodes": self.episodes},
             "episode_return": self.episode_return,
             "last_return": self.last_return,
@@ -236,6 +240,12 @@ class Trainer:
         self.agent.restore(state["agent"])
         self.replay = Replay.open(self.run.replay, state["replay"])
         self.random = {name: restore_generator(rng) for name, rng in state["random"].items()}
+        if state["precision"] != self.precision:
+            warnings.warn(
+                f"the run began in {state['precision']} and goes on in {self.precision} on this machine; set"
+                " train.precision to keep to one",
+                stacklevel=2,
+            )
         self.exploration.set_state(state["exploration"])
         if state["carry"] is not None:
             self.carry = self.agent.carry(**state["carry"])
@@ -269,14 +279,15 @@ def stop_on_signals(trainer: Trainer):
 
 def prepare(config: Config, run: RunFolder) -> None:
     """Write the configuration into a new run folder, or check that an old one continues the same run."""
-    if run.config.exists():
-        changed = differences(read_config(run.config), config)
-        if changed:
-            raise UserError(
-                f"{run.path} holds a run of another configuration ({'; '.join(changed)}). Choose another run_dir,"
-                " or repeat the command that began it to continue."
-            )
-    save_config(config, run.config)
+    if not checkpoints.list_steps(run.checkpoints):
+        save_config(config, run.config)  # nothing is lost if an earlier start in this folder failed
+        return
+    changed = differences(read_config(run.config), config)
+    if changed:
+        raise UserError(
+            f"{run.path} holds a run of another configuration ({'; '.join(changed)}). Choose another run_dir,"
+            " or repeat the command that began it to continue."
+        )
 
 
 def train(config: Config) -> bool:
@@ -285,6 +296,7 @@ def train(config: Config) -> bool:
     with run.lock():
         prepare(config, run)
         trainer = Trainer(config, run)
+        save_config(config, run.config)
         trainer.announce()
         with contextlib.closing(trainer), stop_on_signals(trainer):
             trainer.run_to_end()

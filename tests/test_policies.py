@@ -66,6 +66,20 @@ def test_whole_update_takes_one_step_of_everything():
 
 
 @pytest.mark.parametrize("structure", ["2b", "2c"])
+def test_actor_loss_has_no_gradient_from_y_or_z(structure):
+    agent = small_agent(structure)
+    torch.manual_seed(0)
+    latent = agent.world_model.rssm.initial(3).map(lambda t: torch.randn(2, *t.shape, dtype=t.dtype).requires_grad_())
+    batch = PolicyBatch(*latent["x"], torch.zeros(2, 3, 2, dtype=torch.float64))
+    noise = agent.policy.draw_noise(batch, agent.mdp, torch.Generator().manual_seed(0))
+    loss, _, _ = agent.policy.losses(batch, agent.mdp, noise)
+    gradients = torch.autograd.grad(loss, [latent.belief, latent.state])
+    for gradient, split in zip(gradients, (latent.layout.split_belief, latent.layout.split_state), strict=True):
+        for name, part in split(gradient).items():
+            assert bool(part.abs().sum() > 0) == (name == "x")
+
+
+@pytest.mark.parametrize("structure", ["2b", "2c"])
 def test_policy_never_sees_y_or_z(structure):
     """Changing y and z of the latent changes no action; the policy's inputs have x's size alone."""
     agent = small_agent(structure)

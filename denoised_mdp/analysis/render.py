@@ -6,16 +6,17 @@ the moving latents model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import imageio.v3 as iio
+import imageio.v2 as imageio
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from ..agent import Agent
+from ..errors import UserError
 from ..evaluation import Episode, evaluate, evaluation_seeds
 from ..loading import environment_maker, load_run
 from ..networks import float_to_images
@@ -123,37 +124,40 @@ def _wrapped_text(draw: ImageDraw.ImageDraw, position: tuple[int, int], text: st
     draw.multiline_text(position, "\n".join(lines), FAINT, font)
 
 
-def video(groups: Sequence[Sequence[Row]], side: int = 192) -> np.ndarray:
+def video(groups: Sequence[Sequence[Row]], side: int = 192) -> Iterator[np.ndarray]:
     """A moving picture: rows of an episode side by side, episodes below each other.
 
-    Returns uint8 [n, height, width, 3] with even sides, as H.264 wants them.
+    Yields frames uint8 [height, width, 3] with even sides, as H.264 wants them.
     """
     gap, head = 4, 28
-    length = min(len(group[0].frames) for group in groups)
     width = gap + max(len(group) for group in groups) * (side + gap)
     height = head + len(groups) * (side + gap) + gap
     canvas = Image.new("RGB", (width + width % 2, height + height % 2), BACKGROUND)
     draw = ImageDraw.Draw(canvas)
     for i, row in enumerate(groups[0]):
         draw.text((gap + i * (side + gap) + side // 2, 5), row.title, INK, _font(16), anchor="ma")
-    frames = np.repeat(np.asarray(canvas)[None], length, 0)
-    for j, group in enumerate(groups):
-        top = head + j * (side + gap)
-        for i, row in enumerate(group):
-            left = gap + i * (side + gap)
-            for t in range(length):
-                frames[t, top : top + side, left : left + side] = _enlarge(row.frames[t], side)
-    return frames
+    for t in range(min(len(group[0].frames) for group in groups)):
+        frame = canvas.copy()
+        for j, group in enumerate(groups):
+            for i, row in enumerate(group):
+                frame.paste(_enlarge(row.frames[t], side), (gap + i * (side + gap), head + j * (side + gap)))
+        yield np.asarray(frame)
 
 
 def write(agent: Agent, episodes: Sequence[Episode], stem: Path, fps: int = 25) -> list[Path]:
     """Write `stem`.mp4 and `stem`.png for recorded episodes; each swaps with the next. Returns the paths."""
+    stem = stem.with_suffix("") if stem.suffix in (".png", ".mp4") else stem
     groups = [rows(agent, episode, episodes[(i + 1) % len(episodes)]) for i, episode in enumerate(episodes)]
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".mp4")]
-    iio.imwrite(paths[0], contact_sheet(groups))
-    quality = ["-crf", "20", "-preset", "veryfast"]
-    iio.imwrite(paths[1], video(groups), fps=fps, codec="libx264", macro_block_size=2, output_params=quality)
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        paths = [stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".mp4")]
+        Image.fromarray(contact_sheet(groups)).save(paths[0])
+        options = {"codec": "libx264", "macro_block_size": 2, "output_params": ["-crf", "20", "-preset", "veryfast"]}
+        with imageio.get_writer(paths[1], fps=fps, **options) as writer:
+            for frame in video(groups):
+                writer.append_data(frame)
+    except (OSError, ValueError) as error:
+        raise UserError(f"The pictures cannot be written to {stem}.png and .mp4 ({error}).") from error
     return paths
 
 
@@ -176,4 +180,4 @@ def render_run(
     seeds = evaluation_seeds(config.seed, max(2, episodes))
     result = evaluate(agent, environment_maker(config, split), seeds, record=len(seeds), max_steps=steps)
     stem = Path(output) if output else Path(run) / "videos" / f"{split}_{step:09d}"
-    return write(agent, result.episodes, stem.with_suffix(""))
+    return write(agent, result.episodes, stem)

@@ -16,6 +16,11 @@ def generator(seed: int | None, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=spawn_key)))
 
 
+def torch_seed(seed: int, name: str) -> int:
+    """Return a seed for a generator of another library, independent for every `name`."""
+    return int(generator(seed, name).integers(2**63))
+
+
 def generator_state(rng: np.random.Generator) -> dict:
     """Return the generator's whole state as a tree of strings and ints."""
     return rng.bit_generator.state
