@@ -1,16 +1,10 @@
 """Experience on disk: rows of (action, reward, observation, is_first) and segments sampled from them.
 
 A replay is a ring of rows in plain ``.npy`` files, one per column, which any NumPy program can memory-map.
-Rows are written with ``pwrite`` and read through a memory map, because a full disk then raises an error
-that we can explain; writing through the map would kill the process with SIGBUS.
 """
 
 from __future__ import annotations
 
-import math
-import mmap
-import os
-import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,16 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from .columns import Columns, Layout, bytes_needed
 from .errors import UserError
-
-Layout = dict[str, tuple[np.dtype, tuple[int, ...]]]  # column -> dtype and shape of one row
 
 
 def _layout(observation_shape: Sequence[int], action_size: int) -> Layout:
-    """Return dtype and shape of one row of every column, in the order in which a row is written.
+    """Return dtype and shape of one row of every column.
 
     `number` comes last: it counts rows from 1 (0 means never written), so that a reopened replay can tell
-    which row of the experience a place in the ring holds.
+    which row of the experience a place in the files holds.
     """
     return {
         "observation": (np.dtype(np.uint8), tuple(map(int, observation_shape))),
@@ -38,35 +31,19 @@ def _layout(observation_shape: Sequence[int], action_size: int) -> Layout:
     }
 
 
-class _Column:
-    """One ``.npy`` file of rows, open for writing single rows and for reading many."""
+def _ring(numbers: np.ndarray) -> np.ndarray:
+    """Return the place of every row, int [P] for P places: row n lies at ``ring[n % P]``.
 
-    def __init__(self, path: Path):
-        mapped = np.load(path, mmap_mode="r")
-        self.rows = np.asarray(mapped)  # [rows, ...], read only
-        self._mapped = mapped
-        self._row_bytes = mapped[:1].nbytes
-        self._file = os.open(path, os.O_RDWR)
-
-    def write(self, place: int, row: np.ndarray) -> None:
-        data = row.tobytes()
-        offset = self._mapped.offset + place * self._row_bytes
-        while data:  # a disk that is nearly full accepts a part, then says why it stops
-            written = os.pwrite(self._file, data, offset)
-            data, offset = data[written:], offset + written
-
-    def forget(self) -> None:
-        """Give the pages read so far back; the system's cache keeps them.
-
-        Otherwise the process would seem to grow by the whole replay, and memory limits would kill it.
-        """
-        self._mapped.base.madvise(mmap.MADV_DONTNEED)
-
-    def flush(self) -> None:
-        os.fsync(self._file)
-
-    def close(self) -> None:
-        os.close(self._file)
+    In files that never grew that is n % P. Growing leaves all rows where they are and appends places, which
+    come after the newest row in the ring, wherever that lies. `numbers` int [P] is the column of that name.
+    """
+    places = len(numbers)
+    ring = np.full(places, -1)
+    written = np.flatnonzero(numbers)
+    ring[(numbers[written] - 1) % places] = written
+    after_newest = (numbers.max() + np.arange(places)) % places
+    ring[after_newest[ring[after_newest] < 0]] = np.setdiff1d(np.arange(places), ring)
+    return ring
 
 
 class Replay:
@@ -93,94 +70,77 @@ class Replay:
                  slack: int = 0):
         if capacity < 1 or slack < 0:
             raise ValueError(f"capacity must be positive and slack not negative, got {capacity} and {slack}")
-        folder = Path(folder)
         layout = _layout(observation_shape, action_size)
-        _refuse_other_shapes(folder, layout)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            leftovers = [path for name in layout if (path := folder / f"{name}.npy").exists()]
-            needed = self.bytes_needed(capacity, observation_shape, action_size, slack)
-            free = shutil.disk_usage(folder).free + sum(path.stat().st_blocks * 512 for path in leftovers)
-            if needed > free:
-                raise UserError(
-                    f"The replay of {capacity:,} rows needs {needed:,} bytes but the disk of {folder} has"
-                    f" {free:,} bytes free. Set a smaller replay.capacity, or a run_dir on a larger disk."
-                )
-            for path in leftovers:
-                path.unlink()
-            for name, (dtype, shape) in layout.items():  # sparse files, which fill up as rows are written
-                places = (capacity + slack, *shape)
-                np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=places)
-        except OSError as error:
-            raise _disk_error(folder, error) from error
-        self._attach(folder, capacity, slack, layout, total=0)
+        self._attach(Columns.create(Path(folder), layout, capacity + slack), capacity, slack, total=0)
 
     @classmethod
-    def open(cls, folder: Path | str, state: Mapping[str, Any]) -> Replay:
+    def open(cls, folder: Path | str, state: Mapping[str, Any], capacity: int | None = None,
+             slack: int | None = None) -> Replay:
         """Continue the replay in `folder` from what `state()` returned, without copying.
 
         Rows added after that moment are forgotten and will be overwritten. When so many had been added that
         they replaced rows which `state` still counts, those (the oldest) are evicted, with a warning.
 
+        Args:
+            folder: where the files lie.
+            state: what `state()` returned.
+            capacity, slack: new ones, if not those of `state`. The files grow in place when they must. They
+                never shrink: with a smaller capacity the oldest rows are evicted and their places are slack.
+
         Raises:
-            UserError: a file is missing, truncated, of another shape, or lacks rows that `state` counts.
+            UserError: a file is missing, truncated, of another shape, or lacks rows that `state` counts; or
+                the disk is too small for the files to grow.
         """
-        folder, capacity, slack, total = Path(folder), state["capacity"], state["slack"], state["total"]
-        layout = _layout(state["observation_shape"], state["action_size"])
-        _refuse_other_shapes(folder, layout)
+        folder, total = Path(folder), state["total"]
+        columns = Columns(folder, _layout(state["observation_shape"], state["action_size"]), state["places"])
+        capacity = state["capacity"] if capacity is None else capacity
+        slack = state["slack"] if slack is None else slack
+        if capacity + slack > columns.places:
+            columns.grow(capacity + slack)
         self = cls.__new__(cls)
-        self._attach(folder, capacity, slack, layout, total)
-        expected = np.arange(self._oldest, total, dtype=np.int64) + 1
-        found = self._columns["number"].rows[(expected - 1) % self._places]
+        self._attach(columns, capacity, slack, total)
+        self._oldest = state["oldest"]
+        counted = np.arange(self._oldest, total)
+        expected, found = counted + 1, columns["number"][self._places(counted)]
         missing = np.count_nonzero(found < expected)
         if missing:
             raise UserError(
-                f"{folder} lacks {missing:,} of the {len(expected):,} rows that the checkpoint counts: it is"
+                f"{folder} lacks {missing:,} of the {len(counted):,} rows that the checkpoint counts: it is"
                 " damaged or of another run. Restore it, or start in a new run_dir."
             )
         overwritten = np.count_nonzero(found > expected)  # by newer rows, hence the oldest ones
         if overwritten:
             warnings.warn(
-                f"{folder}: the {overwritten:,} oldest of {len(expected):,} rows were overwritten after this"
+                f"{folder}: the {overwritten:,} oldest of {len(counted):,} rows were overwritten after this"
                 " checkpoint; training continues without them.", stacklevel=2,
             )
-            self._oldest += overwritten
+        self._oldest = max(self._oldest + overwritten, total - capacity)
         live = np.arange(self._oldest, total)
-        starts = live[self._columns["is_first"].rows[live % self._places]]
+        starts = live[columns["is_first"][self._places(live)]]
         # The oldest episode may have lost its first rows: what is left of it counts as an episode.
         self._starts = np.union1d(live[:1], starts)
         return self
 
-    def _attach(self, folder: Path, capacity: int, slack: int, layout: Layout, total: int) -> None:
-        """Open the files and set the fields of a replay that has seen `total` rows."""
-        self.folder, self.capacity, self.slack, self.total = folder, capacity, slack, total
-        self.observation_shape = layout["observation"][1]
-        self.action_size = layout["action"][1][0]
-        self._places = capacity + slack
-        self._oldest = max(0, total - capacity)
+    def _attach(self, columns: Columns, capacity: int, slack: int, total: int) -> None:
+        """Set the fields of a replay that has seen `total` rows."""
+        self.capacity, self.slack, self.total = capacity, slack, total
+        self.observation_shape = columns.layout["observation"][1]
+        self.action_size = columns.layout["action"][1][0]
+        self._columns = columns
+        self._ring = _ring(columns["number"][: columns.places])
+        self._oldest = 0
         self._starts = np.zeros(0, np.int64)  # first row of each episode that still has rows; ascending
-        self._layout = layout
-        self._columns: dict[str, _Column] = {}
-        for name in layout:
-            path = folder / f"{name}.npy"
-            try:
-                self._columns[name] = _Column(path)
-                found = len(self._columns[name].rows)
-                if found != self._places:
-                    raise ValueError(f"{found:,} rows instead of {self._places:,}")
-            except (OSError, ValueError, EOFError) as error:
-                raise UserError(
-                    f"{path} is missing or damaged ({error}). Restore it, or start in a new run_dir."
-                ) from error
+
+    def _places(self, rows: np.ndarray | int) -> np.ndarray | int:
+        """Return where the rows of these numbers lie in the files."""
+        return self._ring[rows % len(self._ring)]
 
     @staticmethod
     def bytes_needed(
         capacity: int, observation_shape: Sequence[int], action_size: int, slack: int = 0
     ) -> int:
         """Return the size of a full replay on disk in bytes."""
-        columns = _layout(observation_shape, action_size).values()
-        row = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)
-        return (capacity + slack) * row + len(columns) * 128  # 128: the header of each file
+        return bytes_needed(_layout(observation_shape, action_size), capacity + slack)
 
     def __len__(self) -> int:
         """Return the number of rows that can be sampled."""
@@ -204,12 +164,7 @@ class Replay:
             raise ValueError("the first row of a replay must be the first of an episode (is_first=True)")
         row = {"observation": observation, "action": action, "reward": reward, "is_first": is_first,
                "number": self.total + 1}
-        place = self.total % self._places
-        try:
-            for name, (dtype, _) in self._layout.items():
-                self._columns[name].write(place, np.asarray(row[name], dtype))
-        except OSError as error:
-            raise _disk_error(self.folder, error) from error
+        self._columns.write(self._places(self.total), row)
         if is_first:
             evicted = np.searchsorted(self._starts[1:], self._oldest, side="right")
             self._starts = np.append(self._starts[evicted:], self.total)
@@ -243,10 +198,13 @@ class Replay:
         counts = np.maximum(rows - length + 1, 0)  # segment starts per episode
         ends = np.cumsum(counts)
         if not counts.any():
+            larger = "train.prefill_steps"
+            if self.capacity < length:
+                larger = f"replay.capacity (it is {self.capacity:,})"
             raise UserError(
                 f"No segment of {length:,} rows can be sampled: the longest episode in the replay has"
                 f" {rows.max(initial=0):,} of its {len(self):,} rows. Set a smaller train.segment_length or a"
-                " larger train.prefill_steps."
+                f" larger {larger}."
             )
         chosen = rng.integers(ends[-1], size=batch_size)  # [B], numbers among all starts
         episode = np.searchsorted(ends, chosen, side="right")
@@ -263,48 +221,22 @@ class Replay:
         if rows.size and (rows.min() < self._oldest or rows.max() >= self.total):
             held = f"rows {self._oldest} to {self.total - 1}"
             raise IndexError(f"the replay holds {held}, got {rows.min()} to {rows.max()}")
-        places = rows % self._places
-        batch = {name: column.rows[places] for name, column in self._columns.items() if name != "number"}
-        self._columns["observation"].forget()
+        places = self._places(rows)
+        names = ("observation", "action", "reward", "is_first")
+        batch = {name: self._columns[name][places] for name in names}
+        self._columns.forget("observation")
         return batch
 
     def flush(self) -> None:
         """Return once all rows would survive a power failure. Call it before saving a checkpoint."""
-        try:
-            for column in self._columns.values():
-                column.flush()
-        except OSError as error:
-            raise _disk_error(self.folder, error) from error
+        self._columns.flush()
 
     def state(self) -> dict[str, Any]:
         """Return the small JSON-ready description from which `Replay.open` continues."""
-        return {"capacity": self.capacity, "slack": self.slack, "total": self.total,
+        return {"capacity": self.capacity, "slack": self.slack, "places": self._columns.places,
+                "total": self.total, "oldest": self._oldest,
                 "observation_shape": list(self.observation_shape), "action_size": self.action_size}
 
     def close(self) -> None:
         """Close the files; the replay cannot be used afterwards."""
-        for column in self._columns.values():
-            column.close()
-        self._columns = {}
-
-
-def _refuse_other_shapes(folder: Path, layout: Layout) -> None:
-    """Raise UserError when `folder` holds a replay whose rows have another shape."""
-    for name, (dtype, shape) in layout.items():
-        path = folder / f"{name}.npy"
-        try:
-            found = np.load(path, mmap_mode="r")
-        except (OSError, ValueError, EOFError):
-            continue  # missing or broken files hold nothing to protect here; opening them reports it
-        if found.shape[1:] != shape or found.dtype != dtype:
-            raise UserError(
-                f"{path} holds rows of {found.dtype} {found.shape[1:]}, not {dtype} {shape}: it is of another"
-                " environment. Choose another run_dir."
-            )
-
-
-def _disk_error(folder: Path, error: OSError) -> UserError:
-    return UserError(
-        f"The replay in {folder} cannot be written ({error.strerror}). Make room and run the same command"
-        " again: it continues from the last checkpoint."
-    )
+        self._columns.close()

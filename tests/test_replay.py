@@ -41,12 +41,12 @@ def fill(replay, lengths, naive=None):
             naive.append(rows)
 
 
-def naive_starts(episodes, capacity, length):
-    """All segment starts, by brute force over the episodes."""
+def naive_starts(episodes, capacity, length, oldest=0):
+    """All segment starts, by brute force over the episodes; rows before `oldest` were evicted earlier."""
     total = episodes[-1][-1] + 1
     starts = []
     for episode in episodes:
-        alive = [number for number in episode if number >= total - capacity]
+        alive = [number for number in episode if number >= max(total - capacity, oldest)]
         starts += [alive[i] for i in range(len(alive)) if alive[i:i + length][length - 1:]]
     return starts
 
@@ -112,6 +112,10 @@ def test_no_segment_states_the_numbers(tmp_path):
     fill(replay, [3, 4, 2])
     with pytest.raises(UserError, match="has 4 of its 9 rows.*segment_length"):
         replay.sample(1, 5, np.random.default_rng(0))
+    replay = Replay(tmp_path, 4, SHAPE, ACTIONS)
+    fill(replay, [9])
+    with pytest.raises(UserError, match=r"has 4 of its 4 rows.*larger replay.capacity \(it is 4\)"):
+        replay.sample(1, 5, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("before", [[5], [6, 9, 3], [8, 30, 7], [4, 4, 4, 50]])
@@ -166,6 +170,128 @@ def test_rows_overwritten_beyond_the_slack_are_named(tmp_path):
         replay.read(np.array([14]))
 
 
+@pytest.mark.parametrize("before", [[5], [6, 14], [9, 17, 3], [30, 45]])
+@pytest.mark.parametrize("after", [0, 5])
+def test_growing_in_place(tmp_path, before, after):
+    """All rows stay, also where the ring has wrapped, and the sampler goes on as if in a larger replay."""
+    replay, episodes = Replay(tmp_path / "a", 20, SHAPE, ACTIONS, slack=6), []
+    fill(replay, before, episodes)
+    state, kept = replay.state(), replay.read(np.arange(max(0, sum(before) - 20), sum(before)))
+    for number in range(1000, 1000 + after):  # lost by the crash
+        replay.add(*row(number, number == 1003))
+    replay.close()
+
+    replay = Replay.open(tmp_path / "a", state, capacity=50, slack=8)
+    oldest = replay.total - len(replay)
+    assert len(replay) == min(20, sum(before)) and replay.capacity == 50
+    for name, column in replay.read(np.arange(oldest, replay.total)).items():
+        np.testing.assert_array_equal(column, kept[name])
+    assert {np.load(path).shape[0] for path in (tmp_path / "a").glob("*.npy")} == {58}
+    larger = Replay(tmp_path / "b", 50, SHAPE, ACTIONS, slack=8)
+    fill(larger, before)
+    for more in ([], [12], [3, 10], [20, 31], [70]):
+        fill(replay, more, episodes)
+        fill(larger, more)
+        if more == [3, 10]:  # stop and continue
+            replay.close()
+            replay = Replay.open(tmp_path / "a", replay.state())
+        assert replay.total == larger.total and len(replay) == min(50, replay.total - oldest)
+        starts = naive_starts(episodes, 50, 3, oldest)
+        assert sorted(numbers(replay.sample(len(starts), 3, EveryChoice()))[0]) == starts
+        if len(replay) == len(larger):
+            one, two = (each.sample(64, 3, np.random.default_rng(5)) for each in (replay, larger))
+            for name in one:
+                np.testing.assert_array_equal(one[name], two[name])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_sequence_of_capacities_and_crashes(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    capacity, slack, oldest, episodes = 12, 4, 0, []
+    replay = Replay(tmp_path, capacity, SHAPE, ACTIONS, slack)
+    for _ in range(25):
+        fill(replay, rng.integers(1, 15, rng.integers(1, 3)), episodes)
+        oldest = max(oldest, replay.total - capacity)
+        state = replay.state()
+        for number in range(1000, 1000 + rng.integers(0, slack + 1)):
+            replay.add(*row(number, False))
+        replay.close()
+        if rng.random() < 0.5:
+            capacity, slack = int(rng.integers(5, 60)), int(rng.integers(0, 8))
+            replay = Replay.open(tmp_path, state, capacity, slack)
+        else:
+            replay = Replay.open(tmp_path, state)
+        oldest = max(oldest, replay.total - capacity)
+        assert (replay.capacity, replay.slack, len(replay)) == (capacity, slack, replay.total - oldest)
+        starts = naive_starts(episodes, capacity, 2, oldest)
+        assert sorted(numbers(replay.sample(len(starts), 2, EveryChoice()))[0]) == starts
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("before", [[5], [9, 17, 3]])
+def test_a_kill_while_growing_costs_no_row(tmp_path, monkeypatch, before):
+    original = Replay(tmp_path / "original", 20, SHAPE, ACTIONS, slack=4)
+    fill(original, before)
+    state, total = original.state(), original.total
+    original.close()
+    for calls in range(100):
+        left = [calls]
+
+        def counting(function, left=left):
+            def call(*args):
+                if not left[0]:
+                    raise Killed
+                left[0] -= 1
+                return function(*args)
+
+            return call
+
+        shutil.copytree(tmp_path / "original", interrupted := tmp_path / str(calls))
+        with monkeypatch.context() as patch:
+            for name in ("ftruncate", "pwrite", "fsync"):
+                patch.setattr(os, name, counting(getattr(os, name)))
+            try:
+                Replay.open(interrupted, state, capacity=60)
+                break
+            except Killed:
+                pass
+        for capacity in (None, 60, 70):  # the old one, the wanted and a still larger one
+            shutil.copytree(interrupted, folder := tmp_path / f"{calls}, {capacity}")
+            replay = Replay.open(folder, state, capacity)
+            assert len(replay) == min(20, total)
+            assert (numbers(replay.read(np.arange(total - len(replay), total)[:, None]))[:, 0]
+                    == np.arange(total - len(replay), total)).all()
+            fill(replay, [65])
+            numbers(replay.read(np.arange(replay.total - len(replay), replay.total)[:, None]))
+            replay.close()
+    assert calls >= 4 * 5  # five files
+
+
+def test_a_smaller_capacity_evicts(tmp_path):
+    replay = Replay(tmp_path, 20, SHAPE, ACTIONS)
+    fill(replay, [8, 9])
+    state = replay.state()
+    replay.close()
+    replay = Replay.open(tmp_path, state, capacity=6)
+    assert len(replay) == 6 and replay.count_segments(6) == 1
+    replay = Replay.open(tmp_path, replay.state(), capacity=20)
+    assert len(replay) == 6  # evicted for good, without a warning
+    replay.close()
+
+
+def test_too_small_a_disk_for_growing_is_refused(tmp_path, monkeypatch):
+    replay = Replay(tmp_path, 20, SHAPE, ACTIONS)
+    fill(replay, [9])
+    needed = Replay.bytes_needed(1000, SHAPE, ACTIONS)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(needed, 1, 1000))
+    with pytest.raises(UserError, match=f"{needed:,} bytes.*bytes free.*replay.capacity"):
+        Replay.open(tmp_path, replay.state(), capacity=1000)
+    assert len(Replay.open(tmp_path, replay.state())) == 9
+
+
 def test_a_new_replay_starts_empty(tmp_path):
     fill(Replay(tmp_path, 20, SHAPE, ACTIONS), [9])
     replay = Replay(tmp_path, 12, SHAPE, ACTIONS)
@@ -211,7 +337,7 @@ def test_another_environment_is_refused(tmp_path):
     with pytest.raises(UserError, match="action.npy holds rows"):
         Replay.open(tmp_path, state | {"action_size": 3})
     with pytest.raises(UserError, match="20 rows instead of 24"):
-        Replay.open(tmp_path, state | {"capacity": 24})
+        Replay.open(tmp_path, state | {"places": 24})
     assert len(Replay.open(tmp_path, state)) == 4  # nothing was lost
 
 
