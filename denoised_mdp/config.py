@@ -104,9 +104,28 @@ def _check(config: Config) -> None:
                 raise UserError(f"model.{name}.{key}={width}: must be 0: model={model.name} has no {name}.")
     if kl.free_nats_strategy == "B" and kl.beta_y > kl.beta_x:
         raise UserError(f"model.kl.beta_y={kl.beta_y}: strategy B needs at most model.kl.beta_x={kl.beta_x}.")
-    rows = -(-env.episode_steps // env.action_repeat) + 1
-    if train.segment_length > rows:
-        raise UserError(f"train.segment_length={train.segment_length}: an episode has only {rows} rows.")
-    least = (train.segment_length - 1) * env.action_repeat
+    if env.episode_steps < env.action_repeat:
+        raise UserError(f"env.episode_steps={env.episode_steps}: must be at least {env.action_repeat} (action_repeat).")
+    _check_segments(config)
+    if train.total_steps < train.prefill_steps:
+        raise UserError(
+            f"train.total_steps={train.total_steps}: must be at least train.prefill_steps={train.prefill_steps},"
+            " which it includes; else nothing is learned."
+        )
+
+
+def _check_segments(config: Config) -> None:
+    """Refuse a replay that could lack a whole segment of one episode when an update is due."""
+    train, length = config.train, config.train.segment_length
+    if length > config.episode_rows:
+        raise UserError(f"train.segment_length={length}: an episode has only {config.episode_rows} rows.")
+    least = (length - 1) * config.env.action_repeat
     if train.prefill_steps < least:
         raise UserError(f"train.prefill_steps={train.prefill_steps}: one segment needs at least {least}.")
+    # The latest rows may begin with the end of an episode and end with the start of the next, each a row too short.
+    capacity, enough = config.replay.capacity, 2 * length - 1
+    if capacity is not None and capacity < enough:
+        raise UserError(
+            f"replay.capacity={capacity}: must be at least {enough}, so that there always is a segment of"
+            f" train.segment_length={length} rows."
+        )

@@ -179,12 +179,25 @@ class Config:
         return {64: 1.0, 96: 2.0}[self.env.size]
 
     @property
+    def episode_rows(self) -> int:
+        """Rows of a whole episode: one per action, one more for its first observation."""
+        return math.ceil(self.env.episode_steps / self.env.action_repeat) + 1
+
+    @property
     def replay_capacity(self) -> int:
-        """Rows that the replay holds: ``replay.capacity``, or all: one per action, one more per episode."""
+        """Rows that the replay holds: ``replay.capacity``, or all rows of the run."""
         if self.replay.capacity is not None:
             return self.replay.capacity
-        episode_rows = math.ceil(self.env.episode_steps / self.env.action_repeat) + 1
-        return math.ceil(self.train.total_steps / self.env.episode_steps) * episode_rows
+        return math.ceil(self.train.total_steps / self.env.episode_steps) * self.episode_rows
+
+    @property
+    def replay_slack(self) -> int:
+        """Rows kept beyond the capacity, so that a checkpoint still finds its rows when the next one is due.
+
+        Twice the actions between two checkpoints leave room for the first rows of episodes; 0 when the replay
+        holds all rows of the run.
+        """
+        return 0 if self.replay.capacity is None else 2 * self.train.checkpoint_every // self.env.action_repeat
 
 
 POLICIES = {"backprop": BackpropConfig, "sac": SACConfig}

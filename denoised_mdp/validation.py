@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from typing import Any
 
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.schema import POLICIES
+
+LARGEST = 2**63 - 1  # whole number; arrays and tensors hold no larger one
 
 
 def build(kind: Any, tree: Any, path: str = "") -> Any:
@@ -49,10 +52,12 @@ def convert(key: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
         kind = next(part for part in typing.get_args(kind) if part is not type(None))
         if value is None:
             return None
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
     if kind is int and number and value == int(value):
         result = int(value)
-    elif kind is float and number:
+        if result > LARGEST:  # mentioned only where it matters
+            limits = {"high": LARGEST, **limits}
+    elif kind is float and number and abs(value) <= sys.float_info.max:  # whole numbers can be larger
         result = float(value)
     elif kind is str and isinstance(value, str | int | float) and not isinstance(value, bool):
         result = str(value)

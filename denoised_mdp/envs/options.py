@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -61,13 +62,12 @@ class DistractorInfo:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether `value` is a finite number, and no whole number beyond the range of floats."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 _MATTES = ("matte", "sky", "blue", "blue_ge")
-_STRENGTH = Option(
-    1.0, lambda value: _is_number(value) and 0 <= value < float("inf"), "a finite number of at least 0"
-)
+_STRENGTH = Option(1.0, lambda value: _is_number(value) and value >= 0, "a finite number of at least 0")
 _SHARE = Option(1.0, lambda value: _is_number(value) and 0 <= value <= 1, "a number between 0 and 1")
 
 # In the order of application, innermost first.
