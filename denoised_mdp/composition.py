@@ -130,7 +130,7 @@ def translate(overrides: list[str]) -> list[str]:
     result: list[str] = []
     for key, value in map(_split, overrides):
         if key == "distractors":
-            result += _distractors(value)
+            result += _distractors(value, sweep=False)
         elif key in GROUPS:
             if "," in value:
                 raise UserError(_several(key, value))
@@ -150,8 +150,11 @@ def translate_multirun(overrides: list[str]) -> list[str]:
 
     Each job's folder in it is named by the overrides that vary.
     """
-    result, fixed = [], []
+    pairs: list[tuple[str, str]] = []
     for key, value in map(_split, overrides):
+        pairs += map(_split, _distractors(value, sweep=True)) if key == "distractors" else [(key, value)]
+    result, fixed = [], []
+    for key, value in pairs:
         if key == "run_dir":
             result.append(f"hydra.sweep.dir={_quote(value)}")
             continue
@@ -171,6 +174,8 @@ def translate_multirun(overrides: list[str]) -> list[str]:
 
 def _split(text: str) -> tuple[str, str]:
     """Split ``key=value`` and check the key."""
+    if re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text):  # they would break files and messages
+        raise UserError(f"{ascii(text)}: control characters and bytes that are not UTF-8 cannot be used.")
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key:
         raise UserError(f"'{text}' is not of the form key=value; see 'denoised-mdp train --help'.")
@@ -194,6 +199,8 @@ def _check_key(key: str) -> None:
     keys = option_keys()
     if key in GROUPS or any(f"{known}.".startswith(f"{key}.") for known in keys):
         return  # a whole group of options, such as model.x={belief: 60, state: 10}, is right as well
+    if key.rpartition(".")[2] == "beta":
+        raise UserError(f"unknown option '{key}'. Did you mean 'model.kl.beta_y'? (model.kl.beta_z follows it.)")
     same_end = [known for known in keys if known.rpartition(".")[2] == key.rpartition(".")[2]]
     raise UserError(f"unknown option '{key}'.{_nearest(key, same_end or [*keys, *GROUPS])}")
 
@@ -217,24 +224,40 @@ def _parse(key: str, value: str) -> Any:
 
     try:
         return OverridesParser.create().parse_override(f"{key}={value}")
-    except HydraException as error:
+    except (HydraException, ValueError, RecursionError) as error:
         raise UserError(f"{key}={value}: not understood; quote a value with special characters.") from error
 
 
-def _distractors(value: str) -> list[str]:
-    """Rewrite a list of names, or names with options, as a choice of groups and single options."""
+def _distractors(value: str, *, sweep: bool) -> list[str]:
+    """Rewrite the distractors as a choice of groups and single options, in Hydra's grammar.
+
+    ``none``, ``a,b``, ``[a,b]`` and ``{a: {strength: 2}, b: {}}`` are one value; ``[a,b],[c],none`` are three,
+    for a sweep.
+    """
     options: list[str] = []
     if value.startswith("{"):
-        parsed = {str(name): chosen or {} for name, chosen in _parse("distractors", value).value().items()}
-        names = list(parsed)
+        parsed = _parse("distractors", value).value()
+        if not isinstance(parsed, dict):
+            raise UserError(f"distractors={value}: sweep over names, as in distractors=[a,b],[c],none.")
+        parsed = {str(name): chosen or {} for name, chosen in parsed.items()}
+        sets = [list(parsed)]
         options = [f"distractors.{key}={setting}" for key, setting in flatten(parsed) if setting != {}]
     else:
-        names = [name.strip(" '\"") for name in value.strip("[]").split(",")]
-        names = [] if names in ([""], ["none"], ["null"]) else names
-    for name in names:
+        parts = re.split(r",(?![^[]*\])", value) if "[" in value else [value]  # at commas outside of brackets
+        sets = [_names(re.sub(r"^\s*\[(.*)\]\s*$", r"\1", part)) for part in parts]
+    for name in (name for names in sets for name in names):
         if name not in choices("distractors"):
             raise UserError(f"unknown distractor '{name}'.{did_you_mean(name, choices('distractors'))}")
-    return [f"distractors=[{','.join(dict.fromkeys(names))}]", *translate(options)]
+    if len(sets) > 1 and not sweep:
+        raise UserError(_several("distractors", value))
+    chosen = ",".join(f"[{','.join(names)}]" for names in sets)
+    return [f"distractors={chosen}", *translate(options)]
+
+
+def _names(text: str) -> list[str]:
+    """Split names of distractors at commas."""
+    names = [name.strip(" '\"") for name in text.split(",")]
+    return [] if names in ([""], ["none"], ["null"]) else list(dict.fromkeys(names))
 
 
 def _quote(value: str) -> str:

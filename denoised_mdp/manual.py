@@ -23,6 +23,7 @@ examples
   denoised-mdp train env.task=walker_walk distractors=video_background,camera_jitter model.kl.beta_y=0.25
   denoised-mdp train preset=debug env.clips=/data/videos    (a folder or a glob of videos)
   denoised-mdp train --multirun preset=quickstart seed=1,2,3    (Hydra's sweepers and launchers)
+  denoised-mdp train --multirun 'distractors=[video_background,camera_jitter],[camera_jitter],none' seed=1,2
 """
 
 
@@ -49,6 +50,7 @@ def _groups() -> str:
         ("", f"VARIANT: {', '.join(variants)}"),
         ("env", ", ".join(choices("env"))),
         ("distractors", f"none, or any of {', '.join(choices('distractors'))}, joined by commas"),
+        ("", "to sweep over sets with --multirun, put each in brackets: [a,b],[c],none"),
         ("model", ", ".join(choices("model"))),
         ("policy", ", ".join(choices("policy"))),
     ]

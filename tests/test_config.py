@@ -3,12 +3,14 @@
 import dataclasses
 import inspect
 
+import numpy as np
 import pytest
 
-from denoised_mdp.composition import choices, config_folder, distractor_defaults, option_keys
+from denoised_mdp.composition import choices, config_folder, distractor_defaults, option_keys, translate_multirun
 from denoised_mdp.config import default_run_dir, differences, load_config, read_config, save_config
 from denoised_mdp.envs import DISTRACTORS
 from denoised_mdp.errors import UserError
+from denoised_mdp.replay import Replay
 from denoised_mdp.schema import BackpropConfig, Config, SACConfig
 
 VARIANTS = {
@@ -76,7 +78,8 @@ def test_alpha_and_replay_follow_the_environment_unless_set():
     assert load_config(["env.size=96", "model.kl.alpha=0.5"]).alpha == 0.5
     assert load_config([]).replay_capacity == 1000 * (500 + 1)  # one row per action, one more per episode
     assert load_config(["train.total_steps=1001", "train.prefill_steps=200"]).replay_capacity == 2 * 501
-    assert load_config(["replay.capacity=77"]).replay_capacity == 77
+    limited = load_config(["replay.capacity=777", "train.checkpoint_every=3000"])
+    assert (limited.replay_capacity, limited.replay_slack, load_config([]).replay_slack) == (777, 3000, 0)
 
 
 @pytest.mark.parametrize("model", ["2b", "2c", "dreamer"])
@@ -125,6 +128,26 @@ def test_distractors_on_the_command_line(text, names):
     for name, options in config.distractors.items():
         expected = distractor_defaults()[name] | ({"strength": 0.5} if "0.5" in text and "video" in name else {})
         assert options == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "translated"),
+    [
+        ("video_background,camera_jitter", ["distractors=[video_background,camera_jitter]"]),
+        ("none", ["distractors=[]"]),
+        ("[video_background,camera_jitter],[camera_jitter],[]",
+         ["distractors=[video_background,camera_jitter],[camera_jitter],[]"]),
+        ("[camera_jitter], none", ["distractors=[camera_jitter],[]"]),
+        ("{camera_jitter: {strength: 2}}", ["distractors=[camera_jitter]", "distractors.camera_jitter.strength=2"]),
+    ],
+)  # fmt: skip
+def test_distractors_in_a_sweep(text, translated):
+    *found, excluded = translate_multirun([f"distractors={text}"])
+    assert found == translated
+    sweeps = found[0].count("[") > 1
+    assert ("[distractors" in excluded) == (not sweeps)  # what varies names the folder
+    if not sweeps:  # then it means the same as without --multirun
+        assert load_config(found) == load_config([f"distractors={text}"])
 
 
 def test_options_of_distractors():
@@ -196,6 +219,20 @@ def test_paths_need_no_quotes(path):
         (["policy=sac", "policy.horizon=3"], ["policy=backprop"]),
         (["train.segment_length=502"], ["501"]),
         (["train.prefill_steps=97"], ["98"]),
+        (["train.total_steps=4999"], ["train.total_steps=4999", "train.prefill_steps=5000"]),
+        (["replay.capacity=98"], ["replay.capacity=98", "at least 99", "train.segment_length=50"]),
+        (["env.episode_steps=3", "env.action_repeat=4"], ["env.episode_steps=3", "at least 4"]),
+        ([f"seed={'9' * 400}"], ["whole number", "at most 2147483647"]),
+        ([f"train.updates={'9' * 400}"], ["whole number", "at most"]),
+        ([f"model.optimizer.lr={'9' * 400}"], ["a number"]),
+        ([f"seed={'9' * 5000}"], ["seed=999"]),
+        (["distractors=camera_jitter", f"distractors.camera_jitter.strength={'9' * 400}"], ["finite"]),
+        (["model.beta=0.25"], ["'model.kl.beta_y'", "beta_z follows"]),
+        (["distractors=[camera_jitter],[]"], ["--multirun"]),
+        (["distractors=[camera_jitter"], ["'camera_jitter'"]),
+        (["distractors={camera_jitter: {}},{}"], ["distractors=[a,b],[c],none"]),
+        (["env.clips=a\nb"], ["control characters"]),
+        (["env.clips=\udcff"], ["not UTF-8"]),
         (["seed=1,2"], ["--multirun"]),
         (["model=2b,2c"], ["--multirun"]),
         (["seed=[1"], ["seed=[1"]),
@@ -213,6 +250,22 @@ def test_mistakes_are_answered_in_one_line(overrides, words):
     assert "\n" not in str(mistake.value)
     for word in words:
         assert word in str(mistake.value)
+
+
+@pytest.mark.parametrize("rows", [5, 6, 8, 20])
+def test_the_smallest_replay_always_holds_a_segment(tmp_path, rows):
+    """By brute force: the least capacity that is accepted is enough after every row, one less is not."""
+    length, action, frame = 5, np.zeros(1), np.zeros((1, 1, 3), np.uint8)
+    for capacity in (8, 9):
+        replay, held = Replay(tmp_path / str(capacity), capacity, frame.shape, 1), []
+        for row in range(60):
+            replay.add(frame, action, 0.0, row % rows == 0)
+            held.append(replay.count_segments(length))
+        assert (min(held[length - 1 :]) > 0) == (capacity == 9)
+    command = ["preset=debug", f"train.segment_length={length}", f"env.episode_steps={2 * rows - 2}"]
+    assert load_config([*command, "replay.capacity=9"]).replay_capacity == 9
+    with pytest.raises(UserError, match="at least 9"):
+        load_config([*command, "replay.capacity=8"])
 
 
 def test_whole_floats_are_whole_numbers():
