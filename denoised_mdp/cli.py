@@ -6,13 +6,26 @@ Heavy imports wait until a command needs them, so that ``--help`` answers at onc
 from __future__ import annotations
 
 import argparse
+import errno
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from denoised_mdp import __version__
 from denoised_mdp.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from denoised_mdp.evaluation import EvaluationResult
+
+# What the machine refuses, in contrast to what we did wrong.
+MACHINE_ERRORS = {
+    getattr(errno, name)
+    for name in "ENOSPC EDQUOT EFBIG EACCES EPERM EROFS ENAMETOOLONG ENOTDIR EISDIR EIO ESTALE EMFILE ENFILE".split()
+    if hasattr(errno, name)
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -125,11 +138,16 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     result = evaluate_run(arguments.run, **options)
     for number, value in enumerate(result.returns, 1):
         print(f"episode {number:3d}   return {value:8.2f}")
-    print(f"mean return   {result.mean:8.2f} +- {result.standard_error:.2f} (standard error)")
+    print(f"mean return   {_mean(result)}" + (" (standard error)" if len(result.returns) > 1 else ""))
     if arguments.random:
         result = evaluate_run(arguments.run, **options, random=True)
-        print(f"random policy {result.mean:8.2f} +- {result.standard_error:.2f} (same episodes)")
+        print(f"random policy {_mean(result)} (same episodes)")
     return 0
+
+
+def _mean(result: EvaluationResult) -> str:
+    """The mean and its standard error, which one episode does not have."""
+    return f"{result.mean:8.2f}" + (f" +- {result.standard_error:.2f}" if len(result.returns) > 1 else "")
 
 
 def _render(arguments: argparse.Namespace) -> int:
@@ -161,9 +179,29 @@ def _stopped() -> int:
     return 130
 
 
+def _fail(message: object) -> int:
+    print(f"denoised-mdp: error: {message}", file=sys.stderr)
+    return 2
+
+
+def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    """Print a warning as one line that says what matters to a user, not where it comes from."""
+    print(f"denoised-mdp: warning: {' '.join(str(message).split())}", file=file or sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 2 for a mistake in the input, 130 when interrupted."""
+    """Run one command.
+
+    Returns the exit code: 0; 1 for problems that the doctor found; 2 for a mistake in the input, or a full disk
+    and the like; 130 when interrupted. Defects of ours are raised.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        return _run(argv)
+
+
+def _run(argv: list[str]) -> int:
     parser = build_parser()
     try:
         known = ("train", "evaluate", "render", "doctor")
@@ -172,8 +210,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser.parse_args(argv or ["--help"])
         return arguments.function(arguments)
     except UserError as error:
-        print(f"denoised-mdp: error: {error}", file=sys.stderr)
-        return 2
+        return _fail(error)
+    except OSError as error:
+        if error.errno not in MACHINE_ERRORS:
+            raise
+        return _fail(f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}.")
     except KeyboardInterrupt:
         return _stopped()
 

@@ -43,10 +43,10 @@ def resolve_device(name: str) -> torch.device:
     """'auto', 'cpu', 'cuda' or 'cuda:N' -> a device that exists, else UserError."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
-        raise UserError(f"train.device={name}: PyTorch finds no such GPU here; use train.device=cpu or auto.")
-    return device
+    kind, _, index = name.partition(":")
+    if kind == "cuda" and not (torch.cuda.is_available() and int(index or 0) < torch.cuda.device_count()):
+        raise UserError(f"device {name}: PyTorch finds no such GPU here; use cpu or auto.")
+    return torch.device(kind, int(index)) if index else torch.device(kind)
 
 
 def resolve_precision(name: str, device: torch.device, *, deterministic: bool = False) -> torch.dtype | None:

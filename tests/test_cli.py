@@ -1,8 +1,10 @@
 """The command line: help, exit codes, and a whole tiny run from training to video."""
 
+import errno
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -70,11 +72,51 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, words, capsys):
     assert words in error
 
 
-def test_interruption_is_exit_code_130(monkeypatch, capsys):
-    def interrupt(_):
-        raise KeyboardInterrupt
+def raising(error):
+    """A stand-in for `load_config` that fails."""
 
-    monkeypatch.setattr("denoised_mdp.config.load_config", interrupt)
+    def load(_):
+        raise error
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/full/file"), "/full/file: No space left on device."),
+        (OSError(errno.EROFS, "Read-only file system"), "Read-only file system."),
+        (PermissionError(errno.EACCES, "Permission denied", "/locked"), "/locked: Permission denied."),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line_and_exit_code_2(error, words, monkeypatch, capsys):
+    monkeypatch.setattr("denoised_mdp.config.load_config", raising(error))
+    assert cli.main(["train"]) == 2
+    assert capsys.readouterr().err == f"denoised-mdp: error: {words}\n"
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "gone", "x"), ValueError("a"), OSError("b")])
+def test_defects_are_not_swallowed(error, monkeypatch):
+    monkeypatch.setattr("denoised_mdp.config.load_config", raising(error))
+    with pytest.raises(type(error)):
+        cli.main(["train"])
+
+
+def test_warnings_are_one_line(monkeypatch, capsys):
+    def load(_):
+        warnings.warn("The first line\n  and the second.", stacklevel=2)
+        raise UserError("Enough.")
+
+    monkeypatch.setattr("denoised_mdp.config.load_config", load)
+    before = warnings.showwarning
+    assert cli.main(["train"]) == 2
+    assert warnings.showwarning is before
+    first = "denoised-mdp: warning: The first line and the second.\n"
+    assert capsys.readouterr().err == first + "denoised-mdp: error: Enough.\n"
+
+
+def test_interruption_is_exit_code_130(monkeypatch, capsys):
+    monkeypatch.setattr("denoised_mdp.config.load_config", raising(KeyboardInterrupt))
     assert cli.main(["train"]) == 130
     assert "Traceback" not in capsys.readouterr().err
 
@@ -92,6 +134,10 @@ def test_a_tiny_run_from_training_to_video(tmp_path, capsys):
     assert float(printed[3].split()[2]) == pytest.approx(sum(returns) / 3, abs=0.02)
     assert len(set(returns)) == 3 and "random policy" in printed[4]
 
+    assert cli.main(["evaluate", str(folder), "--episodes", "1", "--random"]) == 0
+    printed = capsys.readouterr().out
+    assert "nan" not in printed and "+-" not in printed and f"mean return   {returns[0]:8.2f}\n" in printed
+
     assert cli.main(["render", str(folder), "--output", str(tmp_path / "look")]) == 0
     assert sorted(path.suffix for path in tmp_path.glob("look.*")) == [".mp4", ".png"]
 
@@ -101,11 +147,14 @@ def test_a_tiny_run_from_training_to_video(tmp_path, capsys):
 
 
 def test_multirun_trains_one_run_per_value_in_folders_of_their_own(tmp_path):
-    done = run("train", "--multirun", *TINY, "seed=3,4", "model.kl.beta_y=0.5", "run_dir=all runs", cwd=tmp_path)
+    both = ["video_background", "camera_jitter"]
+    sets = f"distractors=[{','.join(both)}],none"
+    done = run("train", "--multirun", *TINY, sets, "model.kl.beta_y=0.5", "run_dir=all runs", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for seed in (3, 4):
-        config = read_config(tmp_path / "all runs" / f"seed={seed}")
-        assert (config.seed, config.model.kl.beta_y, config.env.suite) == (seed, 0.5, "toy")
+    assert len(list((tmp_path / "all runs").glob("*/config.yaml"))) == 2
+    for names in (both, []):
+        config = read_config(tmp_path / "all runs" / f"distractors=[{','.join(names)}]")
+        assert (list(config.distractors), config.model.kl.beta_y, config.env.suite) == (names, 0.5, "toy")
     again = run("train", "-m", *TINY, "model=2b,2c", "env.task=dott", cwd=tmp_path)
     assert again.returncode == 2 and "'dot'" in again.stderr and "Traceback" not in again.stderr
 
