@@ -24,7 +24,7 @@ from .envs.video import SPLITS, open_clips
 from .errors import UserError
 from .evaluation import MAX_PARALLEL
 from .loading import environment_maker
-from .logging import duration
+from .logging import data_size, duration
 from .replay import Replay
 from .runtime import configure
 from .schema import Config
@@ -118,7 +118,7 @@ class Doctor:
         environment.reset(seed=self.config.seed)
         environment.action_space.seed(self.config.seed)
         frame = _median_seconds(environment.render, 20)
-        actions = min(actions, self.config.env.episode_steps // self.config.env.action_repeat)
+        actions = min(actions, self.config.episode_rows - 1)
         action = _median_seconds(lambda: environment.step(environment.action_space.sample()), actions)
         renderer = "none needed"
         if self.config.env.suite == "dmc":
@@ -135,17 +135,19 @@ class Doctor:
 
     def check_replay(self, observation_shape: tuple[int, ...], actions: int) -> None:
         """Compare the replay's size with the free disk."""
-        rows = self.config.replay_capacity
-        needed = Replay.bytes_needed(rows, observation_shape, actions)
+        rows, slack = self.config.replay_capacity, self.config.replay_slack
+        needed = Replay.bytes_needed(rows, observation_shape, actions, slack)
         folder = Path(self.config.run_dir).absolute()
         place = next(path for path in [folder, *folder.parents] if path.exists())
         free = shutil.disk_usage(place).free
         used = sum(path.stat().st_blocks * 512 for path in folder.glob("replay/*.npy"))
-        _row("replay", f"{rows:,} rows, {needed / GIB:.2f} GiB when full; {free / GIB:.2f} GiB free in {place}")
+        more = f" and {slack:,} more between checkpoints" if slack else ""
+        _row("replay", f"{rows:,} rows{more}: {data_size(needed)} when full")
+        _row("", f"{data_size(free)} free in {place}")
         if needed > free + used:
             self.problems.append(
-                f"The replay needs {needed:,} bytes but {place} has {free:,} free: set a smaller replay.capacity,"
-                " or a run_dir on a larger disk."
+                f"The replay needs {data_size(needed)} but {place} has {data_size(free)} free: set a smaller"
+                " replay.capacity, or a run_dir on a larger disk."
             )
 
     def show_parameters(self, agent: Agent) -> None:
@@ -191,14 +193,18 @@ class Doctor:
             self.notes.append("This run takes days here: use a GPU, or try preset=quickstart on a CPU first.")
 
     def show_memory(self, device: torch.device) -> None:
-        """Print the peak of this process, which has done all that training does but write the replay."""
+        """Print the peak of this process, which has updated and acted in one environment.
+
+        Training needs more for what was not done here: the environments of an evaluation (up to `MAX_PARALLEL`
+        at once), rendering, and writing checkpoints. The replay on disk needs none.
+        """
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         text = f"{peak / GIB:.1f} of {total / GIB:.1f} GiB"
         if device.type == "cuda":
             size = torch.cuda.get_device_properties(device).total_memory
             text += f"; GPU {torch.cuda.max_memory_allocated(device) / GIB:.1f} of {size / GIB:.1f} GiB"
-        _row("memory", f"{text} at the peak")
+        _row("memory", f"{text} at the peak of updates; evaluations, videos and checkpoints need more")
         if peak > 0.8 * total:
             self.problems.append("Memory is nearly full: set a smaller train.batch_size or train.segment_length.")
 

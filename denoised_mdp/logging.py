@@ -229,6 +229,14 @@ class Progress:
             self._line = ""
 
 
+def data_size(count: int) -> str:
+    """Return a number of bytes in decimal units and exactly, e.g. ``6.19 GB (6,193,152,000 bytes)``."""
+    exponent = min((len(str(count)) - 1) // 3, 6)
+    if exponent == 0:
+        return f"{count} bytes"
+    return f"{count / 1000**exponent:.2f} {' kMGTPE'[exponent]}B ({count:,} bytes)"
+
+
 def duration(seconds: float) -> str:
     """Return a readable duration in its two largest units, e.g. ``3 h 12 min``."""
     minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400

@@ -8,6 +8,8 @@ from denoised_mdp.agent import build_agent
 from denoised_mdp.cli import main
 from denoised_mdp.config import load_config, save_config
 from denoised_mdp.doctor import Doctor
+from denoised_mdp.logging import data_size
+from denoised_mdp.replay import Replay
 
 TINY = ["preset=debug", "env=toy"]
 
@@ -49,8 +51,24 @@ def test_problems_are_one_line_each_and_the_other_checks_go_on(tmp_path, capsys)
     code, text = examine(tmp_path, capsys, "replay.capacity=1000000000000")
     problems = [line for line in text.splitlines() if line.startswith("PROBLEM: ")]
     assert code == 1 and len(problems) == 1
-    assert re.search(r"needs 1[\d,]{18,} bytes", problems[0]) and "replay.capacity" in problems[0]
+    assert re.search(r"needs [\d.]+ PB \(1[\d,]{18,} bytes\)", problems[0]) and "replay.capacity" in problems[0]
     assert "\nupdate" in text
+
+
+def test_the_replay_is_counted_with_the_rows_between_checkpoints(tmp_path, capsys):
+    """The size that the doctor names is the size of the files that the trainer then makes."""
+    overrides = ["replay.capacity=100", "train.checkpoint_every=20", f"run_dir={tmp_path / 'new'}"]
+    code, text = examine(tmp_path, capsys, *overrides)
+    assert code == 0 and "100 rows and 20 more" in text
+    config = load_config([*TINY, *overrides])
+    Replay(tmp_path / "replay", config.replay_capacity, (64, 64, 3), 2, config.replay_slack).close()
+    size = sum(path.stat().st_size for path in (tmp_path / "replay").iterdir())
+    assert f"({size:,} bytes) when full" in text
+
+
+def test_the_shortest_episode_can_be_measured(tmp_path, capsys):
+    shortest = ["env.episode_steps=1", "env.action_repeat=1", "train.segment_length=2"]
+    assert examine(tmp_path, capsys, *shortest)[0] == 0
 
 
 def test_a_folder_with_another_run_is_a_problem_and_the_same_run_is_none(tmp_path, capsys):
@@ -59,3 +77,17 @@ def test_a_folder_with_another_run_is_a_problem_and_the_same_run_is_none(tmp_pat
     assert examine(tmp_path, capsys)[0] == 0
     code, text = examine(tmp_path, capsys, "model.kl.beta_y=0.5")
     assert code == 1 and "model.kl.beta_y: 1.0 -> 0.5" in text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "1.00 kB (1,000 bytes)"),
+        (6_193_152_000, "6.19 GB (6,193,152,000 bytes)"),
+        (10**21, "1000.00 EB (1,000,000,000,000,000,000,000 bytes)"),
+    ],
+)
+def test_sizes_are_readable_and_exact(count, text):
+    assert data_size(count) == text
