@@ -1,5 +1,6 @@
 # Sourced by the other scripts: a virtual environment in .venv with everything installed, and a working renderer.
-# Does nothing when that is done already. PYTHON=/path/to/python chooses the interpreter.
+# Does nothing when that is done already. PYTHON=/path/to/python chooses the interpreter. pip reads PIP_EXTRA_INDEX_URL:
+# without an NVIDIA GPU, name PyTorch's package index for the CPU there; the build for CUDA takes gigabytes.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

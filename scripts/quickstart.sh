@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
 # From a fresh clone to a trained model and its video: set-up, training, evaluation, rendering.
-# Arguments are passed to the training, e.g. `bash scripts/quickstart.sh seed=1`. Stopped, it continues next time.
+# Stopped, it continues next time. Arguments are passed to the training; one that changes the run needs a folder of its
+# own: `bash scripts/quickstart.sh seed=1 run_dir=runs/seed1`.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 
 run=runs/quickstart
-.venv/bin/denoised-mdp train preset=quickstart run_dir=$run "$@"
+for argument in "$@"; do
+    case $argument in run_dir=*) run=${argument#run_dir=} ;; esac
+done
+.venv/bin/denoised-mdp train preset=quickstart run_dir="$run" "$@"
 echo
 echo "Evaluation on held-out episodes:"
-.venv/bin/denoised-mdp evaluate $run --random
+.venv/bin/denoised-mdp evaluate "$run" --random
 echo
 echo "Signal and noise of held-out episodes, as a picture and a video:"
-.venv/bin/denoised-mdp render $run
+.venv/bin/denoised-mdp render "$run"
