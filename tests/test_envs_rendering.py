@@ -90,11 +90,10 @@ def test_state_covers_what_episodes_change_in_the_model():
 
 
 def test_unknown_camera_and_quality():
-    for options in ({"camera": 7}, {"camera": "fron"}, {"quality": "fats"}):
-        env = DMCEnv("cheetah_run", **options)
-        env.reset(seed=0)
-        with pytest.raises(UserError):
-            env.frame()
+    for options in ({"camera": 99}, {"camera": -2}, {"camera": "fron"}, {"quality": "fats"}):
+        with pytest.raises(UserError) as error:  # at once, before anything is drawn
+            DMCEnv("cheetah_run", **options)
+        assert "\n" not in str(error.value)
     env = DMCEnv("cheetah_run", camera="side")
     env.reset(seed=0)
     assert env.frame().any()
@@ -106,7 +105,7 @@ def test_backend_choice(monkeypatch):
         assert rendering.choose_backend() is None
         return
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.setenv("DISPLAY", ":77")  # nobody answers there
     monkeypatch.setattr(rendering, "_has_egl_device", lambda: False)
     monkeypatch.setattr(rendering, "_has_osmesa", lambda: True)
     assert rendering.choose_backend() == os.environ["MUJOCO_GL"] == "osmesa"
@@ -114,17 +113,61 @@ def test_backend_choice(monkeypatch):
     monkeypatch.setattr(rendering, "_has_osmesa", lambda: False)
     with pytest.raises(UserError, match="libegl1"):
         rendering.choose_backend()
+    monkeypatch.setattr(rendering, "_has_display", lambda: True)
+    assert rendering.choose_backend() == os.environ["MUJOCO_GL"] == "glfw"
     monkeypatch.setenv("MUJOCO_GL", "elg")
     with pytest.raises(UserError, match="Did you mean 'egl'"):
         rendering.choose_backend()
+    monkeypatch.setenv("MUJOCO_GL", " EGL ")
+    assert rendering.choose_backend() == os.environ["MUJOCO_GL"] == "egl"
+
+
+def run(code, **variables):
+    """Run `code` in a new process without a display."""
+    unset = ("MUJOCO_GL", "PYOPENGL_PLATFORM", "DISPLAY", "WAYLAND_DISPLAY")
+    environment = {key: value for key, value in os.environ.items() if key not in unset} | variables
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
 
 
 def test_mujoco_imported_first_still_draws():
     code = "import mujoco; import denoised_mdp.envs as e; print(e.make_env('cheetah_run').reset()[0].std())"
-    environment = {
-        key: value for key, value in os.environ.items() if key not in ("MUJOCO_GL", "PYOPENGL_PLATFORM")
-    }
-    out = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert float(out.stdout) > 1
+    assert float(run(code).stdout) > 1
+
+
+DRAW_TWICE = """
+from denoised_mdp import envs
+from denoised_mdp.errors import UserError
+
+for _ in range(2):
+    try:
+        print("drew", envs.make_env("cheetah_run").reset()[0].mean())
+    except UserError as error:
+        print(error)
+"""
+WITHOUT_LIBRARIES = """
+import ctypes
+
+class CDLL(ctypes.CDLL):
+    def __init__(self, name, *args, **options):
+        if name and any(part in name for part in ("EGL", "OSMesa", "GL.so")):
+            raise OSError(f"{name}: cannot open shared object file")
+        super().__init__(name, *args, **options)
+
+ctypes.CDLL = CDLL
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the backends of Linux")
+@pytest.mark.parametrize("backend", ["glfw", "osmesa", ""])
+def test_a_renderer_that_cannot_start_is_one_line(backend):
+    result = run((WITHOUT_LIBRARIES if backend != "glfw" else "") + DRAW_TWICE, MUJOCO_GL=backend)
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert len(lines) == 2 and all("renderer" in line and "libegl1" in line for line in lines)
+
+
+@pytest.mark.skipif(not rendering._has_egl_device(), reason="needs EGL")
+def test_the_name_of_the_backend_may_be_upper_case():
+    assert run(DRAW_TWICE, MUJOCO_GL="EGL").stdout.startswith("drew")

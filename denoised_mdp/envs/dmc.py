@@ -8,12 +8,14 @@ import gymnasium as gym
 import numpy as np
 from absl import logging
 
-from denoised_mdp.envs.rendering import Renderer  # before mujoco: it chooses the GL backend
+from denoised_mdp.envs.rendering import Renderer, check_view, gl_errors  # first: it chooses the GL backend
 from denoised_mdp.envs.seeding import generator
 from denoised_mdp.errors import UserError, did_you_mean
 
 import mujoco  # isort: skip
-from dm_control import suite  # isort: skip
+
+with gl_errors():
+    from dm_control import suite
 
 # What an episode's initialization changes in the compiled model of some task of the suite.
 EPISODE_FIELDS = (
@@ -83,7 +85,7 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
         quality: "fast" or "faithful", see `Renderer`.
 
     Raises:
-        UserError: no such task.
+        UserError: no such task, camera or quality.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 50}
@@ -108,6 +110,7 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
         with _quiet():
             environment = suite.load(self._domain, name, task_kwargs={"random": 0})
         self._physics, self._task = environment.physics, environment.task
+        check_view(self._physics.model.ptr, camera, quality)
         self._substeps = round(environment.control_timestep() / environment.physics.timestep())
         self.metadata = {**self.metadata, "render_fps": round(1 / environment.control_timestep())}
 

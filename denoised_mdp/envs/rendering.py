@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import os
 import sys
+import warnings
 import weakref
 
 import numpy as np
@@ -24,7 +25,21 @@ INSTALL_HINT = (
     "On Debian or Ubuntu install 'libegl1 libegl-mesa0 libgl1-mesa-dri libgl1' (MUJOCO_GL=egl) "
     "or 'libosmesa6' (MUJOCO_GL=osmesa)."
 )
-_LINUX_BACKENDS = ("egl", "osmesa", "glfw")
+
+
+def _has_display() -> bool:
+    """Whether DISPLAY names an X server that answers: a set variable alone promises nothing."""
+    if not os.environ.get("DISPLAY"):
+        return False
+    try:
+        x11 = ctypes.CDLL("libX11.so.6")
+    except OSError:
+        return False
+    x11.XOpenDisplay.restype = ctypes.c_void_p
+    display = x11.XOpenDisplay(None)
+    if display:
+        x11.XCloseDisplay(ctypes.c_void_p(display))
+    return bool(display)
 
 
 def _has_egl_device() -> bool:
@@ -53,45 +68,57 @@ def _has_osmesa() -> bool:
 
 
 def choose_backend() -> str | None:
-    """Return the GL backend to use on Linux and set ``MUJOCO_GL`` to it; None elsewhere or with a display.
+    """Return the GL backend to use on Linux and set ``MUJOCO_GL`` to it; None elsewhere.
 
-    A value of ``MUJOCO_GL`` that the user set is kept. Otherwise, without a display: EGL, then OSMesa.
+    A value of ``MUJOCO_GL`` that the user set is kept, in the lower case that dm_control insists on.
+    Otherwise: GLFW where there is a display, then EGL, then OSMesa.
 
     Raises:
-        UserError: the user's value is not a backend, or no backend is installed.
+        UserError: the user's value is not a backend, or none can be used.
     """
     if not sys.platform.startswith("linux"):
         return None
-    wanted = os.environ.get("MUJOCO_GL", "").strip().lower()
-    if wanted:
-        if wanted not in _LINUX_BACKENDS:
-            hint = did_you_mean(wanted, _LINUX_BACKENDS)
-            raise UserError(f"MUJOCO_GL={wanted!r} cannot render.{hint} Unset it to choose automatically.")
-        return wanted
-    if os.environ.get("DISPLAY"):
-        return None
-    for backend, works in (("egl", _has_egl_device), ("osmesa", _has_osmesa)):
-        if works():
-            os.environ["MUJOCO_GL"] = backend
-            return backend
-    raise UserError(f"No headless renderer was found. {INSTALL_HINT}")
+    works = {"glfw": _has_display, "egl": _has_egl_device, "osmesa": _has_osmesa}
+    backend = os.environ.get("MUJOCO_GL", "").strip().lower()
+    if backend and backend not in works:
+        hint = did_you_mean(backend, works)
+        raise UserError(f"MUJOCO_GL={backend!r} cannot render.{hint} Unset it to choose automatically.")
+    if not backend:
+        backend = next((name for name, can_start in works.items() if can_start()), None)
+    if not backend:
+        raise UserError(f"No headless renderer was found. {INSTALL_HINT}")
+    os.environ["MUJOCO_GL"] = backend
+    return backend
 
 
 BACKEND = choose_backend()
 
-import mujoco  # noqa: E402  (only after the backend is chosen)
 
-
-def _create_gl_context(width: int, height: int):
-    """Create a GL context of the chosen backend, even when mujoco was imported earlier with another one."""
+@contextlib.contextmanager
+def gl_errors():
+    """Turn whatever is raised in the block, which loads or starts the GL backend, into one UserError."""
     try:
-        if BACKEND is None:
-            return mujoco.GLContext(width, height)
-        return importlib.import_module(f"mujoco.{BACKEND}").GLContext(width, height)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="glfw")  # it warns of the same things
+            yield
     except Exception as error:
         # The backends raise all kinds of errors, some whose own message cannot be printed.
         reason = f"The {BACKEND or 'default'} renderer cannot start ({type(error).__name__})."
         raise UserError(f"{reason} {INSTALL_HINT}") from error
+
+
+with gl_errors():  # only after the backend is chosen, because this loads it
+    import mujoco
+
+
+def _current_gl_context(width: int, height: int):
+    """Create a GL context of the chosen backend, even when mujoco was imported earlier with another one."""
+    module = mujoco if BACKEND is None else importlib.import_module(f"mujoco.{BACKEND}")
+    gl = module.GLContext(width, height)
+    gl.make_current()
+    if BACKEND == "glfw" and not importlib.import_module("glfw").get_current_context():
+        raise RuntimeError("GLFW has no window")  # it goes on without, and MuJoCo then ends the process
+    return gl
 
 
 class Renderer:
@@ -114,8 +141,7 @@ class Renderer:
         self, model: mujoco.MjModel, height: int, width: int, camera: int | str = 0, quality: str = "fast"
     ):
         self._gl = None
-        if quality not in QUALITIES:
-            raise UserError(f"Unknown render quality {quality!r}.{did_you_mean(quality, QUALITIES)}")
+        check_view(model, camera, quality)
         self._model = model
         self._camera = _fixed_camera(model, camera)
         self._viewport = mujoco.MjrRect(0, 0, width, height)
@@ -129,11 +155,11 @@ class Renderer:
         flat = np.isin(model.geom_type, (mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_HFIELD))
         self._floor = np.flatnonzero(flat & (model.body_weldid[model.geom_bodyid] == 0))
 
-        gl = _create_gl_context(width, height)
-        gl.make_current()
-        with _offscreen_settings(model, height, width, quality):
-            self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        with gl_errors():
+            gl = _current_gl_context(width, height)
+            with _offscreen_settings(model, height, width, quality):
+                self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+            mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._gl = gl
         _close_at_exit(self)
 
@@ -194,11 +220,18 @@ class Renderer:
         mujoco.mjr_readPixels(self._rgb, self._depth if depth else None, self._viewport, self._context)
 
 
+def check_view(model: mujoco.MjModel, camera: int | str, quality: str) -> None:
+    """Raise UserError, without starting GL, when there is no such camera or quality."""
+    _fixed_camera(model, camera)
+    if quality not in QUALITIES:
+        raise UserError(f"Unknown render quality {quality!r}.{did_you_mean(quality, QUALITIES)}")
+
+
 def _fixed_camera(model: mujoco.MjModel, camera: int | str) -> mujoco.MjvCamera:
     """Return the camera of an index or a name, or raise a UserError that lists the model's cameras."""
     index = model.camera(camera).id if isinstance(camera, str) and _has_camera(model, camera) else camera
     if isinstance(index, str) or not -1 <= index < model.ncam:
-        names = [f"{i} ({model.camera(i).name})" for i in range(model.ncam)]
+        names = [*(f"{i} ({model.camera(i).name})" for i in range(model.ncam)), "-1 (free)"]
         raise UserError(f"This task has no camera {camera!r}. Choose one of: {', '.join(names)}.")
     view = mujoco.MjvCamera()
     if index == -1:
