@@ -20,8 +20,8 @@ from .schema import Config
 
 def environment_maker(config: Config, split: str = "train") -> Callable[[], gym.Env]:
     """A function without arguments (picklable) that makes the run's environment with clips of `split`."""
-    options = dict(vars(config.env))
-    return functools.partial(make_env, options.pop("task"), distractors=config.distractors, split=split, **options)
+    options = dict(vars(config.env), distractors=config.distractors, split=split, clips_seed=config.seed)
+    return functools.partial(make_env, options.pop("task"), **options)
 
 
 def load_run(run: Path | str, *, checkpoint: int | None = None, device: str = "auto") -> tuple[Config, Agent, int]:

@@ -209,6 +209,9 @@ def assert_plain(tree):
         assert all(isinstance(key, str) for key in tree)
         for value in tree.values():
             assert_plain(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            assert_plain(value)
     else:
         assert tree is None or isinstance(tree, (np.ndarray, bool, int, float, str))
         assert not isinstance(tree, np.ndarray) or tree.dtype != object
@@ -374,6 +377,7 @@ BAD = [
     (("finger_spin",), {"distractors": {"video_background": {}, "noisy_sensor": {}}}, "walker_walk"),
     (("counting",), {"suite": "toy", "distractors": {"camera_jitter": {}}}, "takes no distractors"),
     (("cheetah_run",), {"action_repeat": 0}, "at least 1"),
+    (("cheetah_run",), {"camera": 99}, r"no camera 99.*0 \(side\)"),
     (("cheetah_run",), {"render_mode": "human"}, "rgb_array"),
 ]
 

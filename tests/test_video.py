@@ -1,14 +1,15 @@
 """Clips: decoding, splits, cache, streams and the procedural default."""
 
 import os
+import stat
 
 import av
 import numpy as np
 import pytest
 
-from denoised_mdp.envs import video
+from denoised_mdp.envs import make_env, video
 from denoised_mdp.envs.procedural import FRAMES, procedural_clip
-from denoised_mdp.envs.video import Stream, find_videos, open_clips
+from denoised_mdp.envs.video import Stream, find_videos, open_clips, shuffled
 from denoised_mdp.errors import UserError
 
 
@@ -57,8 +58,21 @@ def test_files_of_one_folder_are_divided_disjointly(tmp_path):
     files = {write_video(tmp_path / "sub" / f"{n}.mkv", 1) for n in range(10)}
     train, test = (find_videos(str(tmp_path), split) for split in ("train", "test"))
     assert set(train) | set(test) == files and not set(train) & set(test)
-    assert len(test) == 2
+    assert train and test
     assert [*map(str, train)] == [*map(str, find_videos(f"{tmp_path}/**/*.mkv", "train"))]
+
+
+def test_about_a_fifth_of_the_files_is_for_testing_and_added_files_move_no_others(tmp_path):
+    def split(names):
+        for name in names:
+            (tmp_path / f"{name}.mp4").touch()
+        return (set(find_videos(str(tmp_path), split)) for split in ("train", "test"))
+
+    train, test = split(range(100))
+    assert 10 <= len(test) <= 30
+    more_train, more_test = split(range(100, 500))
+    assert train < more_train and test < more_test
+    assert 70 <= len(more_test) <= 130
 
 
 def test_two_files_are_divided_and_one_is_shared_with_a_warning(tmp_path):
@@ -107,19 +121,18 @@ def test_a_corrupt_file_is_named_and_skipped(tmp_path):
     good = write_video(tmp_path / "train" / "good.mkv", 5)
     (tmp_path / "train" / "broken.mp4").write_bytes(b"not a video" * 100)
     write_video(tmp_path / "test" / "other.mkv", 1)
-    clips = open_two(tmp_path)
-    stream = Stream(clips, 8)
+    stream = Stream(8)
     with pytest.warns(UserWarning, match="broken.mp4"):
-        stream.fill(range(2))
-    assert {clips[stream.position(index)[0]].name for index in range(8)} == {str(good)}
+        stream.fill(open_two(tmp_path))
+    assert [clip.name for clip in stream.clips] == [str(good)]
+    assert [stream.position(index) for index in range(8)] == [(0, n) for n in (0, 1, 2, 3, 4, 0, 1, 2)]
 
 
 def test_only_corrupt_files_are_an_error(tmp_path):
     (tmp_path / "broken.mp4").write_bytes(b"not a video" * 100)
     (tmp_path / "worse.mp4").write_bytes(b"")
-    stream = Stream(open_two(tmp_path), 8)
     with pytest.warns(UserWarning), pytest.raises(UserError, match="None of the"):
-        stream.fill([0])
+        Stream(8).fill(open_two(tmp_path))
 
 
 def test_clips_are_decoded_once_and_again_when_a_file_changes(tmp_path, monkeypatch, cache):
@@ -146,28 +159,163 @@ def test_an_unwritable_cache_is_a_user_error(tmp_path, monkeypatch):
         open_clips("procedural", "train", 8, False, 10)[0].frames()
 
 
+def test_cached_clips_can_be_shared_with_other_users(cache, monkeypatch):
+    """Permissions follow the umask; a clip that is there needs no lock, and a lock no writing."""
+    clip = open_clips("procedural", "train", 8, False, 10)[0]
+    umask = os.umask(0o027)
+    try:
+        frames = clip.frames()
+    finally:
+        os.umask(umask)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in cache.iterdir()} == {0o640}
+    with monkeypatch.context() as patch:
+        patch.setattr(video, "_locked", None)
+        np.testing.assert_array_equal(clip.frames(), frames)
+
+    def only_reading(path, mode="r"):
+        if mode != "r":
+            raise PermissionError(13, "Permission denied")
+        return open(path)
+
+    monkeypatch.setattr(video, "open", only_reading, raising=False)
+    (lock,) = cache.glob("*.lock")
+    with video._locked(lock):
+        pass
+
+
+def test_unreadable_and_damaged_cache_files_are_user_errors(cache, monkeypatch):
+    clip = open_clips("procedural", "train", 8, False, 10)[0]
+    clip.frames()
+    (path,) = cache.glob("*.npy")
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(UserError, match=f"Cannot read {path}.*delete it"):
+        clip.frames()
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(np, "load", refuse)
+    with pytest.raises(UserError, match="Permission denied.*DENOISED_MDP_CACHE"):
+        clip.frames()
+
+
 def test_a_stream_holds_whole_clips_in_order_and_wraps(tmp_path):
     for name, frames in (("a", 4), ("b", 3), ("c", 5)):
         write_video(tmp_path / "train" / f"{name}.mkv", frames)
     write_video(tmp_path / "test" / "d.mkv", 1)
-    clips = open_two(tmp_path)
-    stream = Stream(clips, 14)
-    stream.fill([2, 0, 1])
-    expected = [(2, f) for f in range(5)] + [(0, f) for f in range(4)] + [(1, f) for f in range(3)]
-    expected += [(2, 0), (2, 1)]  # over and over, the last one cut
-    assert [stream.position(index) for index in range(14)] == expected
-    assert [int(stream.frame(index)[0, 0, 0]) for index in range(3)] == [
-        int(clips[2].frames()[f, 0, 0, 0]) for f in range(3)
-    ]
+    a, b, c = open_two(tmp_path)
+    stream = Stream(14)
+    stream.fill([c, a, b])
+    assert stream.clips == [c, a, b]
+    expected = [(c, f) for f in range(5)] + [(a, f) for f in range(4)] + [(b, f) for f in range(3)]
+    expected += [(c, 0), (c, 1)]  # over and over, the last one cut
+    for index, (clip, frame) in enumerate(expected):
+        assert stream.position(index) == ([c, a, b].index(clip), frame)
+        np.testing.assert_array_equal(stream.frame(index), clip.frames()[frame])
 
 
 def test_a_stream_opens_no_more_clips_than_it_needs(tmp_path):
     for name in "abcd":
         write_video(tmp_path / "train" / f"{name}.mkv", 5)
     write_video(tmp_path / "test" / "e.mkv", 1)
-    stream = Stream(open_two(tmp_path), 9)
-    stream.fill([3, 1, 0, 2])
-    assert set(stream._arrays) == {3, 1}
+    a, b, c, d = open_two(tmp_path)
+    stream = Stream(9)
+    stream.fill([d, b, a, c])
+    assert stream.clips == [d, b]
+
+
+def test_the_order_depends_on_the_seed_and_not_on_other_clips(tmp_path):
+    for name in "abcdefgh":
+        write_video(tmp_path / "train" / f"{name}.mkv", 1)
+    write_video(tmp_path / "test" / "x.mkv", 1)
+    clips = open_two(tmp_path)
+    orders = [[clip.identity for clip in shuffled(clips, seed)] for seed in range(30)]
+    assert orders[0] == [clip.identity for clip in shuffled(clips[::-1], 0)]
+    assert len(set(map(tuple, orders))) == 30
+    assert {order[0] for order in orders} == {clip.identity for clip in clips}  # each may come first
+    assert [clip.identity for clip in shuffled(clips[1:], 0)] == [
+        identity for identity in orders[0] if identity != clips[0].identity
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of twelve training clips, of which a stream needs three."""
+    for number in range(12):
+        write_video(tmp_path / "clips" / "train" / f"{number}.mkv", 8, color=(5 * number, 0, 0))
+    write_video(tmp_path / "clips" / "test" / "x.mkv", 8)
+    return tmp_path / "clips"
+
+
+def make(folder, **options):
+    distractors = {"video_background": {"frames": 20, "color": True}}
+    return make_env("dot", suite="toy", size=16, distractors=distractors, clips=str(folder), **options)
+
+
+def names(env):
+    return [clip.identity for clip in env.world._stream.clips]
+
+
+def test_all_episodes_of_one_clips_seed_show_the_same_clips(folder, monkeypatch):
+    training = make(folder, clips_seed=3, seed=0)
+    training.reset()
+    evaluation, starts = make(folder, clips_seed=3), []
+    with monkeypatch.context() as patch:
+        patch.setattr(video, "decode", None)  # nothing new is decoded
+        for seed in range(60):
+            info = evaluation.reset(seed=seed)[1]
+            assert names(evaluation) == names(training)
+            starts.append(int(info["noise"][evaluation.noise_names.index("video_background/stream_index")]))
+    assert len(set(starts)) > 15  # anywhere in the stream
+    again = evaluation.reset(seed=1, options={"distractor_seed": 7})[1]["noise"][2:]
+    np.testing.assert_array_equal(evaluation.reset(seed=2, options={"distractor_seed": 7})[1]["noise"][2:], again)
+    other = make(folder, clips_seed=4)
+    other.reset(seed=0)
+    assert names(other) != names(training)
+
+
+def test_a_state_continues_with_its_clips_wherever_they_are(folder, tmp_path):
+    env = make(folder)
+    env.reset(seed=0)
+    state, actions = env.get_state(), [env.action_space.sample() for _ in range(15)]
+    expected = [env.step(action) for action in actions]
+    for number in range(12, 40):
+        write_video(folder / "train" / f"{number}.mkv", 8)
+    for path in folder.rglob("*.mkv"):
+        os.utime(path, ns=(1, 1))
+    folder = folder.rename(tmp_path / "moved")
+    env = make(folder)
+    env.reset(seed=5)
+    env.set_state(state)
+    for action, step in zip(actions, expected, strict=True):
+        found = env.step(action)
+        np.testing.assert_array_equal(found[0], step[0])
+        np.testing.assert_array_equal(found[-1]["noise"], step[-1]["noise"])
+    env.reset(seed=6)
+    assert names(env) == state["noise"]["clips"]
+
+
+def test_a_state_whose_clip_is_gone_names_it(folder):
+    env = make(folder)
+    env.reset(seed=0)
+    state = env.get_state()
+    shown = state["noise"]["clips"][1].split()[0]
+    for path in (folder / "train").iterdir():
+        if path.name not in " ".join(state["noise"]["clips"]):
+            path.unlink()  # not needed
+    make(folder).set_state(state)
+    path = folder / "train" / shown
+    whole = path.read_bytes()
+    path.write_bytes(bytes(len(whole)))
+    with pytest.warns(UserWarning, match=shown), pytest.raises(UserError, match=rf"shows {shown} \("):
+        make(folder).set_state(state)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(UserError, match=rf"shows {shown} \(.*put the file back"):
+        make(folder).set_state(state)
+    path.unlink()
+    with pytest.raises(UserError, match=rf"shows {shown} \(") as error:
+        make(folder).set_state(state)
+    assert "\n" not in str(error.value)
 
 
 def test_procedural_clips_are_seeded_and_differ_by_split():

@@ -25,6 +25,7 @@ def make_env(
     quality: str = "fast",
     clips: str = "procedural",
     split: str = "train",
+    clips_seed: int = 0,
     seed: int | None = None,
     render_mode: str | None = "rgb_array",
 ) -> gym.Env:
@@ -40,6 +41,8 @@ def make_env(
         episode_steps: inner steps per episode.
         camera, quality: see `denoised_mdp.envs.rendering.Renderer`.
         clips, split: see `denoised_mdp.envs.video.open_clips`.
+        clips_seed: decides which clips the background shows, in every episode; where an episode starts in
+            them depends on its own seed.
         seed: seed of the first reset that is called without one.
         render_mode: "rgb_array", the only one; here because `gymnasium.make` passes it.
 
@@ -71,6 +74,6 @@ def make_env(
         world = DMCEnv(task, size, episode_steps, camera, quality)
     for name, options in chosen.items():
         if name == "video_background":
-            options = {**options, "clips": clips, "split": split}
+            options = {**options, "clips": clips, "split": split, "clips_seed": clips_seed}
         world = getattr(wrappers, DISTRACTORS[name].wrapper)(world, **options)
     return PixelEnv(world, action_repeat, seed)

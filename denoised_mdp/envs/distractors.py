@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs.seeding import generator, generator_state, restore_generator
-from denoised_mdp.envs.video import Stream, open_clips
+from denoised_mdp.envs.video import Stream, open_clips, shuffled
 from denoised_mdp.errors import UserError
 
 
@@ -34,11 +34,10 @@ class Distractor(gym.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Reset environment and noise; ``options["distractor_seed"]`` replaces `seed` for the noise alone."""
         own_seed = (options or {}).get("distractor_seed", seed)
-        seeded = own_seed is not None or self.rng is None
-        if seeded:
+        if own_seed is not None or self.rng is None:
             self.rng = generator(own_seed, self.name)
         result = self.env.reset(seed=seed, options=options)
-        self._reset_noise(seeded)
+        self._reset_noise()
         return result
 
     def step(self, action):
@@ -77,8 +76,8 @@ class Distractor(gym.Wrapper):
         """Return this distractor's own factors, in the order of its names."""
         raise NotImplementedError
 
-    def _reset_noise(self, seeded: bool) -> None:
-        """Start an episode; `seeded` tells that the generator is new."""
+    def _reset_noise(self) -> None:
+        """Start an episode."""
 
     def _advance_noise(self) -> None:
         """Advance by one inner step."""
@@ -94,7 +93,8 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
     """Replaces the background by a video that nobody controls.
 
     A stream of `frames` frames holds whole clips in shuffled order; an episode starts anywhere in it and
-    shows the next frame after each inner step (Wang et al. 2022).
+    shows the next frame after each inner step (Wang et al. 2022). `clips_seed` decides which clips fill the
+    stream, the distractor's generator where an episode starts: all episodes of a run show the same videos.
 
     Args:
         env: an environment with `frame_and_background`.
@@ -102,7 +102,7 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
         matte: what is background, see `Renderer.frame_and_background`.
         color: keep the video's colours instead of one brightness for all channels.
         frames: length of the stream.
-        clips, split: see `open_clips`.
+        clips, split, clips_seed: see `open_clips` and `shuffled`.
     """
 
     name = "video_background"
@@ -117,13 +117,14 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
         frames: int = 1000,
         clips: str = "procedural",
         split: str = "train",
+        clips_seed: int = 0,
     ):
-        gym.utils.EzPickle.__init__(self, env, strength, matte, color, frames, clips, split)
-        grid = [f"brightness_{row}_{column}" for row in range(self.patches) for column in range(self.patches)]
-        super().__init__(env, ("stream_index", "clip", "frame", *grid))
+        gym.utils.EzPickle.__init__(self, env, strength, matte, color, frames, clips, split, clips_seed)
+        cells = np.ndindex(self.patches, self.patches)
+        super().__init__(env, ("stream_index", "clip", "frame", *(f"brightness_{r}_{c}" for r, c in cells)))
         self.strength, self.matte = strength, matte
-        self._stream = Stream(open_clips(clips, split, env.size, color, frames), frames)
-        self._index = 0
+        self._clips = shuffled(open_clips(clips, split, env.size, color, frames), clips_seed)
+        self._stream, self._index = Stream(frames), 0
 
     def background(self) -> np.ndarray:
         """Return the video's current frame, uint8 [H, W, C] with one channel in grayscale."""
@@ -134,32 +135,31 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
         frame, mask = self.env.frame_and_background(self.matte, keep_background=self.strength < 1)
         video = self.background()
         if self.strength < 1:
-            mixed = self.strength * video + (1 - self.strength) * frame
-            video = np.rint(mixed).astype(np.uint8)
+            video = np.rint(self.strength * video + (1 - self.strength) * frame).astype(np.uint8)
         np.copyto(frame, video, where=mask[..., None])
         return frame
 
     def noise_values(self):
-        """Return index in the stream, clip, frame in it, and brightness in [0, 1] by patch, row by row."""
+        """Return index in the stream, number of the clip there, frame in it, brightness [0, 1] by patch."""
         edges = np.arange(self.patches) * self.size // self.patches
         sums = np.add.reduceat(np.add.reduceat(self.background().mean(-1), edges, 0), edges, 1)
         counts = np.diff([*edges, self.size])
         brightness = sums / (255 * np.outer(counts, counts))
         return [self._index, *self._stream.position(self._index), *brightness.ravel()]
 
-    def _reset_noise(self, seeded: bool) -> None:
-        if seeded:
-            self._stream.fill(self.rng.permutation(len(self._stream.clips)))
+    def _reset_noise(self) -> None:
+        if not self._stream.clips:
+            self._stream.fill(self._clips)
         self._index = int(self.rng.integers(self._stream.frames))
 
     def _advance_noise(self) -> None:
         self._index = (self._index + 1) % self._stream.frames
 
     def _get_noise(self) -> dict:
-        return {"index": self._index, "order": np.array(self._stream.order)}
+        return {"index": self._index, "clips": [clip.identity for clip in self._stream.clips]}
 
     def _set_noise(self, noise: dict) -> None:
-        self._stream.fill(noise["order"])
+        self._stream.restore(noise["clips"], self._clips)
         self._index = noise["index"]
 
 
@@ -265,7 +265,7 @@ class CameraJitter(Distractor, gym.utils.EzPickle):
         """Return dx and dy in pixels."""
         return self._walk.value()
 
-    def _reset_noise(self, seeded: bool) -> None:
+    def _reset_noise(self) -> None:
         self._walk.reset(self.rng)
 
     def _advance_noise(self) -> None:

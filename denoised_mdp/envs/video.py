@@ -6,7 +6,7 @@ import contextlib
 import glob
 import hashlib
 import os
-import tempfile
+import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,19 +17,25 @@ import numpy as np
 from denoised_mdp.envs.procedural import CLIPS as PROCEDURAL_CLIPS
 from denoised_mdp.envs.procedural import VERSION as PROCEDURAL_VERSION
 from denoised_mdp.envs.procedural import procedural_clip
+from denoised_mdp.envs.seeding import generator
 from denoised_mdp.errors import UserError, did_you_mean
 
 SPLITS = ("train", "test")
 SUFFIXES = {".avi", ".flv", ".gif", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv", ".webm", ".wmv"}
-TEST_SHARE = 0.2  # of the files, where a folder has no train/ and test/ of its own
+TEST_SHARE = 0.2  # of the files, about, where a folder has no train/ and test/ of its own
 CACHE_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Clip:
-    """One clip: its name for messages, the key of its content, how to make its frames uint8 [N, H, W, C]."""
+    """One clip.
+
+    Its name for messages, a short identity that it keeps when the files are moved, the key of its decoded
+    frames in the cache, and how to make those, uint8 [N, H, W, C].
+    """
 
     name: str
+    identity: str
     key: str
     make: Callable[[], np.ndarray]
 
@@ -50,54 +56,66 @@ class Stream:
     """`frames` frames filled with whole clips in a given order, over and over; the last clip is cut.
 
     Only references to the clips' memory maps are held, so that processes share their pages.
-
-    Raises:
-        UserError: (in `fill`) none of the clips can be read.
     """
 
-    def __init__(self, clips: Sequence[Clip], frames: int):
-        self.clips, self.frames = clips, frames
-        self.order: list[int] = []
-        self._arrays: dict[int, np.ndarray | None] = {}
-        self._place: np.ndarray = np.zeros((0, 2), np.int64)  # [frames, 2]: clip, frame in it
+    def __init__(self, frames: int):
+        self.frames = frames
+        self.clips: list[Clip] = []  # in the order in which they are shown
+        self._arrays: list[np.ndarray] = []
+        self._places = np.zeros((0, 2), np.int64)  # [frames of all clips, 2]: place in `clips`, frame in it
 
-    def fill(self, order: Sequence[int]) -> None:
-        """Put the clips into `order` (numbers of clips); opens no more of them than the stream needs."""
-        order = [int(number) for number in order]
-        if order == self.order:
-            return
-        place, filled = [], 0
+    def fill(self, clips: Sequence[Clip]) -> None:
+        """Show `clips` in this order, without unreadable ones; opens no more of them than the stream needs.
+
+        Raises:
+            UserError: none of the clips can be read.
+        """
+        shown, filled = [], 0
         with _progress(self.frames) as progress:
-            while filled < self.frames:
-                before = filled
-                for number in order:
-                    if filled == self.frames:
-                        break
-                    frames = self._frames(number)
-                    if frames is not None:
-                        count = min(len(frames), self.frames - filled)
-                        place.append(np.stack([np.full(count, number), np.arange(count)], 1))
-                        filled += count
-                        progress.update(count)
-                if filled == before:
-                    names = ", ".join(self.clips[number].name for number in order[:3])
-                    raise UserError(f"None of the {len(order)} videos can be read (such as {names}).")
-        self.order, self._place = order, np.concatenate(place)
+            for clip in clips:
+                if filled < self.frames and (array := clip.frames()) is not None:
+                    shown.append((clip, array))
+                    filled += len(array)
+                    progress.update(len(array))
+        if not shown:
+            names = ", ".join(clip.name for clip in clips[:3])
+            raise UserError(f"None of the {len(clips)} videos can be read (such as {names}).")
+        self.clips, self._arrays = map(list, zip(*shown, strict=True))
+        self._places = np.array([(i, n) for i, array in enumerate(self._arrays) for n in range(len(array))])
+
+    def restore(self, identities: Sequence[str], clips: Sequence[Clip]) -> None:
+        """Show the clips of these identities in this order; `clips` are all that there are now.
+
+        Raises:
+            UserError: one of them is missing or cannot be read.
+        """
+        if identities == [clip.identity for clip in self.clips]:
+            return
+        present = {clip.identity: clip for clip in clips}
+        missing = [identity for identity in identities if identity not in present]
+        if not missing:
+            self.fill([present[identity] for identity in identities])
+            missing = [identity for identity in identities if present[identity] not in self.clips]
+        if missing:
+            raise UserError(
+                f"The background shows {missing[0]}, which is no longer among the clips that can be read: put"
+                " the file back where env.clips finds it, or start in a new run_dir."
+            )
 
     def frame(self, index: int) -> np.ndarray:
         """Return frame `index` of the stream, uint8 [H, W, C], read-only."""
-        clip, frame = self._place[index]
+        clip, frame = self.position(index)
         return self._arrays[clip][frame]
 
     def position(self, index: int) -> tuple[int, int]:
-        """Return the number of the clip shown at `index` and the frame in it."""
-        clip, frame = self._place[index]
+        """Return which clip in the stream's order is shown at `index`, and which frame of it."""
+        clip, frame = self._places[index % len(self._places)]
         return int(clip), int(frame)
 
-    def _frames(self, number: int) -> np.ndarray | None:
-        if number not in self._arrays:
-            self._arrays[number] = self.clips[number].frames()
-        return self._arrays[number]
+
+def shuffled(clips: Sequence[Clip], seed: int) -> list[Clip]:
+    """Return the clips in an order that depends on `seed` alone; it does not change when others are added."""
+    return sorted(clips, key=lambda clip: generator(seed, f"order of {clip.identity}").random())
 
 
 def open_clips(clips: str, split: str, size: int, color: bool, frames: int) -> list[Clip]:
@@ -107,7 +125,7 @@ def open_clips(clips: str, split: str, size: int, color: bool, frames: int) -> l
         clips: "procedural" (made up, nothing to download), "kinetics"
             (``$KINETICS_DIR/{train,val}/driving_car``), or a folder, a file or a glob pattern of videos. A
             folder with videos in train/ and test/ has its splits there; other files are divided by a hash of
-            their names, a fifth for testing.
+            their names, about a fifth for testing. Adding files leaves the others where they are.
         split: "train" or "test".
         size: height and width in pixels.
         color: three channels instead of one.
@@ -120,7 +138,10 @@ def open_clips(clips: str, split: str, size: int, color: bool, frames: int) -> l
         raise UserError(f"Unknown split {split!r} of the clips.{did_you_mean(split, SPLITS)}")
     if clips == "procedural":
         return [_procedural(index, split, size, color) for index in range(PROCEDURAL_CLIPS)]
-    return [_file(path, size, color, frames) for path in find_videos(clips, split)]
+    try:
+        return [_file(path, size, color, frames) for path in find_videos(clips, split)]
+    except OSError as error:
+        raise UserError(f"Cannot look for videos at {clips} ({error}).") from error
 
 
 def find_videos(clips: str, split: str) -> list[Path]:
@@ -142,9 +163,15 @@ def find_videos(clips: str, split: str) -> list[Path]:
     if len(files) == 1:
         warnings.warn(f"{files[0]} is the only clip: training and test share it.", stacklevel=2)
         return files
-    files.sort(key=lambda path: hashlib.sha256(path.name.encode()).hexdigest())
-    testing = max(1, round(TEST_SHARE * len(files)))
+    files.sort(key=_rank)
+    testing = sum(_rank(path) < TEST_SHARE for path in files)
+    testing = min(max(testing, 1), len(files) - 1)
     return sorted(files[:testing] if split == "test" else files[testing:])
+
+
+def _rank(path: Path) -> float:
+    """Return a number in [0, 1) that depends on the file's name alone."""
+    return int(hashlib.sha256(path.name.encode()).hexdigest()[:12], 16) / 16**12
 
 
 def _videos_under(folder: Path) -> list[Path]:
@@ -165,15 +192,18 @@ def _find_kinetics(split: str) -> list[Path]:
 
 
 def _file(path: Path, size: int, color: bool, frames: int) -> Clip:
-    path = path.resolve()
+    identity, path = path.name, path.resolve()
     about = path.stat()
+    identity = f"{identity} ({about.st_size:,} bytes)"
     key = _hash("file", str(path), about.st_size, about.st_mtime_ns, size, color, frames)
-    return Clip(str(path), key, lambda: decode(path, size, color, frames))
+    return Clip(str(path), identity, key, lambda: decode(path, size, color, frames))
 
 
 def _procedural(index: int, split: str, size: int, color: bool) -> Clip:
     key = _hash("procedural", PROCEDURAL_VERSION, index, split, size, color)
-    return Clip(f"procedural {split} {index}", key, lambda: procedural_clip(index, split, size, color))
+    name = f"procedural {split} clip {index}"
+    identity = f"{name} (version {PROCEDURAL_VERSION})"
+    return Clip(name, identity, key, lambda: procedural_clip(index, split, size, color))
 
 
 def _hash(*parts: object) -> str:
@@ -218,21 +248,30 @@ def _cached(key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
     """Return the array stored under `key` as a read-only memory map; make and store it first if need be."""
     path = cache_folder() / f"{key}.npy"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_suffix(".lock")):
-            if not path.exists():
-                array = make()
-                handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-                try:
-                    with os.fdopen(handle, "wb") as file:
-                        np.save(file, array)
-                    os.replace(temporary, path)
-                finally:
-                    Path(temporary).unlink(missing_ok=True)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(path.with_suffix(".lock")):
+                if not path.exists():  # another process was faster
+                    _store(path, make())
     except OSError as error:
         reason = f"Cannot write the clip cache {path.parent} ({error})"
         raise UserError(f"{reason}: set DENOISED_MDP_CACHE to another folder.") from error
-    return np.load(path, mmap_mode="r")
+    try:
+        return np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        reason = f"Cannot read {path} of the clip cache ({error})"
+        raise UserError(f"{reason}: delete it, or set DENOISED_MDP_CACHE to another folder.") from error
+
+
+def _store(path: Path, array: np.ndarray) -> None:
+    """Write an array that is whole whenever somebody finds it, and that others may read as the umask says."""
+    temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            np.save(file, array)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -243,7 +282,11 @@ def _locked(path: Path):
     except ImportError:  # not POSIX: the atomic rename keeps the cache right, at the cost of double work
         yield
         return
-    with open(path, "w") as file:
+    try:
+        file = open(path, "a")
+    except PermissionError:  # another user's: to lock it, reading is enough
+        file = open(path)
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
