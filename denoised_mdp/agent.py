@@ -53,20 +53,22 @@ class Agent(nn.Module):
         """Where the weights live."""
         return self.world_model.encoder.output.weight.device
 
-    def update(self, batch: dict[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
+    def update(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
         """One step of the world model, then one of the policy from the same posterior latents.
 
-        batch: observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first bool [T, B]. Returns
-        metrics as scalar tensors; nothing is copied to the host here.
+        batch: observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first bool [T, B]. policy:
+        False leaves the policy as it is. Returns metrics as scalar tensors; nothing is copied to the host here.
         """
         batch = self.to_device(batch)
         noise = self.world_model.rssm.draw_noise(*batch["reward"].shape, generator=self.random)
         loss, latent, metrics = self.world_model.loss(**batch, noise=noise)
-        norm = optimize(loss, self.model_optimizer, self.clip)
+        metrics["model/gradient"] = optimize(loss, self.model_optimizer, self.clip)
+        if not policy:
+            return metrics
         belief, state = latent.map(torch.detach)["x"]
         with without_gradients(self.world_model):
             policy_metrics = self.policy.update(PolicyBatch(belief, state, batch["action"]), self.mdp, self.random)
-        return metrics | {"model/gradient": norm} | policy_metrics
+        return metrics | policy_metrics
 
     def to_device(self, batch: dict[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
         """Move a batch to the weights' device; images stay uint8 and become floats there."""

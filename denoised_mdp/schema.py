@@ -134,6 +134,7 @@ class TrainConfig:
     prefill_steps: int = option(5000, "steps with random actions before the first update", low=1)
     train_every: int = option(1000, "steps between two rounds of updates", low=1)
     updates: int = option(100, "updates per round", low=1)
+    policy_after: int = option(0, "updates of the world model before the policy begins to learn", low=0)
     batch_size: int = option(50, "segments per batch", low=1)
     segment_length: int = option(50, "rows per segment", low=2)
     exploration_noise: float = option(0.3, "std of the noise added to actions while collecting", low=0)

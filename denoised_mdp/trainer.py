@@ -50,8 +50,7 @@ class Trainer:
         self.step = self.updates = self.episodes = 0
         self.episode_return, self.last_return = 0.0, None
         self.observation, self.carry = None, None
-        self.window: dict[str, torch.Tensor] = {}
-        self.window_size = 0
+        self.window: dict[str, tuple[torch.Tensor, int]] = {}
         self.last_evaluation: EvaluationResult | None = None
         self.stopping, self.saved = False, None
 
@@ -147,19 +146,19 @@ class Trainer:
         """One batch, one update; metrics stay tensors until they are logged."""
         train = self.config.train
         batch = self.replay.sample(train.batch_size, train.segment_length, self.random["replay"])
-        for name, value in self.agent.update(batch).items():
-            self.window[name] = self.window.get(name, 0.0) + value
-        self.window_size += 1
+        for name, value in self.agent.update(batch, policy=self.updates >= train.policy_after).items():
+            total, count = self.window.get(name, (0.0, 0))
+            self.window[name] = (total + value, count + 1)
         self.updates += 1
         self.progress.update(self.step, self.updates, self.last_return, self.last_evaluation)
 
     def housekeeping(self) -> None:
         """Log, evaluate, render and save at their intervals, after the updates of a round."""
         train = self.config.train
-        if self.due(train.log_every) and self.window_size:
-            metrics = {name: value / self.window_size for name, value in self.window.items()}
+        if self.due(train.log_every) and self.window:
+            metrics = {name: total / count for name, (total, count) in self.window.items()}
             self.logger.log(self.step, metrics | {"train/updates": self.updates})
-            self.window, self.window_size = {}, 0
+            self.window = {}
         rendering = self.due(train.render_every) and self.updates > 0
         if (self.due(train.eval_every) and self.updates > 0) or rendering:
             self.evaluate(rendering)
@@ -221,7 +220,6 @@ class Trainer:
             "observation": self.observation,
             "carry": carry,
             "window": self.window,
-            "window_size": self.window_size,
             "agent": self.agent.state(),
             "log_lines": self.logger.lines,
             "replay": self.replay.state(),
@@ -236,7 +234,7 @@ class Trainer:
         self.step, self.updates, self.episodes = counters["step"], counters["updates"], counters["episodes"]
         self.episode_return, self.last_return = state["episode_return"], state["last_return"]
         self.observation = state["observation"]
-        self.window, self.window_size = state["window"], state["window_size"]
+        self.window = state["window"]
         self.agent.restore(state["agent"])
         self.replay = Replay.open(self.run.replay, state["replay"])
         self.random = {name: restore_generator(rng) for name, rng in state["random"].items()}
