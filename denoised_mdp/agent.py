@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from . import schema
 from .envs.seeding import torch_seed
-from .networks import set_compute_dtype
+from .networks import scale_initial_weights, set_compute_dtype
 from .policies import POLICIES, Policy, PolicyBatch
 from .policies.base import optimize, without_gradients
 from .rssm import Latent, structure
@@ -168,7 +168,7 @@ class Agent(nn.Module):
 def build_agent(
     config: schema.Config, action_size: int, *, device: str = "cpu", dtype: torch.dtype | None = None
 ) -> Agent:
-    """Build an agent from a configuration, with PyTorch's default initialization drawn from `config.seed`.
+    """Build an agent from a configuration, with initial weights drawn from `config.seed`.
 
     device: where it lives. dtype: compute type of large products (`networks.set_compute_dtype`). The global
     generator is left as it was.
@@ -187,7 +187,10 @@ def build_agent(
             embed=m.embed,
             hidden=m.reward_hidden,
             kl=KLWeights(**kl),
-        ).to(device)
+        )
+        if m.init == "scaled":
+            scale_initial_weights(world_model, torch.Generator().manual_seed(torch_seed(config.seed, "weights")))
+        world_model.to(device)
         options = {k: v for k, v in vars(config.policy).items() if k != "name"}
         policy = POLICIES[config.policy.name](LatentMDP(world_model), **options).to(device)
     agent = Agent(world_model, policy, lr=m.optimizer.lr, eps=m.optimizer.eps, clip=m.optimizer.clip)

@@ -25,6 +25,29 @@ def set_compute_dtype(module: nn.Module, dtype: torch.dtype | None) -> None:
             child.compute_dtype = dtype
 
 
+def scale_initial_weights(model: nn.Module, generator: torch.Generator) -> None:
+    """Draw the weights of linear and convolutional layers anew so that signals keep their size; biases become zero.
+
+    Gaussian with variance 2 / (inputs per output) before a ReLU (He et al. 2015), uniform in linear layers (Glorot and
+    Bengio 2010), small for the layer that paints the image. PyTorch's default shrinks the signal of an image in every
+    convolution, which costs a small model most of a short run.
+    """
+    decoders = [module.convolutions for module in model.modules() if isinstance(module, Decoder)]
+    first, last = ({layers[i] for layers in decoders} for i in (0, -1))
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight, generator=generator)
+        elif isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
+            taps = float(layer.kernel_size[0])
+            if isinstance(layer, nn.ConvTranspose2d):  # an output pixel meets every stride-th tap; a 1x1 input has one
+                taps = 1.0 if layer in first else taps / layer.stride[0]
+            std = (layer.in_channels * taps**2) ** -0.5 * (0.3 if layer in last else 2**0.5)
+            nn.init.normal_(layer.weight, 0.0, std, generator)
+        else:
+            continue
+        nn.init.zeros_(layer.bias)
+
+
 def images_to_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """uint8 images [..., H, W, 3] -> floats in [-0.5, 0.5], [N, 3, H, W] in channels-last memory, N = prod(...).
 

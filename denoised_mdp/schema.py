@@ -83,6 +83,10 @@ class ModelConfig:
     z_prior_uses_y: bool = option(True, "let the prior of z see y")
     embed: int = option(1024, "width of the observation embedding", low=1)
     depth: int = option(32, "channels of the first convolution", low=1)
+    init: str = option(
+        "pytorch", "initial weights: pytorch (its default, the paper's) or scaled (learns sooner)",
+        choices=("pytorch", "scaled"),
+    )
     reward_hidden: int = option(400, "width of the reward nets", low=1)
     kl: KLConfig = group(KLConfig, "weights of the KL terms")
     optimizer: OptimizerConfig = group(OptimizerConfig, "optimizer of the world model")

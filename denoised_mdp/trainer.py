@@ -20,7 +20,7 @@ from .envs.seeding import generator, generator_state, restore_generator, torch_s
 from .errors import UserError
 from .evaluation import EvaluationResult, evaluate, evaluation_seeds
 from .loading import environment_maker
-from .logging import Logger, Progress
+from .logging import Logger, Progress, data_size
 from .replay import Replay
 from .runs import RunFolder
 from .runtime import configure
@@ -60,18 +60,18 @@ class Trainer:
             self.saved = (self.step, self.updates)
             self.logger = Logger(run.path, resume_step=self.step, lines=state["log_lines"])
         else:
-            self.replay = self.new_replay()
+            self.replay = self.open_replay(None)
             self.logger = Logger(run.path)
         self.progress = Progress(config.train.total_steps, step=self.step, updates=self.updates)
 
-    def new_replay(self) -> Replay:
-        """An empty replay; one that will overwrite rows keeps those of the last checkpoint until the next."""
-        capacity, train = self.config.replay_capacity, self.config.train
+    def open_replay(self, state: dict[str, Any] | None) -> Replay:
+        """A new replay, or (state) the one in the folder, grown if the run has become longer."""
+        capacity, slack = self.config.replay_capacity, self.config.replay_slack
+        if state is not None:
+            return Replay.open(self.run.replay, state, capacity, slack)
         shape, actions = self.env.observation_space.shape, self.agent.mdp.action_size
-        holds_all = self.config.replay.capacity is None
-        slack = 0 if holds_all else 2 * train.checkpoint_every // self.config.env.action_repeat
-        size = Replay.bytes_needed(capacity, shape, actions, slack) / 1e9
-        print(f"replay: up to {capacity:,} rows, {size:.2f} GB on disk in {self.run.replay}")
+        size = data_size(Replay.bytes_needed(capacity, shape, actions, slack))
+        print(f"replay: up to {capacity:,} rows, {size} on disk in {self.run.replay}")
         return Replay(self.run.replay, capacity, shape, actions, slack)
 
     def announce(self) -> None:
@@ -236,7 +236,7 @@ class Trainer:
         self.observation = state["observation"]
         self.window = state["window"]
         self.agent.restore(state["agent"])
-        self.replay = Replay.open(self.run.replay, state["replay"])
+        self.replay = self.open_replay(state["replay"])
         self.random = {name: restore_generator(rng) for name, rng in state["random"].items()}
         if state["precision"] != self.precision:
             warnings.warn(

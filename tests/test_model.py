@@ -203,3 +203,20 @@ def test_default_initialization_is_pytorchs():
     reference = nn.Linear(layer.in_features, layer.out_features)
     assert layer.weight.abs().max() <= reference.in_features**-0.5
     assert layer.weight.std().item() == pytest.approx(reference.weight.std().item(), rel=0.02)
+
+
+@pytest.mark.parametrize("size", [64, 96])
+def test_scaled_initialization_keeps_the_size_of_signals(size):
+    """Through the whole encoder and decoder, the spread over inputs stays of the order of one; PyTorch's vanishes."""
+    spreads = {}
+    for init in ("pytorch", "scaled"):
+        config = small_config(size=size)
+        config.model.depth, config.model.embed, config.model.init = 8, 64, init
+        model = build_agent(config, 2).world_model
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(16, 3, size, size, generator=generator)
+        latent = torch.randn(16, model.decoder.input.in_features, generator=generator)
+        with torch.no_grad():
+            spreads[init] = [y.std(0).mean().item() for y in (model.encoder(images), model.decoder(latent))]
+    assert 0.3 < spreads["scaled"][0] < 3 and 0.05 < spreads["scaled"][1] < 1
+    assert spreads["pytorch"][0] < 0.1 and spreads["pytorch"][1] < 0.02
