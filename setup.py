@@ -33,6 +33,7 @@ setup(
         "numpy>=1.24",
         "omegaconf>=2.3",
         "pillow>=10.1",
+        "pyyaml>=6",
         "safetensors>=0.4",
         "tensorboard>=2.14",
         "torch>=2.4",

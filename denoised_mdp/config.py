@@ -10,6 +10,8 @@ import dataclasses
 import os
 from pathlib import Path
 
+import yaml
+
 from denoised_mdp.composition import compose, flatten
 from denoised_mdp.envs import check_distractors, tasks
 from denoised_mdp.errors import UserError, did_you_mean
@@ -52,24 +54,20 @@ def default_run_dir(config: Config) -> str:
 
 def save_config(config: Config, path: str | os.PathLike) -> None:
     """Write the configuration as YAML to `path` (a file), whole or not at all."""
-    from omegaconf import OmegaConf
-
     path = Path(path)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config))))
+    temporary.write_text(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True), "utf-8")
     temporary.replace(path)
 
 
 def read_config(path: str | os.PathLike) -> Config:
     """Read the configuration of a run: `path` is the run's folder or its ``config.yaml``."""
-    from omegaconf import OmegaConf
-
     file = Path(path) / "config.yaml" if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise UserError(f"{path} is not a run folder: it has no config.yaml. Give the folder of a training.")
     try:
-        tree = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-    except Exception as error:  # YAML and OmegaConf have no common base class for their errors
+        tree = yaml.safe_load(file.read_text("utf-8"))
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a number with thousands of digits
         raise UserError(f"{file} is not valid YAML: restore it from a copy.") from error
     if not isinstance(tree, dict) or not tree:
         raise UserError(f"{file} is not the configuration of a run.")
