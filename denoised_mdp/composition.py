@@ -18,6 +18,7 @@ from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.schema import POLICIES, Config
 
 GROUPS = ("env", "distractors", "model", "policy", "preset")
+QUOTED = re.compile(r"""(['"])(\\.|(?!\1)[^\\])+\1""")
 TEXTS = ("run_dir", "env.task", "env.clips", "train.device")  # free texts: taken as they are, commas and all
 
 
@@ -78,7 +79,8 @@ def compose(overrides: list[str]) -> dict[str, Any]:
     """Return the composed configuration with all interpolations resolved.
 
     The result has the keys of `Config`. Conditional values of a preset (its ``when`` table, e.g.
-    ``policy=sac: {model.kl.beta_y: 0.125}``) apply unless the command line sets the same key.
+    ``policy=sac: {model.kl.beta_y: 0.125}``) apply unless the command line sets the same key. What a preset says
+    of a distractor does not apply where the command line chooses others.
     """
     import hydra
     from omegaconf import OmegaConf, open_dict
@@ -96,6 +98,9 @@ def compose(overrides: list[str]) -> dict[str, Any]:
     with open_dict(tree):
         conditional = OmegaConf.to_container(tree.pop("when", OmegaConf.create({})))
         tree.preset = chosen.preset
+        for text in overrides:
+            if text.startswith("distractors="):  # as `translate` wrote it
+                tree.distractors = {name: tree.distractors[name] for name in re.findall(r"\w+", text)[1:]}
         del tree["hydra"]
     for condition, values in conditional.items():
         group, _, choice = condition.partition("=")
@@ -136,9 +141,11 @@ def translate(overrides: list[str]) -> list[str]:
                 raise UserError(_several(key, value))
             _check_choice(key, value)
             result.append(f"{key}={value}")
-        elif key in TEXTS and value != "null" and not re.fullmatch(r"'.+'|\".+\"", value):
+        elif _is_hydra(key):
+            raise UserError(f"{key}={value}: options of Hydra itself need --multirun.")
+        elif key in TEXTS and value != "null" and not QUOTED.fullmatch(value):
             result.append(f"{key}={_quote(value)}")
-        elif _is_hydra(key) or not _parse(key, value).is_sweep_override():
+        elif not _parse(key, value).is_sweep_override():
             result.append(f"{key}={value}")
         else:
             raise UserError(_several(key, value))

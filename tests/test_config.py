@@ -97,8 +97,8 @@ def test_the_command_line_wins_over_presets_in_any_order():
     config = load_config(["model.kl.beta_y=0.5", "policy=sac", "policy.clip=null", preset, "distractors=none"])
     assert (config.model.kl.beta_y, config.policy.clip, config.policy.actor_lr) == (0.5, None, 1e-4)
     assert config.distractors == {}
-    config = load_config(["preset=quickstart", "model.y.belief=7", "model.x={belief: 5, state: 3}"])
-    assert sizes(config)[:2] == ((5, 3), (7, 10))
+    config = load_config(["preset=debug", "model.y.belief=7", "model.x={belief: 5, state: 3}"])
+    assert sizes(config)[:2] == ((5, 3), (7, 6))
     assert load_config([preset, "model.kl.beta_z=0.75"]).model.kl.beta_y == 0.25
 
 
@@ -123,7 +123,7 @@ def test_beta_z_is_beta_y_unless_set():
     ],
 )
 def test_distractors_on_the_command_line(text, names):
-    config = load_config(["preset=quickstart", f"distractors={text}"])
+    config = load_config(["preset=debug", f"distractors={text}"])
     assert list(config.distractors) == names
     for name, options in config.distractors.items():
         expected = distractor_defaults()[name] | ({"strength": 0.5} if "0.5" in text and "video" in name else {})
@@ -150,6 +150,16 @@ def test_distractors_in_a_sweep(text, translated):
         assert load_config(found) == load_config([f"distractors={text}"])
 
 
+@pytest.mark.parametrize("preset", choices("preset"))
+def test_what_a_preset_says_of_distractors_applies_where_they_are_chosen(preset):
+    assert load_config([f"preset={preset}", "distractors=none"]).distractors == {}
+    assert list(load_config([f"preset={preset}", "distractors=camera_jitter"]).distractors) == ["camera_jitter"]
+    both = load_config([f"preset={preset}", "distractors=video_background,camera_jitter"]).distractors
+    own = load_config([f"preset={preset}"]).distractors
+    defaults = distractor_defaults()
+    assert both == {name: own.get(name, defaults[name]) for name in ("video_background", "camera_jitter")}
+
+
 def test_options_of_distractors():
     config = load_config(["distractors=camera_jitter", "distractors.camera_jitter.strength=2"])
     assert config.distractors == {"camera_jitter": {"strength": 2}}
@@ -172,7 +182,7 @@ def test_policy_options_agree_with_the_policies():
 
 
 @pytest.mark.parametrize(
-    "path", ["/a b/*.mp4", "it's, {x}/*[0-9].mp4", "C:\\x\\", "a\\'b", "/ü/=,#", "'", '/"q"', "$HOME/x", "(1)"]
+    "path", ["/a b/*.mp4", "it's, {x}/*[0-9].mp4", "C:\\x\\", "a\\'b", "/ü/=,#", "'", '/"q"', "$HOME/x", "(1)", "'\\'"]
 )
 def test_paths_need_no_quotes(path):
     assert load_config([f"env.clips={path}"]).env.clips == path
@@ -237,6 +247,7 @@ def test_paths_need_no_quotes(path):
         (["model=2b,2c"], ["--multirun"]),
         (["seed=[1"], ["seed=[1"]),
         (["seed=${nothing}"], ["nothing"]),
+        (["hydra/launcher=basic"], ["--multirun"]),
         (["cheetah_run"], ["key=value"]),
         (["=3"], ["key=value"]),
         (["+new.key=3"], ["unknown option"]),
@@ -307,14 +318,15 @@ def test_configurations_that_cannot_be_read(tmp_path):
 
 
 def test_differences_name_what_may_not_change():
-    old = load_config(["preset=quickstart"])
-    assert differences(old, load_config(["preset=quickstart"])) == []
+    command = ["preset=debug", "model.kl.beta_y=0.25"]
+    old = load_config(command)
+    assert differences(old, load_config(command)) == []
     harmless = ["train.total_steps=30000", "run_dir=elsewhere", "train.threads=1", "train.eval_every=0"]
-    assert differences(old, load_config(["preset=quickstart", *harmless])) == []
-    changed = differences(old, load_config(["preset=quickstart", "model.kl.beta_y=0.5", "distractors=none"]))
+    assert differences(old, load_config([*command, *harmless])) == []
+    changed = differences(old, load_config(["preset=debug", "model.kl.beta_y=0.5", "distractors=none"]))
     assert "model.kl.beta_y: 0.25 -> 0.5" in changed
     assert any(line.startswith("distractors.video_background.strength: 1.0 -> absent") for line in changed)
-    changed = differences(old, load_config(["preset=quickstart", "policy=sac"]))
+    changed = differences(old, load_config([*command, "policy=sac"]))
     assert "policy.name: backprop -> sac" in changed
 
 
