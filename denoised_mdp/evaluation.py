@@ -35,17 +35,6 @@ class Episode:
     noise: np.ndarray
     """ground truth of the noise, [n + 1, ...]"""
 
-    def first(self, steps: int) -> Episode:
-        """The episode's first `steps` actions."""
-        rows = slice(steps + 1)
-        return Episode(
-            self.observation[rows],
-            self.latent.map(lambda tensor: tensor[rows]),
-            self.action[:steps],
-            self.signal[rows],
-            self.noise[rows],
-        )
-
 
 @dataclass
 class EvaluationResult:
@@ -54,10 +43,6 @@ class EvaluationResult:
     returns: list[float]
     seeds: list[int]
     episodes: list[Episode] = field(default_factory=list)
-
-    def first(self, episodes: int) -> EvaluationResult:
-        """The result of the first so many episodes."""
-        return EvaluationResult(self.returns[:episodes], self.seeds[:episodes], self.episodes[:episodes])
 
     @property
     def mean(self) -> float:
@@ -110,10 +95,12 @@ def evaluate(
     *,
     record: int = 0,
     max_steps: int | None = None,
+    explore: float | None = None,
 ) -> EvaluationResult:
     """Play one episode per seed and return what it earned.
 
-    agent: acts with its mode and no noise (the latent is a posterior sample); None: uniform random actions.
+    agent: acts with its mode and no noise (the latent is a posterior sample), or, with `explore`, as while collecting
+    (see `Agent.act`); None: uniform random actions.
     record: keep the first so many episodes whole. max_steps: stop after that many actions. Everything random in an
     episode comes from its own seed, whatever is played beside it.
     """
@@ -124,7 +111,7 @@ def evaluate(
         for begin in range(0, len(seeds), parallel):
             chunk = list(seeds[begin : begin + parallel])
             group = [_Recorder() if begin + i < record else None for i in range(len(chunk))]
-            returns[begin : begin + len(chunk)] = _play(agent, environments, chunk, group, max_steps)
+            returns[begin : begin + len(chunk)] = _play(agent, environments, chunk, group, max_steps, explore)
             recorders += [recorder for recorder in group if recorder is not None]
     finally:
         for environment in environments:
@@ -133,7 +120,12 @@ def evaluate(
 
 
 def _play(
-    agent: Agent | None, environments: list[gym.Env], seeds: list[int], recorders: list, max_steps: int | None
+    agent: Agent | None,
+    environments: list[gym.Env],
+    seeds: list[int],
+    recorders: list[_Recorder | None],
+    max_steps: int | None,
+    explore: float | None,
 ) -> list[float]:
     """Play one episode per environment in lockstep; an environment that has ended waits for the others."""
     n = len(seeds)
@@ -148,7 +140,7 @@ def _play(
             shape = environments[0].action_space.shape
             actions = np.stack([rng.uniform(-1.0, 1.0, shape).astype(np.float32) for rng in rngs])
         else:
-            actions, carry = agent.act(np.stack(observations), carry, generator=noise)
+            actions, carry = agent.act(np.stack(observations), carry, explore=explore, generator=noise)
         for i, recorder in enumerate(recorders):
             if recorder is not None:
                 recorder.add(observations[i], infos[i], carry, i, actions[i])

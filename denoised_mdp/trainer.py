@@ -159,9 +159,10 @@ class Trainer:
             metrics = {name: total / count for name, (total, count) in self.window.items()}
             self.logger.log(self.step, metrics | {"train/updates": self.updates})
             self.window = {}
-        rendering = self.due(train.render_every) and self.updates > 0
-        if (self.due(train.eval_every) and self.updates > 0) or rendering:
-            self.evaluate(rendering)
+        if self.due(train.eval_every) and self.updates:
+            self.evaluate()
+        if self.due(train.render_every) and self.updates:
+            self.film()
         if self.due(train.checkpoint_every):
             self.save()
         self.progress.update(self.step, self.updates, self.last_return, self.last_evaluation)
@@ -171,29 +172,26 @@ class Trainer:
         before = self.step - self.config.env.action_repeat
         return every > 0 and (self.step // every > before // every or self.step >= self.config.train.total_steps)
 
-    def evaluate(self, rendering: bool) -> None:
-        """Play held-out episodes; the two first are filmed when `rendering`."""
+    def evaluate(self) -> None:
+        """Play held-out episodes with the actor's mode, always the same ones."""
         train, began = self.config.train, time.perf_counter()
-        seeds = evaluation_seeds(self.config.seed, max(train.eval_episodes, 2 if rendering else 1))
-        played = evaluate(self.agent, self.make_environment, seeds, record=2 if rendering else 0)
-        self.last_evaluation = result = played.first(train.eval_episodes)
-        seconds = time.perf_counter() - began
-        self.logger.log(
-            self.step,
-            {
-                "eval/return": result.mean,
-                "eval/standard_error": result.standard_error,
-                "eval/seconds": seconds,
-            },
-        )
-        if rendering:
-            episodes = [episode.first(RENDER_STEPS) for episode in played.episodes]
-            try:
-                paths = render.write(self.agent, episodes, self.run.videos / f"step_{self.step:09d}")
-            except (OSError, UserError) as error:  # a picture is not worth a run
-                warnings.warn(f"no video of step {self.step:,}: {error}", stacklevel=2)
-            else:
-                self.logger.image(self.step, "rows", imageio.imread(paths[0]))
+        seeds = evaluation_seeds(self.config.seed, train.eval_episodes)
+        self.last_evaluation = result = evaluate(self.agent, self.make_environment, seeds)
+        metrics = {"eval/return": result.mean, "eval/standard_error": result.standard_error}
+        self.logger.log(self.step, metrics | {"eval/seconds": time.perf_counter() - began})
+
+    def film(self) -> None:
+        """Render what x and y, z hold, in two held-out episodes."""
+        seeds, stem = evaluation_seeds(self.config.seed, 2), self.run.videos / f"step_{self.step:09d}"
+        explore = self.config.train.exploration_noise
+        try:
+            paths = render.film(
+                self.agent, self.make_environment, seeds, stem, steps=RENDER_STEPS, explore=explore
+            )
+        except UserError as error:  # a picture is not worth a run
+            warnings.warn(f"no video of step {self.step:,}: {error}", stacklevel=2)
+        else:
+            self.logger.image(self.step, "rows", imageio.imread(paths[0]))
 
     def save(self) -> None:
         """Write a checkpoint of everything; the rows of the replay are on disk before it counts them."""

@@ -6,10 +6,11 @@ the moving latents model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import gymnasium as gym
 import imageio.v2 as imageio
 import numpy as np
 import torch
@@ -161,12 +162,27 @@ def write(agent: Agent, episodes: Sequence[Episode], stem: Path, fps: int = 25) 
     return paths
 
 
+def film(
+    agent: Agent,
+    make_environment: Callable[[], gym.Env],
+    seeds: Sequence[int],
+    stem: Path,
+    *,
+    steps: int | None,
+    explore: float | None,
+) -> list[Path]:
+    """Play one episode per seed and `write` it; with `explore` the agent moves as while collecting."""
+    played = evaluate(agent, make_environment, seeds, record=len(seeds), max_steps=steps, explore=explore)
+    return write(agent, played.episodes, stem)
+
+
 def render_run(
     run: Path | str,
     output: Path | str | None = None,
     *,
     episodes: int = 2,
     steps: int | None = 250,
+    explore: bool = True,
     split: str = "train",
     checkpoint: int | None = None,
     device: str = "auto",
@@ -174,10 +190,11 @@ def render_run(
     """Render held-out episodes of a run's checkpoint; returns the files written.
 
     output: a path without suffix (default: videos/<split>_<step> in the run folder). episodes: at least 2, so
-    that there is something to swap. steps: actions per episode (None: whole episodes).
+    that there is something to swap. steps: actions per episode (None: whole episodes). explore: move as while
+    collecting, which shows more of what the body can do than the actor's mode.
     """
     config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
     seeds = evaluation_seeds(config.seed, max(2, episodes))
-    result = evaluate(agent, environment_maker(config, split), seeds, record=len(seeds), max_steps=steps)
     stem = Path(output) if output else Path(run) / "videos" / f"{split}_{step:09d}"
-    return write(agent, result.episodes, stem)
+    explore = config.train.exploration_noise if explore else None
+    return film(agent, environment_maker(config, split), seeds, stem, steps=steps, explore=explore)
