@@ -53,6 +53,11 @@ class Agent(nn.Module):
         """Where the weights live."""
         return self.world_model.encoder.output.weight.device
 
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Every optimizer by name: the world model's and the policy's."""
+        return {"model": self.model_optimizer, **self.policy.optimizers}
+
     def update(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
         """One step of the world model, then one of the policy from the same posterior latents.
 
@@ -149,10 +154,9 @@ class Agent(nn.Module):
 
     def state(self) -> dict[str, Any]:
         """Everything that a later process needs to continue bit for bit: weights, optimizers, generator."""
-        optimizers = {"model": self.model_optimizer, **self.policy.optimizers}
         return {
             "weights": dict(self.state_dict()),
-            "optimizers": {name: optimizer.state_dict() for name, optimizer in optimizers.items()},
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "random": self.random.get_state(),
         }
 
@@ -160,7 +164,7 @@ class Agent(nn.Module):
         """The inverse of `state`; `weights_only` for evaluation, rendering and probes."""
         self.load_state_dict(state["weights"])
         if not weights_only:
-            for name, optimizer in {"model": self.model_optimizer, **self.policy.optimizers}.items():
+            for name, optimizer in self.optimizers.items():
                 optimizer.load_state_dict(state["optimizers"][name])
             self.random.set_state(state["random"].cpu())
 

@@ -152,7 +152,6 @@ def _play(
                 observations[i], reward, terminated, truncated, infos[i] = environments[i].step(actions[i])
                 returns[i] += float(reward)
                 ended[i] = terminated or truncated
-    raise AssertionError("unreachable")
 
 
 def evaluate_run(

@@ -26,9 +26,6 @@ from .runs import RunFolder
 from .runtime import configure
 from .schema import Config
 
-RENDER_STEPS = 250
-"""actions per episode in the videos rendered during training"""
-
 
 class Trainer:
     """Trains one agent in one environment, and continues exactly where a checkpoint was taken.
@@ -185,9 +182,7 @@ class Trainer:
         seeds, stem = evaluation_seeds(self.config.seed, 2), self.run.videos / f"step_{self.step:09d}"
         explore = self.config.train.exploration_noise
         try:
-            paths = render.film(
-                self.agent, self.make_environment, seeds, stem, steps=RENDER_STEPS, explore=explore
-            )
+            paths = render.film(self.agent, self.make_environment, seeds, stem, explore=explore)
         except UserError as error:  # a picture is not worth a run
             warnings.warn(f"no video of step {self.step:,}: {error}", stacklevel=2)
         else:
@@ -292,7 +287,7 @@ def train(config: Config) -> bool:
     with run.lock():
         prepare(config, run)
         trainer = Trainer(config, run)
-        save_config(config, run.config)
+        save_config(config, run.config)  # what may change in a continued run, once its checkpoint has loaded
         trainer.announce()
         with contextlib.closing(trainer), stop_on_signals(trainer):
             trainer.run_to_end()

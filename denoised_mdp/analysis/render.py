@@ -25,6 +25,8 @@ from ..rssm import Latent
 
 FROZEN_AT = 0.5
 """the fraction of the episode at which held latents are taken"""
+STEPS = 250
+"""actions per filmed episode"""
 BACKGROUND, INK, FAINT = (18, 20, 24), (238, 240, 244), (150, 156, 166)
 
 
@@ -94,7 +96,7 @@ def contact_sheet(groups: Sequence[Sequence[Row]], columns: int = 10, side: int 
     label, gap, head = 208, 4, 30
     lines = sum(len(group) for group in groups)
     width = label + columns * (side + gap) + gap
-    height = sum(head for _ in groups) + lines * (side + gap) + 2 * gap
+    height = len(groups) * head + lines * (side + gap) + 2 * gap
     sheet = Image.new("RGB", (width, height), BACKGROUND)
     draw, top = ImageDraw.Draw(sheet), gap
     for number, group in enumerate(groups, 1):
@@ -168,7 +170,7 @@ def film(
     seeds: Sequence[int],
     stem: Path,
     *,
-    steps: int | None,
+    steps: int | None = STEPS,
     explore: float | None,
 ) -> list[Path]:
     """Play one episode per seed and `write` it; with `explore` the agent moves as while collecting."""
@@ -181,7 +183,7 @@ def render_run(
     output: Path | str | None = None,
     *,
     episodes: int = 2,
-    steps: int | None = 250,
+    steps: int | None = STEPS,
     explore: bool = True,
     split: str = "train",
     checkpoint: int | None = None,
