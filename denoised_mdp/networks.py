@@ -30,7 +30,7 @@ def scale_initial_weights(model: nn.Module, generator: torch.Generator) -> None:
 
     Gaussian with variance 2 / (inputs per output) before a ReLU (He et al. 2015), uniform in linear layers (Glorot and
     Bengio 2010), small for the layer that paints the image. PyTorch's default shrinks the signal of an image in every
-    convolution, which costs a small model most of a short run.
+    convolution: a small model begins to learn later.
     """
     decoders = [module.convolutions for module in model.modules() if isinstance(module, Decoder)]
     first, last = ({layers[i] for layers in decoders} for i in (0, -1))
