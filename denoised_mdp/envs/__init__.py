@@ -52,6 +52,7 @@ def make_env(
     Raises:
         UserError: a name, option or value that does not exist, or a distractor that does not fit the task.
     """
+    recipe = dict(locals())
     from denoised_mdp.envs import distractors as wrappers
     from denoised_mdp.envs.pixels import PixelEnv
 
@@ -76,4 +77,4 @@ def make_env(
         if name == "video_background":
             options = {**options, "clips": clips, "split": split, "clips_seed": clips_seed}
         world = getattr(wrappers, DISTRACTORS[name].wrapper)(world, **options)
-    return PixelEnv(world, action_repeat, seed)
+    return PixelEnv(world, action_repeat, seed, recipe)

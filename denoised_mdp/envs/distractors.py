@@ -72,6 +72,11 @@ class Distractor(gym.Wrapper):
         self.rng = restore_generator(state["rng"])
         self._set_noise(state["noise"])
 
+    def follow(self, other: Distractor) -> None:
+        """Take over the noise of `other`, a distractor of the same kind: both then do the same for ever."""
+        self.rng = restore_generator(generator_state(other.rng))
+        self._set_noise(other._get_noise())
+
     def noise_values(self):
         """Return this distractor's own factors, in the order of its names."""
         raise NotImplementedError
@@ -123,6 +128,7 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
         cells = np.ndindex(self.patches, self.patches)
         super().__init__(env, ("stream_index", "clip", "frame", *(f"brightness_{r}_{c}" for r, c in cells)))
         self.strength, self.matte = strength, matte
+        self._source = (clips, split, clips_seed, frames)
         self._clips = shuffled(open_clips(clips, split, env.size, color, frames), clips_seed)
         self._stream, self._index = Stream(frames), 0
 
@@ -161,6 +167,14 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
     def _set_noise(self, noise: dict) -> None:
         self._stream.restore(noise["clips"], self._clips)
         self._index = noise["index"]
+
+    def follow(self, other: VideoBackground) -> None:
+        """Take over the noise; where the clips are others, only the place in the stream."""
+        if self._source == other._source:
+            super().follow(other)
+        else:
+            self.rng = restore_generator(generator_state(other.rng))
+            self._index = other._index % self._stream.frames
 
 
 class NoisySensor(Distractor, gym.utils.EzPickle):

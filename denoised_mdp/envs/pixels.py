@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import gymnasium as gym
 import numpy as np
 
@@ -37,12 +39,16 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         world: an environment of this package in any number of distractors.
         action_repeat: inner steps per action.
         seed: seed of the first reset that is called without one.
+        recipe: the arguments of `make_env` that made it, from which `denoised_mdp.envs.paired` makes others.
     """
 
     render_mode = "rgb_array"
 
-    def __init__(self, world: gym.Env, action_repeat: int = 1, seed: int | None = None):
-        gym.utils.EzPickle.__init__(self, world, action_repeat, seed)
+    def __init__(
+        self, world: gym.Env, action_repeat: int = 1, seed: int | None = None, recipe: Mapping | None = None
+    ):
+        gym.utils.EzPickle.__init__(self, world, action_repeat, seed, recipe)
+        self.recipe = recipe
         self.world = world
         self.action_repeat = action_repeat
         self._stepper = ActionRepeat(world, action_repeat)

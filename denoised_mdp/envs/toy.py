@@ -104,6 +104,18 @@ class ToyEnv(gym.Env, gym.utils.EzPickle):
         self._drift = state["drift"].copy()
         self._steps = state["steps"]
 
+    def get_physics_state(self) -> dict:
+        """Return the state without the texture's."""
+        return {"rng": generator_state(self._rng), "dot": self._dot.copy(), "steps": self._steps}
+
+    def set_physics_state(self, state: dict) -> None:
+        """Continue where `get_physics_state` was taken; the texture stays as it is."""
+        self._rng, self._dot, self._steps = restore_generator(state["rng"]), state["dot"].copy(), state["steps"]
+
+    def follow(self, other: ToyEnv) -> None:
+        """Take over the texture of another one."""
+        self.set_state(other.get_state() | self.get_physics_state())
+
 
 class CountingEnv(gym.Env, gym.utils.EzPickle):
     """Every pixel tells the episode and the step, the reward is the step: to prove what belongs together.

@@ -1,0 +1,251 @@
+"""Paired worlds: the same physics under other distractors, to measure what a representation ignores.
+
+A variant of an environment is described by a mapping; every key may be left out:
+
+=================  ==================================================================================================
+``distractors``    the whole set, name -> options, instead of the environment's own; ``{}``: none
+``without``        names of distractors to leave out
+``change``         name -> options that replace single ones; a distractor that is not there yet is added
+``clips``          where background clips come from; ``split``: train, test or all; ``clips_seed``: their order
+``seed``           seed of the distractors' noise; left out, what the variant shares with the environment does the same
+                   in both: without ``camera_jitter`` the background still shows the very same frame
+=================  ==================================================================================================
+
+>>> env = make_env("cheetah_run", distractors={"video_background": {}, "camera_jitter": {}})
+>>> variants = {"still": {"without": ["camera_jitter"]}, "other clips": {"split": "test"}, "clean": {"distractors": {}}}
+>>> env.reset(seed=0)
+>>> render_paired(env, variants)               # one call: {"original": uint8 [H, W, 3], "still": ..., ...}
+>>> replay_paired(env, actions, 0, variants)   # a whole episode under each: {"original": Rollout, ...}
+
+`PairedWorlds` keeps the variants' environments between calls and steps all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+
+from denoised_mdp.envs import make_env
+from denoised_mdp.errors import UserError, did_you_mean
+
+ORIGINAL = "original"
+KEYS = ("distractors", "without", "change", "clips", "split", "clips_seed", "seed")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """An episode of n actions: what was seen, earned, true, and done by the distractors."""
+
+    observation: np.ndarray
+    """uint8 [n + 1, H, W, 3]"""
+    reward: np.ndarray
+    """float64 [n]"""
+    signal: np.ndarray
+    """float32 [n + 1, S]"""
+    noise: np.ndarray
+    """float32 [n + 1, N]; N depends on the distractors"""
+    terminated: bool
+    truncated: bool
+
+
+def make_variant(env: gym.Env, variant: Mapping) -> gym.Env:
+    """Make a new environment like `env` (of `make_env` or `gymnasium.make`) with a variant's distractors.
+
+    It is independent of `env` and has not been reset; close it when done.
+
+    Raises:
+        UserError: an unknown key, distractor or option, or an environment that is not of this package.
+    """
+    for key in variant:
+        if key not in KEYS:
+            raise UserError(f"A variant has no key {key!r}.{did_you_mean(key, KEYS)}")
+    recipe = getattr(env.unwrapped, "recipe", None)
+    if recipe is None:
+        raise UserError("Variants can be made of environments that make_env or gymnasium.make made, only.")
+    recipe = dict(recipe)
+    chosen = variant.get("distractors", recipe["distractors"]) or {}
+    chosen = {name: dict(options or {}) for name, options in chosen.items()}
+    for name in variant.get("without", ()):
+        if name not in chosen:
+            raise UserError(f"There is no distractor {name!r} to leave out.{did_you_mean(name, chosen)}")
+        del chosen[name]
+    for name, options in variant.get("change", {}).items():
+        chosen[name] = chosen.get(name, {}) | dict(options or {})
+    recipe |= {key: variant[key] for key in ("clips", "split", "clips_seed") if key in variant}
+    return make_env(recipe.pop("task"), **recipe | {"distractors": chosen})
+
+
+class PairedWorlds:
+    """One environment and variants of it that always share its physics, to the last bit.
+
+    The environment may be used on its own in between, by an agent for instance: `frames` and `step` bring
+    the variants to where it is, in the middle of an episode too. Nothing here advances its noise or
+    draws from its generators beyond what its own `reset` and `step` do.
+
+    Args:
+        env: an environment of `make_env` or `gymnasium.make`.
+        variants: name -> variant, see this module; "original" is taken by `env` itself.
+
+    Raises:
+        UserError: see `make_variant`.
+    """
+
+    def __init__(self, env: gym.Env, variants: Mapping[str, Mapping]):
+        if ORIGINAL in variants:
+            raise UserError(f"The name {ORIGINAL!r} is the environment's own: give the variant another one.")
+        self.env = env
+        self.worlds: dict[str, gym.Env] = {}
+        self._seeds: dict[str, int | None] = {}
+        self._fresh: set[str] = set()  # variants whose noise has not been started
+        try:
+            for name, variant in variants.items():
+                self.worlds[name] = make_variant(env, variant)
+                self._seeds[name] = variant.get("seed")
+                self._fresh.add(name)
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> dict[str, tuple]:
+        """Start an episode in all worlds; returns name -> (observation, info)."""
+        results = {ORIGINAL: self.env.reset(seed=seed, options=options)}
+        for name, world in self.worlds.items():
+            if seed is not None or name in self._fresh:
+                self._start(name, seed)
+            else:
+                world.reset()
+        self._synchronize()
+        return results | {name: (world.render(), _info(world)) for name, world in self.worlds.items()}
+
+    def step(self, action: np.ndarray) -> dict[str, tuple]:
+        """Apply `action` [A] in all worlds; returns name -> (observation, reward, terminated, truncated, info).
+
+        Rewards differ where a distractor changes the reward (noisy_sensor), physics never.
+        """
+        self._synchronize()
+        results = {name: world.step(action) for name, world in [(ORIGINAL, self.env), *self.worlds.items()]}
+        expected = results[ORIGINAL][-1]["signal"]
+        for name, result in results.items():
+            if not np.array_equal(result[-1]["signal"], expected):
+                raise AssertionError(f"the physics of variant {name!r} differs from the original's")
+        return results
+
+    def frames(self) -> dict[str, np.ndarray]:
+        """Draw the environment's present state in all worlds: name -> uint8 [H, W, 3]; advances nothing."""
+        self._synchronize()
+        return {name: world.render() for name, world in [(ORIGINAL, self.env), *self.worlds.items()]}
+
+    def noises(self) -> dict[str, dict[str, float]]:
+        """Return what every distractor of every world does now: name -> factor -> value."""
+        self._synchronize()
+        worlds = [(ORIGINAL, self.env.unwrapped), *self.worlds.items()]
+        return {
+            name: dict(zip(world.noise_names, map(float, _info(world)["noise"]), strict=True)) for name, world in worlds
+        }
+
+    def close(self) -> None:
+        """Close the variants; the environment itself stays open."""
+        for world in self.worlds.values():
+            world.close()
+
+    def __enter__(self) -> PairedWorlds:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _start(self, name: str, seed: int | None) -> None:
+        """Start a variant's noise from its own seed, or that of the reset; physics are copied afterwards."""
+        own = self._seeds[name]
+        noise = own if own is not None else 0 if seed is None else seed
+        self.worlds[name].reset(seed=0 if seed is None else seed, options={"distractor_seed": noise})
+        self._fresh.discard(name)
+
+    def _synchronize(self) -> None:
+        """Give the variants the environment's physics and, where they have no seed of their own, its noise."""
+        source = self.env.unwrapped.world
+        core = source.unwrapped
+        state = getattr(core, "get_physics_state", core.get_state)()
+        originals = _distractors(source)
+        for name, variant in self.worlds.items():
+            if name in self._fresh:
+                self._start(name, None)
+            world = variant.unwrapped.world
+            own = world.unwrapped
+            getattr(own, "set_physics_state", own.set_state)(state)
+            if self._seeds[name] is None:
+                if hasattr(own, "follow"):  # a world that makes noise of its own
+                    own.follow(core)
+                for kind, distractor in _distractors(world).items():
+                    if kind in originals:
+                        distractor.follow(originals[kind])
+
+
+def render_paired(env: gym.Env, variants: Mapping[str, Mapping]) -> dict[str, np.ndarray]:
+    """Draw the present state of `env` under other distractors: name -> uint8 [H, W, 3], "original" included.
+
+    Makes and closes an environment per variant; use `PairedWorlds` to draw more than one state.
+    """
+    with PairedWorlds(env, variants) as paired:
+        return paired.frames()
+
+
+def replay(env: gym.Env, actions: Sequence[np.ndarray], seed: int, distractor_seed: int | None = None) -> Rollout:
+    """Play `actions` [n, A] from ``env.reset(seed)``; it stops where the episode ends.
+
+    The physics depends on `seed` and `actions` alone: with any distractors, and any `distractor_seed` (by
+    default `seed`), `Rollout.signal` is the same to the last bit.
+    """
+    options = None if distractor_seed is None else {"distractor_seed": distractor_seed}
+    first = {"": env.reset(seed=seed, options=options)}
+    return _roll(first, lambda action: {"": env.step(action)}, actions)[""]
+
+
+def replay_paired(
+    env: gym.Env, actions: Sequence[np.ndarray], seed: int, variants: Mapping[str, Mapping]
+) -> dict[str, Rollout]:
+    """Replay one episode under all variants: name -> `Rollout`, "original" included, with one and the same `signal`."""
+    with PairedWorlds(env, variants) as paired:
+        return _roll(paired.reset(seed=seed), paired.step, actions)
+
+
+def _roll(first: Mapping[str, tuple], step: Callable, actions: Sequence[np.ndarray]) -> dict[str, Rollout]:
+    """Collect rollouts from the results of a reset and of steps, one result per name."""
+    rows = {name: [(observation, info)] for name, (observation, info) in first.items()}
+    rewards: dict[str, list[float]] = {name: [] for name in first}
+    terminated = truncated = False
+    for action in actions:
+        results = step(action)
+        for name, (observation, reward, _, _, info) in results.items():
+            rows[name].append((observation, info))
+            rewards[name].append(float(reward))
+        terminated, truncated = next(iter(results.values()))[2:4]
+        if terminated or truncated:
+            break
+    return {
+        name: Rollout(
+            np.stack([observation for observation, _ in pairs]),
+            np.array(rewards[name]),
+            *(np.stack([info[kind] for _, info in pairs]) for kind in ("signal", "noise")),
+            terminated,
+            truncated,
+        )
+        for name, pairs in rows.items()
+    }
+
+
+def _distractors(world: gym.Env) -> dict[str, gym.Env]:
+    """Return the distractors around a world, by name."""
+    found = {}
+    while isinstance(world, gym.Wrapper):
+        found[world.name] = world
+        world = world.env
+    return found
+
+
+def _info(env: gym.Env) -> dict[str, np.ndarray]:
+    world = env.unwrapped.world
+    return {"signal": world.signal(), "noise": world.noise()}

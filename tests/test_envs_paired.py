@@ -1,0 +1,157 @@
+"""Paired worlds: one physics, other pictures; every equality is to the last bit."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from denoised_mdp.envs import make_env, register_envs
+from denoised_mdp.envs.paired import PairedWorlds, make_variant, render_paired, replay, replay_paired
+from denoised_mdp.errors import UserError
+
+BOTH = {"video_background": {"frames": 300}, "camera_jitter": {}}
+VARIANTS = {
+    "same": {},
+    "still": {"without": ["camera_jitter"]},
+    "other clips": {"split": "test"},
+    "other noise": {"seed": 99},
+    "weak": {"change": {"camera_jitter": {"strength": 0.5}}},
+    "clean": {"distractors": {}},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DENOISED_MDP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        register_envs()
+        yield
+
+
+@pytest.fixture
+def env():
+    env = make_env("reacher_easy", distractors=BOTH)
+    yield env
+    env.close()
+
+
+def actions_for(env, count, seed=0):
+    return np.random.default_rng(seed).uniform(-1, 1, (count, *env.action_space.shape)).astype(np.float32)
+
+
+def noise_of(env, info):
+    return dict(zip(env.unwrapped.noise_names, info["noise"], strict=True))
+
+
+def test_one_state_under_other_distractors(env):
+    env.reset(seed=3)
+    for action in actions_for(env, 7):
+        observation = env.step(action)[0]
+    before = env.get_state()
+    with PairedWorlds(env, VARIANTS) as paired:
+        frames, noises = paired.frames(), paired.noises()
+    np.testing.assert_equal(env.get_state(), before)  # nothing of it was used up
+    for name in ("original", "same"):
+        np.testing.assert_array_equal(frames[name], observation)
+    assert noises["same"] == noises["original"]
+    own = noises["original"]
+    assert noises["still"] == {key: value for key, value in own.items() if "jitter" not in key}
+    assert noises["other clips"]["video_background/stream_index"] == own["video_background/stream_index"]
+    assert noises["other clips"]["camera_jitter/dx"] == own["camera_jitter/dx"]
+    assert noises["other clips"]["video_background/brightness_0_0"] != own["video_background/brightness_0_0"]
+    assert noises["weak"]["camera_jitter/dx"] == pytest.approx(own["camera_jitter/dx"] / 2)
+    assert noises["other noise"]["camera_jitter/dx"] != own["camera_jitter/dx"]
+    assert noises["clean"] == {}
+    world = env.world
+    while isinstance(world, gym.Wrapper):
+        world = world.env
+    np.testing.assert_array_equal(frames["clean"], world.frame())
+    _, mask = world.frame_and_background()
+    np.testing.assert_array_equal(frames["still"][~mask], frames["clean"][~mask])
+    assert (frames["still"][mask] != frames["clean"][mask]).any()
+
+
+def test_stepping_on_from_the_middle_of_an_episode(env):
+    env.reset(seed=4)
+    actions = actions_for(env, 12)
+    for action in actions[:5]:
+        env.step(action)
+    with PairedWorlds(env, VARIANTS) as paired:
+        for action in actions[5:8]:
+            results = paired.step(action)
+        for action in actions[8:10]:
+            env.step(action)  # an agent moves on by itself
+        for action in actions[10:]:
+            results = paired.step(action)
+        states = {name: world.world.unwrapped.get_state() for name, world in paired.worlds.items()}
+    alone = make_env("reacher_easy", distractors=BOTH)
+    alone.reset(seed=4)
+    for action in actions:
+        expected = alone.step(action)
+    for name in ("original", "same"):
+        np.testing.assert_array_equal(results[name][0], expected[0])
+        np.testing.assert_equal(results[name][1:], expected[1:])
+    for state in states.values():
+        np.testing.assert_equal(state, alone.world.unwrapped.get_state())
+    alone.close()
+
+
+def test_replayed_episodes_share_their_physics(env):
+    actions = actions_for(env, 15)
+    rollouts = replay_paired(env, actions, 5, VARIANTS)
+    assert list(rollouts) == ["original", *VARIANTS]
+    for name, rollout in rollouts.items():
+        np.testing.assert_array_equal(rollout.signal, rollouts["original"].signal)
+        np.testing.assert_array_equal(rollout.reward, rollouts["original"].reward)
+        assert rollout.observation.shape == (16, 64, 64, 3) and len(rollout.noise) == 16
+        same = (rollout.observation == rollouts["original"].observation).all()
+        assert same == (name in ("original", "same"))
+    # One variant on its own, without its pair, is the same episode.
+    other = make_variant(env, VARIANTS["other noise"])
+    again = replay(other, actions, 5, distractor_seed=99)
+    for field in ("observation", "reward", "signal", "noise"):
+        np.testing.assert_array_equal(getattr(again, field), getattr(rollouts["other noise"], field))
+    other.close()
+
+
+def test_noisy_sensor_changes_the_reward_and_not_the_physics():
+    env = make_env("cheetah_run", distractors={**BOTH, "noisy_sensor": {}})
+    variants = {"true reward": {"without": ["noisy_sensor"]}}
+    rollouts = replay_paired(env, actions_for(env, 10), 1, variants)
+    true, noisy = rollouts["true reward"], rollouts["original"]
+    np.testing.assert_array_equal(true.signal, noisy.signal)
+    np.testing.assert_array_equal(true.observation, noisy.observation)
+    assert (true.reward != noisy.reward).any()
+    env.close()
+
+
+def test_environments_of_gymnasium_and_of_the_toy():
+    for name, kwargs in (
+        ("denoised_mdp/walker_walk-video_background-v0", {"episode_steps": 8}),
+        ("denoised_mdp/dot-camera_jitter-v0", {"episode_steps": 8}),
+    ):
+        env = gym.make(name, **kwargs)
+        variants = {"noise": {"seed": 8}, "clean": {"distractors": {}}}
+        rollouts = replay_paired(env, actions_for(env, 9), 2, variants)
+        assert all(len(rollout.reward) == 4 and rollout.truncated for rollout in rollouts.values())
+        assert (rollouts["noise"].observation != rollouts["original"].observation).any()
+        np.testing.assert_array_equal(rollouts["noise"].signal, rollouts["original"].signal)
+        env.reset(seed=2)
+        frames = render_paired(env, variants)
+        np.testing.assert_array_equal(frames["original"], rollouts["original"].observation[0])
+        np.testing.assert_array_equal(frames["clean"], rollouts["clean"].observation[0])
+        env.close()
+
+
+@pytest.mark.parametrize(
+    "variants, message",
+    [
+        ({"a": {"sed": 1}}, "Did you mean 'seed'"),
+        ({"a": {"without": ["noisy_sensor"]}}, "no distractor 'noisy_sensor' to leave out"),
+        ({"a": {"change": {"camera_jiter": {}}}}, "Did you mean 'camera_jitter'"),
+        ({"original": {}}, "another one"),
+    ],
+)
+def test_bad_variants_are_answered_in_one_line(env, variants, message):
+    with pytest.raises(UserError, match=message) as error:
+        PairedWorlds(env, variants)
+    assert "\n" not in str(error.value)
