@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 from absl import logging
 
+from denoised_mdp.envs.joints import joint_kinds
 from denoised_mdp.envs.rendering import Renderer, check_view, gl_errors  # first: it chooses the GL backend
 from denoised_mdp.envs.seeding import generator
 from denoised_mdp.errors import UserError, did_you_mean
@@ -132,6 +133,12 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
     def has_reward_sensor(self) -> bool:
         """Whether `reward_sensor_offset` has an effect on this task."""
         return self._domain in SENSORS
+
+    @property
+    def signal_kinds(self) -> tuple[str, ...]:
+        """What a camera sees of each number of the signal, see `denoised_mdp.envs.factors`."""
+        kinds = joint_kinds(self._physics.model.ptr, self._look[2])
+        return (*kinds, *["scalar"] * (len(self.signal_names) - len(kinds)))
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Start an episode; with `seed` the task's random stream starts anew, without it continues."""

@@ -1,0 +1,102 @@
+"""What a probe asks about: the ground truth of an environment as factors that a picture can show.
+
+Numbers that no camera shows (which frame of which clip, how far a filmed body has travelled) are left out; circular
+ones are encoded so that equal pictures have equal values. Each factor has its place in the four kinds of information
+of Wang et al. 2022, Figure 1 and Table D.1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+import gymnasium as gym
+import numpy as np
+
+QUADRANTS = {
+    "controllable, relevant": ("x",),
+    "controllable, irrelevant": ("z",),
+    "uncontrollable, relevant": ("y",),
+    "uncontrollable, irrelevant": ("y",),
+}
+"""kind of information -> the latents that should hold it"""
+SIGNAL, _, RELEVANT_NOISE, NOISE = QUADRANTS
+NOISE_KINDS = {"*/stream_index": "unseen", "*/clip": "unseen", "*/frame": "unseen", "*/phase_*": "phase"}
+"""pattern of names -> kind; the rest is scalar. The first three are a picture's address, not what it shows"""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One quantity to be predicted, of one or several columns.
+
+    Attributes:
+        name: as in the environment's names, without the numbers of grouped columns.
+        source: "signal" or "noise", the entry of ``info``.
+        columns: which numbers of that entry.
+        kind: "scalar" (as it is), "angle" (radians, as sine and cosine), "phase" (the same with period 1) or
+            "quaternion" (as the first two columns of the rotation matrix).
+        quadrant: a key of `QUADRANTS`.
+    """
+
+    name: str
+    source: str
+    columns: tuple[int, ...]
+    kind: str
+    quadrant: str
+
+    def values(self, signal: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Encode: signal [..., S], noise [..., N] -> float64 [..., columns after encoding]."""
+        raw = np.asarray({"signal": signal, "noise": noise}[self.source], np.float64)[..., list(self.columns)]
+        if self.kind in ("angle", "phase"):
+            angle = raw * (2 * np.pi if self.kind == "phase" else 1.0)
+            return np.concatenate((np.sin(angle), np.cos(angle)), -1)
+        return rotation_columns(raw) if self.kind == "quaternion" else raw
+
+
+def rotation_columns(quaternion: np.ndarray) -> np.ndarray:
+    """Unit quaternions w, x, y, z [..., 4] -> the first two columns of the rotation matrix [..., 6].
+
+    A quaternion and its negative are the same rotation, which this shows and the four numbers do not.
+    """
+    w, x, y, z = np.moveaxis(quaternion / np.linalg.norm(quaternion, axis=-1, keepdims=True), -1, 0)
+    first = (1 - 2 * (y * y + z * z), 2 * (x * y + w * z), 2 * (x * z - w * y))
+    second = (2 * (x * y - w * z), 1 - 2 * (x * x + z * z), 2 * (y * z + w * x))
+    return np.stack((*first, *second), -1)
+
+
+def factors(env: gym.Env) -> list[Factor]:
+    """Return the factors of an environment of this package, the signal's first.
+
+    A world may say more about itself: `signal_kinds` (a `Factor.kind` or "unseen" for each of its numbers; default:
+    all scalar) and `quadrants` (pattern of names -> key of `QUADRANTS`).
+    """
+    world = env.unwrapped.world.unwrapped  # without distractors
+    signal, noise = env.unwrapped.signal_names, env.unwrapped.noise_names
+    signal_kinds = getattr(world, "signal_kinds", ("scalar",) * len(signal))
+    noise_kinds = [_first_match(name, NOISE_KINDS, "scalar") for name in noise]
+    quadrants = dict(getattr(world, "quadrants", {}))
+    if any(name.startswith("noisy_sensor/") for name in noise):  # then the background is rewarded as well
+        quadrants |= {"noisy_sensor/*": RELEVANT_NOISE, "video_background/*": RELEVANT_NOISE}
+    found = _group("signal", signal, signal_kinds, quadrants, SIGNAL)
+    return found + _group("noise", noise, noise_kinds, quadrants, NOISE)
+
+
+def _group(
+    source: str, names: Sequence[str], kinds: Sequence[str], quadrants: Mapping[str, str], default: str
+) -> list[Factor]:
+    """Join the numbers of a quaternion, and those of a grid (``name_2_3``), to one factor each."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for column, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        if kind != "unseen":
+            joined = re.sub(r"/\d+$" if kind == "quaternion" else r"_\d+_\d+$", "", name)
+            groups.setdefault((joined, kind), []).append(column)
+    out = []
+    for (name, kind), columns in groups.items():
+        out.append(Factor(name, source, tuple(columns), kind, _first_match(name, quadrants, default)))
+    return out
+
+
+def _first_match(name: str, table: Mapping[str, str], default: str) -> str:
+    return next((value for pattern, value in table.items() if fnmatch(name, pattern)), default)
