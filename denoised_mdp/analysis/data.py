@@ -1,0 +1,162 @@
+"""Held-out episodes, and what a frozen model makes of them.
+
+Episodes are recorded once and filtered afterwards, so that several models can be asked about the very same ones.
+Nothing here touches the randomness of training: environments are new, and all noise comes from generators of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from ..agent import Agent
+from ..envs.seeding import generator, torch_seed
+from ..rssm import Gaussian, Latent
+
+FRAMES = 1024
+"""images that are encoded at once, for bounded memory"""
+BEHAVIOURS = ("agent", "random", "mixed")
+
+
+@dataclass
+class Recording:
+    """An episode of n actions.
+
+    Row t holds the action that led to observation t; the first row has a zero action.
+    """
+
+    observation: np.ndarray
+    """uint8 [n + 1, H, W, 3]"""
+    action: np.ndarray
+    """float32 [n + 1, A]"""
+    signal: np.ndarray
+    """ground truth of the signal, float32 [n + 1, S]"""
+    noise: np.ndarray
+    """ground truth of the noise, float32 [n + 1, N]"""
+
+
+@dataclass
+class Frozen:
+    """What a model makes of an episode of n actions, on the CPU."""
+
+    latent: Latent
+    """posterior samples [n + 1, ...]"""
+    posterior: Gaussian
+    """[n + 1, S]"""
+    prior: Gaussian
+    """[n + 1, S]"""
+    embedding: torch.Tensor
+    """the encoder's output [n + 1, E]"""
+
+    def parts(self) -> dict[str, np.ndarray]:
+        """What a probe may read: each latent (belief and state), all of them if there are several, the encoder."""
+        names = self.latent.layout.names
+        parts = {name: self.latent.features(name).numpy() for name in names}
+        if len(names) > 1:
+            parts["all"] = self.latent.features().numpy()
+        return parts | {"encoder": self.embedding.numpy()}
+
+
+def probe_seeds(seed: int, episodes: int) -> list[int]:
+    """Distinct seeds of episodes for probes; a longer list begins with the shorter one.
+
+    They are above every seed that a configuration may hold, and not those of evaluation.
+    """
+    rng, seeds = generator(seed, "probe"), {}
+    while len(seeds) < episodes:
+        seeds[int(rng.integers(2**32, 2**33))] = None
+    return list(seeds)
+
+
+def record(
+    make_environment: Callable[[], gym.Env],
+    seeds: Sequence[int],
+    steps: int,
+    *,
+    agent: Agent | None = None,
+    explore: float = 0.3,
+    behaviour: str = "mixed",
+) -> list[Recording]:
+    """Record one episode per seed, of at most `steps` actions.
+
+    behaviour: "agent" explores as while collecting, with noise of std `explore`; "random" acts uniformly at random;
+    "mixed" does the first in every other episode. A random policy shows equal episodes to every model, a mixture
+    shows more of what a body can do. Each episode depends on its own seed and on nothing that is played beside it.
+    """
+    if behaviour not in BEHAVIOURS:
+        raise ValueError(f"behaviour must be one of {', '.join(BEHAVIOURS)}, not {behaviour!r}")
+    chosen = {"agent": [agent], "random": [None], "mixed": [None, agent]}[behaviour]
+    with contextlib.closing(make_environment()) as environment:  # one: switching between renderers costs more
+        players = itertools.cycle(chosen)  # than acting for several at once saves
+        return [_play(environment, seed, steps, next(players), explore) for seed in seeds]
+
+
+def _play(environment: gym.Env, seed: int, steps: int, agent: Agent | None, explore: float) -> Recording:
+    """Play one episode; without an agent, at random."""
+    random = generator(seed, "probe actions")
+    noise = _torch_generator(agent.device if agent else "cpu", seed, "probe actions")
+    shape = environment.action_space.shape
+    observation, info = environment.reset(seed=seed)
+    rows, carry = [(observation, np.zeros(shape, np.float32), info["signal"], info["noise"])], None
+    for _ in range(steps):
+        if agent is None:
+            action = random.uniform(-1.0, 1.0, shape).astype(np.float32)
+        else:
+            action, carry = agent.act(observation, carry, explore=explore, generator=noise)
+        observation, _, terminated, truncated, info = environment.step(action)
+        rows.append((observation, action, info["signal"], info["noise"]))
+        if terminated or truncated:
+            break
+    return Recording(*map(np.stack, zip(*rows, strict=True)))
+
+
+def _torch_generator(device: torch.device | str, seed: int, name: str) -> torch.Generator:
+    return torch.Generator(device).manual_seed(torch_seed(seed, name))
+
+
+@torch.no_grad()
+def freeze(agent: Agent, recordings: Sequence[Recording], *, seed: int = 0, shared_noise: bool = False) -> list[Frozen]:
+    """Filter recorded episodes with the posterior, in chunks of rows.
+
+    seed: of the posterior samples. shared_noise: all episodes get the same draws, so that two latents of one moment
+    differ in what their episodes showed and nothing else.
+    """
+    model, layout = agent.world_model, agent.world_model.rssm.layout
+    random = _torch_generator(agent.device, seed, "probe filter")
+    longest = max(len(recording.observation) for recording in recordings)
+    chunk = max(1, FRAMES // len(recordings))
+    width = 1 if shared_noise else len(recordings)  # drawn row by row: the first rows do not depend on the length
+    drawn = torch.stack([model.rssm.draw_noise(width, generator=random) for _ in range(longest)])
+    rows, latent = [], None
+    for begin in range(0, longest, chunk):
+        pick = [np.clip(np.arange(begin, min(begin + chunk, longest)), 0, len(r.action) - 1) for r in recordings]
+        batch = agent.to_device(
+            {
+                "observation": np.stack([r.observation[at] for r, at in zip(recordings, pick, strict=True)], 1),
+                "action": np.stack([r.action[at] for r, at in zip(recordings, pick, strict=True)], 1),
+            }
+        )  # [T, B, ...]; an episode that has ended repeats its last row, which is cut off below
+        length, count = batch["action"].shape[:2]
+        is_first = torch.zeros(length, count, dtype=torch.bool, device=agent.device)
+        is_first[0] = begin == 0
+        noise = drawn[begin : begin + length].expand(length, count, -1)
+        embedding = model.embed(batch["observation"])
+        initial = None if latent is None else latent.map(lambda tensor: tensor[-1])
+        latent, posterior, prior = model.rssm.observe(embedding, batch["action"], is_first, noise, initial)
+        tensors = (latent.belief, latent.state, posterior.mean, posterior.std, prior.mean, prior.std, embedding)
+        rows.append([tensor.float().cpu() for tensor in tensors])
+    whole = [torch.cat(parts) for parts in zip(*rows, strict=True)]  # each [longest, B, ...]
+    out = []
+    for i, recording in enumerate(recordings):
+        belief, state, mean, std, prior_mean, prior_std, embedding = (
+            tensor[: len(recording.action), i].clone() for tensor in whole
+        )
+        latent = Latent(belief, state, layout)
+        out.append(Frozen(latent, Gaussian(mean, std), Gaussian(prior_mean, prior_std), embedding))
+    return out

@@ -1,0 +1,121 @@
+"""Ridge regression in closed form, with a penalty for each target chosen by cross-validation over groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+PENALTIES = np.logspace(-6, 2, 9)
+"""candidates, relative to features of variance 1"""
+FOLDS = 5
+
+
+@dataclass
+class Standardizer:
+    """Makes columns of mean 0 and standard deviation 1; constant columns become 0."""
+
+    mean: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Standardizer:
+        """Learn from rows [n, F]."""
+        scale = values.std(0)
+        return cls(values.mean(0), np.where(scale > 1e-12, scale, 1.0))
+
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        """Transform rows [n, F]."""
+        return (values - self.mean) / self.scale
+
+
+@dataclass
+class Ridge:
+    """A fitted ridge regression: rows [n, F] -> predictions [n, K]."""
+
+    weights: np.ndarray
+    """[F, K], for standardized features"""
+    intercept: np.ndarray
+    """[K]"""
+    penalty: np.ndarray
+    """chosen penalty of each target, [K]"""
+    inputs: Standardizer
+
+    def predict(self, features: np.ndarray) -> np.ndarray:
+        """Predict all targets, float64 [n, K]."""
+        return self.inputs(np.asarray(features, np.float64)) @ self.weights + self.intercept
+
+
+def group_folds(groups: np.ndarray, folds: int = FOLDS) -> list[np.ndarray]:
+    """Divide rows by their group [n]; returns a mask [n] of the left-out rows per fold.
+
+    Groups are dealt out in order of their number; with fewer groups than folds each is a fold of its own.
+    """
+    names = np.unique(groups)
+    number = np.searchsorted(names, groups) % min(folds, len(names))
+    return [number == fold for fold in range(min(folds, len(names)))]
+
+
+def fit_ridge(
+    features: np.ndarray,
+    targets: np.ndarray,
+    groups: np.ndarray,
+    penalties: np.ndarray = PENALTIES,
+    folds: int = FOLDS,
+) -> Ridge:
+    """Minimize mean squared error + penalty * |w|^2 for each column of `targets`.
+
+    features [n, F] (standardized here), targets [n, K], groups [n]: rows of a group are never on both sides of a
+    cross-validation, which chooses each target's penalty by the squared error of left-out groups.
+
+    Raises:
+        ValueError: fewer than two groups.
+    """
+    folds_of = group_folds(groups, folds)
+    if len(folds_of) < 2:
+        raise ValueError("cross-validation needs at least two groups")
+    inputs = Standardizer.of(np.asarray(features, np.float64))
+    x, y = inputs(np.asarray(features, np.float64)), np.asarray(targets, np.float64)
+    center = y.mean(0)
+    y = y - center  # [n, K]; moments about the overall mean lose no digits
+    moments = [_moments(x[out], y[out]) for out in folds_of]
+    total = [sum(parts) for parts in zip(*moments, strict=True)]
+
+    errors = np.zeros((len(penalties), y.shape[1]))
+    for out, left in zip(folds_of, moments, strict=True):
+        weights, intercepts = _solve([all_ - part for all_, part in zip(total, left, strict=True)], penalties)
+        for row, (w, b) in enumerate(zip(weights, intercepts, strict=True)):
+            errors[row] += np.square(x[out] @ w + b - y[out]).sum(0)
+    best = errors.argmin(0)  # [K]
+
+    weights, intercepts = _solve(total, penalties)
+    columns = np.arange(y.shape[1])
+    return Ridge(weights[best, :, columns].T, intercepts[best, columns] + center, penalties[best], inputs)
+
+
+def _moments(x: np.ndarray, y: np.ndarray) -> tuple:
+    """Sums over rows from which a ridge regression follows: n, x [F], y [K], x x' [F, F], x y' [F, K]."""
+    return len(x), x.sum(0), y.sum(0), x.T @ x, x.T @ y
+
+
+def _solve(moments: list, penalties: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights [P, F, K] and intercepts [P, K] for every penalty, from one eigendecomposition."""
+    n, sum_x, sum_y, gram, cross = moments
+    mean_x, mean_y = sum_x / n, sum_y / n
+    covariance = gram / n - np.outer(mean_x, mean_x)
+    values, vectors = np.linalg.eigh(covariance)
+    rotated = vectors.T @ (cross / n - np.outer(mean_x, mean_y))  # [F, K]
+    values = np.maximum(values, 0.0)  # rounding may leave the smallest below 0
+    weights = np.stack([vectors @ (rotated / (values + penalty)[:, None]) for penalty in penalties])
+    return weights, mean_y - mean_x @ weights
+
+
+def r_squared(targets: np.ndarray, predictions: np.ndarray) -> np.ndarray:
+    """Coefficient of determination of each column, [n, K] -> [K]: 1 - squared error / variance about the mean.
+
+    0 is as good as the mean of these very rows, less is worse; nan where a column is constant.
+    """
+    variance = np.square(targets - targets.mean(0)).sum(0)
+    error = np.square(targets - predictions).sum(0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(variance > 1e-12 * (1 + np.square(targets).sum(0)), 1.0 - error / variance, np.nan)

@@ -1,0 +1,257 @@
+"""Probes on constructed latents, whose contents are known; and the factors that environments report."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_agent
+
+from denoised_mdp.analysis import data
+from denoised_mdp.analysis.factors import QuickProbe, factor_matrix, random_splits, stack
+from denoised_mdp.analysis.mlp import mlp_predictions
+from denoised_mdp.analysis.ridge import fit_ridge, group_folds, r_squared
+from denoised_mdp.envs import make_env
+from denoised_mdp.envs.factors import NOISE, QUADRANTS, SIGNAL, Factor, factors
+from denoised_mdp.errors import UserError
+
+
+def brute_force(x, y, penalty):
+    """Ridge as a least-squares problem with one more row per weight."""
+    x, center = x - x.mean(0), y.mean()
+    rows = np.vstack([x / np.sqrt(len(x)), np.sqrt(penalty) * np.eye(x.shape[1])])
+    return np.linalg.lstsq(rows, np.append((y - center) / np.sqrt(len(x)), np.zeros(x.shape[1])), rcond=None)[0]
+
+
+def test_ridge_equals_a_brute_force_solution_and_search():
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(7), [9, 20, 13, 30, 11, 17, 25])
+    x = rng.normal(size=(len(groups), 12)) * rng.uniform(0.1, 9, 12) + rng.normal(size=12)
+    y = x[:, :3] @ rng.normal(size=(3, 4)) + rng.normal(size=(len(groups), 4)) * [0.1, 3, 30, 300]
+    penalties = np.array([1e-4, 1e-2, 0.3, 10.0])
+    fitted = fit_ridge(x, y, groups, penalties)
+    z = (x - x.mean(0)) / x.std(0)
+    for k in range(4):
+        errors = []
+        for penalty in penalties:
+            error = 0.0
+            for out in group_folds(groups):
+                w = brute_force(z[~out], y[~out, k], penalty)
+                error += np.square((z[out] - z[~out].mean(0)) @ w + y[~out, k].mean() - y[out, k]).sum()
+            errors.append(error)
+        assert fitted.penalty[k] == penalties[np.argmin(errors)]
+        np.testing.assert_allclose(fitted.weights[:, k], brute_force(z, y[:, k], fitted.penalty[k]), rtol=1e-8)
+        expected = z @ fitted.weights[:, k] + y[:, k].mean()
+        np.testing.assert_allclose(fitted.predict(x)[:, k], expected, rtol=1e-9)
+    assert len(set(fitted.penalty)) > 1  # noisy targets want another penalty than clean ones
+
+
+def test_ridge_bears_constant_and_repeated_features():
+    rng = np.random.default_rng(1)
+    groups, base = np.repeat(np.arange(6), 20), rng.normal(size=(120, 3))
+    x = np.concatenate([base, base, np.full((120, 1), 7.0)], 1)
+    y = base @ rng.normal(size=(3, 1)) + 2
+    assert r_squared(y, fit_ridge(x, y, groups).predict(x))[0] > 0.9999
+
+
+def test_folds_never_divide_a_group():
+    groups = np.array([3, 3, 8, 1, 8, 1, 40, 5, 5, 9])
+    folds = group_folds(groups, 4)
+    assert len(folds) == 4 and (np.sum(folds, 0) == 1).all()
+    assert all(len({tuple(fold[groups == g]) for fold in folds if fold[groups == g].any()}) == 1 for g in groups)
+    assert all(fold[groups == g].all() or not fold[groups == g].any() for fold in folds for g in groups)
+    assert len(group_folds(np.array([1, 2, 2]))) == 2
+
+
+def test_r_squared_in_closed_form():
+    y = np.array([[1.0, 5.0], [2.0, 5.0], [3.0, 5.0]])
+    assert r_squared(y, y)[0] == 1 and np.isnan(r_squared(y, y)[1])
+    assert r_squared(y, np.broadcast_to(y.mean(0), y.shape))[0] == 0
+    assert r_squared(y, y + 1)[0] == pytest.approx(1 - 3 / 2)
+
+
+def constructed(mixed: bool = False, episodes: int = 30, rows: int = 40):
+    """Latents that hold exactly known factors.
+
+    x codes two signals linearly, y the noise, `curved` a signal as a bump and `blind` nothing; mixed: x leaks noise.
+    """
+    rng = np.random.default_rng(2)
+    n = episodes * rows
+    offset = np.repeat(rng.normal(size=(episodes, 1)), rows, 0)
+    signal, noise = rng.normal(size=(n, 2)) + offset, rng.normal(size=(n, 1)) + rng.normal()
+    x = signal @ rng.normal(size=(2, 6)) + 4
+    if mixed:
+        x = x + noise @ rng.normal(size=(1, 6))
+    curved = np.stack([np.cos(2 * signal[:, 0]), np.sin(2 * signal[:, 0])], 1)
+    parts = {"x": x, "y": noise @ rng.normal(size=(1, 4)), "blind": rng.normal(size=(n, 5)), "curved": curved}
+    columns = {
+        Factor("a", "signal", (0,), "scalar", SIGNAL): signal[:, :1],
+        Factor("b", "signal", (1,), "scalar", SIGNAL): signal[:, 1:],
+        Factor("constant", "signal", (2,), "scalar", SIGNAL): np.full((n, 1), 3.0),
+        Factor("light", "noise", (0,), "scalar", NOISE): noise,
+    }
+    return parts, columns, np.repeat(np.arange(episodes), rows)
+
+
+def test_a_linear_code_is_read_perfectly_and_independent_noise_not_at_all():
+    parts, columns, episode = constructed()
+    matrix = factor_matrix(parts, columns, episode, random_splits(30, 3), ["ridge"])
+    assert [factor.name for factor in matrix.factors] == ["a", "b", "light"]  # what is constant is left out
+    mean = dict(zip(matrix.parts, matrix.mean("ridge"), strict=True))
+    np.testing.assert_allclose(mean["x"][:2], 1, atol=1e-6)
+    assert mean["x"][2] < 0.02 and mean["y"][2] == pytest.approx(1, abs=1e-6)
+    assert (mean["blind"] < 0.02).all() and (mean["y"][:2] < 0.02).all()
+    assert (matrix.baseline <= 0).all()
+    headline = matrix.headline("ridge")
+    assert headline["signal_recall"] == pytest.approx(1, abs=1e-6) and headline["leakage"] < 0.01
+
+
+def test_a_leak_is_found_and_sized():
+    """x of rank 2 in 3 unknowns: the best linear readout of one given two mixtures, known by projection."""
+    parts, columns, episode = constructed(mixed=True)
+    headline = factor_matrix(parts, columns, episode, random_splits(30, 2), ["ridge"]).headline("ridge")
+    assert headline["leakage"] == pytest.approx(1, abs=1e-6)  # six features, three unknowns: all can be solved for
+    light = list(columns.values())[-1]
+    narrow = {"x": 2 * light + 1 * np.random.default_rng(3).normal(size=light.shape)}
+    headline = factor_matrix(narrow, columns, episode, random_splits(30, 2), ["ridge"]).headline("ridge")
+    assert headline["leakage"] == pytest.approx(4 / 5, abs=0.04)  # variance 4 of 5
+    assert headline["signal_recall"] < 0.02
+
+
+def test_a_curved_code_needs_the_network():
+    parts, columns, episode = constructed(episodes=18)
+    parts = {"x": parts["curved"], "blind": parts["blind"]}
+    squared = {Factor("bump", "signal", (0,), "scalar", SIGNAL): parts["x"][:, :1] * parts["x"][:, 1:]}
+    matrix = factor_matrix(parts, squared, episode, random_splits(18, 1))
+    assert matrix.mean("ridge")[0, 0] < 0.1 and matrix.mean("mlp")[0, 0] > 0.95
+    assert matrix.mean("mlp")[1, 0] < 0.05
+
+
+def test_the_network_repeats_itself_and_leaves_the_global_generator_alone():
+    parts, columns, episode = constructed(episodes=6)
+    y = np.concatenate(list(columns.values()), 1)
+    state = torch.get_rng_state()
+    first, second = (mlp_predictions(parts["x"], y, episode, parts["x"], epochs=2) for _ in range(2))
+    assert np.array_equal(first, second) and torch.equal(state, torch.get_rng_state())
+    assert first.shape == y.shape and np.allclose(first[:, 2], 3.0)  # a constant target stays what it is
+
+
+def test_splits_are_of_episodes_and_differ_between_seeds():
+    splits = random_splits(30, 4)
+    for fit, test in splits:
+        assert len(test) == 10 and sorted([*fit, *test]) == list(range(30))
+    assert len({tuple(test) for _, test in splits}) == 4
+    with pytest.raises(UserError, match="too few"):
+        random_splits(2, 1)
+
+
+def test_latents_that_are_not_finite_are_refused():
+    parts, columns, episode = constructed(episodes=6)
+    parts["x"][3, 1] = np.nan
+    with pytest.raises(UserError, match="diverged"):
+        factor_matrix(parts, columns, episode, random_splits(6, 1), ["ridge"])
+
+
+def named(env):
+    return {factor.name: factor for factor in factors(env)}
+
+
+def test_factors_are_what_a_camera_shows():
+    everything = {"video_background": {}, "noisy_sensor": {}, "camera_jitter": {}}
+    env = make_env("walker_walk", distractors=everything)
+    found = named(env)
+    assert "qpos/rootx" not in found and found["qpos/rooty"].kind == "angle"  # the camera travels with the walker
+    assert found["qpos/left_knee"].kind == "scalar" and found["qvel/rootx"].quadrant == SIGNAL
+    assert not any("clip" in name or "index" in name for name in found)
+    assert len(found["video_background/brightness"].columns) == 16
+    assert "uncontrollable, relevant" == found["video_background/brightness"].quadrant
+    assert found["camera_jitter/dx"].quadrant == NOISE
+    assert named(make_env("walker_walk", distractors={"video_background": {}}))[
+        "video_background/brightness"
+    ].quadrant == NOISE
+    for source, names in (("signal", env.signal_names), ("noise", env.noise_names)):
+        for factor in found.values():
+            if factor.source == source:
+                assert all(names[column].startswith(factor.name) for column in factor.columns)
+    env.close()
+
+
+def test_circular_factors_have_equal_values_where_pictures_are_equal():
+    angle = Factor("a", "signal", (1,), "angle", SIGNAL)
+    phase = Factor("p", "noise", (0,), "phase", NOISE)
+    spin = Factor("q", "signal", (0, 1, 2, 3), "quaternion", SIGNAL)
+    none = np.zeros(0)
+    turned = angle.values(np.array([9.0, 0.3]), none), angle.values(np.array([0.0, 0.3 - 4 * np.pi]), none)
+    np.testing.assert_allclose(*turned, atol=1e-12)
+    np.testing.assert_allclose(phase.values(none, np.array([0.999999])), [0, 1], atol=1e-4)
+    q = np.array([0.5, -0.5, 0.5, 0.5])
+    np.testing.assert_allclose(spin.values(q, none), spin.values(-q, none))
+    quarter = np.array([np.sqrt(0.5), 0, 0, np.sqrt(0.5)])  # about z: x -> y, y -> -x
+    np.testing.assert_allclose(spin.values(quarter, none), [0, 1, 0, -1, 0, 0], atol=1e-12)
+
+
+def test_quadrants_name_latents_that_exist():
+    assert set(itertools.chain(*QUADRANTS.values())) == set("xyz")
+
+
+def recordings(count=3, steps=7, behaviour="random", agent=None):
+    def make():
+        return make_env("dot", suite="toy", action_repeat=1, episode_steps=50)
+
+    return data.record(make, data.probe_seeds(0, count), steps, agent=agent, behaviour=behaviour)
+
+
+def test_recordings_repeat_and_align_actions_with_what_they_led_to():
+    first, second = recordings(), recordings()
+    for a, b in zip(first, second, strict=True):
+        assert np.array_equal(a.observation, b.observation) and np.array_equal(a.action, b.action)
+        moved = np.clip(a.signal[:-1] + 0.1 * a.action[1:], -0.9, 0.9)  # the toy's law of motion
+        np.testing.assert_allclose(a.signal[1:], moved, atol=1e-6)
+        assert not a.action[0].any() and len(a.observation) == 8
+    alone = recordings(1)[0]
+    assert np.array_equal(alone.observation, first[0].observation)
+
+
+def test_filtering_in_chunks_equals_acting_step_by_step(monkeypatch):
+    """The latent of a recording is the one that the agent had when it acted on the same noise."""
+    agent = small_agent("2c")
+    played = recordings(2, 9, "agent", agent)
+    whole = data.freeze(agent, played, shared_noise=True)
+    monkeypatch.setattr(data, "FRAMES", 6)  # three rows at a time
+    parts = data.freeze(agent, played, shared_noise=True)
+    for a, b in zip(whole, parts, strict=True):
+        torch.testing.assert_close(a.latent.belief, b.latent.belief, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(a.posterior.mean, b.posterior.mean, rtol=1e-5, atol=1e-6)
+    random = data._torch_generator("cpu", 0, "probe filter")
+    noise = [agent.world_model.rssm.draw_noise(1, generator=random) for _ in range(10)]
+    carry = None
+    for t in range(10):
+        image = torch.as_tensor(played[0].observation[t])[None]
+        monkeypatch.setattr(agent, "_noise", lambda *_, t=t: noise[t])
+        carry = agent.observe_step(image, carry, None)
+        torch.testing.assert_close(carry.latent.belief[0].float(), whole[0].latent.belief[t], rtol=1e-5, atol=1e-6)
+        if t < 9:
+            carry.action = torch.as_tensor(played[0].action[t + 1], dtype=carry.action.dtype)[None]
+
+
+def test_episodes_of_different_length_are_filtered_alike():
+    agent = small_agent("2b")
+    played = recordings(2, 9)
+    short = data.Recording(*(getattr(played[1], name)[:4] for name in ("observation", "action", "signal", "noise")))
+    together = data.freeze(agent, [played[0], short], shared_noise=True)
+    alone = data.freeze(agent, [short], shared_noise=True)
+    assert len(together[1].embedding) == 4 and len(together[0].embedding) == 10
+    torch.testing.assert_close(together[1].latent.belief, alone[0].latent.belief, rtol=1e-5, atol=1e-6)
+    parts, episode = stack(together)
+    assert list(parts) == ["x", "y", "all", "encoder"] and list(episode) == [0] * 10 + [1] * 4
+    assert parts["all"].shape == (14, parts["x"].shape[1] + parts["y"].shape[1])
+
+
+def test_the_quick_probe_draws_from_no_generator_of_the_agent():
+    agent = small_agent("2b").float()
+    before = agent.random.get_state(), torch.get_rng_state()
+    probe = QuickProbe(lambda: make_env("dot", suite="toy", episode_steps=40))
+    first, second = probe(agent), probe(agent)
+    assert first == second and set(first) == {f"probe/{s}_from_{n}" for s in ("signal", "noise") for n in "xy"}
+    assert all(0 <= value <= 1 for value in first.values())
+    assert torch.equal(before[0], agent.random.get_state()) and torch.equal(before[1], torch.get_rng_state())
