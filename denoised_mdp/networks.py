@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 IMAGE_SIZES = (64, 96)
+MAX_PHASE_CHANNELS = 16  # up to here `_SubPixel` is faster than oneDNN's transposed convolution
 
 
 def set_compute_dtype(module: nn.Module, dtype: torch.dtype | None) -> None:
@@ -94,10 +95,10 @@ def convolve(x: Tensor, layer: nn.Conv2d) -> Tensor:
     return F.conv2d(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype), layer.stride)
 
 
-def convolve_as_product(x: Tensor, layer: nn.Conv2d) -> Tensor:
+def convolve_as_product(x: Tensor, layer: nn.Conv2d, *, relu: bool = False) -> Tensor:
     """The same as `convolve`, as one matrix product over gathered patches; faster where the output is tiny."""
     y = _PatchProduct.apply(x, layer.weight.to(x.dtype), layer.stride[0])
-    return _add_bias(y, layer.bias.to(x.dtype))
+    return _BiasReLU.apply(y, layer.bias.to(x.dtype), relu)
 
 
 class _PatchProduct(torch.autograd.Function):
@@ -116,8 +117,8 @@ class _PatchProduct(torch.autograd.Function):
         return *_convolution_gradients(gradient, *ctx.saved_tensors, ctx.stride, transposed=False), None
 
 
-def upsample(x: Tensor, layer: nn.ConvTranspose2d) -> Tensor:
-    """Evaluate a transposed convolution in the type of `x`: [N, C, H, W] -> [N, O, H', W'].
+def upsample(x: Tensor, layer: nn.ConvTranspose2d, *, relu: bool = False) -> Tensor:
+    """Evaluate a transposed convolution, and a ReLU, in the type of `x`: [N, C, H, W] -> [N, O, H', W'].
 
     A 1x1 input makes it one matrix product. To few channels, on a CPU, it is a convolution to every phase of
     the stride. The bias is added afterwards: inside the call it makes oneDNN's kernel several times slower.
@@ -127,17 +128,34 @@ def upsample(x: Tensor, layer: nn.ConvTranspose2d) -> Tensor:
         k = layer.kernel_size[0]
         columns = weight.permute(0, 2, 3, 1).flatten(1)  # [C, k k O]
         y = (x.flatten(1) @ columns).unflatten(1, (k, k, -1)).permute(0, 3, 1, 2)
-    elif x.device.type == "cpu" and layer.out_channels <= 4 and layer.kernel_size == (6, 6):
+    elif x.device.type == "cpu" and layer.out_channels <= MAX_PHASE_CHANNELS and layer.kernel_size == (6, 6):
         y = _SubPixel.apply(x, weight)
     else:
         y = F.conv_transpose2d(x, weight, None, layer.stride)
-    return _add_bias(y, bias)
+    return _BiasReLU.apply(y, bias, relu)
 
 
-def _add_bias(y: Tensor, bias: Tensor) -> Tensor:
-    """[N, O, H, W] in channels-last memory + [O], a whole line of pixels at a time: a few channels are a slow loop."""
-    lines = y.permute(0, 2, 3, 1).flatten(2)  # [N, H, W O]
-    return (lines + bias.repeat(y.shape[3])).unflatten(2, (-1, len(bias))).permute(0, 3, 1, 2)
+class _BiasReLU(torch.autograd.Function):
+    """[N, O, H, W] + [O], then a ReLU, in channels-last memory, a line of pixels at a time.
+
+    Per pixel a few channels are a slow loop. One function, since a ReLU in place on the views that lead to lines
+    and back would make autograd copy the gradient to another memory format, ten times slower to read.
+    """
+
+    @staticmethod
+    def forward(ctx, y: Tensor, bias: Tensor, relu: bool) -> Tensor:
+        lines = y.permute(0, 2, 3, 1).flatten(2) + bias.repeat(y.shape[3])  # [N, H, W O]
+        y = (lines.relu_() if relu else lines).unflatten(2, (-1, len(bias))).permute(0, 3, 1, 2)
+        ctx.save_for_backward(*([y] if relu else []))
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        for y in ctx.saved_tensors:
+            gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
+        n, channels, _, width = gradient.shape
+        lines = gradient.permute(0, 2, 3, 1).reshape(-1, width * channels)
+        return gradient, lines.sum(0).view(width, channels).sum(0), None
 
 
 class _SubPixel(torch.autograd.Function):
@@ -152,10 +170,12 @@ class _SubPixel(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         channels, out, k, _ = weight.shape
         phases = weight.view(channels, out, k // 2, 2, k // 2, 2).flip(2, 4).permute(3, 5, 1, 0, 2, 4)
-        kernel = phases.reshape(4 * out, channels, k // 2, k // 2).contiguous(memory_format=torch.channels_last)
-        y = F.conv2d(x, kernel, None, 1, k // 2 - 1).permute(0, 2, 3, 1)  # [N, H'/2, W'/2, a b O]
+        kernel = phases.reshape(4 * out, channels, k // 2, k // 2)
+        kernel = F.pad(kernel, (0, 0, 0, 0, 0, 0, 0, -4 * out % 16))  # whole vectors of channels are faster
+        kernel = kernel.contiguous(memory_format=torch.channels_last)
+        y = F.conv2d(x, kernel, None, 1, k // 2 - 1).permute(0, 2, 3, 1)  # [N, H'/2, W'/2, a b O ...]
         n, h, w, _ = y.shape
-        y = y.reshape(n, h, w, 2, 2, out).transpose(2, 3).reshape(n, 2 * h, 2 * w, out)
+        y = y[..., : 4 * out].unflatten(3, (2, 2, out)).transpose(2, 3).reshape(n, 2 * h, 2 * w, out)
         return y.permute(0, 3, 1, 2)
 
     @staticmethod
@@ -201,7 +221,7 @@ class Encoder(nn.Module):
         x = images.to(self.compute_dtype or images.dtype)
         for layer in self.convolutions[:-1]:
             x = F.relu(convolve(x, layer), inplace=True)
-        x = F.relu(convolve_as_product(x, self.convolutions[-1]), inplace=True)  # [N, 8k, 2, 2]
+        x = convolve_as_product(x, self.convolutions[-1], relu=True)  # [N, 8k, 2, 2]
         return dense(x.flatten(1), self.output, x.dtype).to(self.output.weight.dtype)
 
 
@@ -227,5 +247,5 @@ class Decoder(nn.Module):
         """[N, inputs] -> [N, 3, size, size], floats around [-0.5, 0.5], in the compute type."""
         x = dense(latent, self.input, self.compute_dtype or latent.dtype)[..., None, None]  # [N, embed, 1, 1]
         for layer in self.convolutions[:-1]:
-            x = F.relu(upsample(x, layer), inplace=True)
+            x = upsample(x, layer, relu=True)
         return upsample(x, self.convolutions[-1])
