@@ -60,7 +60,7 @@ LATENT_ERRORS = {  # name: (structure, function, right, wrong)
     "kl-reversed": ("2b", "rssm:kl_divergence", "(q: Gaussian, p: Gaussian)", "(p: Gaussian, q: Gaussian)"),
     "images-not-centred": ("2b", "networks:images_to_float", ".sub_(0.5)", ""),
     "kernel-not-flipped": ("2b", "networks:_SubPixel.forward", ".flip(2, 4)", ""),
-    "elu-in-decoder": ("2b", "networks:Decoder.forward", "F.relu", "F.elu"),
+    "elu-in-decoder": ("2b", "networks:_BiasReLU.forward", "lines.relu_()", "F.elu(lines)"),
 }  # fmt: skip
 
 LOSS_ERRORS = {  # name: (structure, strategy, function, right, wrong)
@@ -83,6 +83,9 @@ LOSS_ERRORS = {  # name: (structure, strategy, function, right, wrong)
     "mean-over-pixels": ("2b", "A", "world_model:image_nll", "/ len(image)", "/ image.numel()"),
     "image-gradient-doubled": (
         "2b", "A", "world_model:_SquaredError.backward", "return difference", "return 2 * difference"
+    ),
+    "relu-gradient-missing": (
+        "2b", "A", "networks:_BiasReLU.backward", "for y in ctx.saved_tensors", "for y in ctx.saved_tensors[1:]"
     ),
     "deconvolution-gradient": ("2b", "A", "networks:_SubPixel.backward", "gradients(gradient", "gradients(gradient.mT"),
 }  # fmt: skip
@@ -117,7 +120,6 @@ SAC_ERRORS = {  # name: (function, right, wrong)
 }  # fmt: skip
 
 UPDATE_ERRORS = {  # name: (function, right, wrong)
-    "model-learns-from-policy": ("agent:Agent.update", "without_gradients(self.world_model)", "without_gradients()"),
     "latents-recomputed": ("agent:Agent.update", "latent.map", "self.world_model.loss(**batch, noise=noise)[1].map"),
     "latents-of-another-noise": ("agent:Agent.update", "generator=self.random", "generator=None"),
     "no-clip": ("policies.base:optimize", 'float("inf") if clip is None else clip', 'float("inf")'),

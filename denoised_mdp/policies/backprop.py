@@ -8,7 +8,7 @@ from torch import Tensor
 from ..networks import MLP
 from ..world_model import LatentMDP, scalar_nll
 from .actor import Actor
-from .base import Policy, PolicyBatch, optimize, without_gradients
+from .base import Policy, PolicyBatch, optimize
 
 
 def lambda_returns(reward: Tensor, value: Tensor, gamma: float, lambda_: float) -> Tensor:
@@ -76,22 +76,20 @@ class BackpropPolicy(Policy):
         )
 
     def losses(self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]):
-        """Actor loss, a function that gives the value loss, and metrics.
+        """Actor loss, value loss and metrics.
 
-        The actor's graph must not reach the value net's weights, nor the value loss the dynamics.
+        Both losses share one pass through the value net: differentiate the first with respect to the actor's
+        parameters alone and the second with respect to the value net's.
         """
         features, actions = self.imagine(batch, mdp, noise)  # [H, N, F]
         reward, value = mdp.reward(features), self.value(features).squeeze(-1)  # [H, N]
         returns = lambda_returns(reward, value, self.gamma, self.lambda_)  # [H - 1, N]
         weight = self.gamma ** torch.arange(len(returns), device=returns.device, dtype=returns.dtype)[:, None]
         actor_loss = -(weight * returns).mean()
-        inputs, targets = features[:-1].detach(), returns.detach()
-
-        def value_loss() -> Tensor:
-            return (weight * scalar_nll(self.value(inputs).squeeze(-1), targets)).mean()
-
+        value_loss = (weight * scalar_nll(value[:-1], returns.detach())).mean()
         metrics = {
             "policy/actor_loss": actor_loss,
+            "policy/value_loss": value_loss,
             "policy/imagined_reward": reward.mean(),
             "policy/imagined_return": returns.mean(),
             "policy/value": value.mean(),
@@ -100,16 +98,9 @@ class BackpropPolicy(Policy):
         return actor_loss, value_loss, {name: metric.detach() for name, metric in metrics.items()}
 
     def update(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None, noise=None):
-        """One step of the actor, then of the value net; `noise` overrides what `draw_noise` would draw."""
+        """One step of the actor and one of the value net; `noise` overrides what `draw_noise` would draw."""
         noise = noise or self.draw_noise(batch, mdp, generator)
-        with without_gradients(self.value):
-            actor_loss, value_loss, metrics = self.losses(batch, mdp, noise)
-            actor_norm = optimize(actor_loss, self.optimizers["actor"], self.clip)
-        loss = value_loss()
-        value_norm = optimize(loss, self.optimizers["value"], self.clip)
-        return metrics | {
-            "policy/value_loss": loss.detach(),
-            "policy/actor_gradient": actor_norm,
-            "policy/value_gradient": value_norm,
-        }
-
+        actor_loss, value_loss, metrics = self.losses(batch, mdp, noise)
+        actor_norm = optimize(actor_loss, self.optimizers["actor"], self.clip, keep_graph=True)
+        value_norm = optimize(value_loss, self.optimizers["value"], self.clip)
+        return metrics | {"policy/actor_gradient": actor_norm, "policy/value_gradient": value_norm}

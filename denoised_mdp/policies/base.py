@@ -66,14 +66,15 @@ class Policy(nn.Module, ABC):
         """
 
 
-def optimize(loss: Tensor, optimizer: torch.optim.Optimizer, clip: float | None) -> Tensor:
+def optimize(loss: Tensor, optimizer: torch.optim.Optimizer, clip: float | None, *, keep_graph: bool = False) -> Tensor:
     """One step: gradients of `loss`, clipped to the global norm `clip` (None: not at all), then the optimizer.
 
-    Returns the gradient norm before clipping, a scalar tensor.
+    No other parameter gets a gradient. keep_graph: another loss of the same graph follows. Returns the gradient norm
+    before clipping, a scalar tensor.
     """
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    loss.backward(inputs=parameters, retain_graph=keep_graph)
     norm = nn.utils.clip_grad_norm_(parameters, float("inf") if clip is None else clip)
     optimizer.step()
     return norm.detach()
