@@ -39,5 +39,9 @@ setup(
         "torch>=2.4",
         "tqdm>=4.60",
     ],
-    extras_require={"test": ["hypothesis>=6.80", "pytest>=7.4", "pytest-timeout>=2.1", "ruff>=0.5"]},
+    extras_require={
+        # Only its model files are used. Its own dependency gym is not: `pip install --no-deps robodesk` does as well.
+        "robodesk": ["robodesk==1.0.0"],
+        "test": ["hypothesis>=6.80", "pytest>=7.4", "pytest-timeout>=2.1", "ruff>=0.5"],
+    },
 )

@@ -1,0 +1,99 @@
+"""How RoboDesk is filmed: viewpoints, the moving camera, and pictures drawn larger and reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from denoised_mdp.envs.rendering import Renderer  # first: it chooses the GL backend
+from denoised_mdp.errors import UserError
+
+import mujoco  # isort: skip
+
+OVERSAMPLING = 1.875  # 96 pixels are drawn as 180 (Wang et al. 2022)
+CAMERAS = ("auto", "desk", "room")
+
+
+@dataclass(frozen=True)
+class View:
+    """A place to film from, and the part of the square picture that is kept (left, top, right, bottom in [0, 1])."""
+
+    target: tuple[float, float, float]
+    distance: float
+    elevation: float
+    part: tuple[float, float, float, float]
+
+    @property
+    def eye(self) -> np.ndarray:
+        """Where the camera stands [3]: straight in front of its target, looking along y and down."""
+        elevation = np.deg2rad(self.elevation)
+        return np.asarray(self.target) - self.distance * np.array([0.0, np.cos(elevation), np.sin(elevation)])
+
+
+# The package's own view, and the further one that has the television in it (Wang et al. 2022).
+DESK = View((0.0, 0.535, 1.1), 1.8, -60.0, (16.75 / 120, 25.0 / 120, 105.0 / 120, 88.75 / 120))
+ROOM = View((0.875, 0.935, 1.975), 2.95, -47.0, (0.0, 38.8 / 180, 1.0, 1.0))
+
+
+def choose_view(camera: int | str, room: bool) -> View:
+    """Return the view for a camera of `CAMERAS`, by number or name; "auto": the room if there is one.
+
+    Raises:
+        UserError: no such camera.
+    """
+    number = CAMERAS.index(camera) if camera in CAMERAS else camera
+    if number not in range(len(CAMERAS)):
+        names = ", ".join(f"{index} ({name})" for index, name in enumerate(CAMERAS))
+        raise UserError(f"RoboDesk has no camera {camera!r}. Choose one of: {names}.")
+    return (ROOM if room else DESK, DESK, ROOM)[number]
+
+
+class RoomRenderer(Renderer):
+    """Films the scene from anywhere; draws only the part of the view that is kept.
+
+    Args:
+        model: the scene.
+        size: height and width of a picture in pixels; it is drawn `OVERSAMPLING` times as large.
+        view: what is filmed when the camera does not move.
+        quality, stage: see `Renderer`.
+    """
+
+    def __init__(self, model: mujoco.MjModel, size: int, view: View, quality: str, stage: Sequence[Callable] = ()):
+        self.size, self.view = size, view
+        self._whole = round(OVERSAMPLING * size)
+        left, top, right, bottom = (self._whole * edge for edge in view.part)
+        self._columns = int(np.floor(left)), int(np.ceil(right))
+        self._rows = int(np.floor(top)), int(np.ceil(bottom))
+        self._box = left - self._columns[0], top - self._rows[0], right - self._columns[0], bottom - self._rows[0]
+        height, width = self._rows[1] - self._rows[0], self._columns[1] - self._columns[0]
+        super().__init__(model, height, width, -1, quality, stage=[self._narrow, *stage])
+
+    def upload_picture(self, texture: int, picture: np.ndarray) -> None:
+        """Replace a texture of the model by `picture`, uint8 [H, W, 3], upside up on the television."""
+        begin = self._model.tex_adr[texture]
+        self._model.tex_data[begin : begin + picture.size] = picture.ravel()
+        self._gl.make_current()
+        mujoco.mjr_uploadTexture(self._model, self._context, texture)
+
+    def film(self, data: mujoco.MjData, eye_shift: np.ndarray, target_shift: np.ndarray) -> np.ndarray:
+        """Return the view from a shifted place to a shifted target, uint8 [size, size, 3]."""
+        target = self.view.target + target_shift
+        line = target - (self.view.eye + eye_shift)
+        distance = np.linalg.norm(line)
+        self._camera.lookat[:], self._camera.distance = target, distance
+        self._camera.azimuth = np.rad2deg(np.arctan2(line[1], line[0]))
+        self._camera.elevation = np.rad2deg(np.arcsin(line[2] / distance))
+        self._draw(data, skybox=True, floor=True)
+        drawn = Image.fromarray(self._rgb[::-1])  # GL's first row is the lowest
+        return np.asarray(drawn.resize((self.size, self.size), Image.Resampling.LANCZOS, self._box))
+
+    def _narrow(self, scene, model, data) -> None:
+        """Cut the field of view down to the rows and columns that are drawn."""
+        for camera in scene.camera:  # both eyes: MuJoCo draws what lies between them
+            top, bottom = camera.frustum_top, camera.frustum_bottom
+            pixel = (top - bottom) / self._whole
+            camera.frustum_top, camera.frustum_bottom = top - pixel * self._rows[0], top - pixel * self._rows[1]
+            camera.frustum_center += pixel * (sum(self._columns) - self._whole) / 2

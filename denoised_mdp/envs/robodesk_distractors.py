@@ -1,0 +1,209 @@
+"""RoboDesk's distractors (Wang et al. 2022): they happen in the scene, not in the finished picture.
+
+Each is a Gymnasium wrapper with a generator of its own, like those of `denoised_mdp.envs.distractors`. Its noise
+advances once per inner step, before the physics, because rewards may depend on it; it only tells the RoboDesk
+environment inside what to show, and never touches the physics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+
+from denoised_mdp.envs.distractors import Distractor, SmoothWalk
+
+COLORS = ("red", "green", "blue")
+
+LAMP_PLACES = np.array([[-1.0, -1.0, 1.0], [1.0, -1.0, 1.0], [0.0, 1.0, 1.0]])
+LAMP_LIGHT = 0.3  # of each lamp without noise
+HEADLIGHT, BRIGHT_HEADLIGHT = 0.4, 0.9  # of the light at the camera, without and with noise
+
+
+@dataclass(frozen=True)
+class Lighting:
+    """Three directional lights and the one at the camera.
+
+    Attributes:
+        places: where the lights come from [3, 3]; they point at the origin.
+        diffuse: brightness of each [3].
+        headlight: brightness of the light at the camera.
+    """
+
+    places: np.ndarray
+    diffuse: np.ndarray
+    headlight: float
+
+
+STILL_LIGHTING = Lighting(LAMP_PLACES, np.full(3, LAMP_LIGHT), HEADLIGHT)
+
+
+class SceneDistractor(Distractor):
+    """Base: a subclass defines `_start`, `_advance`, `_restore` (what to do to its noise) and `_show` (it)."""
+
+    def step(self, action):
+        """Advance the noise, then step the environment, whose reward may depend on it."""
+        self._advance_noise()
+        return self.env.step(action)
+
+    def _reset_noise(self) -> None:
+        self._start()
+        self._show()
+
+    def _advance_noise(self) -> None:
+        self._advance()
+        self._show()
+
+    def _set_noise(self, noise: dict) -> None:
+        self._restore(noise)
+        self._show()
+
+
+class ButtonNoise(SceneDistractor, gym.utils.EzPickle):
+    """The sensors of the three buttons drift and tremble; lamps and television follow the sensors, not the buttons.
+
+    Args:
+        env: RoboDesk.
+        strength: factor of the noise.
+    """
+
+    name = "button_noise"
+    slow, fast = 0.295, 0.0125  # sizes of drift and tremble, in button travels
+    memory = np.sqrt(0.96)
+
+    def __init__(self, env: gym.Env, strength: float = 1.0):
+        gym.utils.EzPickle.__init__(self, env, strength)
+        super().__init__(env, COLORS)
+        self.strength = strength
+        self._drift, self._error = np.zeros(3), np.zeros(3)
+
+    def noise_values(self):
+        """Return the errors of the red, green and blue sensor, in button travels."""
+        return self._error
+
+    def _start(self) -> None:
+        self._drift = self.rng.normal(size=3)
+        self._measure()
+
+    def _advance(self) -> None:
+        self._drift = self.memory * self._drift + (1 - self.memory) * self.rng.normal(size=3)
+        self._measure()
+
+    def _measure(self) -> None:
+        self._error = self.strength * (self.slow * self._drift + self.fast * self.rng.normal(size=3))
+
+    def _show(self) -> None:
+        self.unwrapped.sensor_error = self._error.copy()
+
+    def _get_noise(self) -> dict:
+        return {"drift": self._drift.copy(), "error": self._error.copy()}
+
+    def _restore(self, noise: dict) -> None:
+        self._drift, self._error = noise["drift"].copy(), noise["error"].copy()
+
+
+class MovingLights(SceneDistractor, gym.utils.EzPickle):
+    """The three lights swing in circles and flicker, and the light at the camera is brighter.
+
+    Args:
+        env: RoboDesk.
+        swing: factor of the circles' size.
+        flicker: factor of the deviation from steady light; 0 is steady light.
+    """
+
+    name = "moving_lights"
+    reach = np.array([0.5, 0.707, 1.0])
+    pace = np.sqrt([5, 1, 1 / 3]) / 30  # mean radians per step
+    frequency = np.sqrt([1, 8, 28]) / 15
+
+    def __init__(self, env: gym.Env, swing: float = 1.0, flicker: float = 1.0):
+        gym.utils.EzPickle.__init__(self, env, swing, flicker)
+        super().__init__(env, tuple(f"light_{k}/{what}" for k in range(3) for what in ("x", "y", "brightness")))
+        self.swing, self.flicker = swing, flicker
+        self._steadiness = 0.0 if env.unwrapped.room else 0.3
+        self._angle, self._phase, self._glow, self._time = np.zeros(3), np.zeros(3), np.zeros(3), 0
+
+    def places(self) -> np.ndarray:
+        """Return where the lights are [3, 3]."""
+        places = LAMP_PLACES.copy()
+        places[:, 0] += self.swing * self.reach * np.sin(self._angle)
+        places[:, 1] += self.swing * self.reach * np.cos(self._angle)
+        return places
+
+    def diffuse(self) -> np.ndarray:
+        """Return how bright the lights are [3]; farther ones are darker."""
+        falloff = (LAMP_PLACES**2).sum(1) / (self.places() ** 2).sum(1)
+        noisy = (1 - self._steadiness) * self._glow * falloff + self._steadiness * LAMP_LIGHT
+        return np.clip(LAMP_LIGHT + self.flicker * (noisy - LAMP_LIGHT), 0.0, 1.0)
+
+    def noise_values(self):
+        """Return x, y and brightness of each light."""
+        return np.column_stack([self.places()[:, :2], self.diffuse()]).ravel()
+
+    def _start(self) -> None:
+        self._angle, self._phase = self.rng.uniform(0, 2 * np.pi, (2, 3))
+        self._time = 0
+        self._glow = self._draw_glow()
+
+    def _advance(self) -> None:
+        self._angle = (self._angle + np.clip(self.rng.normal(self.pace, self.pace / 2), 0.0, 0.8)) % (2 * np.pi)
+        self._time += 1
+        self._glow = self._draw_glow()
+
+    def _draw_glow(self) -> np.ndarray:
+        mean = 0.3 * np.sin(self._phase + self._time * self.frequency) - 0.15
+        return np.clip(self.rng.normal(mean, 0.15), 0.0, 1.0)
+
+    def _show(self) -> None:
+        headlight = HEADLIGHT + self.flicker * (BRIGHT_HEADLIGHT - HEADLIGHT)
+        self.unwrapped.lighting = Lighting(self.places(), self.diffuse(), headlight)
+
+    def _get_noise(self) -> dict:
+        arrays = {"angle": self._angle, "phase": self._phase, "glow": self._glow}
+        return {name: array.copy() for name, array in arrays.items()} | {"time": self._time}
+
+    def _restore(self, noise: dict) -> None:
+        self._angle, self._phase, self._glow = (noise[name].copy() for name in ("angle", "phase", "glow"))
+        self._time = noise["time"]
+
+
+class CameraShake(SceneDistractor, gym.utils.EzPickle):
+    """The camera moves about and looks about: its place by W(3, 0.3) metres, its target by W(3, 0.65).
+
+    Args:
+        env: RoboDesk.
+        strength: factor of both.
+    """
+
+    name = "camera_shake"
+
+    def __init__(self, env: gym.Env, strength: float = 1.0):
+        gym.utils.EzPickle.__init__(self, env, strength)
+        super().__init__(env, tuple(f"{what}_{axis}" for what in ("eye", "target") for axis in "xyz"))
+        self._walks = SmoothWalk(3, 0.3 * strength), SmoothWalk(3, 0.65 * strength)
+
+    def noise_values(self):
+        """Return the shifts of the camera and of its target, in metres."""
+        return np.concatenate([walk.value() for walk in self._walks])
+
+    def _start(self) -> None:
+        for walk in self._walks:
+            walk.reset(self.rng)
+
+    def _advance(self) -> None:
+        for walk in self._walks:
+            walk.step(self.rng)
+
+    def _show(self) -> None:
+        self.unwrapped.camera_shift = tuple(walk.value() for walk in self._walks)
+
+    def _get_noise(self) -> dict:
+        return {
+            "position": np.stack([walk.position for walk in self._walks]),
+            "velocity": np.stack([walk.velocity for walk in self._walks]),
+        }
+
+    def _restore(self, noise: dict) -> None:
+        for walk, position, velocity in zip(self._walks, noise["position"], noise["velocity"], strict=True):
+            walk.position, walk.velocity = position.copy(), velocity.copy()
