@@ -162,7 +162,7 @@ def test_what_a_preset_says_of_distractors_applies_where_they_are_chosen(preset)
 
 def test_options_of_distractors():
     config = load_config(["distractors=camera_jitter", "distractors.camera_jitter.strength=2"])
-    assert config.distractors == {"camera_jitter": {"strength": 2}}
+    assert config.distractors == {"camera_jitter": {"strength": 2, "dynamic": True}}
     config = load_config(["preset=quickstart", "distractors.video_background.color=true"])
     assert config.distractors["video_background"]["color"] is True
 

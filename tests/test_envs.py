@@ -6,9 +6,8 @@ import pytest
 
 from denoised_mdp.envs import check_distractors, make_env, tasks
 from denoised_mdp.envs.distractors import SmoothWalk, translate
-from denoised_mdp.envs.dmc import SENSORS
-from denoised_mdp.envs.options import SENSOR_TASKS
 from denoised_mdp.envs.seeding import generator
+from denoised_mdp.envs.sensors import SENSORS, WITHOUT_SENSOR
 from denoised_mdp.envs.toy import CountingEnv
 from denoised_mdp.errors import UserError
 
@@ -359,8 +358,8 @@ def test_task_table_is_the_suites():
     assert sorted(tasks("dmc")) == sorted("_".join(pair) for pair in suite.ALL_TASKS)
 
 
-def test_sensor_tasks_are_those_whose_physics_has_the_sensor():
-    assert set(SENSOR_TASKS) == {task for task in tasks("dmc") if task.split("_")[0] in SENSORS}
+def test_every_task_has_a_sensor_or_a_reason_why_not():
+    assert sorted([*SENSORS, *WITHOUT_SENSOR]) == sorted(tasks("dmc"))
 
 
 BAD = [
@@ -374,7 +373,9 @@ BAD = [
     (("cheetah_run",), {"distractors": {"video_background": {"matte": "green"}}}, "blue_ge"),
     (("cheetah_run",), {"distractors": {"video_background": {"frames": 1.5}}}, "whole number"),
     (("cheetah_run",), {"distractors": {"noisy_sensor": {}}}, "add video_background"),
-    (("finger_spin",), {"distractors": {"video_background": {}, "noisy_sensor": {}}}, "walker_walk"),
+    (("lqr_lqr_2_1",), {"distractors": {"video_background": {}, "noisy_sensor": {}}}, "'lqr_lqr_2_1'.*quadratic"),
+    (("dot",), {"suite": "toy", "distractors": {"lighting": {}}}, "lighting does not fit suite 'toy'"),
+    (("cheetah_run",), {"distractors": {"lighting": {"dynamic": 1}}}, "true or false"),
     (("counting",), {"suite": "toy", "distractors": {"camera_jitter": {}}}, "takes no distractors"),
     (("cheetah_run",), {"action_repeat": 0}, "at least 1"),
     (("cheetah_run",), {"camera": 99}, r"no camera 99.*0 \(side\)"),
@@ -392,7 +393,8 @@ def test_bad_requests_are_answered_in_one_line(arguments, options, message):
 def test_distractors_have_one_order_and_all_their_options():
     checked = check_distractors({"camera_jitter": None, "video_background": {"color": True}})
     assert list(checked) == ["video_background", "camera_jitter"]
-    assert checked["video_background"] == {"strength": 1.0, "matte": "matte", "color": True, "frames": 1000}
+    expected = {"strength": 1.0, "matte": "matte", "color": True, "frames": 1000, "dynamic": True}
+    assert checked["video_background"] == expected
 
 
 def test_spaces_are_gymnasiums():

@@ -10,6 +10,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from denoised_mdp.envs import make_env, register_envs, tasks
+from denoised_mdp.envs.sensors import SENSORS
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -25,7 +26,7 @@ def test_every_task_is_registered_with_what_fits_it():
     for task in tasks("dmc"):
         assert f"denoised_mdp/{task}-v0" in ids
         assert f"denoised_mdp/{task}-video_background-camera_jitter-v0" in ids
-        has_sensor = task.split("_")[0] in ("cheetah", "walker", "reacher")
+        has_sensor = task in SENSORS
         assert (f"denoised_mdp/{task}-video_background-noisy_sensor-v0" in ids) == has_sensor
         assert f"denoised_mdp/{task}-noisy_sensor-v0" not in ids
 
@@ -34,7 +35,7 @@ def test_every_task_is_registered_with_what_fits_it():
 @pytest.mark.parametrize(
     "name",
     [
-        "denoised_mdp/cheetah_run-video_background-noisy_sensor-camera_jitter-v0",
+        "denoised_mdp/cheetah_run-body_color-lighting-camera_pose-video_background-noisy_sensor-camera_jitter-v0",
         "denoised_mdp/ball_in_cup_catch-v0",
         "denoised_mdp/dot-camera_jitter-v0",
         "denoised_mdp/counting-v0",

@@ -126,7 +126,7 @@ def test_noisy_sensor_changes_the_reward_and_not_the_physics():
 
 def test_environments_of_gymnasium_and_of_the_toy():
     for name, kwargs in (
-        ("denoised_mdp/walker_walk-video_background-v0", {"episode_steps": 8}),
+        ("denoised_mdp/walker_walk-lighting-v0", {"episode_steps": 8}),
         ("denoised_mdp/dot-camera_jitter-v0", {"episode_steps": 8}),
     ):
         env = gym.make(name, **kwargs)

@@ -8,9 +8,11 @@ import gymnasium as gym
 import numpy as np
 from absl import logging
 
+from denoised_mdp.envs.factors import RELEVANT_NOISE
 from denoised_mdp.envs.joints import joint_kinds
 from denoised_mdp.envs.rendering import Renderer, check_view, gl_errors  # first: it chooses the GL backend
 from denoised_mdp.envs.seeding import generator
+from denoised_mdp.envs.sensors import SENSORS
 from denoised_mdp.errors import UserError, did_you_mean
 
 import mujoco  # isort: skip
@@ -48,35 +50,17 @@ TARGETS = {
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 
 
-def _cheetah_scale(physics) -> float:
-    return 10.0
-
-
-def _walker_scale(physics) -> float:
-    return 1.2
-
-
-def _reacher_scale(physics) -> float:
-    return float(physics.named.model.geom_size[["target", "finger"], 0].sum())
-
-
-# The scalar sensor in a task's reward: domain -> (physics method that reads it, size of a unit offset).
-SENSORS = {
-    "cheetah": ("speed", _cheetah_scale),
-    "walker": ("torso_height", _walker_scale),
-    "reacher": ("finger_to_target_dist", _reacher_scale),
-}
-
-
 class DMCEnv(gym.Env, gym.utils.EzPickle):
     """One task of the DeepMind Control Suite; a step is one control step of the task.
 
-    The observation is the ground-truth signal, float32 [S]: joint positions, joint velocities and, where the
-    task draws a goal, its position (names in `signal_names`). Pixels come from `frame()`, which nothing here
-    calls. Actions are float32 [A] in [-1, 1], rescaled to the task's own bounds.
+    The observation is the ground-truth signal, float32 [S]: joint positions, joint velocities, the actuators' own
+    activations where they have any, and what the task draws at the start of an episode: the goal's position (and
+    angle), the mixing of the actuators (names in `signal_names`; the terrain of quadruped_escape is left out). Pixels
+    come from `frame()`, which nothing here calls. Actions are float32 [A] in [-1, 1], rescaled to the task's own
+    bounds.
 
-    `reward_sensor_offset` shifts the scalar sensor of the task's reward (see `SENSORS`) while the reward is
-    computed and nowhere else; at 0 the reward is exactly dm_control's.
+    `reward_sensor_offset` shifts the scalar sensor of the task's reward (see `denoised_mdp.envs.sensors`) while the
+    reward is computed and nowhere else; at 0 the reward is exactly dm_control's.
 
     Args:
         task: 'domain_task', e.g. 'cheetah_run'.
@@ -122,23 +106,33 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
         self._action_scale = np.where(unbounded, 1.0, (high - low) / 2)
         self.action_space = gym.spaces.Box(-1.0, 1.0, bounds.shape, np.float32)
         self._target = TARGETS.get(task) or TARGETS.get(self._domain)
+        self._has_target_angle = self._domain == "manipulator"  # a peg, or the slot for one
+        self._mixes = task == "point_mass_hard"
         self.signal_names = self._name_signal()
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (len(self.signal_names),), np.float32)
         self.reward_sensor_offset = 0.0
         self._look = (size, size, camera, quality)
+        self.stage: list = []  # functions of (scene, model, data) that change each scene before it is drawn
         self._renderer: Renderer | None = None
         self._steps: int | None = None  # in this episode; None before the first reset
 
     @property
     def has_reward_sensor(self) -> bool:
         """Whether `reward_sensor_offset` has an effect on this task."""
-        return self._domain in SENSORS
+        return self.task_name in SENSORS
 
     @property
     def signal_kinds(self) -> tuple[str, ...]:
         """What a camera sees of each number of the signal, see `denoised_mdp.envs.factors`."""
         kinds = joint_kinds(self._physics.model.ptr, self._look[2])
-        return (*kinds, *["scalar"] * (len(self.signal_names) - len(kinds)))
+        others = {"act": "unseen", "mixing": "unseen", "target/angle": "angle"}
+        rest = (others.get(name) or others.get(name.split("/")[0]) for name in self.signal_names[len(kinds) :])
+        return (*kinds, *(kind or "scalar" for kind in rest))
+
+    @property
+    def quadrants(self) -> dict[str, str]:
+        """Which numbers of the signal are not the agent's own, see `denoised_mdp.envs.factors`."""
+        return {"target/*": RELEVANT_NOISE, "mixing/*": RELEVANT_NOISE}
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Start an episode; with `seed` the task's random stream starts anew, without it continues."""
@@ -170,9 +164,14 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
     def signal(self) -> np.ndarray:
         """Return the task's true state, float32 [S], see `signal_names`."""
         data = self._physics.data.ptr
-        parts = [data.qpos, data.qvel]
+        parts = [data.qpos, data.qvel, data.act]
         if self._target:
             parts.append(_position(data, *self._target))
+        if self._has_target_angle:
+            quaternion = data.body(self._target[1]).xquat
+            parts.append([2 * np.arctan2(quaternion[2], quaternion[0])])  # it turns about y
+        if self._mixes:
+            parts.append(self._physics.model.ptr.wrap_prm)
         return np.concatenate(parts).astype(np.float32)
 
     def noise(self) -> np.ndarray:
@@ -231,19 +230,19 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
 
     def _get_renderer(self) -> Renderer:
         if self._renderer is None:
-            self._renderer = Renderer(self._physics.model.ptr, *self._look)
+            self._renderer = Renderer(self._physics.model.ptr, *self._look, stage=self.stage)
         return self._renderer
 
     @contextlib.contextmanager
     def _shifted_sensor(self):
         """Shadow the physics method that reads the reward's sensor with one that adds the offset."""
-        method, scale = SENSORS[self._domain]
-        value = getattr(self._physics, method)() + scale(self._physics) * self.reward_sensor_offset
-        setattr(self._physics, method, lambda: value)
+        sensor = SENSORS[self.task_name]
+        read, shift = getattr(self._physics, sensor.method), sensor.shift(self._physics, self.reward_sensor_offset)
+        setattr(self._physics, sensor.method, lambda *names: read(*names) + shift)
         try:
             yield
         finally:
-            delattr(self._physics, method)
+            delattr(self._physics, sensor.method)
 
     def _name_signal(self) -> tuple[str, ...]:
         model = self._physics.model.ptr
@@ -254,8 +253,11 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
             position_size = velocity_size + (velocity_size > 1)  # rotations are quaternions
             positions += _numbered(f"qpos/{name}", position_size)
             velocities += _numbered(f"qvel/{name}", velocity_size)
+        activations = _numbered_list("act", model.na)
         target = [f"target/{axis}" for axis in "xyz"] if self._target else []
-        return (*positions, *velocities, *target)
+        angle = ["target/angle"] if self._has_target_angle else []
+        mixing = _numbered_list("mixing", model.nwrap) if self._mixes else []
+        return (*positions, *velocities, *activations, *target, *angle, *mixing)
 
 
 @contextlib.contextmanager
@@ -269,8 +271,12 @@ def _quiet():
         logging.set_verbosity(level)
 
 
+def _numbered_list(name: str, size: int) -> list[str]:
+    return [f"{name}/{index}" for index in range(size)]
+
+
 def _numbered(name: str, size: int) -> list[str]:
-    return [name] if size == 1 else [f"{name}/{index}" for index in range(size)]
+    return [name] if size == 1 else _numbered_list(name, size)
 
 
 def _position(data: mujoco.MjData, kind: str, name: str) -> np.ndarray:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
+from denoised_mdp.envs.sensors import SENSORS, WITHOUT_SENSOR
 from denoised_mdp.errors import UserError, did_you_mean
 
 _SUITE = {
@@ -30,15 +32,22 @@ _SUITE = {
     "swimmer": ("swimmer6", "swimmer15"),
     "walker": ("stand", "walk", "run"),
 }
+_BLOCKS = ("ball", "upright_block", "flat_block")
 _TASKS = {
     "dmc": tuple(f"{domain}_{task}" for domain, names in _SUITE.items() for task in names),
+    "robodesk": (
+        *("open_slide", "open_drawer", "push_red", "push_green", "push_blue", "stack"),
+        *(f"{block}_{place}" for place in ("off_table", "in_bin", "in_shelf") for block in _BLOCKS),
+        *(f"lift_{block}" for block in _BLOCKS),
+        *("tv_red_hue", "tv_green_hue", "tv_blue_hue"),
+    ),
     "toy": ("dot", "counting"),
 }
-SENSOR_TASKS = tuple(name for name in _TASKS["dmc"] if name.split("_")[0] in ("cheetah", "walker", "reacher"))
+SENSOR_TASKS = tuple(name for name in _TASKS["dmc"] if name in SENSORS)
 
 
 def tasks(suite: str = "dmc") -> tuple[str, ...]:
-    """Return the names of all tasks of a suite ("dmc" or "toy")."""
+    """Return the names of all tasks of a suite ("dmc", "robodesk" or "toy")."""
     if suite not in _TASKS:
         raise UserError(f"Unknown suite {suite!r}.{did_you_mean(suite, _TASKS)}")
     return _TASKS[suite]
@@ -55,10 +64,16 @@ class Option:
 
 @dataclass(frozen=True)
 class DistractorInfo:
-    """A distractor: the class in `denoised_mdp.envs.distractors` and its options."""
+    """A distractor: its class (in `distractors`, or module.class), its options, and the suites that it fits."""
 
     wrapper: str
     options: Mapping[str, Option]
+    suites: tuple[str, ...] = ("dmc", "toy")
+
+    def load(self) -> type:
+        """Import and return the class."""
+        module, _, name = self.wrapper.rpartition(".")
+        return getattr(import_module(f"denoised_mdp.envs.{module or 'distractors'}"), name)
 
 
 def _is_number(value: Any) -> bool:
@@ -66,27 +81,40 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-_MATTES = ("matte", "sky", "blue", "blue_ge")
+_MATTES = ("matte", "sky", "paper", "blue", "blue_ge")
 _STRENGTH = Option(1.0, lambda value: _is_number(value) and value >= 0, "a finite number of at least 0")
 _SHARE = Option(1.0, lambda value: _is_number(value) and 0 <= value <= 1, "a number between 0 and 1")
+_DYNAMIC = Option(True, lambda value: isinstance(value, bool), "true or false")
+_FRAMES = Option(
+    1000,
+    lambda value: isinstance(value, int) and _is_number(value) and value >= 1,
+    "a whole number of at least 1",
+)
+_SCENE = {"strength": _STRENGTH, "dynamic": _DYNAMIC}
 
 # In the order of application, innermost first.
 DISTRACTORS: dict[str, DistractorInfo] = {
+    "tv": DistractorInfo("robodesk_tv.TV", {"strength": _SHARE, "frames": _FRAMES}, ("robodesk",)),
+    "button_noise": DistractorInfo("robodesk_distractors.ButtonNoise", {"strength": _STRENGTH}, ("robodesk",)),
+    "moving_lights": DistractorInfo(
+        "robodesk_distractors.MovingLights", {"swing": _STRENGTH, "flicker": _STRENGTH}, ("robodesk",)
+    ),
+    "camera_shake": DistractorInfo("robodesk_distractors.CameraShake", {"strength": _STRENGTH}, ("robodesk",)),
+    "body_color": DistractorInfo("BodyColor", _SCENE, ("dmc",)),
+    "lighting": DistractorInfo("Lighting", _SCENE, ("dmc",)),
+    "camera_pose": DistractorInfo("CameraPose", _SCENE, ("dmc",)),
     "video_background": DistractorInfo(
         "VideoBackground",
         {
             "strength": _SHARE,
             "matte": Option("matte", lambda value: value in _MATTES, f"one of {', '.join(_MATTES)}"),
             "color": Option(False, lambda value: isinstance(value, bool), "true or false"),
-            "frames": Option(
-                1000,
-                lambda value: isinstance(value, int) and _is_number(value) and value >= 1,
-                "a whole number of at least 1",
-            ),
+            "frames": _FRAMES,
+            "dynamic": _DYNAMIC,
         },
     ),
-    "noisy_sensor": DistractorInfo("NoisySensor", {"strength": _STRENGTH}),
-    "camera_jitter": DistractorInfo("CameraJitter", {"strength": _STRENGTH}),
+    "noisy_sensor": DistractorInfo("NoisySensor", {"strength": _STRENGTH}, ("dmc",)),
+    "camera_jitter": DistractorInfo("CameraJitter", _SCENE, ("dmc", "robodesk", "toy")),
 }
 
 
@@ -113,16 +141,18 @@ def check_distractors(
                 raise UserError(f"Distractor {name}: {key} must be {allowed[key].words}, not {value!r}.")
     if distractors and task == "counting":
         raise UserError("Task 'counting' takes no distractors: every one of its pixels counts.")
+    for name in distractors if task is not None else ():
+        if suite not in DISTRACTORS[name].suites and name != "noisy_sensor":
+            fitting = [other for other, info in DISTRACTORS.items() if suite in info.suites]
+            raise UserError(f"Distractor {name} does not fit suite {suite!r}, which takes: {', '.join(fitting)}.")
     if "noisy_sensor" in distractors:
         if "video_background" not in distractors:
             raise UserError(
                 "Distractor noisy_sensor reads the background video: add video_background as well."
             )
-        if task is not None and (suite != "dmc" or task not in SENSOR_TASKS):
-            raise UserError(
-                f"Task {task!r} has no scalar sensor for noisy_sensor. "
-                f"Tasks that have one: {', '.join(SENSOR_TASKS)}."
-            )
+        if task is not None and task not in SENSORS:
+            why = WITHOUT_SENSOR.get(task, "it is not of the DeepMind Control Suite")
+            raise UserError(f"Task {task!r} has no scalar sensor for noisy_sensor: {why}.")
     return {
         name: {key: option.default for key, option in info.options.items()} | dict(distractors[name] or {})
         for name, info in DISTRACTORS.items()

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import gymnasium as gym
 import numpy as np
 
+from denoised_mdp.envs.quadrants import quadrants_of
+
 
 class ActionRepeat(gym.Wrapper, gym.utils.EzPickle):
     """Repeats each action `repeat` times and sums the rewards; stops at the end of an episode."""
@@ -85,6 +87,11 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
     def close(self) -> None:
         """Free what drawing needed."""
         self.world.close()
+
+    @property
+    def quadrants(self) -> dict[str, str]:
+        """The kind of information of every name of signal and noise, see `denoised_mdp.envs.quadrants`."""
+        return quadrants_of(self)
 
     def get_state(self) -> dict:
         """Return the whole state as a tree of dicts, arrays, numbers and strings, exact at any step."""

@@ -13,14 +13,13 @@ import os
 import sys
 import warnings
 import weakref
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from denoised_mdp.errors import UserError, did_you_mean
 
 QUALITIES = ("fast", "faithful")
-MATTES = ("matte", "sky", "blue", "blue_ge")
-
 INSTALL_HINT = (
     "On Debian or Ubuntu install 'libegl1 libegl-mesa0 libgl1-mesa-dri libgl1' (MUJOCO_GL=egl) "
     "or 'libosmesa6' (MUJOCO_GL=osmesa)."
@@ -132,17 +131,24 @@ class Renderer:
         height, width: pixels.
         camera: index or name of a fixed camera of the model; -1 is the free camera.
         quality: "fast" (no shadows, reflections or multisampling) or "faithful" (the model's own settings).
+        stage: functions of (`MjvScene`, `MjModel`, `MjData`), called in turn to change each scene before it is drawn.
 
     Raises:
         UserError: unknown camera or quality, or no GL context can be created.
     """
 
     def __init__(
-        self, model: mujoco.MjModel, height: int, width: int, camera: int | str = 0, quality: str = "fast"
+        self,
+        model: mujoco.MjModel,
+        height: int,
+        width: int,
+        camera: int | str = 0,
+        quality: str = "fast",
+        stage: Sequence[Callable] = (),
     ):
         self._gl = None
         check_view(model, camera, quality)
-        self._model = model
+        self._model, self._stage = model, stage
         self._camera = _fixed_camera(model, camera)
         self._viewport = mujoco.MjrRect(0, 0, width, height)
         self._rgb = np.empty((height, width, 3), np.uint8)
@@ -184,7 +190,7 @@ class Renderer:
             matte: what counts as background. "matte": everything but bodies (sky, and planes and height
                 fields that are fixed to the world), exactly, from the depth buffer. "sky": the same with the
                 floor kept as foreground. "blue": pixels whose blue is strictly the largest channel;
-                "blue_ge": blue >= both others. The latter two are the rule of Wang et al. 2022, which eats
+                "blue_ge": blue >= both others. The latter two are the rules of Wang et al. 2022, which eat
                 blue foreground on some tasks.
             keep_background: also draw the original background into the frame (a second pass for "matte" and
                 "sky"); otherwise its pixels are black there.
@@ -216,6 +222,8 @@ class Renderer:
             mujoco.mjv_updateScene(
                 self._model, data, self._option, None, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
             )
+        for dress in self._stage:
+            dress(self._scene, self._model, data)
         mujoco.mjr_render(self._viewport, self._scene, self._context)
         mujoco.mjr_readPixels(self._rgb, self._depth if depth else None, self._viewport, self._context)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 
+from denoised_mdp.envs.factors import NOISE, RELEVANT_NOISE
 from denoised_mdp.envs.seeding import generator, generator_state, restore_generator
 
 
@@ -127,6 +128,7 @@ class CountingEnv(gym.Env, gym.utils.EzPickle):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 25}
     render_mode = "rgb_array"
     signal_names = ("episode", "step")
+    quadrants = {"episode": NOISE, "step": RELEVANT_NOISE}
     noise_names: tuple[str, ...] = ()
 
     def __init__(self, size: int = 64, episode_steps: int = 1000):

@@ -1,0 +1,170 @@
+"""Distractors that change how the scene is drawn, not what happens in it: colours, lights, the camera's pose.
+
+They alter MuJoCo's abstract scene (`mjvScene`) after it was built for a frame; the model, and with it the physics,
+is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import gymnasium as gym
+import numpy as np
+
+from denoised_mdp.envs.distractors.base import Distractor, SmoothWalk
+
+
+class Appearance(Distractor):
+    """Base: factors that wander smoothly about zero, and a function that draws the scene with them.
+
+    A subclass names its `factors` with the root mean square that each starts with at strength 1, and defines `dress`.
+
+    Args:
+        env: an environment with a `stage`, a list of functions that its renderer calls with each scene.
+        strength: factor of all amplitudes.
+        dynamic: false: drawn at the start of an episode and then fixed.
+    """
+
+    factors: dict[str, float]
+
+    def __init__(self, env: gym.Env, strength: float, dynamic: bool):
+        super().__init__(env, tuple(self.factors))
+        self.strength, self.dynamic = strength, dynamic
+        self._walk = SmoothWalk(len(self.factors), strength * np.sqrt(len(self.factors)) / SmoothWalk.radius)
+
+    def dress(self, scene, model, data) -> None:
+        """Change a `mujoco.MjvScene` that was just built from a `mujoco.MjModel` and its data."""
+        raise NotImplementedError
+
+    def frame(self) -> np.ndarray:
+        """Draw the changed scene, uint8 [H, W, 3]."""
+        with self._on_stage():
+            return self.env.frame()
+
+    def frame_and_background(self, matte: str = "matte", keep_background: bool = False):
+        """Draw the changed scene and tell where it shows background, see `Renderer.frame_and_background`."""
+        with self._on_stage():
+            return self.env.frame_and_background(matte, keep_background)
+
+    def noise_values(self):
+        """Return the factors, float64 [len(factors)]."""
+        return self._walk.value() * np.array(list(self.factors.values()))
+
+    @contextlib.contextmanager
+    def _on_stage(self):
+        stage = self.env.unwrapped.stage
+        stage.append(self.dress)
+        try:
+            yield
+        finally:
+            stage.remove(self.dress)
+
+    def _reset_noise(self) -> None:
+        self._walk.reset(self.rng)
+
+    def _advance_noise(self) -> None:
+        if self.dynamic:
+            self._walk.step(self.rng)
+
+    def _get_noise(self) -> dict:
+        return self._walk.get_state()
+
+    def _set_noise(self, noise: dict) -> None:
+        self._walk.set_state(noise)
+
+
+class BodyColor(Appearance, gym.utils.EzPickle):
+    """Changes the colour of everything that can move: one shift in red, green and blue, clipped to [0, 1].
+
+    Targets and other things that are fixed to the world keep their colours.
+    """
+
+    name = "body_color"
+    factors = {"red": 0.2, "green": 0.2, "blue": 0.2}
+
+    def __init__(self, env: gym.Env, strength: float = 1.0, dynamic: bool = True):
+        gym.utils.EzPickle.__init__(self, env, strength, dynamic)
+        super().__init__(env, strength, dynamic)
+
+    def dress(self, scene, model, data) -> None:
+        """Shift the colours of moving geoms and of skins."""
+        shift = self.noise_values()
+        moves = model.body_weldid[model.geom_bodyid] != 0
+        geom, skin = 5, 11  # mjtObj.mjOBJ_GEOM, mjtObj.mjOBJ_SKIN
+        for index in range(scene.ngeom):
+            drawn = scene.geoms[index]
+            if (drawn.objtype == geom and moves[drawn.objid]) or drawn.objtype == skin:
+                drawn.rgba[:3] = np.clip(drawn.rgba[:3] + shift, 0, 1)
+
+
+class Lighting(Appearance, gym.utils.EzPickle):
+    """Changes all lights: brightness (log of the gain), warmth (red up, blue down) and where they shine from.
+
+    The lamps swing about what they shine at by `swing_x` and `swing_y`, in parts of their height; the camera's own
+    headlight does not swing.
+    """
+
+    name = "lighting"
+    factors = {"brightness": 0.4, "warmth": 0.2, "swing_x": 0.5, "swing_y": 0.5}
+
+    def __init__(self, env: gym.Env, strength: float = 1.0, dynamic: bool = True):
+        gym.utils.EzPickle.__init__(self, env, strength, dynamic)
+        super().__init__(env, strength, dynamic)
+
+    def dress(self, scene, model, data) -> None:
+        """Change the scene's lights."""
+        brightness, warmth, *swing = self.noise_values()
+        gain = np.exp(brightness + warmth * np.array([1.0, 0.0, -1.0]))
+        for index in range(scene.nlight):
+            light = scene.lights[index]
+            for part in (light.ambient, light.diffuse, light.specular):
+                part[:] = part * gain
+            if not light.headlight:
+                direction = light.dir / max(abs(float(light.dir[2])), 0.1)  # of unit height
+                direction[:2] -= swing
+                light.dir[:] = direction / np.linalg.norm(direction)
+                light.pos[:2] += abs(float(light.pos[2])) * np.array(swing)
+
+
+class CameraPose(Appearance, gym.utils.EzPickle):
+    """Moves the camera on a sphere about what it films: azimuth, elevation, roll [rad], and log of the distance.
+
+    Unlike `CameraJitter`, which moves the finished picture, this is a camera in space: the background of the scene
+    shifts against its foreground. A video background stays where it is.
+    """
+
+    name = "camera_pose"
+    factors = {"azimuth": 0.15, "elevation": 0.1, "roll": 0.1, "distance": 0.1}
+
+    def __init__(self, env: gym.Env, strength: float = 1.0, dynamic: bool = True):
+        gym.utils.EzPickle.__init__(self, env, strength, dynamic)
+        super().__init__(env, strength, dynamic)
+
+    def dress(self, scene, model, data) -> None:
+        """Change the scene's camera, and the headlight on it."""
+        azimuth, elevation, roll, distance = self.noise_values()
+        for index in range(2):  # the two eyes of stereo vision; MuJoCo takes their mean
+            camera = scene.camera[index]
+            forward, up = camera.forward.astype(float), camera.up.astype(float)
+            depth = float(forward @ (data.subtree_com[0] - camera.pos))
+            if depth < 0.05 * model.stat.extent:  # nothing to turn about in front of it
+                depth = model.stat.extent
+            pivot = camera.pos + depth * forward
+            turn = rotation(np.array([0.0, 0.0, 1.0]), azimuth)
+            forward, up = turn @ forward, turn @ up
+            lift = rotation(np.cross(forward, up), -elevation)
+            forward, up = lift @ forward, lift @ up
+            up = rotation(forward, roll) @ up
+            camera.pos[:] = pivot - np.exp(distance) * depth * forward
+            camera.forward[:], camera.up[:] = forward, up
+        for index in range(scene.nlight):
+            if scene.lights[index].headlight:
+                scene.lights[index].pos[:] = scene.camera[0].pos
+                scene.lights[index].dir[:] = scene.camera[0].forward
+
+
+def rotation(axis: np.ndarray, angle: float) -> np.ndarray:
+    """Return the matrix [3, 3] that turns by `angle` [rad] about `axis` [3], by Rodrigues' formula."""
+    x, y, z = axis / np.linalg.norm(axis)
+    cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross

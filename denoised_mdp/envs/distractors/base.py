@@ -1,0 +1,126 @@
+"""What all distractors share: seeding, state, the recursion through the wrapped environment, smooth motion."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+
+from denoised_mdp.envs.seeding import generator, generator_state, restore_generator
+
+
+class Distractor(gym.Wrapper):
+    """Base of all distractors: seeding, state and the recursion through the wrapped environment.
+
+    A subclass has a `name` and defines `_reset_noise`, `_advance_noise`, `noise_values`, `_get_noise` and
+    `_set_noise`; those that change the picture also `frame`.
+    """
+
+    name: str
+
+    def __init__(self, env: gym.Env, factors: tuple[str, ...]):
+        super().__init__(env)
+        self.signal_names = env.signal_names
+        self.noise_names = env.noise_names + tuple(f"{self.name}/{factor}" for factor in factors)
+        self.size = env.size
+        self.rng: np.random.Generator | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        """Reset environment and noise; ``options["distractor_seed"]`` replaces `seed` for the noise alone."""
+        own_seed = (options or {}).get("distractor_seed", seed)
+        if own_seed is not None or self.rng is None:
+            self.rng = generator(own_seed, self.name)
+        result = self.env.reset(seed=seed, options=options)
+        self._reset_noise()
+        return result
+
+    def step(self, action):
+        """Step the environment, then advance the noise."""
+        result = self.env.step(action)
+        self._advance_noise()
+        return result
+
+    def frame(self) -> np.ndarray:
+        """Draw the current state with this distractor, uint8 [H, W, 3]; advances nothing."""
+        return self.env.frame()
+
+    def render(self) -> np.ndarray:
+        """Return `frame()`."""
+        return self.frame()
+
+    def signal(self) -> np.ndarray:
+        """Return the ground-truth signal, float32 [S]."""
+        return self.env.signal()
+
+    def noise(self) -> np.ndarray:
+        """Return what every distractor does in the current frame, float32 [N], see `noise_names`."""
+        return np.concatenate([self.env.noise(), np.asarray(self.noise_values(), np.float32)])
+
+    def get_state(self) -> dict:
+        """Return the whole state, that of the wrapped environment included."""
+        return {"env": self.env.get_state(), "rng": generator_state(self.rng), "noise": self._get_noise()}
+
+    def set_state(self, state: dict) -> None:
+        """Continue exactly where `get_state` was taken."""
+        self.env.set_state(state["env"])
+        self.rng = restore_generator(state["rng"])
+        self._set_noise(state["noise"])
+
+    def follow(self, other: Distractor) -> None:
+        """Take over the noise of `other`, a distractor of the same kind: both then do the same for ever."""
+        self.rng = restore_generator(generator_state(other.rng))
+        self._set_noise(other._get_noise())
+
+    def noise_values(self):
+        """Return this distractor's own factors, in the order of its names."""
+        raise NotImplementedError
+
+    def _reset_noise(self) -> None:
+        """Start an episode."""
+
+    def _advance_noise(self) -> None:
+        """Advance by one inner step."""
+
+    def _get_noise(self) -> dict:
+        return {}
+
+    def _set_noise(self, noise: dict) -> None:
+        """Restore what `_get_noise` returned."""
+
+
+class SmoothWalk:
+    """The smooth random walk W(dimensions, scale) of Wang et al. 2022: pushed at random and pulled back.
+
+    `value()` is its position float64 [dimensions], of about scale * 0.075 in length.
+    """
+
+    radius, push, pull, decay, interval = 0.075, 0.005, 0.1, 0.9, 0.5
+
+    def __init__(self, dimensions: int, scale: float):
+        self.dimensions, self.scale = dimensions, scale
+        self.position = self.velocity = np.zeros(dimensions)
+
+    def value(self) -> np.ndarray:
+        """Return the scaled position."""
+        return self.scale * self.position
+
+    def reset(self, rng: np.random.Generator) -> None:
+        """Draw a start."""
+        self.position = rng.normal(0, self.radius / np.sqrt(self.dimensions), self.dimensions)
+        self.velocity = rng.normal(0, self.push, self.dimensions)
+
+    def step(self, rng: np.random.Generator) -> None:
+        """Advance by one step."""
+        if np.linalg.norm(self.position) >= self.radius:
+            acceleration = -self.pull * self.position
+        else:
+            acceleration = rng.normal(0, self.push, self.dimensions)
+        self.velocity = (self.velocity + self.interval * acceleration) * self.decay**self.interval
+        self.position = self.position + self.interval * self.velocity
+
+    def get_state(self) -> dict:
+        """Return position and velocity."""
+        return {"position": self.position.copy(), "velocity": self.velocity.copy()}
+
+    def set_state(self, state: dict) -> None:
+        """Continue where `get_state` was taken."""
+        self.position, self.velocity = state["position"].copy(), state["velocity"].copy()

@@ -1,0 +1,71 @@
+"""The camera that shakes."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+
+from denoised_mdp.envs.distractors.base import Distractor, SmoothWalk
+
+
+class CameraJitter(Distractor, gym.utils.EzPickle):
+    """Moves the picture about, as a hand-held camera would; what comes in from outside is black.
+
+    The shift is W(2, 120) pixels at 64x64, in proportion at other sizes, applied after compositing.
+
+    Args:
+        env: any environment of this package.
+        strength: factor of the amplitude.
+        dynamic: false: a shift that is drawn at the start of an episode and then fixed.
+    """
+
+    name = "camera_jitter"
+
+    def __init__(self, env: gym.Env, strength: float = 1.0, dynamic: bool = True):
+        gym.utils.EzPickle.__init__(self, env, strength, dynamic)
+        super().__init__(env, ("dx", "dy"))
+        self.dynamic = dynamic
+        self._walk = SmoothWalk(2, strength * 120 * env.size / 64)
+
+    def frame(self) -> np.ndarray:
+        """Draw the wrapped environment's frame, moved right by dx and down by dy pixels."""
+        dx, dy = self._walk.value()
+        return translate(self.env.frame(), dx, dy)
+
+    def noise_values(self):
+        """Return dx and dy in pixels."""
+        return self._walk.value()
+
+    def _reset_noise(self) -> None:
+        self._walk.reset(self.rng)
+
+    def _advance_noise(self) -> None:
+        if self.dynamic:
+            self._walk.step(self.rng)
+
+    def _get_noise(self) -> dict:
+        return self._walk.get_state()
+
+    def _set_noise(self, noise: dict) -> None:
+        self._walk.set_state(noise)
+
+
+def translate(image: np.ndarray, dx: float, dy: float) -> np.ndarray:
+    """Move a uint8 image [H, W, C] right by dx and down by dy pixels, bilinearly, with a black border."""
+    shifted = _translate_axis(image.astype(np.float32), dy, 0)
+    return (_translate_axis(shifted, dx, 1) + 0.5).astype(np.uint8)
+
+
+def _translate_axis(image: np.ndarray, shift: float, axis: int) -> np.ndarray:
+    """Move a float image along one axis by a fraction of pixels, with zeros coming in."""
+    length = image.shape[axis]
+    whole = int(np.floor(shift))
+    fraction = np.float32(shift - whole)
+    moved = np.zeros_like(image)
+    for offset, weight in ((whole, 1 - fraction), (whole + 1, fraction)):
+        if abs(offset) < length and weight > 0:
+            target, source = [slice(None)] * 3, [slice(None)] * 3
+            target[axis] = slice(max(offset, 0), length + min(offset, 0))
+            source[axis] = slice(max(-offset, 0), length - max(offset, 0))
+            moved[tuple(target)] += weight * image[tuple(source)]
+    return moved

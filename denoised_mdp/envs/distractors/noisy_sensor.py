@@ -1,0 +1,54 @@
+"""The sensor that the background disturbs."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+
+from denoised_mdp.envs.distractors.base import Distractor
+from denoised_mdp.envs.distractors.video_background import VideoBackground
+from denoised_mdp.errors import UserError
+
+
+class NoisySensor(Distractor, gym.utils.EzPickle):
+    """Couples the reward to the background: its brightness shifts the sensor from which the task is rewarded.
+
+    The offset is the mean of the video's rows and columns H/8 to 3H/8, / 255 - 0.5, in the frame shown before
+    the step; the task says how far a unit offset shifts its sensor (Wang et al. 2022).
+
+    Args:
+        env: a task with a scalar sensor, inside of a `VideoBackground`.
+        strength: factor of the offset.
+
+    Raises:
+        UserError: no video underneath, or a task without a sensor.
+    """
+
+    name = "noisy_sensor"
+
+    def __init__(self, env: gym.Env, strength: float = 1.0):
+        gym.utils.EzPickle.__init__(self, env, strength)
+        super().__init__(env, ("offset",))
+        self.strength = strength
+        self._video = env
+        while not isinstance(self._video, VideoBackground):
+            if not isinstance(self._video, gym.Wrapper):
+                raise UserError(
+                    "Distractor noisy_sensor reads the background video: add video_background as well."
+                )
+            self._video = self._video.env
+        if not getattr(env.unwrapped, "has_reward_sensor", False):
+            raise UserError("Distractor noisy_sensor needs a task whose reward has a scalar sensor.")
+
+    def step(self, action):
+        """Step with the sensor shifted by what the current frame shows."""
+        self.env.unwrapped.reward_sensor_offset = self.offset()
+        return super().step(action)
+
+    def offset(self) -> float:
+        """Return the offset that the frame shown now gives to the next reward."""
+        patch = slice(self.size // 8, 3 * self.size // 8)
+        return self.strength * (float(self._video.background()[patch, patch].mean()) / 255 - 0.5)
+
+    def noise_values(self):
+        """Return the offset."""
+        return [self.offset()]

@@ -1,0 +1,99 @@
+"""The video behind the scene."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+
+from denoised_mdp.envs.distractors.base import Distractor
+from denoised_mdp.envs.seeding import generator_state, restore_generator
+from denoised_mdp.envs.video import Stream, open_clips, shuffled
+
+
+class VideoBackground(Distractor, gym.utils.EzPickle):
+    """Replaces the background by a video that nobody controls.
+
+    A stream of `frames` frames holds whole clips in shuffled order; an episode starts anywhere in it and
+    shows the next frame after each inner step (Wang et al. 2022). `clips_seed` decides which clips fill the
+    stream, the distractor's generator where an episode starts: all episodes of a run show the same videos.
+
+    Args:
+        env: an environment with `frame_and_background`.
+        strength: share of the video in the background; 1 hides the original background.
+        matte: what is background, see `Renderer.frame_and_background`; "paper" is the rule by colour of
+            Wang et al. 2022: "blue_ge" for walker_walk, so that its floor goes too, else "blue".
+        color: keep the video's colours instead of one brightness for all channels.
+        frames: length of the stream.
+        dynamic: false: an episode shows the same frame all along.
+        clips, split, clips_seed: see `open_clips` and `shuffled`.
+    """
+
+    name = "video_background"
+    patches = 4  # the factors hold mean brightness on a grid of this many rows and columns
+
+    def __init__(
+        self,
+        env: gym.Env,
+        strength: float = 1.0,
+        matte: str = "matte",
+        color: bool = False,
+        frames: int = 1000,
+        dynamic: bool = True,
+        clips: str = "procedural",
+        split: str = "train",
+        clips_seed: int = 0,
+    ):
+        gym.utils.EzPickle.__init__(self, env, strength, matte, color, frames, dynamic, clips, split, clips_seed)
+        cells = np.ndindex(self.patches, self.patches)
+        super().__init__(env, ("stream_index", "clip", "frame", *(f"brightness_{r}_{c}" for r, c in cells)))
+        if matte == "paper":
+            matte = "blue_ge" if getattr(env.unwrapped, "task_name", None) == "walker_walk" else "blue"
+        self.strength, self.matte, self.dynamic = strength, matte, dynamic
+        self._source = (clips, split, clips_seed, frames)
+        self._clips = shuffled(open_clips(clips, split, env.size, color, frames), clips_seed)
+        self._stream, self._index = Stream(frames), 0
+
+    def background(self) -> np.ndarray:
+        """Return the video's current frame, uint8 [H, W, C] with one channel in grayscale."""
+        return self._stream.frame(self._index)
+
+    def frame(self) -> np.ndarray:
+        """Draw the current state in front of the video."""
+        frame, mask = self.env.frame_and_background(self.matte, keep_background=self.strength < 1)
+        video = self.background()
+        if self.strength < 1:
+            video = np.rint(self.strength * video + (1 - self.strength) * frame).astype(np.uint8)
+        np.copyto(frame, video, where=mask[..., None])
+        return frame
+
+    def noise_values(self):
+        """Return index in the stream, number of the clip there, frame in it, brightness [0, 1] by patch."""
+        edges = np.arange(self.patches) * self.size // self.patches
+        sums = np.add.reduceat(np.add.reduceat(self.background().mean(-1), edges, 0), edges, 1)
+        counts = np.diff([*edges, self.size])
+        brightness = sums / (255 * np.outer(counts, counts))
+        return [self._index, *self._stream.position(self._index), *brightness.ravel()]
+
+    def _reset_noise(self) -> None:
+        if not self._stream.clips:
+            self._stream.fill(self._clips)
+        self._index = int(self.rng.integers(self._stream.frames))
+
+    def _advance_noise(self) -> None:
+        if self.dynamic:
+            self._index = (self._index + 1) % self._stream.frames
+
+    def _get_noise(self) -> dict:
+        return {"index": self._index, "clips": [clip.identity for clip in self._stream.clips]}
+
+    def _set_noise(self, noise: dict) -> None:
+        self._stream.restore(noise["clips"], self._clips)
+        self._index = noise["index"]
+
+    def follow(self, other: VideoBackground) -> None:
+        """Take over the noise; where the clips are others, only the place in the stream."""
+        if self._source == other._source:
+            super().follow(other)
+        else:
+            self.rng = restore_generator(generator_state(other.rng))
+            self._index = other._index % self._stream.frames

@@ -1,0 +1,40 @@
+"""Every number of ``info["signal"]`` and ``info["noise"]`` in one of the four kinds of information of the paper.
+
+Wang et al. 2022, Figure 1 and Table D.1: whether the agent can control it, and whether the reward depends on it. The
+background, for instance, is irrelevant noise until a noisy sensor couples the reward to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatch
+
+import gymnasium as gym
+
+from denoised_mdp.envs.factors import NOISE, QUADRANTS, RELEVANT_NOISE, SIGNAL
+
+
+def quadrants_of(env: gym.Env) -> dict[str, str]:
+    """Return name -> key of `QUADRANTS` for all names of the signal, then of the noise.
+
+    A world without distractors states exceptions for numbers of its own in `quadrants`, pattern -> quadrant; otherwise
+    what the agent moves is controllable and relevant, and what distractors do is neither.
+    """
+    env = env.unwrapped
+    exceptions: Mapping[str, str] = getattr(env.world.unwrapped, "quadrants", {})
+    found = {}
+    for names, default in ((env.signal_names, SIGNAL), (env.noise_names, NOISE)):
+        for name in names:
+            found[name] = next((value for pattern, value in exceptions.items() if fnmatch(name, pattern)), default)
+    if any(name.startswith("noisy_sensor/") for name in env.noise_names):
+        coupled = ("noisy_sensor/", "video_background/")
+        found |= {name: RELEVANT_NOISE for name in found if name.startswith(coupled)}
+    return found
+
+
+def quadrant_table(env: gym.Env) -> str:
+    """Return `quadrants_of` as one row of a Markdown table: four cells, each group of names once."""
+    cells = {quadrant: dict.fromkeys(()) for quadrant in QUADRANTS}
+    for name, quadrant in quadrants_of(env).items():
+        cells[quadrant][f"{name.split('/')[0]}/*"] = None
+    return " | ".join(", ".join(f"`{name}`" for name in names) or "-" for names in cells.values())
