@@ -1,0 +1,151 @@
+"""Health of a run: does each latent do its work? Numbers, and plain warnings where they say no."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..agent import Agent
+from ..rssm import Latent, kl_divergence
+from .data import Frozen, Recording
+from .factors import FactorMatrix
+
+ACTIVE = 0.01
+"""nats per step from which a dimension counts as active"""
+UNUSED_NATS, UNUSED_SHARE = 0.05, 0.02
+"""a latent with fewer nats, or whose movement explains less of the reconstruction's, is unused"""
+AT_FLOOR = 1.05
+"""KL_x up to this many times its free nats sits on the floor"""
+EXPLAINED = 0.25
+"""R^2 from which a latent is said to hold something"""
+EVERY = 5
+"""every so many rows are decoded"""
+
+
+@dataclass
+class Health:
+    """What one run's latents do."""
+
+    nats: dict[str, float]
+    """mean KL between posterior and prior of each latent, nats per step"""
+    active: dict[str, tuple[int, int]]
+    """dimensions with at least `ACTIVE` nats, and all dimensions, of each latent's state"""
+    share: dict[str, float]
+    """how much of the reconstruction's movement each latent explains when it alone moves; they need not add up to 1"""
+    below_floor: float
+    """share of the steps whose KL_x is at most the free nats"""
+    image_r2: float
+    """share of the pixels' variance (about each pixel's mean) that the reconstruction explains"""
+    signal: dict[str, float]
+    """mean R^2 of the signal's factors from each latent"""
+    noise: dict[str, float]
+    """mean R^2 of the noise's factors from each latent; nan without noise"""
+    warnings: list[str]
+
+
+def measure_health(
+    agent: Agent, recordings: Sequence[Recording], frozen: Sequence[Frozen], matrix: FactorMatrix
+) -> Health:
+    """Examine an agent on held-out episodes; `matrix` is the factor matrix of the same model."""
+    layout, kl = agent.world_model.rssm.layout, agent.world_model.kl
+    per_dimension = torch.cat([kl_divergence(one.posterior, one.prior) for one in frozen])  # [n, S]
+    split = layout.split_state(per_dimension)
+    nats = {name: float(part.sum(-1).mean()) for name, part in split.items()}
+    active = {name: (int((part.mean(0) >= ACTIVE).sum()), part.shape[-1]) for name, part in split.items()}
+    floor = kl.free_nats
+    sources = {
+        source: {name: matrix.summary("ridge", name, source)[0] for name in layout.names}
+        for source in ("signal", "noise")
+    }
+    health = Health(
+        nats=nats,
+        active=active,
+        share=reconstruction_shares(agent, [one.latent for one in frozen]),
+        below_floor=float((split["x"].sum(-1) <= floor).float().mean()),
+        image_r2=image_r_squared(agent, recordings, frozen),
+        signal=sources["signal"],
+        noise=sources["noise"],
+        warnings=[],
+    )
+    health.warnings = warnings_of(health, floor)
+    return health
+
+
+def warnings_of(health: Health, free_nats: float) -> list[str]:
+    """What a person should look into, one plain sentence each."""
+    out = []
+    for name in [name for name in health.nats if name != "x"]:
+        nats, share = health.nats[name], health.share[name]
+        if nats < UNUSED_NATS or share < UNUSED_SHARE:
+            out.append(
+                f"{name} is unused: {nats:.2f} nats per step, {share:.0%} of the reconstruction's movement. Train"
+                f" longer, or make it cheaper (smaller model.kl.beta_{name})."
+            )
+    if 0 < free_nats and health.nats["x"] <= AT_FLOOR * free_nats:
+        out.append(
+            f"KL_x sits on its floor: {health.nats['x']:.2f} nats per step where {free_nats:g} are free, and"
+            f" {health.below_floor:.0%} of the steps below. So much is free to stay in x, noise included: train longer,"
+            " or lower model.kl.free_nats."
+        )
+    signal, noise = health.signal, health.noise
+    if "y" in signal and signal["y"] >= EXPLAINED and signal["y"] >= 0.5 * signal["x"]:
+        out.append(
+            f"y explains the agent: R^2 of the signal is {signal['y']:.2f} from y and {signal['x']:.2f} from x. y is"
+            " too cheap, or the agent's movements can be foreseen: raise model.kl.beta_y, or explore more."
+        )
+    if "y" in noise and noise["x"] >= EXPLAINED and noise["x"] >= 0.5 * noise["y"]:
+        out.append(
+            f"x holds noise: R^2 of the noise is {noise['x']:.2f} from x and {noise['y']:.2f} from y. Lower"
+            " model.kl.beta_y, or train longer."
+        )
+    if signal["x"] < EXPLAINED:
+        out.append(
+            f"x knows little of the signal (R^2 {signal['x']:.2f}): a policy cannot act on what x does not hold."
+            " Train longer, or use a larger model."
+        )
+    if health.image_r2 < EXPLAINED:
+        out.append(f"The model reconstructs little of the picture (R^2 {health.image_r2:.2f}). Train longer.")
+    return out
+
+
+@torch.no_grad()
+def _decode(agent: Agent, latent: Latent, chunk: int = 256) -> torch.Tensor:
+    """Latents [n, ...] -> float images [n, 3, H, W] on the CPU."""
+    like = agent.world_model.encoder.output.weight
+    parts = [
+        latent.map(lambda tensor, begin=begin: tensor[begin : begin + chunk].to(like))
+        for begin in range(0, len(latent.belief), chunk)
+    ]
+    return torch.cat([agent.world_model.decode(part).float().cpu() for part in parts])
+
+
+def reconstruction_shares(agent: Agent, latents: Sequence[Latent]) -> dict[str, float]:
+    """For each latent: 1 - |all move - it alone moves|^2 / |all move - all stand still|^2, over pixels and steps.
+
+    Latents that stand still are held at the middle of their episode, as in the pictures of `render`. 1: it alone
+    makes all that moves in the reconstruction. Latents that act on the same pixels can share less or more than 1;
+    nan where nothing moves at all.
+    """
+    names = latents[0].layout.names
+    total, missing = 0.0, dict.fromkeys(names, 0.0)
+    for whole in latents:
+        latent = whole.map(lambda tensor: tensor[::EVERY])
+        still = whole.map(lambda tensor: tensor[len(tensor) // 2])
+        moving = _decode(agent, latent)
+        total += float((moving - _decode(agent, still.map(lambda tensor: tensor[None]))).square().sum())
+        for name in names:
+            held = latent.replace(**{other: still[other] for other in names if other != name})
+            missing[name] += float((moving - _decode(agent, held)).square().sum())
+    return {name: 1 - value / total if total > 0 else float("nan") for name, value in missing.items()}
+
+
+def image_r_squared(agent: Agent, recordings: Sequence[Recording], frozen: Sequence[Frozen]) -> float:
+    """Share of the variance of all pixels, about each pixel's mean, that the reconstruction explains."""
+    images = np.concatenate([recording.observation[::EVERY] for recording in recordings]).astype(np.float32)
+    images = torch.from_numpy(images).permute(0, 3, 1, 2) / 255 - 0.5
+    decoded = torch.cat([_decode(agent, one.latent.map(lambda tensor: tensor[::EVERY])) for one in frozen])
+    variance = (images - images.mean(0)).square().sum()
+    return float(1 - (images - decoded).square().sum() / variance)

@@ -1,0 +1,163 @@
+"""Invariance: what of a latent, of the policy and of the return changes when nothing but the distractors do.
+
+Episodes are replayed under several seeds of the distractors: a grid of the same physics (rows) under the same noise
+(columns). In x, two cells of a row should lie close together and two cells of a column far apart; in y the other way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from ..agent import Agent
+from ..envs.options import DISTRACTORS
+from ..envs.paired import replay
+from ..errors import UserError
+from ..evaluation import EvaluationResult, evaluate
+from ..loading import environment_maker
+from ..rssm import Latent
+from ..schema import Config
+from .data import Frozen, Recording, freeze, probe_seeds, record
+
+
+@dataclass
+class Distances:
+    """Root mean squared distances of a representation in the grid."""
+
+    other_noise: float
+    """same physics, other distractors"""
+    other_state: float
+    """other physics, same distractors"""
+    resampled: float
+    """the same pictures, other posterior samples before: what chance alone moves"""
+
+    @property
+    def ratio(self) -> float:
+        """0: ignores the distractors; 1: they move it as much as another state does; nan: nothing moves it."""
+        return self.other_noise / self.other_state if self.other_state > 0 else float("nan")
+
+
+@dataclass
+class Invariance:
+    """What `measure_invariance` found."""
+
+    parts: dict[str, Distances]
+    """of each latent, of all together, of the encoder and of the policy's action"""
+    action_change: float
+    """mean absolute change of an action (its range is 2) under other distractors"""
+
+
+def grid_distances(values: np.ndarray) -> tuple[float, float]:
+    """Values [P, K, T, F] of P physics under K distractor seeds -> (other noise, other state).
+
+    Root mean squared Euclidean distances at the same step, over all pairs of columns within a row and over all pairs
+    of rows within a column.
+    """
+    pairs = (2 * np.var(values.astype(np.float64), axis=axis, ddof=1).sum(-1).mean() for axis in (1, 0))
+    other_noise, other_state = (float(np.sqrt(square)) for square in pairs)  # E|a - b|^2 = 2 var for all pairs
+    return other_noise, other_state
+
+
+def record_grid(
+    make_environment: Callable[[], gym.Env], agent: Agent, physics: int, worlds: int, steps: int, explore: float = 0.3
+) -> list[list[Recording]]:
+    """Play `physics` episodes (agent and random in turn), then replay each under `worlds` seeds of the distractors.
+
+    Row i, column k: physics i under distractors k; all are cut to the shortest episode.
+
+    Raises:
+        UserError: an environment without noise.
+    """
+    seeds, noise_seeds = probe_seeds(0, physics), probe_seeds(1, worlds)
+    with contextlib.closing(make_environment()) as environment:
+        if not environment.unwrapped.noise_names:
+            raise UserError("This run's environment has no distractors, so there is nothing to be invariant to.")
+        played = record(make_environment, seeds, steps, agent=agent, explore=explore)
+        grid = []
+        for seed, recording in zip(seeds, played, strict=True):
+            rollouts = [replay(environment, recording.action[1:], seed, noise_seed) for noise_seed in noise_seeds]
+            grid.append([Recording(r.observation, recording.action, r.signal, r.noise) for r in rollouts])
+    length = min(len(cell.observation) for row in grid for cell in row)
+    names = [field.name for field in dataclasses.fields(Recording)]
+    return [[Recording(*(getattr(cell, name)[:length] for name in names)) for cell in row] for row in grid]
+
+
+def measure_invariance(agent: Agent, grid: Sequence[Sequence[Recording]]) -> Invariance:
+    """Distances of every part of the latent and of the policy's action over a grid of `record_grid`.
+
+    All episodes are filtered with the same posterior noise, so that they differ in what was seen and done alone; of
+    the states the posterior means are compared.
+    """
+    cells = [cell for row in grid for cell in row]
+    shape = len(grid), len(grid[0])
+    first, second = (freeze(agent, cells, seed=seed, shared_noise=True) for seed in (0, 1))
+    parts = {}
+    one, other = (_stack_means(frozen) for frozen in (first, second))
+    actions = [_actions(agent, frozen) for frozen in (first, second)]
+    one["action"], other["action"] = actions
+    for name, values in one.items():
+        resampled = np.sqrt(np.square(values - other[name]).sum(-1).mean())
+        parts[name] = Distances(*grid_distances(values.reshape(*shape, *values.shape[1:])), float(resampled))
+    action = actions[0].reshape(*shape, *actions[0].shape[1:])  # [P, K, T, A]
+    k, m = np.triu_indices(shape[1], 1)
+    return Invariance(parts, float(np.abs(action[:, k] - action[:, m]).mean()))
+
+
+def _stack_means(frozen: Sequence[Frozen]) -> dict[str, np.ndarray]:
+    """Belief and posterior mean of each part, [episodes, T, F]."""
+    episodes = []
+    for one in frozen:
+        latent = Latent(one.latent.belief, one.posterior.mean, one.latent.layout)
+        episodes.append(dataclasses.replace(one, latent=latent).parts())
+    return {name: np.stack([parts[name] for parts in episodes]) for name in episodes[0]}
+
+
+@torch.no_grad()
+def _actions(agent: Agent, frozen: Sequence[Frozen]) -> np.ndarray:
+    """The actor's mode in every row, [episodes, T, A]."""
+    features = torch.stack([one.latent.features("x") for one in frozen])
+    like = agent.world_model.encoder.output.weight
+    return agent.policy.act(features.to(like), None).float().cpu().numpy()
+
+
+def variations(config: Config) -> dict[str, tuple[Config, str]]:
+    """What the return is measured under: name -> (configuration, split of the clips); the first is as trained.
+
+    Unseen clips, another strength of each distractor that has one (twice, or half where that is not allowed), and no
+    distractors at all.
+    """
+    found = {"as trained": (config, "train")}
+    if "video_background" in config.distractors:
+        found["unseen clips"] = (config, "test")
+    for name, options in config.distractors.items():
+        option = DISTRACTORS[name].options.get("strength")
+        strength = options.get("strength")
+        if option is None or not strength:
+            continue
+        strength = 2 * strength if option.allows(2 * strength) else strength / 2
+        changed = config.distractors | {name: options | {"strength": strength}}
+        found[f"{name} at strength {strength:g}"] = (dataclasses.replace(config, distractors=changed), "train")
+    if config.distractors:
+        found["no distractors"] = (dataclasses.replace(config, distractors={}), "train")
+    return found
+
+
+def returns_under(agent: Agent, config: Config, episodes: int) -> dict[str, EvaluationResult]:
+    """Returns of the actor's mode under all `variations`, on the same physics seeds."""
+    seeds = probe_seeds(2, episodes)
+    return {
+        name: evaluate(agent, environment_maker(changed, split), seeds)
+        for name, (changed, split) in variations(config).items()
+    }
+
+
+def paired_change(result: EvaluationResult, trained: EvaluationResult) -> tuple[float, float]:
+    """Mean change of the return against the distractors of training, episode by episode, and its standard error."""
+    change = np.subtract(result.returns, trained.returns)
+    return float(change.mean()), float(change.std(ddof=1) / np.sqrt(len(change))) if len(change) > 1 else float("nan")

@@ -1,0 +1,179 @@
+"""Probes of whole runs: ``denoised-mdp probe factors | invariance | health``.
+
+Each writes ``RUN/probes/<probe>_<split>_<step>.json`` (all numbers), a CSV and pictures, and returns lines to print.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..envs.factors import factors
+from ..errors import UserError
+from ..loading import environment_maker
+from .data import freeze, probe_seeds, record
+from .factor_tables import as_tree, factor_lines, factor_rows, groups_of_seeds, headline_text, pooled
+from .factors import PROBES, FactorMatrix, Split, factor_matrix, random_splits, stack, targets_of
+from .health import measure_health
+from .invariance import measure_invariance, paired_change, record_grid, returns_under
+from .results import Subject, number, subjects, write_csv, write_json
+
+
+def probe_factors(
+    runs: Sequence[Path],
+    output: Path | None = None,
+    *,
+    episodes: int = 36,
+    steps: int = 200,
+    seeds: int = 3,
+    split: str = "train",
+    behaviour: str = "mixed",
+    checkpoint: int | None = None,
+    device: str = "auto",
+) -> list[str]:
+    """The factor matrix of each run, and the mean over runs that differ in nothing but their seed."""
+    from . import plots
+
+    lines, results = [], []
+    for subject in subjects(runs, checkpoint, device):
+        matrix = _matrix(subject, episodes, steps, seeds, split, behaviour)
+        options = {"episodes": episodes, "steps": steps, "seeds": seeds, "split": split, "behaviour": behaviour}
+        stem = subject.stem("factors", split, output)
+        write_json(stem.with_suffix(".json"), {"probe": "factors", **subject.about(**options), **as_tree(matrix)})
+        write_csv(stem.with_suffix(".csv"), factor_rows(subject, matrix))
+        lines += [subject.label, *factor_lines(matrix)]
+        for probe in PROBES:
+            figure = plots.factor_heat_map(matrix, probe, subject.label, headline_text(matrix, probe, split))
+            lines.append(f"  {plots.save_figure(figure, stem.with_name(f'{stem.name}_{probe}.png'))}")
+        results.append((subject, matrix))
+    for members in groups_of_seeds(results):
+        mean = pooled([matrix for _, matrix in members])
+        config, folder = members[0][0].config, output or Path("probes")
+        count = f"{len(members)} runs"
+        title = f"{' + '.join([config.env.task, *config.distractors])} · {config.model.name} · mean of {count}"
+        lines += [title, *factor_lines(mean)]
+        stem = folder / f"factors_{config.env.task}_{config.model.name}_{split}_{len(members)}runs"
+        write_json(stem.with_suffix(".json"), {"probe": "factors", "runs": [str(s.path) for s, _ in members],
+                                              **as_tree(mean)})  # fmt: skip
+        for probe in PROBES:
+            figure = plots.factor_heat_map(mean, probe, title, headline_text(mean, probe, split))
+            lines.append(f"  {plots.save_figure(figure, stem.with_name(f'{stem.name}_{probe}.png'))}")
+    return lines
+
+
+def _matrix(
+    subject: Subject, episodes: int, steps: int, seeds: int, split: str, behaviour: str, probes: Sequence[str] = PROBES
+) -> FactorMatrix:
+    """Record, filter and probe; "across" fits on the clips of training and tests on held-out ones."""
+    config, agent = subject.config, subject.agent
+    splits = random_splits(episodes, seeds)
+    explore = config.train.exploration_noise
+    recordings = []
+    for place, clips in enumerate(("train", "test") if split == "across" else (split,)):
+        make = environment_maker(config, clips)
+        played = record(
+            make, probe_seeds(place, episodes), steps, agent=agent, explore=explore, behaviour=behaviour
+        )
+        recordings += played
+    if split == "across":
+        splits = [_across(pair, episodes) for pair in splits]
+    environment = environment_maker(config)()
+    found = factors(environment)
+    environment.close()
+    parts, episode = stack(freeze(agent, recordings))
+    return factor_matrix(parts, targets_of(found, recordings), episode, splits, probes)
+
+
+def _across(pair: Split, episodes: int) -> Split:
+    """Fit on the first half of the recordings (clips of training), test on the second."""
+    return pair[0], pair[1] + episodes
+
+
+def probe_invariance(
+    runs: Sequence[Path],
+    output: Path | None = None,
+    *,
+    episodes: int = 6,
+    steps: int = 150,
+    worlds: int = 4,
+    returns: int = 5,
+    split: str = "train",
+    checkpoint: int | None = None,
+    device: str = "auto",
+) -> list[str]:
+    """Distances and returns under other distractors, see `analysis.invariance`; `returns` episodes each, 0: none."""
+    if min(episodes, worlds) < 2:
+        raise UserError("Distances need at least 2 episodes and 2 worlds (--episodes, --worlds).")
+    lines = []
+    for subject in subjects(runs, checkpoint, device):
+        config, agent = subject.config, subject.agent
+        explore = config.train.exploration_noise
+        grid = record_grid(environment_maker(config, split), agent, episodes, worlds, steps, explore)
+        found = measure_invariance(agent, grid)
+        del grid
+        lines += [subject.label, f"  {'distance under':14s}{'other distractors':>19s}{'other states':>14s}"
+                  f"{'ratio':>8s}{'resampling':>12s}"]  # fmt: skip
+        for name, d in found.parts.items():
+            lines.append(f"  {name:14s}{d.other_noise:19.3f}{d.other_state:14.3f}{d.ratio:8.3f}{d.resampled:12.3f}")
+        lines.append(f"  the policy's action changes by {found.action_change:.3f} on average (of a range of 2)")
+        tree = {name: dataclasses.asdict(d) | {"ratio": d.ratio} for name, d in found.parts.items()}
+        results = returns_under(agent, config, returns) if returns else {}
+        trained = results.get("as trained")
+        earned = {}
+        for name, result in results.items():
+            change, error = paired_change(result, trained)
+            earned[name] = {"mean": result.mean, "standard_error": result.standard_error, "change": change,
+                            "change_error": error, "returns": result.returns}  # fmt: skip
+            versus = "" if result is trained else f"   change {number(change, error)}"
+            lines.append(f"  return, {name:34s}{number(result.mean, result.standard_error):>20s}{versus}")
+        options = {"episodes": episodes, "steps": steps, "worlds": worlds, "returns": returns, "split": split}
+        stem = subject.stem("invariance", split, output)
+        tree = {"distances": tree, "action_change": found.action_change, "returns": earned}
+        path = write_json(stem.with_suffix(".json"), {"probe": "invariance", **subject.about(**options), **tree})
+        lines.append(f"  {path}")
+    return lines
+
+
+def probe_health(
+    runs: Sequence[Path],
+    output: Path | None = None,
+    *,
+    episodes: int = 12,
+    steps: int = 150,
+    split: str = "train",
+    behaviour: str = "mixed",
+    checkpoint: int | None = None,
+    device: str = "auto",
+) -> list[str]:
+    """Nats, active dimensions and shares of each latent, and warnings, see `analysis.health`."""
+    lines = []
+    for subject in subjects(runs, checkpoint, device):
+        config, agent = subject.config, subject.agent
+        make = environment_maker(config, split)
+        environment = make()
+        found = factors(environment)
+        environment.close()
+        seeds, explore = probe_seeds(0, episodes), config.train.exploration_noise
+        recordings = record(make, seeds, steps, agent=agent, explore=explore, behaviour=behaviour)
+        frozen = freeze(agent, recordings)
+        parts, episode = stack(frozen, agent.world_model.rssm.layout.names)
+        targets, splits = targets_of(found, recordings), random_splits(episodes, 3)
+        matrix = factor_matrix(parts, targets, episode, splits, ["ridge"])
+        health = measure_health(agent, recordings, frozen, matrix)
+        lines += [subject.label, f"  {'latent':8s}{'nats per step':>14s}{'active':>10s}{'reconstruction':>16s}"
+                  f"{'R^2 signal':>12s}{'R^2 noise':>11s}"]  # fmt: skip
+        for name, nats in health.nats.items():
+            active = "{} of {}".format(*health.active[name])
+            lines.append(
+                f"  {name:8s}{nats:14.2f}{active:>10s}{health.share[name]:16.0%}{health.signal[name]:12.2f}"
+                f"{number(health.noise[name], math.nan)[:4]:>11s}"
+            )
+        lines.append(f"  R^2 of the reconstructed pixels about each pixel's mean: {health.image_r2:.2f}")
+        lines += [f"  warning: {warning}" for warning in health.warnings] or ["  no warnings"]
+        options = {"episodes": episodes, "steps": steps, "split": split, "behaviour": behaviour}
+        stem = subject.stem("health", split, output)
+        tree = {"probe": "health", **subject.about(**options), **dataclasses.asdict(health)}
+        lines.append(f"  {write_json(stem.with_suffix('.json'), tree)}")
+    return lines

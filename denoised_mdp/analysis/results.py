@@ -1,0 +1,99 @@
+"""Files of results: where they lie, what they say about their origin, and how numbers are written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..agent import Agent
+from ..errors import UserError
+from ..loading import load_run
+from ..schema import Config
+
+
+@dataclass
+class Subject:
+    """A run whose checkpoint is probed."""
+
+    path: Path
+    config: Config
+    agent: Agent
+    step: int
+
+    @property
+    def label(self) -> str:
+        """The run in a few words."""
+        config = self.config
+        what = " + ".join([config.env.task, *config.distractors])
+        return f"{what} · {config.model.name} · seed {config.seed} · step {self.step:,}"
+
+    def about(self, **options: Any) -> dict[str, Any]:
+        """What a file of results says about its origin."""
+        config = self.config
+        return {
+            "run": str(self.path),
+            "step": self.step,
+            "task": config.env.task,
+            "distractors": config.distractors,
+            "model": config.model.name,
+            "policy": config.policy.name,
+            "seed": config.seed,
+            "options": options,
+        }
+
+    def stem(self, probe: str, split: str, output: Path | None) -> Path:
+        """Path of the results without suffix; with `output`, all runs' results go into that folder."""
+        if output is None:
+            return self.path / "probes" / f"{probe}_{split}_{self.step:09d}"
+        return output / f"{probe}_{self.path.resolve().name}_{split}_{self.step:09d}"
+
+
+def subjects(runs: Sequence[Path], checkpoint: int | None, device: str) -> Iterator[Subject]:
+    """Load one run after the other."""
+    for run in runs:
+        config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
+        yield Subject(Path(run), config, agent, step)
+
+
+def number(mean: float, spread: float) -> str:
+    """A mean and its spread, where there are any."""
+    if math.isnan(mean):
+        return "-"
+    return f"{mean:.3f}" + ("" if math.isnan(spread) else f" ± {spread:.3f}")
+
+
+def write_json(path: Path, tree: Mapping[str, Any]) -> Path:
+    """Write JSON; numbers that it does not have (nan) become null."""
+    return _write(path, json.dumps(_finite(tree), indent=1, allow_nan=False) + "\n")
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write rows with a header; nan becomes an empty cell."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
+    return _write(path, text.getvalue())
+
+
+def _write(path: Path, text: str) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}). Choose another --output.") from error
+    return path
+
+
+def _finite(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {str(key): _finite(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
