@@ -14,7 +14,7 @@ from . import schema
 from .envs.seeding import torch_seed
 from .networks import scale_initial_weights, set_compute_dtype
 from .policies import POLICIES, Policy, PolicyBatch
-from .policies.base import optimize, without_gradients
+from .policies.base import adam, optimize, without_gradients
 from .rssm import Latent, structure
 from .world_model import KLWeights, LatentMDP, WorldModel
 
@@ -45,7 +45,7 @@ class Agent(nn.Module):
         super().__init__()
         self.world_model, self.policy, self.clip = world_model, policy, clip
         self.mdp = LatentMDP(world_model)
-        self.model_optimizer = torch.optim.Adam(world_model.parameters(), lr=lr, eps=eps)
+        self.model_optimizer = adam(world_model.parameters(), lr=lr, eps=eps)
         self.random = torch.Generator(self.device)
 
     @property

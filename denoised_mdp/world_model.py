@@ -48,19 +48,21 @@ class KLWeights:
 
 
 class _SquaredError(torch.autograd.Function):
-    """0.5 * sum((prediction - image)^2), without the image-sized temporaries of the composed form."""
+    """0.5 * sum((prediction - image)^2), without the image-sized temporaries of the composed form.
+
+    Its gradient overwrites what it kept: it can be asked for once.
+    """
 
     @staticmethod
     def forward(ctx, prediction: Tensor, image: Tensor) -> Tensor:
-        difference = prediction - image
-        ctx.save_for_backward(difference)
+        ctx.difference = difference = prediction - image
         accurate = torch.promote_types(difference.dtype, torch.float32)
         return 0.5 * torch.linalg.vector_norm(difference, dim=(1, 2, 3), dtype=accurate).square().sum()
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        (difference,) = ctx.saved_tensors
-        return difference * gradient.to(difference.dtype), None
+        difference, ctx.difference = ctx.difference, None
+        return difference.mul_(gradient.to(difference.dtype)), None
 
 
 def image_nll(prediction: Tensor, image: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ LOSS_ERRORS = {  # name: (structure, strategy, function, right, wrong)
     ),
     "mean-over-pixels": ("2b", "A", "world_model:image_nll", "/ len(image)", "/ image.numel()"),
     "image-gradient-doubled": (
-        "2b", "A", "world_model:_SquaredError.backward", "return difference", "return 2 * difference"
+        "2b", "A", "world_model:_SquaredError.backward", "mul_(gradient", "mul_(2 * gradient"
     ),
     "relu-gradient-missing": (
         "2b", "A", "networks:_BiasReLU.backward", "for y in ctx.saved_tensors", "for y in ctx.saved_tensors[1:]"

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..networks import MLP
 from ..world_model import LatentMDP, scalar_nll
 from .actor import Actor
-from .base import Policy, PolicyBatch, optimize
+from .base import Policy, PolicyBatch, adam, optimize
 
 
 def lambda_returns(reward: Tensor, value: Tensor, gamma: float, lambda_: float) -> Tensor:
@@ -48,8 +48,8 @@ class BackpropPolicy(Policy):
             mdp.feature_size, mdp.action_size, hidden=hidden, layers=actor_layers, initial_std=initial_std
         )
         self.value = MLP(mdp.feature_size, hidden, 1, value_layers)
-        self.add_optimizer("actor", torch.optim.Adam(self.actor.parameters(), lr=actor_lr, eps=eps))
-        self.add_optimizer("value", torch.optim.Adam(self.value.parameters(), lr=value_lr, eps=eps))
+        self.add_optimizer("actor", adam(self.actor.parameters(), lr=actor_lr, eps=eps))
+        self.add_optimizer("value", adam(self.value.parameters(), lr=value_lr, eps=eps))
 
     def imagine(self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Roll the x prior out from every posterior latent of the batch, N = T B starts.

@@ -9,6 +9,7 @@ Symbols: T segment length, B batch, D_x / S_x belief / state size of x, F = D_x 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +65,11 @@ class Policy(nn.Module, ABC):
         Shapes must not depend on data and nothing may be copied to the host, so that an update can be captured
         as one CUDA graph.
         """
+
+
+def adam(parameters: Iterable[nn.Parameter], *, lr: float, eps: float) -> torch.optim.Adam:
+    """Adam as one kernel over each parameter; the same steps as PyTorch's default, several times sooner."""
+    return torch.optim.Adam(parameters, lr=lr, eps=eps, fused=True)
 
 
 def optimize(loss: Tensor, optimizer: torch.optim.Optimizer, clip: float | None, *, keep_graph: bool = False) -> Tensor:

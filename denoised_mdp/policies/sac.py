@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..networks import MLP
 from ..world_model import LatentMDP
 from .actor import Actor
-from .base import Policy, PolicyBatch, optimize, without_gradients
+from .base import Policy, PolicyBatch, adam, optimize, without_gradients
 
 
 class Critics(nn.Module):
@@ -62,9 +62,9 @@ class SACPolicy(Policy):
         self.critics = Critics(mdp.feature_size, mdp.action_size, hidden, critic_layers)
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(initial_temperature)))
-        self.add_optimizer("actor", torch.optim.Adam(self.actor.parameters(), lr=actor_lr, eps=eps))
-        self.add_optimizer("critics", torch.optim.Adam(self.critics.parameters(), lr=critic_lr, eps=eps))
-        self.add_optimizer("temperature", torch.optim.Adam([self.log_temperature], lr=temperature_lr, eps=eps))
+        self.add_optimizer("actor", adam(self.actor.parameters(), lr=actor_lr, eps=eps))
+        self.add_optimizer("critics", adam(self.critics.parameters(), lr=critic_lr, eps=eps))
+        self.add_optimizer("temperature", adam([self.log_temperature], lr=temperature_lr, eps=eps))
 
     def draw_noise(
         self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None
