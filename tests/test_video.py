@@ -7,6 +7,7 @@ import av
 import numpy as np
 import pytest
 
+from denoised_mdp.envs import cache as cache_module
 from denoised_mdp.envs import make_env, video
 from denoised_mdp.envs.procedural import FRAMES, procedural_clip
 from denoised_mdp.envs.video import Stream, find_videos, open_clips, shuffled
@@ -103,6 +104,10 @@ def test_kinetics_folder(tmp_path, monkeypatch):
     write_video(tmp_path / "train/other/c.mkv", 1)
     assert [path.name for path in find_videos("kinetics", "train")] == ["a.mkv"]
     assert [path.name for path in find_videos("kinetics", "test")] == ["b.mkv"]
+    assert [path.name for path in find_videos("kinetics", "all")] == ["a.mkv", "b.mkv"]
+    assert [path.name for path in find_videos("kinetics:other", "train")] == ["c.mkv"]
+    with pytest.raises(UserError, match="Did you mean 'other'"):
+        find_videos("kinetics:othr", "train")
 
 
 def test_missing_and_empty_folders(tmp_path):
@@ -169,7 +174,7 @@ def test_cached_clips_can_be_shared_with_other_users(cache, monkeypatch):
         os.umask(umask)
     assert {stat.S_IMODE(path.stat().st_mode) for path in cache.iterdir()} == {0o640}
     with monkeypatch.context() as patch:
-        patch.setattr(video, "_locked", None)
+        patch.setattr(cache_module, "_locked", None)
         np.testing.assert_array_equal(clip.frames(), frames)
 
     def only_reading(path, mode="r"):
@@ -177,9 +182,9 @@ def test_cached_clips_can_be_shared_with_other_users(cache, monkeypatch):
             raise PermissionError(13, "Permission denied")
         return open(path)
 
-    monkeypatch.setattr(video, "open", only_reading, raising=False)
+    monkeypatch.setattr(cache_module, "open", only_reading, raising=False)
     (lock,) = cache.glob("*.lock")
-    with video._locked(lock):
+    with cache_module._locked(lock):
         pass
 
 
@@ -326,6 +331,36 @@ def test_procedural_clips_are_seeded_and_differ_by_split():
     assert one.shape == (FRAMES, 24, 24, 1)
     np.testing.assert_array_equal(one, same)
     assert (one != other).any() and (one != test).any()
+
+
+def test_procedural_clips_are_as_many_as_are_needed_and_have_seeds():
+    def names(clips, split, frames):
+        return [clip.identity for clip in open_clips(clips, split, 8, False, frames)]
+
+    assert len(names("procedural", "train", 10 * FRAMES)) == 10
+    assert names("procedural", "train", 10 * FRAMES)[:4] == names("procedural", "train", FRAMES)
+    assert names("procedural:0", "test", FRAMES) == names("procedural", "test", FRAMES)
+    families = [names(f"procedural{seed}", split, 3000) for seed in ("", ":1", ":2") for split in ("train", "test")]
+    assert len({name for family in families for name in family}) == sum(map(len, families))
+    assert names("procedural", "all", 3000) == families[0] + families[1]
+    for wrong in ("procedural:x", "procedural:-1", "procedural:1.5"):
+        with pytest.raises(UserError, match="whole number"):
+            open_clips(wrong, "train", 8, False, 10)
+
+
+def test_procedural_clips_change_smoothly_in_time():
+    """Power falls with temporal frequency too: like video, unlike frames in random order."""
+    clip = procedural_clip(1, "train", 32, False)[:256, ..., 0].astype(float)
+
+    def slope(frames):
+        window = np.hanning(len(frames))[:, None, None]
+        power = (np.abs(np.fft.rfft((frames - frames.mean(0)) * window, axis=0)) ** 2).mean((1, 2))
+        band = np.arange(4, 96)
+        return np.polyfit(np.log(band), np.log(power[band]), 1)[0]
+
+    shuffled_frames = clip[np.random.default_rng(0).permutation(len(clip))]
+    assert -3 < slope(clip) < -0.8
+    assert abs(slope(shuffled_frames)) < 0.3
 
 
 def test_procedural_clips_have_natural_statistics():

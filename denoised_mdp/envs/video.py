@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import hashlib
 import os
-import uuid
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,16 +13,21 @@ from pathlib import Path
 
 import numpy as np
 
+from denoised_mdp.envs.cache import cached
 from denoised_mdp.envs.procedural import CLIPS as PROCEDURAL_CLIPS
+from denoised_mdp.envs.procedural import FRAMES as PROCEDURAL_FRAMES
 from denoised_mdp.envs.procedural import VERSION as PROCEDURAL_VERSION
 from denoised_mdp.envs.procedural import procedural_clip
 from denoised_mdp.envs.seeding import generator
 from denoised_mdp.errors import UserError, did_you_mean
 
 SPLITS = ("train", "test")
+ALL = "all"  # both splits
 SUFFIXES = {".avi", ".flv", ".gif", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv", ".webm", ".wmv"}
 TEST_SHARE = 0.2  # of the files, about, where a folder has no train/ and test/ of its own
 CACHE_VERSION = 1
+FAMILY = 1_000_000  # procedural clips of one seed are numbered from a multiple of this
+KINETICS_CLASS = "driving_car"
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Clip:
     def frames(self) -> np.ndarray | None:
         """Return the frames as a read-only memory map, made on first use; None for an unreadable file."""
         try:
-            return _cached(self.key, self.make)
+            return cached(self.key, self.make)
         except UnreadableVideo as error:
             warnings.warn(f"Skipping the unreadable video {self.name} ({error}).", stacklevel=2)
             return None
@@ -122,11 +126,12 @@ def open_clips(clips: str, split: str, size: int, color: bool, frames: int) -> l
     """Find the clips of one split; none is decoded before it is used.
 
     Args:
-        clips: "procedural" (made up, nothing to download), "kinetics"
-            (``$KINETICS_DIR/{train,val}/driving_car``), or a folder, a file or a glob pattern of videos. A
-            folder with videos in train/ and test/ has its splits there; other files are divided by a hash of
-            their names, about a fifth for testing. Adding files leaves the others where they are.
-        split: "train" or "test".
+        clips: "procedural" (made up, nothing to download) or "procedural:SEED" (others), each as many clips as
+            `frames` needs; "kinetics" (``$KINETICS_DIR/{train,val}/driving_car``) or "kinetics:CLASS"; or a folder, a
+            file or a glob pattern of videos. A folder with videos in train/ and test/ has its splits there; other
+            files are divided by a hash of their names, about a fifth for testing. Adding files leaves the others
+            where they are.
+        split: "train", "test" or "all" (both).
         size: height and width in pixels.
         color: three channels instead of one.
         frames: no more than these many frames of a file are ever decoded.
@@ -134,10 +139,16 @@ def open_clips(clips: str, split: str, size: int, color: bool, frames: int) -> l
     Raises:
         UserError: no such folder, no videos there, or an unknown split.
     """
-    if split not in SPLITS:
-        raise UserError(f"Unknown split {split!r} of the clips.{did_you_mean(split, SPLITS)}")
-    if clips == "procedural":
-        return [_procedural(index, split, size, color) for index in range(PROCEDURAL_CLIPS)]
+    if split not in (*SPLITS, ALL):
+        raise UserError(f"Unknown split {split!r} of the clips.{did_you_mean(split, (*SPLITS, ALL))}")
+    kind, _, detail = clips.partition(":")
+    if kind == "procedural":
+        if not re.fullmatch(r"\d{0,9}", detail, re.ASCII):
+            raise UserError(f"Clips {clips!r}: the seed after 'procedural:' must be a whole number below 10^9.")
+        count = max(PROCEDURAL_CLIPS, -(-frames // PROCEDURAL_FRAMES))
+        numbers = range(int(detail or 0) * FAMILY, int(detail or 0) * FAMILY + count)
+        parts = SPLITS if split == ALL else (split,)
+        return [_procedural(number, part, size, color) for part in parts for number in numbers]
     try:
         return [_file(path, size, color, frames) for path in find_videos(clips, split)]
     except OSError as error:
@@ -146,8 +157,10 @@ def open_clips(clips: str, split: str, size: int, color: bool, frames: int) -> l
 
 def find_videos(clips: str, split: str) -> list[Path]:
     """Return the sorted video files of a split, see `open_clips`."""
-    if clips == "kinetics":
-        return _find_kinetics(split)
+    if split == ALL:
+        return sorted({path for part in SPLITS for path in find_videos(clips, part)})
+    if clips == "kinetics" or clips.startswith("kinetics:"):
+        return _find_kinetics(split, clips.partition(":")[2] or KINETICS_CLASS)
     if glob.has_magic(clips):
         files = [Path(name) for name in glob.glob(os.path.expanduser(clips), recursive=True)]
         files = [path for path in files if path.suffix.lower() in SUFFIXES]
@@ -178,17 +191,19 @@ def _videos_under(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
 
 
-def _find_kinetics(split: str) -> list[Path]:
-    """Return the clips of Kinetics-400's class driving_car, as in Wang et al. 2022."""
+def _find_kinetics(split: str, name: str) -> list[Path]:
+    """Return the clips of one class of Kinetics-400; Wang et al. 2022 use driving_car."""
     root = os.environ.get("KINETICS_DIR")
     if not root:
-        raise UserError("Clips 'kinetics' need KINETICS_DIR: the folder with train/driving_car/*.mp4.")
-    names = ("train",) if split == "train" else ("val", "test")
-    folders = [Path(root) / name / "driving_car" for name in names]
+        raise UserError(f"Clips 'kinetics' need KINETICS_DIR: the folder with train/{name}/*.mp4.")
+    parts = ("train",) if split == "train" else ("val", "test")
+    folders = [Path(root) / part / name for part in parts]
     for folder in folders:
         if files := _videos_under(folder):
             return files
-    raise UserError(f"There are no videos in {' or '.join(map(str, folders))}: check KINETICS_DIR.")
+    present = sorted(path.name for part in parts for path in (Path(root) / part).glob("*") if path.is_dir())
+    hint = did_you_mean(name, present) if present else " Check KINETICS_DIR."
+    raise UserError(f"There are no videos in {' or '.join(map(str, folders))}.{hint}")
 
 
 def _file(path: Path, size: int, color: bool, frames: int) -> Clip:
@@ -234,61 +249,6 @@ def decode(path: Path, size: int, color: bool, frames: int) -> np.ndarray:
     if not decoded:
         raise UnreadableVideo("it has no frames")
     return np.stack(decoded)
-
-
-def cache_folder() -> Path:
-    """Return the folder of decoded clips: ``$DENOISED_MDP_CACHE``, else one in the user's cache."""
-    if folder := os.environ.get("DENOISED_MDP_CACHE"):
-        return Path(folder).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "denoised-mdp"
-
-
-def _cached(key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """Return the array stored under `key` as a read-only memory map; make and store it first if need be."""
-    path = cache_folder() / f"{key}.npy"
-    try:
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(path.with_suffix(".lock")):
-                if not path.exists():  # another process was faster
-                    _store(path, make())
-    except OSError as error:
-        reason = f"Cannot write the clip cache {path.parent} ({error})"
-        raise UserError(f"{reason}: set DENOISED_MDP_CACHE to another folder.") from error
-    try:
-        return np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        reason = f"Cannot read {path} of the clip cache ({error})"
-        raise UserError(f"{reason}: delete it, or set DENOISED_MDP_CACHE to another folder.") from error
-
-
-def _store(path: Path, array: np.ndarray) -> None:
-    """Write an array that is whole whenever somebody finds it, and that others may read as the umask says."""
-    temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            np.save(file, array)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _locked(path: Path):
-    """Hold a lock between processes, so that only one of them decodes a clip."""
-    try:
-        import fcntl
-    except ImportError:  # not POSIX: the atomic rename keeps the cache right, at the cost of double work
-        yield
-        return
-    try:
-        file = open(path, "a")
-    except PermissionError:  # another user's: to lock it, reading is enough
-        file = open(path)
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _progress(total: int):
