@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from ..agent import Agent
-from ..envs.factors import Factor, factors
+from ..envs.factors import SIGNAL, Factor, factors
 from ..envs.seeding import generator
 from ..errors import UserError
 from .data import Frozen, Recording, freeze, probe_seeds, record
@@ -45,13 +45,15 @@ class FactorMatrix:
         return self.scores[probe].mean(0)
 
     def summary(self, probe: str, part: str, source: str) -> tuple[float, float]:
-        """Mean R^2 of all factors of a source ("signal" or "noise") from one part; its mean and std over seeds.
+        """Mean R^2 of all factors of "signal" or "noise" from one part; its mean and std over seeds.
 
-        A factor that is predicted worse than by its mean counts as 0: nothing of it was found. nan without factors,
-        and the std with a single seed.
+        Signal is what can be controlled and matters for the reward, noise what cannot be controlled. A factor that is
+        predicted worse than by its mean counts as 0: nothing of it was found. nan without factors, and the std with a
+        single seed.
         """
-        columns = [i for i, factor in enumerate(self.factors) if factor.source == source]
-        if not columns:
+        group = [f.quadrant == SIGNAL if source == "signal" else f.source == "noise" for f in self.factors]
+        columns = np.flatnonzero(group)
+        if not len(columns):
             return float("nan"), float("nan")
         values = self.scores[probe][:, self.parts.index(part)][:, columns].clip(0.0).mean(1)  # [seeds]
         return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else float("nan")

@@ -133,7 +133,7 @@ def variations(config: Config) -> dict[str, tuple[Config, str]]:
     distractors at all.
     """
     found = {"as trained": (config, "train")}
-    if "video_background" in config.distractors:
+    if {"video_background", "tv"} & set(config.distractors):
         found["unseen clips"] = (config, "test")
     for name, options in config.distractors.items():
         option = DISTRACTORS[name].options.get("strength")
@@ -143,7 +143,7 @@ def variations(config: Config) -> dict[str, tuple[Config, str]]:
         strength = 2 * strength if option.allows(2 * strength) else strength / 2
         changed = config.distractors | {name: options | {"strength": strength}}
         found[f"{name} at strength {strength:g}"] = (dataclasses.replace(config, distractors=changed), "train")
-    if config.distractors:
+    if config.distractors and "tv" not in config.distractors:  # without its television the task is another one
         found["no distractors"] = (dataclasses.replace(config, distractors={}), "train")
     return found
 

@@ -20,11 +20,13 @@ COLORS = {"x": "#1f5fa8", "y": "#e4572e", "z": "#3a9d6b", "all": "#6c5b9e", "enc
 DARK = LinearSegmentedColormap.from_list("dark", ["#f6f8fb", "#cfe0f2", "#7fb0dc", "#2f76ba", "#0d2f5e"])
 PART_LABELS = {"all": "all latents", "encoder": "encoder"}
 CELL, GAP, LABEL, HEAD, FOOT = 0.5, 0.55, 1.45, 0.95, 0.75
-"""inches: side of a cell, between panels, for the labels at the left, above everything, below everything"""
+"""inches: height of a cell, between panels, for the labels at the left, above everything, below everything"""
+WIDEST = 16.0
+"""inches of all cells side by side; where there are many, they become narrow"""
 TITLE, LEAST = 0.42, 1.95
 """inches: for the title of a panel, least width of one"""
-NUMBERS_UP_TO = 40
-"""columns of a panel whose cells are still wide enough for numbers"""
+NUMBERS_FROM = 0.4
+"""inches of a cell that is wide enough for a number"""
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -53,7 +55,9 @@ def factor_heat_map(matrix: FactorMatrix, probe: str, title: str, note: str = ""
     keys = list(QUADRANTS)
     grid = [[_of(matrix.factors, keys[0]), _of(matrix.factors, keys[1])],
             [_of(matrix.factors, keys[2]), _of(matrix.factors, keys[3])]]  # fmt: skip
-    widths = [max(LEAST, CELL * max(len(row[i]) for row in grid)) for i in range(2)]
+    counts = [max(len(row[i]) for row in grid) for i in range(2)]
+    cell = min(CELL, WIDEST / max(1, sum(counts)))
+    widths = [max(LEAST, cell * count) for count in counts]
     rows = len(matrix.parts)
     panel = rows * CELL
     width = LABEL + widths[0] + GAP + widths[1] + 0.35
@@ -74,9 +78,9 @@ def factor_heat_map(matrix: FactorMatrix, probe: str, title: str, note: str = ""
         for c in range(2):
             key, found = keys[2 * r + c], grid[r][c]
             figure.text(left / width, 1 - (top + 0.22) / height, key, color=INK, fontsize=10, va="center")
-            axes = place(left, top + TITLE, max(CELL * len(found), 0.01) if found else widths[c], panel)
+            axes = place(left, top + TITLE, cell * len(found) if found else widths[c], panel)
             values = np.stack([scores[factor] for factor in found], 1) if found else None
-            _panel(axes, values, found, matrix.parts, QUADRANTS[key], labels=c == 0)
+            _panel(axes, values, found, matrix.parts, QUADRANTS[key], c == 0, cell >= NUMBERS_FROM)
             left += widths[c] + GAP
         top += TITLE + panel + names[r] + 0.15 * (r == 0)
     _color_bar(figure, place(LABEL, height - 0.52, 2.2, 0.13))
@@ -89,7 +93,9 @@ def _of(factors: Sequence[Factor], quadrant: str) -> list[Factor]:
     return [factor for factor in factors if factor.quadrant == quadrant]
 
 
-def _panel(axes, values: np.ndarray | None, factors: list[Factor], parts: list[str], homes, labels: bool) -> None:
+def _panel(
+    axes, values: np.ndarray | None, factors: list[Factor], parts: list[str], homes, labels: bool, numbers: bool
+) -> None:
     """One quadrant: values [parts, factors], or a note that this environment has nothing of the kind."""
     rows = len(parts)
     for side in axes.spines.values():
@@ -105,13 +111,14 @@ def _panel(axes, values: np.ndarray | None, factors: list[Factor], parts: list[s
         return
     count = len(factors)
     axes.imshow(values.clip(0, 1), cmap=DARK, vmin=0, vmax=1, extent=(0, count, rows, 0), aspect="auto")
-    axes.set_xticks(np.arange(count) + 0.5, [short_name(factor.name) for factor in factors], rotation=40, ha="right",
-                    rotation_mode="anchor", fontsize=8)  # fmt: skip
+    axes.set_xticks(np.arange(count) + 0.5, [short_name(factor.name) for factor in factors], fontsize=8, ha="right")
+    for label in axes.get_xticklabels():
+        label.set(rotation=40 if numbers else 60, rotation_mode="anchor")
     for x in range(1, count):
-        axes.axvline(x, color="white", linewidth=1.5)
+        axes.axvline(x, color="white", linewidth=1.5 if numbers else 0.5)
     for y in range(1, rows):
         axes.axhline(y, color="white", linewidth=1.5)
-    if count <= NUMBERS_UP_TO:
+    if numbers:
         for row, column in np.ndindex(values.shape):
             value = values[row, column]
             text = "<-1" if value < -0.995 else f"{value:.2f}".replace("-0.00", "0.00")

@@ -69,22 +69,21 @@ def rotation_columns(quaternion: np.ndarray) -> np.ndarray:
 def factors(env: gym.Env) -> list[Factor]:
     """Return the factors of an environment of this package, the signal's first.
 
-    A world may say more about itself: `signal_kinds` (a `Factor.kind` or "unseen" for each of its numbers; default:
-    all scalar) and `quadrants` (pattern of names -> key of `QUADRANTS`).
+    A world may say more about its numbers in `signal_kinds`: a `Factor.kind` or "unseen" for each; default: all scalar.
     """
     world = env.unwrapped.world.unwrapped  # without distractors
     signal, noise = env.unwrapped.signal_names, env.unwrapped.noise_names
     signal_kinds = getattr(world, "signal_kinds", ("scalar",) * len(signal))
-    noise_kinds = [_first_match(name, NOISE_KINDS, "scalar") for name in noise]
-    quadrants = dict(getattr(world, "quadrants", {}))
-    if any(name.startswith("noisy_sensor/") for name in noise):  # then the background is rewarded as well
-        quadrants |= {"noisy_sensor/*": RELEVANT_NOISE, "video_background/*": RELEVANT_NOISE}
-    found = _group("signal", signal, signal_kinds, quadrants, SIGNAL)
-    return found + _group("noise", noise, noise_kinds, quadrants, NOISE)
+    noise_kinds = [
+        next((kind for pattern, kind in NOISE_KINDS.items() if fnmatch(name, pattern)), "scalar") for name in noise
+    ]
+    return _group("signal", signal, signal_kinds, env.unwrapped.quadrants) + _group(
+        "noise", noise, noise_kinds, env.unwrapped.quadrants
+    )
 
 
 def _group(
-    source: str, names: Sequence[str], kinds: Sequence[str], quadrants: Mapping[str, str], default: str
+    source: str, names: Sequence[str], kinds: Sequence[str], quadrants: Mapping[str, str]
 ) -> list[Factor]:
     """Join the numbers of a quaternion, and those of a grid (``name_2_3``), to one factor each."""
     groups: dict[tuple[str, str], list[int]] = {}
@@ -94,9 +93,5 @@ def _group(
             groups.setdefault((joined, kind), []).append(column)
     out = []
     for (name, kind), columns in groups.items():
-        out.append(Factor(name, source, tuple(columns), kind, _first_match(name, quadrants, default)))
+        out.append(Factor(name, source, tuple(columns), kind, quadrants[names[columns[0]]]))
     return out
-
-
-def _first_match(name: str, table: Mapping[str, str], default: str) -> str:
-    return next((value for pattern, value in table.items() if fnmatch(name, pattern)), default)
