@@ -16,6 +16,7 @@ from .networks import scale_initial_weights, set_compute_dtype
 from .policies import POLICIES, Policy, PolicyBatch
 from .policies.base import adam, optimize, without_gradients
 from .rssm import Latent, structure
+from .runtime import restore_generator
 from .world_model import KLWeights, LatentMDP, WorldModel
 
 
@@ -166,7 +167,7 @@ class Agent(nn.Module):
         if not weights_only:
             for name, optimizer in self.optimizers.items():
                 optimizer.load_state_dict(state["optimizers"][name])
-            self.random.set_state(state["random"].cpu())
+            restore_generator(self.random, state["random"])
 
 
 def build_agent(

@@ -26,9 +26,21 @@ from safetensors import SafetensorError
 
 from .errors import UserError
 
-FORMAT = 1  # raise it when an older version of this package could no longer read what this one writes
+FORMAT = 2  # raise it when an older version of this package could no longer read what this one writes
 _NAME = re.compile(r"step_(\d+)(\.old)?")
 _UNFINISHED = ".tmp-"
+
+
+def _from_format_1(tree: dict[str, Any]) -> dict[str, Any]:
+    """Format 2 counts the bytes of TensorBoard's files, and what was due but not done when the run was stopped."""
+    if "log_lines" in tree:
+        tree["log"] = {"lines": tree.pop("log_lines"), "events": None}
+        tree |= {"pending": [], "config": None}
+    return tree
+
+
+MIGRATIONS = {1: _from_format_1}
+"""format -> the function that turns a tree of that format into one of the next"""
 
 
 class _Damaged(Exception):
@@ -165,7 +177,7 @@ def _read(path: Path, step: int, map_location: torch.device | str) -> dict[str, 
                 f"{path} was written by a newer version of denoised_mdp (checkpoint format {version}, this"
                 f" version reads up to {FORMAT}). Update denoised_mdp."
             )
-        if manifest["step"] != step or version != FORMAT:
+        if manifest["step"] != step or version not in (*MIGRATIONS, FORMAT):
             raise ValueError("manifest.json belongs elsewhere")
         files = {}
         for name in ("tensors.safetensors", "state.json"):
@@ -173,7 +185,10 @@ def _read(path: Path, step: int, map_location: torch.device | str) -> dict[str, 
             if hashlib.sha256(files[name]).hexdigest() != manifest["sha256"][name]:
                 raise ValueError(f"{name} differs from its checksum")
         tensors = safetensors.torch.load(files["tensors.safetensors"])
-        return _decode(json.loads(files["state.json"]), tensors, map_location)
+        tree = _decode(json.loads(files["state.json"]), tensors, map_location)
+        for older in range(version, FORMAT):
+            tree = MIGRATIONS[older](tree)
+        return tree
     except FileNotFoundError as error:
         raise _Damaged(f"{path} is incomplete: no {Path(error.filename).name}") from error
     except (OSError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:

@@ -1,4 +1,4 @@
-"""The command line: ``denoised-mdp train | evaluate | render | doctor``.
+"""The command line: ``denoised-mdp train | evaluate | render | compare | doctor``.
 
 Heavy imports wait until a command needs them, so that ``--help`` answers at once.
 """
@@ -84,6 +84,12 @@ def build_parser() -> argparse.ArgumentParser:
     render.add_argument("--output", type=Path, help="path without suffix (default: in RUN/videos)")
     render.set_defaults(function=_render)
 
+    compare = commands.add_parser("compare", help="tell whether two runs are identical, or where they differ")
+    compare.add_argument("first", type=Path, metavar="RUN_A", help="folder of a run")
+    compare.add_argument("second", type=Path, metavar="RUN_B", help="folder of another")
+    compare.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest of each")
+    compare.set_defaults(function=_compare)
+
     doctor = commands.add_parser("doctor", help="check this machine and a configuration before a long run")
     doctor.add_argument("overrides", nargs="*", metavar="key=value", help="as for train")
     doctor.set_defaults(function=_doctor)
@@ -104,9 +110,11 @@ def _train(arguments: argparse.Namespace) -> int:
     from denoised_mdp.config import load_config
 
     config = load_config(arguments.overrides)  # a typo is answered before PyTorch is imported
+    from denoised_mdp.stopping import StopRequest
     from denoised_mdp.trainer import train
 
-    return 0 if train(config) else _stopped()
+    stop = StopRequest()
+    return 0 if train(config, stop) else _stopped(stop.exit_code, " Everything is saved; the same command continues.")
 
 
 def _multirun(overrides: list[str]) -> int:
@@ -159,6 +167,12 @@ def _render(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _compare(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.compare import compare, report
+
+    return 0 if report(compare(arguments.first, arguments.second, checkpoint=arguments.checkpoint)) else 1
+
+
 def _doctor(arguments: argparse.Namespace) -> int:
     from denoised_mdp.config import load_config
 
@@ -174,14 +188,14 @@ def _train_help() -> str:
     return train_help()
 
 
-def _stopped() -> int:
-    print("denoised-mdp: stopped.", file=sys.stderr)
-    return 130
+def _stopped(code: int = 130, more: str = "") -> int:
+    print(f"denoised-mdp: stopped.{more}", file=sys.stderr)
+    return code
 
 
-def _fail(message: object) -> int:
+def _fail(message: object, code: int = 2) -> int:
     print(f"denoised-mdp: error: {message}", file=sys.stderr)
-    return 2
+    return code
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
@@ -192,8 +206,9 @@ def _show_warning(message, category, filename, lineno, file=None, line=None) -> 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    Returns the exit code: 0; 1 for problems that the doctor found; 2 for a mistake in the input, or a full disk
-    and the like; 130 when interrupted. Defects of ours are raised.
+    Returns the exit code: 0; 1 for problems that the doctor found, and for runs that differ; 2 for a mistake in the
+    input, or a full disk and the like; 3 for numbers that are not finite; 128 + the signal's number when a run was
+    stopped by one, 130 when another command was interrupted. Defects of ours are raised.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
@@ -204,13 +219,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     parser = build_parser()
     try:
-        known = ("train", "evaluate", "render", "doctor")
+        known = ("train", "evaluate", "render", "compare", "doctor")
         if argv and not argv[0].startswith("-") and argv[0] not in known:
             raise UserError(f"unknown command '{argv[0]}'.{did_you_mean(argv[0], known)}")
         arguments = parser.parse_args(argv or ["--help"])
         return arguments.function(arguments)
     except UserError as error:
-        return _fail(error)
+        return _fail(error, error.exit_code)
     except OSError as error:
         if error.errno not in MACHINE_ERRORS:
             raise

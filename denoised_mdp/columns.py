@@ -38,19 +38,20 @@ class Columns:
         folder: where the files lie.
         layout: their names (without ``.npy``), dtypes and shapes.
         places: rows that every file must have at least; when some have more, the surplus is not used.
+        writable: False only reads.
 
     Raises:
         UserError: a file is missing, truncated, or of another shape.
     """
 
-    def __init__(self, folder: Path, layout: Layout, places: int):
+    def __init__(self, folder: Path, layout: Layout, places: int, writable: bool = True):
         _refuse_other_shapes(folder, layout)
         self.folder, self.layout = folder, layout
         self._files: dict[str, _File] = {}
         for name in layout:
             path = folder / f"{name}.npy"
             try:
-                self._files[name] = _File(path)
+                self._files[name] = _File(path, writable)
                 found = len(self._files[name].rows)
                 if found < places:
                     raise ValueError(f"{found:,} rows instead of {places:,}")
@@ -136,10 +137,10 @@ class Columns:
 class _File:
     """One ``.npy`` file of rows, open for writing single rows and for reading many."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, writable: bool = True):
         self._path = path
         self._map()
-        self._file = os.open(path, os.O_RDWR)
+        self._file = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
 
     def _map(self) -> None:
         self._mapped = np.load(self._path, mmap_mode="r")

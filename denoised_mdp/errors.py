@@ -10,8 +10,10 @@ class UserError(Exception):
     """A mistake in the input (a key, a file, a folder, the machine's set-up), never a defect of ours.
 
     The message is one line that says what is wrong and what to do. The command line prints it without a
-    traceback and exits with code 2.
+    traceback and exits with `exit_code`.
     """
+
+    exit_code = 2
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:

@@ -2,26 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 
 from . import checkpoint as checkpoints
 from .agent import Agent, build_agent
-from .config import read_config
+from .config import differences, read_config, save_config
 from .envs import make_env
 from .errors import UserError
 from .runs import RunFolder
 from .runtime import resolve_device, resolve_precision
 from .schema import Config
+from .validation import build
 
 
 def environment_maker(config: Config, split: str = "train") -> Callable[[], gym.Env]:
     """A function without arguments (picklable) that makes the run's environment with clips of `split`."""
     options = dict(vars(config.env), distractors=config.distractors, split=split, clips_seed=config.seed)
     return functools.partial(make_env, options.pop("task"), **options)
+
+
+def prepare(config: Config, run: RunFolder) -> None:
+    """Write the configuration into a new run folder, or check that an old one continues the same run."""
+    if not checkpoints.list_steps(run.checkpoints):
+        save_config(config, run.config)  # nothing is lost if an earlier start in this folder failed
+        return
+    changed = differences(read_config(run.config), config)
+    if changed:
+        raise UserError(
+            f"{run.path} holds a run of another configuration ({'; '.join(changed)}). Choose another run_dir,"
+            " or repeat the command that began it to continue."
+        )
+
+
+@contextlib.contextmanager
+def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[None]:
+    """Answer a whole checkpoint `state` that is not of `config` in one line, at once or when it is restored inside."""
+    try:
+        if state.get("config"):  # checkpoints of format 1 have none
+            changed = differences(build(Config, state["config"]), config)
+            if changed:
+                raise ValueError("; ".join(changed))
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason if len(reason) < 300 else f"{reason[:300]} ..."
+        raise UserError(
+            f"The checkpoint in {run.checkpoints} does not fit {run.config}: one of them was replaced ({reason})."
+            " Restore the run folder from a copy, or start in a new run_dir."
+        ) from error
 
 
 def load_run(run: Path | str, *, checkpoint: int | None = None, device: str = "auto") -> tuple[Config, Agent, int]:
@@ -31,14 +65,9 @@ def load_run(run: Path | str, *, checkpoint: int | None = None, device: str = "a
     step, state = checkpoints.load(folder.checkpoints, checkpoint)
     where = resolve_device(device)
     dtype = resolve_precision(config.train.precision, where, deterministic=config.train.deterministic)
-    agent = build_agent(config, state["action_size"], device=where, dtype=dtype)
-    try:
+    with fitting(folder, config, state):
+        agent = build_agent(config, state["action_size"], device=where, dtype=dtype)
         agent.restore(state["agent"], weights_only=True)
-    except (RuntimeError, KeyError) as error:
-        raise UserError(
-            f"The weights in {folder.checkpoints} do not fit the model in {folder.config}: one of them was replaced."
-            " Restore the run folder from a copy."
-        ) from error
     return config, agent.eval(), step
 
 

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -55,12 +55,20 @@ class Logger:
             removed. None begins anew.
         lines: `Logger.lines` as it was when that checkpoint was saved; lines beyond are removed as well, even
             of the same step.
+        events: `Logger.events()` as it was then; TensorBoard's files are cut back to these sizes. None (old
+            checkpoints): TensorBoard is told to forget what came after `resume_step`.
 
     Raises:
         UserError: the files cannot be written.
     """
 
-    def __init__(self, run_dir: Path | str, resume_step: int | None = None, lines: int | None = None):
+    def __init__(
+        self,
+        run_dir: Path | str,
+        resume_step: int | None = None,
+        lines: int | None = None,
+        events: Mapping[str, int] | None = None,
+    ):
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only training needs it
 
         run_dir = Path(run_dir)
@@ -74,8 +82,14 @@ class Logger:
                 os.fsync(file.fileno())
             unfinished.replace(self.path)
             self._file = open(self.path, "a", encoding="utf-8", buffering=1)
-            purge = 0 if resume_step is None else resume_step + 1
-            self._writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge)
+            self._tensorboard = run_dir / "tensorboard"
+            purge = None
+            if resume_step is None or events is not None:
+                _cut_back(self._event_files(), events or {})
+            else:
+                purge = resume_step + 1
+            self._earlier = set(self._event_files())
+            self._writer = SummaryWriter(str(self._tensorboard), purge_step=purge)
         self.lines = len(kept)
         """lines in metrics.jsonl, to be saved in checkpoints"""
 
@@ -100,6 +114,16 @@ class Logger:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._writer.flush()
+            for path in set(self._event_files()) - self._earlier:
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+
+    def events(self) -> dict[str, int]:
+        """Return the size in bytes of every file of TensorBoard, to be saved in checkpoints; call `flush` before."""
+        return {path.name: path.stat().st_size for path in self._event_files()}
+
+    def _event_files(self) -> list[Path]:
+        return sorted(self._tensorboard.glob("events.out.tfevents.*"))
 
     def close(self) -> None:
         """Write what is left and close the files."""
@@ -115,6 +139,24 @@ class Logger:
                 f"Metrics cannot be written to {self.path.parent} ({error.strerror}). Make room and run the"
                 " same command again: it continues from the last checkpoint."
             ) from error
+
+
+def _cut_back(files: Iterable[Path], sizes: Mapping[str, int]) -> None:
+    """Cut TensorBoard's files back to `sizes`, at which whole records end, and delete those that have none.
+
+    Its own way, a record that makes readers forget later steps, knows no part of a step: what was logged for the
+    checkpoint's step but after it would appear twice.
+    """
+    for path in files:
+        if path.name not in sizes:
+            path.unlink()
+        elif path.stat().st_size > sizes[path.name]:
+            os.truncate(path, sizes[path.name])
+
+
+def is_wall_clock(name: str) -> bool:
+    """Whether a metric measures time, and so differs between equal runs: its last part tells (eval/seconds)."""
+    return "second" in name.rpartition("/")[2]
 
 
 def _lines_until(path: Path, step: int) -> list[str]:

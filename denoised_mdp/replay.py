@@ -6,6 +6,7 @@ A replay is a ring of rows in plain ``.npy`` files, one per column, which any Nu
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,22 @@ import numpy as np
 from .columns import Columns, Layout, bytes_needed
 from .errors import UserError
 
+_SAMPLED = 64  # rows whose checksums a checkpoint keeps
+
 
 def _layout(observation_shape: Sequence[int], action_size: int) -> Layout:
     """Return dtype and shape of one row of every column.
 
-    `number` comes last: it counts rows from 1 (0 means never written), so that a reopened replay can tell
-    which row of the experience a place in the files holds.
+    `number` counts rows from 1 (0 means never written), so that a reopened replay can tell which row of the
+    experience a place in the files holds. It is written first: of a row that a kill has torn, it tells that what
+    lay in its place before is gone.
     """
     return {
+        "number": (np.dtype(np.int64), ()),
         "observation": (np.dtype(np.uint8), tuple(map(int, observation_shape))),
         "action": (np.dtype(np.float32), (int(action_size),)),
         "reward": (np.dtype(np.float32), ()),
         "is_first": (np.dtype(np.bool_), ()),
-        "number": (np.dtype(np.int64), ()),
     }
 
 
@@ -75,7 +79,7 @@ class Replay:
 
     @classmethod
     def open(cls, folder: Path | str, state: Mapping[str, Any], capacity: int | None = None,
-             slack: int | None = None) -> Replay:
+             slack: int | None = None, read_only: bool = False) -> Replay:
         """Continue the replay in `folder` from what `state()` returned, without copying.
 
         Rows added after that moment are forgotten and will be overwritten. When so many had been added that
@@ -86,13 +90,15 @@ class Replay:
             state: what `state()` returned.
             capacity, slack: new ones, if not those of `state`. The files grow in place when they must. They
                 never shrink: with a smaller capacity the oldest rows are evicted and their places are slack.
+            read_only: rows will only be read; also works where nothing may be written.
 
         Raises:
             UserError: a file is missing, truncated, of another shape, or lacks rows that `state` counts; or
                 the disk is too small for the files to grow.
         """
         folder, total = Path(folder), state["total"]
-        columns = Columns(folder, _layout(state["observation_shape"], state["action_size"]), state["places"])
+        columns = Columns(folder, _layout(state["observation_shape"], state["action_size"]), state["places"],
+                          writable=not read_only)
         capacity = state["capacity"] if capacity is None else capacity
         slack = state["slack"] if slack is None else slack
         if capacity + slack > columns.places:
@@ -119,6 +125,12 @@ class Replay:
         starts = live[columns["is_first"][self._places(live)]]
         # The oldest episode may have lost its first rows: what is left of it counts as an episode.
         self._starts = np.union1d(live[:1], starts)
+        for row, digest in state.get("sample", []):
+            if row >= self._oldest and self._digest(row) != digest:
+                raise UserError(
+                    f"{folder} holds other rows than the checkpoint counts: it is damaged or of another run."
+                    " Restore it, or start in a new run_dir."
+                )
         return self
 
     def _attach(self, columns: Columns, capacity: int, slack: int, total: int) -> None:
@@ -227,14 +239,27 @@ class Replay:
         self._columns.forget("observation")
         return batch
 
+    def _digest(self, row: int) -> int:
+        """Return a checksum of the content of one row."""
+        place, digest = self._places(row), 0
+        for name in ("observation", "action", "reward", "is_first"):
+            digest = zlib.crc32(self._columns[name][place].tobytes(), digest)
+        return digest
+
     def flush(self) -> None:
         """Return once all rows would survive a power failure. Call it before saving a checkpoint."""
         self._columns.flush()
 
     def state(self) -> dict[str, Any]:
-        """Return the small JSON-ready description from which `Replay.open` continues."""
+        """Return the small JSON-ready description from which `Replay.open` continues.
+
+        It has the checksums of a few rows from everywhere, by which the files of another run are told from ours.
+        """
+        rows = sorted({int(row) for row in np.linspace(self._oldest, self.total - 1, _SAMPLED)} if self.total else ())
+        sample = [[row, self._digest(row)] for row in rows]
+        self._columns.forget("observation")
         return {"capacity": self.capacity, "slack": self.slack, "places": self._columns.places,
-                "total": self.total, "oldest": self._oldest,
+                "total": self.total, "oldest": self._oldest, "sample": sample,
                 "observation_shape": list(self.observation_shape), "action_size": self.action_size}
 
     def close(self) -> None:

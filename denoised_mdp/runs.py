@@ -29,6 +29,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.replay = self.path / "replay"
         self.videos = self.path / "videos"
+        self.diagnostics = self.path / "diagnostics"
 
     @classmethod
     def create(cls, path: Path | str) -> RunFolder:

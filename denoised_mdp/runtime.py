@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import warnings
+import zlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -72,3 +74,19 @@ def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     return device, resolve_precision(train.precision, device, deterministic=train.deterministic)
+
+
+def restore_generator(generator: torch.Generator, state: torch.Tensor) -> None:
+    """Let a generator continue from the state [n] of uint8 that a checkpoint holds.
+
+    The states of a CPU's and a GPU's generator have nothing in common: on the other kind of device the numbers are
+    new ones, which depend on the old state alone, with a warning.
+    """
+    if len(state) == len(generator.get_state()):
+        generator.set_state(state.cpu())
+        return
+    generator.manual_seed(zlib.crc32(state.cpu().numpy().tobytes()))
+    warnings.warn(
+        f"the run goes on on another kind of device ({generator.device.type}): its random numbers are other ones than"
+        " they would have been", stacklevel=2,
+    )

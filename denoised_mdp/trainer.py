@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import signal
+import dataclasses
 import time
 import warnings
 from typing import Any
@@ -15,27 +15,39 @@ import torch
 from . import checkpoint as checkpoints
 from .agent import build_agent
 from .analysis import render
-from .config import differences, read_config, save_config
+from .config import save_config
 from .envs.seeding import generator, generator_state, restore_generator, torch_seed
 from .errors import UserError
 from .evaluation import EvaluationResult, evaluate, evaluation_seeds
-from .loading import environment_maker
+from .finite import FiniteCheck
+from .loading import environment_maker, fitting, prepare
 from .logging import Logger, Progress, data_size
 from .replay import Replay
 from .runs import RunFolder
 from .runtime import configure
+from .runtime import restore_generator as restore_torch_generator
 from .schema import Config
+from .stopping import Stop, StopRequest
 
 
 class Trainer:
     """Trains one agent in one environment, and continues exactly where a checkpoint was taken.
 
     Every unit of work is one action in the environment or one update; how many updates are due follows from the
-    number of steps alone. So the loop can stop and continue between any two of them.
+    number of steps alone. So the loop can stop and continue between any two of them, and in the middle of the work
+    that only looks (evaluation, rendering), which then begins anew.
+
+    Args:
+        config: what to train, and how.
+        run: where to write; what is found there is continued.
+        stop: ends the loop when requested.
+
+    Raises:
+        UserError: the checkpoint in the folder is damaged, or is one of another configuration.
     """
 
-    def __init__(self, config: Config, run: RunFolder):
-        self.config, self.run = config, run
+    def __init__(self, config: Config, run: RunFolder, stop: StopRequest | None = None):
+        self.config, self.run, self.stop = config, run, stop or StopRequest()
         device, dtype = configure(config.train)
         self.precision = "bf16" if dtype == torch.bfloat16 else "float32"
         self.make_environment = environment_maker(config)
@@ -49,13 +61,17 @@ class Trainer:
         self.observation, self.carry = None, None
         self.window: dict[str, tuple[torch.Tensor, int]] = {}
         self.last_evaluation: EvaluationResult | None = None
-        self.stopping, self.saved = False, None
+        self.finite = FiniteCheck(run)
+        self.pending: list[str] = []  # housekeeping that is due: names of methods, in order
+        self.saved: tuple | None = None
 
         if checkpoints.list_steps(run.checkpoints):
             _, state = checkpoints.load(run.checkpoints)
-            self.restore(state)
-            self.saved = (self.step, self.updates)
-            self.logger = Logger(run.path, resume_step=self.step, lines=state["log_lines"])
+            with fitting(run, config, state):
+                self.restore(state)
+                log = state["log"]
+            self.saved = (self.step, self.updates, self.pending)
+            self.logger = Logger(run.path, resume_step=self.step, lines=log["lines"], events=log["events"])
         else:
             self.replay = self.open_replay(None)
             self.logger = Logger(run.path)
@@ -84,17 +100,20 @@ class Trainer:
         )
 
     def run_to_end(self) -> None:
-        """The loop: updates while some are due, else one more action; then what has come due."""
-        train = self.config.train
-        while not self.stopping:
-            if self.updates < self.updates_due():
-                self.learn()
-            elif self.step < train.total_steps:
-                self.collect()
-            else:
-                break
-            if self.updates == self.updates_due():
-                self.housekeeping()
+        """The loop: what has come due, else updates while some are due, else one more action."""
+        with contextlib.suppress(Stop):
+            while not self.stop.requested:
+                if self.pending:
+                    self.housekeeping()
+                    continue
+                if self.updates < self.updates_due():
+                    self.learn()
+                elif self.step < self.config.train.total_steps:
+                    self.collect()
+                else:
+                    break
+                if self.updates == self.updates_due():
+                    self.pending = self.come_due()
         self.save()
 
     def updates_due(self) -> int:
@@ -118,6 +137,7 @@ class Trainer:
                 generator=self.exploration,
             )
         self.observation, reward, terminated, truncated, _ = self.env.step(action)
+        self.finite.check_reward(self.step, reward)
         self.replay.add(self.observation, action, reward, False)
         self.episode_return += float(reward)
         self.step += self.config.env.action_repeat
@@ -143,26 +163,41 @@ class Trainer:
         """One batch, one update; metrics stay tensors until they are logged."""
         train = self.config.train
         batch = self.replay.sample(train.batch_size, train.segment_length, self.random["replay"])
-        for name, value in self.agent.update(batch, policy=self.updates >= train.policy_after).items():
+        metrics = self.agent.update(batch, policy=self.updates >= train.policy_after)
+        self.finite.add(self.step, self.updates, batch, metrics)
+        for name, value in metrics.items():
             total, count = self.window.get(name, (0.0, 0))
             self.window[name] = (total + value, count + 1)
         self.updates += 1
+        self.finite.check(wait=self.updates == self.updates_due())  # before anybody acts with bad weights
         self.progress.update(self.step, self.updates, self.last_return, self.last_evaluation)
 
-    def housekeeping(self) -> None:
-        """Log, evaluate, render and save at their intervals, after the updates of a round."""
+    def come_due(self) -> list[str]:
+        """What to do now, after the updates of a round or an action without any."""
         train = self.config.train
-        if self.due(train.log_every) and self.window:
-            metrics = {name: total / count for name, (total, count) in self.window.items()}
-            self.logger.log(self.step, metrics | {"train/updates": self.updates})
-            self.window = {}
-        if self.due(train.eval_every) and self.updates:
-            self.evaluate()
-        if self.due(train.render_every) and self.updates:
-            self.film()
-        if self.due(train.checkpoint_every):
-            self.save()
+        intervals = {
+            "log": train.log_every if self.window else 0,
+            "evaluate": train.eval_every if self.updates else 0,
+            "film": train.render_every if self.updates else 0,
+            "save": train.checkpoint_every,
+        }
+        return [name for name, every in intervals.items() if self.due(every)]
+
+    def housekeeping(self) -> None:
+        """Log, evaluate, render or save; what a stop interrupts stays due."""
+        job, *self.pending = self.pending
+        try:
+            getattr(self, job)()
+        except Stop:
+            self.pending = [job, *self.pending]
+            raise
         self.progress.update(self.step, self.updates, self.last_return, self.last_evaluation)
+
+    def log(self) -> None:
+        """Write the mean of the updates' metrics since the last time."""
+        metrics = {name: total / count for name, (total, count) in self.window.items()}
+        self.logger.log(self.step, metrics | {"train/updates": self.updates})
+        self.window = {}
 
     def due(self, every: int) -> bool:
         """Whether the last action crossed a multiple of `every` steps (0: never), or was the last of all."""
@@ -173,7 +208,9 @@ class Trainer:
         """Play held-out episodes with the actor's mode, always the same ones."""
         train, began = self.config.train, time.perf_counter()
         seeds = evaluation_seeds(self.config.seed, train.eval_episodes)
-        self.last_evaluation = result = evaluate(self.agent, self.make_environment, seeds)
+        with self.stop.at_once():
+            result = evaluate(self.agent, self.make_environment, seeds)
+        self.last_evaluation = result
         metrics = {"eval/return": result.mean, "eval/standard_error": result.standard_error}
         self.logger.log(self.step, metrics | {"eval/seconds": time.perf_counter() - began})
 
@@ -182,7 +219,8 @@ class Trainer:
         seeds, stem = evaluation_seeds(self.config.seed, 2), self.run.videos / f"step_{self.step:09d}"
         explore = self.config.train.exploration_noise
         try:
-            paths = render.film(self.agent, self.make_environment, seeds, stem, explore=explore)
+            with self.stop.at_once():
+                paths = render.film(self.agent, self.make_environment, seeds, stem, explore=explore)
         except UserError as error:  # a picture is not worth a run
             warnings.warn(f"no video of step {self.step:,}: {error}", stacklevel=2)
         else:
@@ -190,15 +228,19 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of everything; the rows of the replay are on disk before it counts them."""
-        if self.saved == (self.step, self.updates):
+        if self.saved == (self.step, self.updates, self.pending):
             return
+        state = self.state()
+        self.finite.check(wait=True)
+        self.finite.check_weights(self.step, {name: state["agent"][name] for name in ("weights", "optimizers")})
         self.logger.flush()
         self.replay.flush()
-        checkpoints.save(self.run.checkpoints, self.step, self.state())
-        self.saved = (self.step, self.updates)
+        state["log"] = {"lines": self.logger.lines, "events": self.logger.events()}
+        checkpoints.save(self.run.checkpoints, self.step, state)
+        self.saved = (self.step, self.updates, self.pending)
 
     def state(self) -> dict[str, Any]:
-        """All that a later process needs to continue bit for bit."""
+        """All that a later process needs to continue bit for bit, but for the log, which must be flushed first."""
         carry = self.carry and {
             "belief": self.carry.latent.belief,
             "state": self.carry.latent.state,
@@ -214,7 +256,8 @@ class Trainer:
             "carry": carry,
             "window": self.window,
             "agent": self.agent.state(),
-            "log_lines": self.logger.lines,
+            "config": dataclasses.asdict(self.config),
+            "pending": self.pending,
             "replay": self.replay.state(),
             "random": {name: generator_state(rng) for name, rng in self.random.items()},
             "exploration": self.exploration.get_state(),
@@ -227,7 +270,7 @@ class Trainer:
         self.step, self.updates, self.episodes = counters["step"], counters["updates"], counters["episodes"]
         self.episode_return, self.last_return = state["episode_return"], state["last_return"]
         self.observation = state["observation"]
-        self.window = state["window"]
+        self.window, self.pending = state["window"], state["pending"]
         self.agent.restore(state["agent"])
         self.replay = self.open_replay(state["replay"])
         self.random = {name: restore_generator(rng) for name, rng in state["random"].items()}
@@ -237,7 +280,7 @@ class Trainer:
                 " train.precision to keep to one",
                 stacklevel=2,
             )
-        self.exploration.set_state(state["exploration"])
+        restore_torch_generator(self.exploration, state["exploration"])
         if state["carry"] is not None:
             self.carry = self.agent.carry(**state["carry"])
         if state["env"] is not None:
@@ -251,44 +294,21 @@ class Trainer:
         self.progress.close()
 
 
-@contextlib.contextmanager
-def stop_on_signals(trainer: Trainer):
-    """Let SIGINT and SIGTERM end the loop after the work in hand, with a checkpoint; a second SIGINT at once."""
+def train(config: Config, stop: StopRequest | None = None) -> bool:
+    """Train from a configuration, or continue the run in its folder; True when it came to its end.
 
-    def stop(number: int, _) -> None:
-        if trainer.stopping and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        trainer.stopping = True
-
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def prepare(config: Config, run: RunFolder) -> None:
-    """Write the configuration into a new run folder, or check that an old one continues the same run."""
-    if not checkpoints.list_steps(run.checkpoints):
-        save_config(config, run.config)  # nothing is lost if an earlier start in this folder failed
-        return
-    changed = differences(read_config(run.config), config)
-    if changed:
-        raise UserError(
-            f"{run.path} holds a run of another configuration ({'; '.join(changed)}). Choose another run_dir,"
-            " or repeat the command that began it to continue."
-        )
-
-
-def train(config: Config) -> bool:
-    """Train from a configuration, or continue the run in its folder; True when it came to its end."""
-    run = RunFolder.create(config.run_dir)
-    with run.lock():
-        prepare(config, run)
-        trainer = Trainer(config, run)
+    stop: tells afterwards which signal ended the run, if one did.
+    """
+    run, stop = RunFolder.create(config.run_dir), stop or StopRequest()
+    with run.lock(), stop:
+        try:
+            with stop.at_once():  # nothing is lost, because nothing was done
+                prepare(config, run)
+                trainer = Trainer(config, run, stop)
+        except Stop:
+            return False
         save_config(config, run.config)  # what may change in a continued run, once its checkpoint has loaded
         trainer.announce()
-        with contextlib.closing(trainer), stop_on_signals(trainer):
+        with contextlib.closing(trainer):
             trainer.run_to_end()
-            return not trainer.stopping
+            return not stop.requested

@@ -15,8 +15,8 @@ ROOT = Path(denoised_mdp.__file__).parent
 LAYERS = (
     "errors",
     "columns",
-    "schema validation envs networks replay checkpoint runs logging runtime",
-    "composition rssm",
+    "schema validation envs networks replay checkpoint runs logging runtime stopping",
+    "composition rssm compare finite",
     "config manual world_model",
     "policies",
     "agent",

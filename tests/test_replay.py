@@ -193,8 +193,9 @@ def test_growing_in_place(tmp_path, before, after):
         fill(replay, more, episodes)
         fill(larger, more)
         if more == [3, 10]:  # stop and continue
+            state = replay.state()
             replay.close()
-            replay = Replay.open(tmp_path / "a", replay.state())
+            replay = Replay.open(tmp_path / "a", state)
         assert replay.total == larger.total and len(replay) == min(50, replay.total - oldest)
         starts = naive_starts(episodes, 50, 3, oldest)
         assert sorted(numbers(replay.sample(len(starts), 3, EveryChoice()))[0]) == starts

@@ -1,34 +1,17 @@
 """The loop from environment to checkpoint, on small real runs."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from small_runs import lines, tiny
 
 import denoised_mdp
-from denoised_mdp.config import load_config
 from denoised_mdp.envs.toy import CountingEnv
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
 from denoised_mdp.loading import environment_maker
 from denoised_mdp.runs import RunFolder
-from denoised_mdp.trainer import Trainer, prepare, train
-
-TINY = [
-    "preset=debug", "env=toy", "env.task=dot", "distractors=none", "env.episode_steps=40", "train.total_steps=200",
-    "train.prefill_steps=80", "train.train_every=40", "train.eval_every=80", "train.render_every=0",
-    "train.checkpoint_every=80", "train.log_every=40", "train.deterministic=true",
-]  # fmt: skip
-
-
-def tiny(path: Path, *overrides: str):
-    return load_config([*TINY, f"run_dir={path}", *overrides])
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+from denoised_mdp.trainer import Trainer, train
 
 
 @pytest.fixture(autouse=True)
@@ -90,43 +73,6 @@ def test_counting_environment_proves_the_alignment(tmp_path):
                 assert np.array_equal(batch["action"][t, b], sent[episode, count])
     assert max(starts) == 24 - 2 * 5  # the last start of a whole episode
     trainer.close()
-
-
-def stop_after_units(trainer: Trainer, count: int) -> None:
-    """Let the loop end after `count` units of work: actions or updates."""
-    done = iter(range(1, count + 1))
-
-    def counted(unit):
-        def run():
-            unit()
-            trainer.stopping = next(done) == count
-
-        return run
-
-    trainer.collect, trainer.learn = counted(trainer.collect), counted(trainer.learn)
-
-
-@pytest.mark.parametrize("policy", ["backprop", "sac"])
-def test_stopping_anywhere_and_continuing_changes_nothing(tmp_path, policy):
-    """Stopped inside an episode and between two updates, the run ends bit-identical to the undisturbed one."""
-    overrides = [f"policy={policy}", "policy.hidden=16", "distractors=none"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert train(tiny(whole, *overrides))
-    for stop_after in (50, 47, 9, 10_000):
-        run = RunFolder.create(parts)
-        prepare(tiny(parts, *overrides), run)
-        trainer = Trainer(tiny(parts, *overrides), run)
-        stop_after_units(trainer, stop_after)
-        trainer.run_to_end()
-        trainer.close()
-
-    ignore = {"eval/seconds"}
-    strip = lambda rows: [{k: v for k, v in row.items() if k not in ignore} for row in rows]  # noqa: E731
-    assert strip(lines(whole)) == strip(lines(parts))
-    left, right = (denoised_mdp.load(path, device="cpu").state_dict() for path in (whole, parts))
-    assert all(torch.equal(left[name], right[name]) for name in left)
-    for name in ("observation", "action", "reward", "is_first"):
-        assert np.array_equal(*(np.load(path / "replay" / f"{name}.npy") for path in (whole, parts)))
 
 
 def test_evaluation_repeats_itself_and_leaves_training_alone(finished):

@@ -1,0 +1,65 @@
+"""Leaving on request: which signals stop a run, and which work they may interrupt."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class Stop(BaseException):
+    """Raised in the middle of work that can be abandoned, when the run was asked to stop."""
+
+
+class StopRequest:
+    """Whether, and by which signal, the run was asked to stop.
+
+    As a context it takes SIGINT, SIGTERM and SIGUSR1 over from Python. Normally they only set `requested`, and the
+    work in hand is completed; within `at_once` they abandon it. A second SIGINT raises KeyboardInterrupt anywhere.
+    """
+
+    def __init__(self):
+        self.requested = False
+        self.signal: int | None = None
+        self._at_once = False
+        self._previous: dict = {}
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the number of the signal, as shells report a process that a signal has ended."""
+        return 128 + (self.signal or signal.SIGINT)
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+            self._previous = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested, self.signal = True, self.signal or number
+        if self._at_once:
+            self._at_once = False  # whatever follows, such as a checkpoint, is completed
+            raise Stop
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let a request raise `Stop` in this block, which must be work that can be abandoned and begun anew."""
+        if self.requested:
+            raise Stop
+        self._at_once = True
+        try:
+            yield
+        except Exception as error:
+            if self.requested:  # child processes got the signal as well, and their end looks like a failure
+                raise Stop from error
+            raise
+        finally:
+            self._at_once = False

@@ -1,0 +1,191 @@
+"""Kill a training again and again, continue it each time, and compare with the run that nobody disturbed.
+
+    python scripts/fault_injection.py --kills 100 --seed 0 --output results/fault_injection.json
+
+Each training is the command `denoised-mdp train ...` in a process of its own, forked from one that has imported the
+package, which saves the seconds of the imports. Half of the kills are SIGKILL after a random time, which often meets
+the start. Half come from an alarm of the kernel that is set while a checkpoint is being written, before one of its
+files is forced to the disk, and that ends the process in the middle of whatever it does, without any Python code being
+run. After a kill the newest checkpoint must be whole, no older than one interval, and the same command must continue.
+Runs that reach their end must be bit-identical to undisturbed ones in everything that `denoised-mdp compare` looks at.
+The exit code is 0 if all of that holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils import tensorboard
+
+from denoised_mdp import checkpoint, trainer
+from denoised_mdp.cli import main
+from denoised_mdp.compare import compare, report
+
+STEPS, INTERVAL = 800, 40  # of a run; between its checkpoints
+RUN = [
+    "preset=debug", "env=toy", "env.task=dot", "distractors=video_background,camera_jitter", "env.episode_steps=70",
+    f"train.total_steps={STEPS}", "train.prefill_steps=80", "train.train_every=60", "train.updates=2",
+    f"train.checkpoint_every={INTERVAL}", "train.eval_every=240", "train.eval_episodes=1", "train.render_every=0",
+    "train.log_every=60", "train.deterministic=true", "replay.capacity=150", "policy.hidden=16", "model.depth=4",
+]  # fmt: skip
+
+
+def command(folder: Path, seed: int) -> list[str]:
+    """The command that begins and continues run number `seed`; even ones use one policy, odd ones the other."""
+    return ["train", *RUN, f"policy={('backprop', 'sac')[seed % 2]}", f"seed={seed}", f"run_dir={folder}"]
+
+
+def start(arguments: list[str], log: Path, alarm: tuple[int, int, float] | None = None) -> int:
+    """Run a command in a new process; return its id. alarm: see `set_alarm`."""
+    child = os.fork()
+    if child:
+        return child
+    code = 70
+    try:
+        with open(log, "ab", buffering=0) as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        if alarm:
+            set_alarm(*alarm)
+        code = main(arguments)
+    finally:
+        os._exit(code)
+
+
+def set_alarm(number: int, call: int, seconds: float) -> None:
+    """Let this process be ended `seconds` after it begins to force the `call`-th file of its n-th checkpoint to disk.
+
+    With its folders, a checkpoint has five.
+    """
+    save, fsync, count = checkpoint.save, os.fsync, Counter()
+
+    def counted_save(*args, **options):
+        count["saves"] += 1
+        return save(*args, **options)
+
+    def counted_fsync(file):
+        count["calls"] += count["saves"] == number
+        if count["calls"] == call:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        return fsync(file)
+
+    checkpoint.save, os.fsync = counted_save, counted_fsync
+
+
+def wait(child: int, limit: float | None = None) -> int | None:
+    """Wait for a process; return its exit code, minus a signal's number if one ended it, or None at the limit."""
+    began = time.monotonic()
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if limit is not None and time.monotonic() - began >= limit:
+            return None
+        time.sleep(0.001)
+
+
+def rows_written(folder: Path) -> int:
+    """How many rows the replay in a run folder has ever seen, those after the newest checkpoint included."""
+    return int(np.load(folder / "replay" / "number.npy").max())
+
+
+def inspect(folder: Path, before: int, found: Counter) -> int:
+    """Check what a kill has left; return the step of the newest whole checkpoint (0: none yet)."""
+    checkpoints = folder / "checkpoints"
+    if any(checkpoints.glob(".tmp-*")):
+        found["kills that left an unfinished checkpoint"] += 1
+    if not checkpoint.list_steps(checkpoints):
+        found["kills before the first checkpoint"] += 1
+        assert not before, "the checkpoint is gone"
+        return 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a torn checkpoint under a final name would be one
+        step, tree = checkpoint.load(checkpoints)
+    assert step >= before, f"went back from step {before} to {step}"
+    lost = rows_written(folder) - tree["replay"]["total"]  # two steps per row, and one more row per episode
+    assert lost <= INTERVAL // 2 + 1, f"{lost} rows were lost"
+    found["most rows lost"] = max(found["most rows lost"], lost)
+    return step
+
+
+def disturb(folder: Path, seed: int, kills: int, rng: random.Random, pace: float, found: Counter) -> int:
+    """Train to the end with up to `kills` kills on the way; return how many were made.
+
+    pace: seconds from one checkpoint to the next, start and end of the process included.
+    """
+    made, step, log = 0, 0, folder.with_suffix(".log")
+    while made < kills:
+        if rng.random() < 0.5:
+            child = start(command(folder, seed), log, (rng.randint(1, 3), rng.randint(1, 5), rng.uniform(1e-6, 2e-3)))
+            code = wait(child)
+            kind = "kills by an alarm in a checkpoint"
+        else:
+            child = start(command(folder, seed), log)
+            code = wait(child, limit=rng.uniform(0.0, 5 * pace))
+            if code is None:
+                os.kill(child, signal.SIGKILL)
+                code = wait(child)
+            kind = "kills at a random time"
+        if code == 0:
+            return made
+        if code not in (-signal.SIGKILL, -signal.SIGALRM):
+            sys.exit(f"the command ended with {code}: see {log}")
+        made, found[kind] = made + 1, found[kind] + 1
+        step = inspect(folder, step, found)
+    code = wait(start(command(folder, seed), log))
+    if code:
+        sys.exit(f"the command ended with {code}: see {log}")
+    return made
+
+
+def run() -> int:
+    """Parse the arguments, make the kills, report; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--per-run", type=int, default=25, help="kills before a run is left in peace")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="write the result here, as JSON")
+    arguments = parser.parse_args()
+    rng, found, runs, began = random.Random(arguments.seed), Counter(), 0, time.monotonic()
+    work, kills = Path(tempfile.mkdtemp(prefix="fault-injection-")), 0
+    while kills < arguments.kills:
+        whole, disturbed = work / f"{runs}-whole", work / f"{runs}-disturbed"
+        start_time = time.monotonic()
+        if wait(start(command(whole, runs), whole.with_suffix(".log"))):
+            sys.exit(f"the undisturbed run failed: see {whole}.log")
+        pace = (time.monotonic() - start_time) / (STEPS / INTERVAL)
+        limit = min(arguments.per_run, arguments.kills - kills)
+        kills += disturb(disturbed, runs, limit, rng, pace, found)
+        print(f"run {runs}: {kills} kills so far, {dict(found)}", flush=True)
+        if not report(compare(whole, disturbed)):
+            sys.exit(f"{whole} and {disturbed} differ")
+        runs += 1
+    result = {"kills": kills, "runs": runs, "identical": runs, **found, "seconds": round(time.monotonic() - began),
+              "seed": arguments.seed, "torch": torch.__version__, "python": platform.python_version(),
+              "machine": f"{platform.machine()}, {os.cpu_count()} cores"}  # fmt: skip
+    print(json.dumps(result, indent=1))
+    if arguments.output:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    shutil.rmtree(work)
+    return 0
+
+
+if __name__ == "__main__":
+    assert trainer and tensorboard  # imported here, so that the forked processes need not
+    torch.use_deterministic_algorithms(True)  # imports much as well
+    sys.exit(run())

@@ -1,0 +1,53 @@
+"""Whole runs that take seconds, and ways to stop them anywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from denoised_mdp.config import load_config
+from denoised_mdp.loading import prepare
+from denoised_mdp.runs import RunFolder
+from denoised_mdp.schema import Config
+from denoised_mdp.trainer import Trainer
+
+TINY = [
+    "preset=debug", "env=toy", "env.task=dot", "distractors=none", "env.episode_steps=40", "train.total_steps=200",
+    "train.prefill_steps=80", "train.train_every=40", "train.eval_every=80", "train.render_every=0",
+    "train.checkpoint_every=80", "train.log_every=40", "train.deterministic=true",
+]  # fmt: skip
+
+
+def tiny(path: Path, *overrides: str) -> Config:
+    """The configuration of a run of 200 steps in a toy environment: 100 actions and 8 updates."""
+    return load_config([*TINY, f"run_dir={path}", *overrides])
+
+
+def lines(path: Path) -> list[dict]:
+    """What metrics.jsonl holds."""
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def stop_after_units(trainer: Trainer, count: int) -> None:
+    """Let the loop end after `count` units of work: actions or updates."""
+    done = iter(range(1, count + 1))
+
+    def counted(unit):
+        def run():
+            unit()
+            trainer.stop.requested = next(done) == count
+
+        return run
+
+    trainer.collect, trainer.learn = counted(trainer.collect), counted(trainer.learn)
+
+
+def run_in_parts(config: Config, *counts: int) -> None:
+    """Train in a new process's way once per count: so many units of work, then a stop; at last to the end."""
+    for count in (*counts, 10**9):
+        run = RunFolder.create(config.run_dir)
+        prepare(config, run)
+        trainer = Trainer(config, run)
+        stop_after_units(trainer, count)
+        trainer.run_to_end()
+        trainer.close()

@@ -1,0 +1,197 @@
+"""A stop anywhere changes nothing: with a real task and all distractors, and in the middle of an evaluation."""
+
+import os
+import signal
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import TINY, lines, run_in_parts, tiny
+
+import denoised_mdp
+from denoised_mdp import checkpoint
+from denoised_mdp.cli import main
+from denoised_mdp.compare import compare, report, scalars_of
+from denoised_mdp.config import load_config, read_config
+from denoised_mdp.envs import DISTRACTORS
+from denoised_mdp.evaluation import evaluate
+from denoised_mdp.logging import is_wall_clock
+from denoised_mdp.runtime import restore_generator
+from denoised_mdp.stopping import StopRequest
+from denoised_mdp.trainer import train
+
+FITTING = [name for name, info in DISTRACTORS.items() if "dmc" in getattr(info, "suites", ("dmc",))]
+ALL_DISTRACTORS = [
+    "env=dmc", "env.task=cheetah_run", f"distractors={','.join(FITTING)}", "train.total_steps=80",
+    "train.prefill_steps=40", "train.train_every=20", "train.eval_every=60", "train.checkpoint_every=40",
+    "train.log_every=20", "env.episode_steps=50", "policy.hidden=16", "train.eval_episodes=1",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def nondeterministic_again():
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def identical(first: Path, second: Path) -> bool:
+    """Whether two runs are bit-identical, and TensorBoard shows what metrics.jsonl holds, each once."""
+    logged = [(line["step"], name) for line in lines(second) for name in line if name != "step"]
+    assert [scalar[:2] for scalar in scalars_of(second / "tensorboard")] == sorted(logged)
+    return report(compare(first, second))
+
+
+@pytest.mark.parametrize("policy", ["backprop", "sac"])
+def test_a_real_task_with_all_distractors_continues_exactly(tmp_path, policy):
+    """Stopped in the prefill, inside an episode after it, and between two updates of a round."""
+    overrides = [*(text for text in TINY if text != "distractors=none"), *ALL_DISTRACTORS, f"policy={policy}"]
+    whole, parts = (load_config([*overrides, f"run_dir={tmp_path / name}"]) for name in ("whole", "parts"))
+    assert train(whole)
+    run_in_parts(parts, 7, 14, 9, 12)  # unit 21 is the first update; an action takes two steps
+    assert identical(tmp_path / "whole", tmp_path / "parts")
+    assert {name for line in lines(tmp_path / "parts") for name in line} >= {"eval/return", "train/return"}
+
+
+@pytest.mark.parametrize("policy", ["backprop", "sac"])
+def test_every_single_stop(tmp_path, policy):
+    """Stopped after every single action and update around the first round and the end of an episode."""
+    overrides = [f"policy={policy}", "policy.hidden=8", "train.total_steps=100", "train.eval_every=70",
+                 "train.prefill_steps=68", "train.train_every=30", "replay.capacity=30", "train.checkpoint_every=20"]
+    assert train(tiny(tmp_path / "whole", *overrides))
+    run_in_parts(tiny(tmp_path / "parts", *overrides), 33, *[1] * 6)
+    assert identical(tmp_path / "whole", tmp_path / "parts")
+
+
+class SignallingEnv:
+    """Sends a signal to its own process at the given step of the evaluation."""
+
+    def __init__(self, env, number, at):
+        self.env, self.number, self.left = env, number, at
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+    def step(self, action):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), self.number)
+        return self.env.step(action)
+
+
+def test_an_evaluation_in_progress_is_left_at_once_and_repeated(tmp_path, monkeypatch):
+    """For each signal: exit code 128 + its number, and nothing is lost or done twice."""
+    options = ["train.render_every=80", "train.total_steps=80"]
+    assert train(tiny(tmp_path / "whole", *options))
+    command = ["train", *TINY, *options, f"run_dir={tmp_path / 'parts'}"]
+    calls, played = [], []
+
+    def signalling(agent, make_environment, seeds, **kwargs):
+        calls.append(kwargs)
+        number = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, None][len(calls) - 1 if len(calls) < 5 else 3]
+        if number is None:
+            return evaluate(agent, make_environment, seeds, **kwargs)
+
+        def make():
+            return SignallingEnv(make_environment(), number, at=3)
+
+        result = evaluate(agent, make, seeds, **kwargs)
+        played.append(result)  # not reached
+        return result
+
+    # The evaluation of step 80 is interrupted twice and then its film.
+    monkeypatch.setattr("denoised_mdp.trainer.evaluate", signalling)
+    monkeypatch.setattr("denoised_mdp.analysis.render.evaluate", signalling)
+    assert main(command) == 128 + signal.SIGTERM
+    assert checkpoint.list_steps(tmp_path / "parts" / "checkpoints") == [80]
+    assert main(command) == 128 + signal.SIGUSR1
+    assert not any("eval/return" in line for line in lines(tmp_path / "parts"))
+    monkeypatch.setattr("denoised_mdp.trainer.evaluate", evaluate)
+    assert main(command) == 128 + signal.SIGINT
+    assert sum("eval/return" in line for line in lines(tmp_path / "parts")) == 1
+    assert main(command) == 0
+    assert not played and len(list((tmp_path / "parts" / "videos").glob("*.mp4"))) == 1
+    assert identical(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_signals_during_an_update_or_a_checkpoint_wait_for_its_end(tmp_path, monkeypatch):
+    real, saved = checkpoint.save, []
+
+    def save(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        saved.append(real(*arguments, **options))
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    assert main(["train", *TINY, f"run_dir={tmp_path / 'run'}"]) == 128 + signal.SIGTERM
+    assert len(saved) == 1 and checkpoint.load(tmp_path / "run" / "checkpoints")[0] == 80
+
+
+def test_a_second_interrupt_leaves_whatever_is_done():
+    stop = StopRequest()
+    before = signal.getsignal(signal.SIGINT)
+    with stop, pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+        assert stop.requested
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_failure_that_a_stop_has_caused_is_the_stop():
+    """Ctrl-C also ends child processes, such as the encoder of a film; that is no error of theirs."""
+    from denoised_mdp.stopping import Stop
+
+    stop = StopRequest()
+    with pytest.raises(ValueError), stop.at_once():
+        raise ValueError
+    with pytest.raises(Stop), stop.at_once():
+        stop.requested = True
+        raise BrokenPipeError
+    with pytest.raises(Stop), stop.at_once():
+        pytest.fail("begun after the request")
+
+
+def test_a_run_of_an_older_format_continues(tmp_path):
+    """A run folder that version 0.1 left in checkpoint format 1, inside an episode."""
+    with tarfile.open(Path(__file__).parent / "data" / "run_format_1.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    path = tmp_path / "run_format_1"
+    before, config = lines(path), read_config(path)
+    config.run_dir = str(path)
+    assert checkpoint.load(path / "checkpoints")[0] == 124
+    denoised_mdp.load(path, device="cpu")
+    assert train(config)
+    logged = lines(path)
+    assert logged[: len(before)] == before and logged[-1]["step"] == 200
+    names = [(line["step"], name) for line in logged for name in line if name != "step"]
+    assert [scalar[:2] for scalar in scalars_of(path / "tensorboard")] == sorted(names)
+    assert len(set(names)) == len(names)
+    assert [line["step"] for line in logged if "eval/return" in line] == [80, 160, 200]
+    assert [line["train/updates"] for line in logged if "train/updates" in line] == [2, 4, 6, 8]
+    assert checkpoint.load(path / "checkpoints")[0] == 200
+
+
+def test_metrics_that_measure_time_are_known_by_name(tmp_path):
+    assert is_wall_clock("eval/seconds") and is_wall_clock("train/steps_per_second")
+    assert not is_wall_clock("eval/return") and not is_wall_clock("seconds/return")
+
+
+def test_what_a_gpu_saved_loads_on_a_cpu(tmp_path):
+    """A GPU's generator has a state of 16 bytes: on a CPU other numbers follow, always the same, with a warning."""
+    config = tiny(tmp_path / "run", "train.total_steps=160")
+    run_in_parts(config, 90)
+    step, state = checkpoint.load(tmp_path / "run" / "checkpoints")
+    state["exploration"] = state["agent"]["random"] = torch.arange(16, dtype=torch.uint8)
+    checkpoint.save(tmp_path / "run" / "checkpoints", step, state)
+    denoised_mdp.load(tmp_path / "run", device="cpu")
+    with pytest.warns(UserWarning, match="another kind of device"):
+        assert train(config)
+    draws = []
+    for value in (1, 1, 2):
+        generator = torch.Generator()
+        with pytest.warns(UserWarning):
+            restore_generator(generator, torch.full((16,), value, dtype=torch.uint8))
+        draws.append(torch.rand(3, generator=generator))
+    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
