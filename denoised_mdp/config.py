@@ -93,6 +93,8 @@ def _check(config: Config) -> None:
     model, kl, train, env = config.model, config.model.kl, config.train, config.env
     if env.task not in tasks(env.suite):
         raise UserError(f"env.task={env.task}: unknown task.{did_you_mean(env.task, tasks(env.suite))}")
+    if env.reward != "dense" and env.suite != "robodesk":
+        raise UserError(f"env.reward={env.reward}: suite {env.suite} has no choice of rewards: only env=robodesk has.")
     for name in "xyz":
         size: dict[str, int] = vars(getattr(model, name))
         for key, width in size.items():

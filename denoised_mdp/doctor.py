@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import resource
@@ -30,6 +31,7 @@ from .runtime import configure
 from .schema import Config
 
 GIB = 2**30
+TV_ROWS = 60  # of the clips on RoboDesk's television
 SLOW_ACTION = 0.02  # seconds; a paper-sized run would spend three hours in the environment
 LONG_RUN = 48 * 3600  # seconds
 
@@ -56,8 +58,9 @@ class Doctor:
         device, dtype = configure(config.train)
         _row("device", f"{device}, {'bf16' if dtype else 'float32'}, {torch.get_num_threads()} CPU threads")
         self.attempt(self.check_run_folder)
-        if "video_background" in config.distractors:
-            self.attempt(self.check_clips)
+        for name, size in (("video_background", config.env.size), ("tv", TV_ROWS)):
+            if name in config.distractors:
+                self.attempt(functools.partial(self.check_clips, config.distractors[name], size))
         environment = self.attempt(environment_maker(config))
         if environment is not None:
             action_seconds = self.attempt(lambda: self.check_environment(environment))
@@ -99,13 +102,13 @@ class Doctor:
         if changed := differences(read_config(folder), self.config):
             raise UserError(f"{folder} holds another configuration ({'; '.join(changed)}): choose another run_dir.")
 
-    def check_clips(self, sample: int = 10) -> None:
+    def check_clips(self, options: dict, size: int, sample: int = 10) -> None:
         """Count the clips of both splits and decode the first `sample` of each; names those that fail."""
-        options, env = self.config.distractors["video_background"], self.config.env
+        env, color = self.config.env, options.get("color", True)  # a television is always coloured
         for split in SPLITS:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                clips = open_clips(env.clips, split, env.size, options["color"], options["frames"])
+                clips = open_clips(env.clips, split, size, color, options["frames"])
                 frames = [clip.frames() for clip in clips[:sample]]
             lengths = [len(clip) for clip in frames if clip is not None]
             _row(f"clips, {split}", f"{len(clips):,} found; {sum(lengths):,} frames in the first {len(lengths)}")
@@ -121,7 +124,7 @@ class Doctor:
         actions = min(actions, self.config.episode_rows - 1)
         action = _median_seconds(lambda: environment.step(environment.action_space.sample()), actions)
         renderer = "none needed"
-        if self.config.env.suite == "dmc":
+        if self.config.env.suite != "toy":
             from .envs.rendering import BACKEND
 
             renderer = BACKEND or "the display's"

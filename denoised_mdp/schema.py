@@ -31,13 +31,14 @@ def group(factory: Any, help: str) -> Any:
 class EnvConfig:
     """The environment, without its distractors; the fields are keyword arguments of ``make_env``."""
 
-    suite: str = option("dmc", "where the task comes from", choices=("dmc", "toy"))
+    suite: str = option("dmc", "where the task comes from", choices=("dmc", "robodesk", "toy"))
     task: str = option("cheetah_run", "domain and task, joined by an underscore")
     size: int = option(64, "height and width of the observation in pixels", choices=(64, 96))
     action_repeat: int = option(2, "environment steps per action", low=1)
     episode_steps: int = option(1000, "length of an episode in steps", low=1)
     camera: int = option(0, "number of the task's camera", low=0)
     quality: str = option("fast", "rendering: fast (no shadows) or faithful", choices=("fast", "faithful"))
+    reward: str = option("dense", "RoboDesk's reward; other suites have one", choices=("dense", "sparse", "success"))
     clips: str = option("procedural", "background clips: procedural, kinetics, or a folder or glob of videos")
 
 

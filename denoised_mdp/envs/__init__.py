@@ -23,6 +23,7 @@ def make_env(
     episode_steps: int = 1000,
     camera: int | str = 0,
     quality: str = "fast",
+    reward: str = "dense",
     clips: str = "procedural",
     split: str = "train",
     clips_seed: int = 0,
@@ -32,14 +33,15 @@ def make_env(
     """Build an environment with pixel observations and any distractors.
 
     Args:
-        task: 'domain_task' of the DeepMind Control Suite, or 'dot' or 'counting' of suite "toy".
-        suite: "dmc" or "toy".
+        task: 'domain_task' of the DeepMind Control Suite, or a task of suite "robodesk" or "toy", see `tasks`.
+        suite: "dmc", "robodesk" or "toy".
         distractors: name -> options, e.g. ``{"video_background": {"color": True}, "camera_jitter": {}}``; see
             `DISTRACTORS`. They are applied in the package's order, whatever the mapping's.
         size: height and width of the observation in pixels.
         action_repeat: inner steps per action.
         episode_steps: inner steps per episode.
         camera, quality: see `denoised_mdp.envs.rendering.Renderer`.
+        reward: "dense", "sparse" or "success" for suite "robodesk"; others have one reward, "dense".
         clips, split: see `denoised_mdp.envs.video.open_clips`.
         clips_seed: decides which clips the background shows, in every episode; where an episode starts in
             them depends on its own seed.
@@ -53,7 +55,6 @@ def make_env(
         UserError: a name, option or value that does not exist, or a distractor that does not fit the task.
     """
     recipe = dict(locals())
-    from denoised_mdp.envs import distractors as wrappers
     from denoised_mdp.envs.pixels import PixelEnv
 
     for name, number in (("size", size), ("action_repeat", action_repeat), ("episode_steps", episode_steps)):
@@ -64,17 +65,23 @@ def make_env(
     known = tasks(suite)
     if task not in known:
         raise UserError(f"Unknown task {task!r}.{did_you_mean(task, known)}")
+    if reward != "dense" and suite != "robodesk":
+        raise UserError(f"Suite {suite!r} has no choice of rewards: reward must be 'dense', not {reward!r}.")
     chosen = check_distractors(distractors or {}, task, suite)
     if suite == "toy":
         from denoised_mdp.envs.toy import CountingEnv, ToyEnv
 
         world = {"dot": ToyEnv, "counting": CountingEnv}[task](size, episode_steps)
+    elif suite == "robodesk":
+        from denoised_mdp.envs.robodesk import RoboDeskEnv
+
+        world = RoboDeskEnv(task, reward, size, episode_steps, camera, quality, television="tv" in chosen)
     else:
         from denoised_mdp.envs.dmc import DMCEnv
 
         world = DMCEnv(task, size, episode_steps, camera, quality)
     for name, options in chosen.items():
-        if name == "video_background":
+        if name in ("video_background", "tv"):
             options = {**options, "clips": clips, "split": split, "clips_seed": clips_seed}
-        world = getattr(wrappers, DISTRACTORS[name].wrapper)(world, **options)
+        world = DISTRACTORS[name].load()(world, **options)
     return PixelEnv(world, action_repeat, seed, recipe)

@@ -1,10 +1,14 @@
-"""Gymnasium ids ``denoised_mdp/<task>[-<distractor>...]-v0``: denoised_mdp/walker_walk-camera_jitter-v0."""
+"""Gymnasium ids ``denoised_mdp/<task>[-<distractor>...]-v0``: denoised_mdp/walker_walk-camera_jitter-v0.
+
+Tasks of RoboDesk begin with its name: denoised_mdp/robodesk_tv_green_hue-tv-camera_shake-v0.
+"""
 
 from __future__ import annotations
 
 from itertools import combinations
 
 import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
 
 from denoised_mdp.envs.options import DISTRACTORS, check_distractors, tasks
 from denoised_mdp.errors import UserError
@@ -15,8 +19,9 @@ def register_envs() -> None:
 
     Keyword arguments of `gymnasium.make` go to `denoised_mdp.envs.make_env`.
     """
-    subsets = [names for count in range(len(DISTRACTORS) + 1) for names in combinations(DISTRACTORS, count)]
-    for suite in ("dmc", "toy"):
+    for suite in ("dmc", "robodesk", "toy"):
+        fitting = [name for name, info in DISTRACTORS.items() if suite in info.suites]
+        subsets = [names for count in range(len(fitting) + 1) for names in combinations(fitting, count)]
         for task in tasks(suite):
             for names in subsets:
                 _register(suite, task, names)
@@ -28,10 +33,11 @@ def _register(suite: str, task: str, names: tuple[str, ...]) -> None:
         check_distractors(distractors, task, suite)
     except UserError:
         return
+    options = {"task": task, "suite": suite, "distractors": distractors}
+    if suite == "robodesk":
+        task, options["size"] = f"robodesk_{task}", 96
     identity = f"denoised_mdp/{'-'.join([task, *names])}-v0"
     if identity not in gym.registry:
-        gym.register(
-            identity,
-            entry_point="denoised_mdp.envs:make_env",
-            kwargs={"task": task, "suite": suite, "distractors": distractors},
-        )
+        # Not by `gym.register`, which looks through the whole registry each time: thousands of ids would take seconds.
+        spec = EnvSpec(identity, entry_point="denoised_mdp.envs:make_env", kwargs=options)
+        gym.registry[identity] = spec

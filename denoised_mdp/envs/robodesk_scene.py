@@ -7,6 +7,8 @@ is added here to the parsed model, as visible things without collisions, so that
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib.util
 from pathlib import Path
 
@@ -48,7 +50,7 @@ def asset_folder() -> Path:
 
 
 def build_model(room: bool, quality: str) -> mujoco.MjModel:
-    """Compile the scene.
+    """Build the scene; every call returns a model of its own.
 
     Args:
         room: with television and neighbouring desks.
@@ -58,7 +60,12 @@ def build_model(room: bool, quality: str) -> mujoco.MjModel:
     Raises:
         UserError: the package `robodesk` is not installed.
     """
-    spec = mujoco.MjSpec.from_file(str(asset_folder() / "desk.xml"))
+    return copy.copy(_compile(str(asset_folder()), room, quality))
+
+
+@functools.lru_cache(maxsize=4)
+def _compile(folder: str, room: bool, quality: str) -> mujoco.MjModel:
+    spec = mujoco.MjSpec.from_file(f"{folder}/desk.xml")
     if room:
         _add_neighbors(spec)
         _add_television(spec)
@@ -96,17 +103,17 @@ def _is_arm(body) -> bool:
 
 
 def _copy_visible(body, parent, shift: tuple[float, float, float]) -> None:
-    copy = parent.add_body(pos=np.add(body.pos, shift), quat=body.quat)
-    copy.alt.type, copy.alt.euler = body.alt.type, body.alt.euler  # else the rotation is lost
+    twin = parent.add_body(pos=np.add(body.pos, shift), quat=body.quat)
+    twin.alt.type, twin.alt.euler = body.alt.type, body.alt.euler  # else the rotation is lost
     for geom in body.geoms:
         if geom.group <= 1:
-            twin = copy.add_geom(
+            part = twin.add_geom(
                 type=geom.type, size=geom.size, pos=geom.pos, quat=geom.quat, rgba=geom.rgba,
                 material=geom.material, meshname=geom.meshname, **_NO_CONTACT,
             )  # fmt: skip
-            twin.alt.type, twin.alt.euler = geom.alt.type, geom.alt.euler
+            part.alt.type, part.alt.euler = geom.alt.type, geom.alt.euler
     for child in body.bodies:
-        _copy_visible(child, copy, (0.0, 0.0, 0.0))
+        _copy_visible(child, twin, (0.0, 0.0, 0.0))
 
 
 def _add_television(spec: mujoco.MjSpec) -> None:
