@@ -87,6 +87,9 @@ def compose(overrides: list[str]) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
 
     overrides = translate(overrides)
+    choices_of_distractors = [text for text in overrides if text.startswith("distractors=")]
+    for earlier in choices_of_distractors[:-1]:  # the last one counts, as for every other key; Hydra takes the first
+        overrides.remove(earlier)
     register_schema()
     try:
         with _separate_hydra(), hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
