@@ -33,8 +33,17 @@ def quadrants_of(env: gym.Env) -> dict[str, str]:
 
 
 def quadrant_table(env: gym.Env) -> str:
-    """Return `quadrants_of` as one row of a Markdown table: four cells, each group of names once."""
-    cells = {quadrant: dict.fromkeys(()) for quadrant in QUADRANTS}
+    """Return `quadrants_of` as four cells of a row of a Markdown table, in the order of `QUADRANTS`.
+
+    Names are joined by what stands before their slash; where a group is divided, the cells say how many of it they hold.
+    """
+    counts: dict[str, dict[str, int]] = {quadrant: {} for quadrant in QUADRANTS}
     for name, quadrant in quadrants_of(env).items():
-        cells[quadrant][f"{name.split('/')[0]}/*"] = None
-    return " | ".join(", ".join(f"`{name}`" for name in names) or "-" for names in cells.values())
+        group = name.split("/")[0]
+        counts[quadrant][group] = counts[quadrant].get(group, 0) + 1
+
+    def text(group: str, count: int) -> str:
+        total = sum(cell.get(group, 0) for cell in counts.values())
+        return f"`{group}/*`" + (f" ({count} of {total})" if count < total else "")
+
+    return " | ".join(", ".join(text(*item) for item in cell.items()) or "-" for cell in counts.values())

@@ -105,7 +105,7 @@ class Lighting(Appearance, gym.utils.EzPickle):
     """
 
     name = "lighting"
-    factors = {"brightness": 0.4, "warmth": 0.2, "swing_x": 0.5, "swing_y": 0.5}
+    factors = {"brightness": 0.25, "warmth": 0.15, "swing_x": 0.5, "swing_y": 0.5}
 
     def __init__(self, env: gym.Env, strength: float = 1.0, dynamic: bool = True):
         gym.utils.EzPickle.__init__(self, env, strength, dynamic)

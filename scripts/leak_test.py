@@ -1,0 +1,92 @@
+"""Make and close environments over and over and watch memory, open files and threads of the process.
+
+    python scripts/leak_test.py --cycles 1000 --figure docs/images/leak_test.png
+
+Each cycle makes an environment with all distractors, resets it, steps, and closes it; with the default quality too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import time
+from pathlib import Path
+
+from denoised_mdp.envs import make_env
+
+DISTRACTORS = ("body_color", "lighting", "camera_pose", "video_background", "noisy_sensor", "camera_jitter")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def cycle(task: str, quality: str) -> None:
+    """One environment from beginning to end."""
+    env = make_env(task, distractors={name: {} for name in DISTRACTORS}, quality=quality)
+    env.reset(seed=0)
+    env.step(env.action_space.sample())
+    env.close()
+
+
+def resources() -> tuple[float, int, int]:
+    """Resident memory in MiB, open files, threads (those of GL included)."""
+    gc.collect()
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE / 2**20
+    return resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def run(cycles: int, task: str = "cheetah_run", quality: str = "fast", every: int = 10) -> list[tuple]:
+    """Return (cycle, MiB, files, threads) before, and after every so many cycles."""
+    rows = [(0, *resources())]
+    for count in range(1, cycles + 1):
+        cycle(task, quality)
+        if count % every == 0:
+            rows.append((count, *resources()))
+    return rows
+
+
+def figure(rows: list[tuple], path: Path, size: tuple[int, int] = (720, 300)) -> None:
+    """Draw memory over cycles as PNG."""
+    from PIL import Image, ImageDraw
+
+    width, height = size
+    left, right, top, bottom = 60, width - 20, 30, height - 40
+    image = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(image)
+    highest = max(row[1] for row in rows) * 1.1
+    last = rows[-1][0]
+
+    def place(count: float, memory: float) -> tuple[float, float]:
+        return left + (right - left) * count / last, bottom - (bottom - top) * memory / highest
+
+    for part in range(5):
+        memory = highest * part / 4
+        y = place(0, memory)[1]
+        draw.line((left, y, right, y), fill="lightgray")
+        draw.text((8, y - 6), f"{memory:.0f}", "black")
+        draw.text((place(last * part / 4, 0)[0] - 10, bottom + 6), f"{last * part / 4:.0f}", "black")
+    draw.line([place(row[0], row[1]) for row in rows], fill="navy", width=2)
+    draw.text((left, 8), "resident memory [MiB] over make/close cycles", "black")
+    image.save(path, optimize=True)
+
+
+def main() -> None:
+    """Run, print and draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cycles", type=int, default=1000)
+    parser.add_argument("--task", default="cheetah_run")
+    parser.add_argument("--quality", default="fast", choices=("fast", "faithful"))
+    parser.add_argument("--figure", type=Path)
+    options = parser.parse_args()
+    began = time.perf_counter()
+    rows = run(options.cycles, options.task, options.quality)
+    for row in rows[:: max(1, len(rows) // 20)]:
+        print("cycle {:5d}  {:7.1f} MiB  {:3d} files  {:3d} threads".format(*row))
+    half = rows[len(rows) // 2]
+    growth = (rows[-1][1] - half[1]) / max(1, rows[-1][0] - half[0]) * 1024
+    print(f"second half: {growth:+.2f} KiB per cycle; {time.perf_counter() - began:.0f} s")
+    if options.figure:
+        figure(rows, options.figure)
+
+
+if __name__ == "__main__":
+    main()
