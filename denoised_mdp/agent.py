@@ -184,13 +184,18 @@ def build_agent(
         torch.manual_seed(config.seed)
         world_model = WorldModel(
             structure(
-                (m.x.belief, m.x.state), (m.y.belief, m.y.state), (m.z.belief, m.z.state), m.z_prior_uses_y
+                (m.x.belief, m.x.state),
+                (m.y.belief, m.y.state),
+                (m.z.belief, m.z.state),
+                m.z_prior_uses_y,
+                m.y_rewarded,
             ),
             action_size,
             size=config.env.size,
             depth=m.depth,
             embed=m.embed,
             hidden=m.reward_hidden,
+            reward_std=m.reward_std,
             kl=KLWeights(**kl),
         )
         if m.init == "scaled":

@@ -41,17 +41,22 @@ class LatentSpec:
 
 
 def structure(
-    x: tuple[int, int], y: tuple[int, int] = (0, 0), z: tuple[int, int] = (0, 0), z_prior_uses_y: bool = True
+    x: tuple[int, int],
+    y: tuple[int, int] = (0, 0),
+    z: tuple[int, int] = (0, 0),
+    z_prior_uses_y: bool = True,
+    y_rewarded: bool = True,
 ) -> tuple[LatentSpec, ...]:
     """The table of latents present, in order; each argument is (belief, state) sizes.
 
     x: controllable and reward-relevant. y: evolves on its own. z: controllable, without reward
-    (Wang et al. 2022, Figure 2: (x, y) is structure 2b, (x, y, z) is 2c, x alone is Dreamer).
+    (Wang et al. 2022, Figure 2: (x, y) is structure 2b, (x, y, z) is 2c, x alone is Dreamer). Without `y_rewarded`
+    y has no share of the reward, as where no noise touches it.
     """
     z_parents = ("x", "y") if z_prior_uses_y else ("x",)
     rows = (
         LatentSpec("x", *x, sees_action=True),
-        LatentSpec("y", *y, sees_action=False),
+        LatentSpec("y", *y, sees_action=False, rewarded=y_rewarded),
         LatentSpec("z", *z, sees_action=True, parents=z_parents, rewarded=False),
     )
     present = {row.name for row in rows if row.belief and row.state}

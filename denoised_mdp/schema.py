@@ -82,6 +82,7 @@ class ModelConfig:
     y: LatentConfig = group(lambda: LatentConfig(120, 20), "uncontrollable noise")
     z: LatentConfig = group(LatentConfig, "controllable noise, irrelevant to the reward")
     z_prior_uses_y: bool = option(True, "let the prior of z see y")
+    y_rewarded: bool = option(True, "let y explain a share of the reward; false where no noise touches the reward")
     embed: int = option(1024, "width of the observation embedding", low=1)
     depth: int = option(32, "channels of the first convolution", low=1)
     init: str = option(
@@ -89,6 +90,7 @@ class ModelConfig:
         choices=("pytorch", "scaled"),
     )
     reward_hidden: int = option(400, "width of the reward nets", low=1)
+    reward_std: float = option(1.0, "std of the reward's likelihood; smaller: the reward counts for more", above=0)
     kl: KLConfig = group(KLConfig, "weights of the KL terms")
     optimizer: OptimizerConfig = group(OptimizerConfig, "optimizer of the world model")
 

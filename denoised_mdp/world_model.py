@@ -74,9 +74,9 @@ def image_nll(prediction: Tensor, image: Tensor) -> Tensor:
     return _SquaredError.apply(prediction, image) / len(image) + HALF_LOG_2PI * pixels
 
 
-def scalar_nll(prediction: Tensor, target: Tensor) -> Tensor:
-    """Negative log likelihood of scalars under N(prediction, 1), elementwise, nats."""
-    return 0.5 * (prediction - target).square() + HALF_LOG_2PI
+def scalar_nll(prediction: Tensor, target: Tensor, std: float = 1.0) -> Tensor:
+    """Negative log likelihood of scalars under N(prediction, std^2), elementwise, nats."""
+    return 0.5 / std**2 * (prediction - target).square() + (HALF_LOG_2PI + math.log(std))
 
 
 @dataclass
@@ -92,7 +92,7 @@ class WorldModel(nn.Module):
     """Encoder, RSSM, decoder and additive rewards r = r_x + r_y (z never enters).
 
     `specs`: the factorization table (`rssm.structure`). `size`: image side, 64 or 96. `depth`: channels k.
-    `hidden`: width of the reward nets.
+    `hidden`: width of the reward nets. `reward_std`: std of the Gaussian on the reward; the paper's is 1.
     """
 
     def __init__(
@@ -104,10 +104,11 @@ class WorldModel(nn.Module):
         depth: int = 32,
         embed: int = 1024,
         hidden: int = 400,
+        reward_std: float = 1.0,
         kl: KLWeights | None = None,
     ):
         super().__init__()
-        self.size, self.kl = size, kl or KLWeights()
+        self.size, self.reward_std, self.kl = size, reward_std, kl or KLWeights()
         self.encoder = Encoder(size, depth, embed)
         self.rssm = RSSM(specs, action_size, embed)
         self.decoder = Decoder(self.rssm.layout.belief_size + self.rssm.layout.state_size, size, depth, embed)
@@ -155,14 +156,14 @@ class WorldModel(nn.Module):
         kl = {name: part.sum(-1) for name, part in split(kl_divergence(posterior, prior)).items()}  # [T, B]
         shares = self.reward_shares(latent)
         image_loss = image_nll(self.decode(latent), images)
-        reward_loss = scalar_nll(sum(shares.values()), reward).mean()
+        reward_loss = scalar_nll(sum(shares.values()), reward, self.reward_std).mean()
         loss = image_loss + reward_loss + self.kl.weighted(kl)
 
         constant = HALF_LOG_2PI * images[0].numel()
         metrics = {
             "model/loss": loss - constant,
             "model/image_error": image_loss - constant,
-            "model/reward_error": reward_loss - HALF_LOG_2PI,
+            "model/reward_error": (reward_loss - HALF_LOG_2PI - math.log(self.reward_std)) * self.reward_std**2,
         }
         metrics |= {f"model/kl_{name}": part.mean() for name, part in kl.items()}
         metrics |= {f"model/reward_{name}": share.mean() for name, share in shares.items()}

@@ -133,6 +133,40 @@ def test_reward_never_sees_z(structure):
             assert bool(part.abs().sum() > 0) == (name != "z")
 
 
+def test_a_reward_that_no_noise_touches_is_explained_by_the_signal_alone():
+    config = small_config("2c")
+    config.model.y_rewarded = False
+    agent = build_agent(config, 2).double()
+    latent = observed(agent).latent.map(lambda t: t.detach().requires_grad_())
+    reward = sum(agent.world_model.reward_shares(latent).values())
+    for gradient, split in zip(
+        torch.autograd.grad(reward.sum(), [latent.belief, latent.state]),
+        (latent.layout.split_belief, latent.layout.split_state),
+        strict=True,
+    ):
+        assert {name for name, part in split(gradient).items() if part.any()} == {"x"}
+
+
+def test_reward_std_is_that_of_the_likelihood():
+    torch.manual_seed(0)
+    prediction, target = torch.randn(2, 5, dtype=torch.float64)
+    expected = -torch.distributions.Normal(prediction, 0.2).log_prob(target)
+    torch.testing.assert_close(scalar_nll(prediction, target, 0.2), expected)
+
+    def losses(std):
+        config = small_config()
+        config.model.reward_std = std
+        agent = build_agent(config, 2).double()
+        batch = agent.to_device(random_batch())
+        noise = agent.world_model.rssm.draw_noise(4, 3, generator=torch.Generator().manual_seed(0))
+        loss, _, metrics = agent.world_model.loss(**batch, noise=noise)
+        return loss.detach(), metrics["model/reward_error"]
+
+    (unit, error), (narrow, same) = losses(1.0), losses(0.2)
+    torch.testing.assert_close(same, error)  # the metric stays comparable
+    torch.testing.assert_close(narrow - unit, error * (1 / 0.2**2 - 1) + math.log(0.2))
+
+
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_one_step_at_a_time_equals_the_sequence(structure):
     agent = small_agent(structure)
