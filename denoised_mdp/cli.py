@@ -1,4 +1,4 @@
-"""The command line: ``denoised-mdp train | evaluate | render | compare | doctor``.
+"""The command line: ``denoised-mdp train | evaluate | render | compare | probe | doctor``.
 
 Heavy imports wait until a command needs them, so that ``--help`` answers at once.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from denoised_mdp import __version__
 from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.probe_cli import add_probe_commands
 
 if TYPE_CHECKING:
     from denoised_mdp.evaluation import EvaluationResult
@@ -89,6 +90,8 @@ def build_parser() -> argparse.ArgumentParser:
     compare.add_argument("second", type=Path, metavar="RUN_B", help="folder of another")
     compare.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest of each")
     compare.set_defaults(function=_compare)
+
+    add_probe_commands(commands, positive, natural, device)
 
     doctor = commands.add_parser("doctor", help="check this machine and a configuration before a long run")
     doctor.add_argument("overrides", nargs="*", metavar="key=value", help="as for train")
@@ -219,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     parser = build_parser()
     try:
-        known = ("train", "evaluate", "render", "compare", "doctor")
+        known = ("train", "evaluate", "render", "compare", "probe", "doctor")
         if argv and not argv[0].startswith("-") and argv[0] not in known:
             raise UserError(f"unknown command '{argv[0]}'.{did_you_mean(argv[0], known)}")
         arguments = parser.parse_args(argv or ["--help"])

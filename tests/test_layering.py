@@ -23,7 +23,7 @@ LAYERS = (
     "loading",
     "evaluation",
     "analysis",
-    "trainer doctor",
+    "trainer doctor probe_cli",
     "cli",
     "__main__",
 )

@@ -39,7 +39,6 @@ def new_figure(width: float, height: float) -> Figure:
 def save_figure(figure: Figure, path: Path) -> Path:
     """Write a PNG; a disk that refuses is one line."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}). Choose another --output.") from error

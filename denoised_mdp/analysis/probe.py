@@ -18,7 +18,7 @@ from .factor_tables import as_tree, factor_lines, factor_rows, groups_of_seeds, 
 from .factors import PROBES, FactorMatrix, Split, factor_matrix, random_splits, stack, targets_of
 from .health import measure_health
 from .invariance import measure_invariance, paired_change, record_grid, returns_under
-from .results import Subject, number, subjects, write_csv, write_json
+from .results import Subject, make_folder, number, subjects, write_csv, write_json
 
 
 def probe_factors(
@@ -37,10 +37,10 @@ def probe_factors(
     from . import plots
 
     lines, results = [], []
-    for subject in subjects(runs, checkpoint, device):
+    for subject in subjects(runs, checkpoint, device, output):
+        stem = subject.stem("factors", split, output)
         matrix = _matrix(subject, episodes, steps, seeds, split, behaviour)
         options = {"episodes": episodes, "steps": steps, "seeds": seeds, "split": split, "behaviour": behaviour}
-        stem = subject.stem("factors", split, output)
         write_json(stem.with_suffix(".json"), {"probe": "factors", **subject.about(**options), **as_tree(matrix)})
         write_csv(stem.with_suffix(".csv"), factor_rows(subject, matrix))
         lines += [subject.label, *factor_lines(matrix)]
@@ -50,11 +50,11 @@ def probe_factors(
         results.append((subject, matrix))
     for members in groups_of_seeds(results):
         mean = pooled([matrix for _, matrix in members])
-        config, folder = members[0][0].config, output or Path("probes")
+        config, folder = members[0][0].config, make_folder(output or Path("probes"))
         count = f"{len(members)} runs"
         title = f"{' + '.join([config.env.task, *config.distractors])} · {config.model.name} · mean of {count}"
         lines += [title, *factor_lines(mean)]
-        stem = folder / f"factors_{config.env.task}_{config.model.name}_{split}_{len(members)}runs"
+        stem = folder / f"factors_{members[0][0].path.resolve().name}_and_{len(members) - 1}_more_{split}"
         write_json(stem.with_suffix(".json"), {"probe": "factors", "runs": [str(s.path) for s, _ in members],
                                               **as_tree(mean)})  # fmt: skip
         for probe in PROBES:
@@ -107,7 +107,8 @@ def probe_invariance(
     if min(episodes, worlds) < 2:
         raise UserError("Distances need at least 2 episodes and 2 worlds (--episodes, --worlds).")
     lines = []
-    for subject in subjects(runs, checkpoint, device):
+    for subject in subjects(runs, checkpoint, device, output):
+        stem = subject.stem("invariance", split, output)
         config, agent = subject.config, subject.agent
         explore = config.train.exploration_noise
         grid = record_grid(environment_maker(config, split), agent, episodes, worlds, steps, explore)
@@ -129,7 +130,6 @@ def probe_invariance(
             versus = "" if result is trained else f"   change {number(change, error)}"
             lines.append(f"  return, {name:34s}{number(result.mean, result.standard_error):>20s}{versus}")
         options = {"episodes": episodes, "steps": steps, "worlds": worlds, "returns": returns, "split": split}
-        stem = subject.stem("invariance", split, output)
         tree = {"distances": tree, "action_change": found.action_change, "returns": earned}
         path = write_json(stem.with_suffix(".json"), {"probe": "invariance", **subject.about(**options), **tree})
         lines.append(f"  {path}")
@@ -149,7 +149,8 @@ def probe_health(
 ) -> list[str]:
     """Nats, active dimensions and shares of each latent, and warnings, see `analysis.health`."""
     lines = []
-    for subject in subjects(runs, checkpoint, device):
+    for subject in subjects(runs, checkpoint, device, output):
+        stem = subject.stem("health", split, output)
         config, agent = subject.config, subject.agent
         make = environment_maker(config, split)
         environment = make()
@@ -173,7 +174,6 @@ def probe_health(
         lines.append(f"  R^2 of the reconstructed pixels about each pixel's mean: {health.image_r2:.2f}")
         lines += [f"  warning: {warning}" for warning in health.warnings] or ["  no warnings"]
         options = {"episodes": episodes, "steps": steps, "split": split, "behaviour": behaviour}
-        stem = subject.stem("health", split, output)
         tree = {"probe": "health", **subject.about(**options), **dataclasses.asdict(health)}
         lines.append(f"  {write_json(stem.with_suffix('.json'), tree)}")
     return lines

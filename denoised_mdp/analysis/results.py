@@ -14,6 +14,7 @@ from typing import Any
 from ..agent import Agent
 from ..errors import UserError
 from ..loading import load_run
+from ..runs import RunFolder
 from ..schema import Config
 
 
@@ -48,14 +49,26 @@ class Subject:
         }
 
     def stem(self, probe: str, split: str, output: Path | None) -> Path:
-        """Path of the results without suffix; with `output`, all runs' results go into that folder."""
-        if output is None:
-            return self.path / "probes" / f"{probe}_{split}_{self.step:09d}"
-        return output / f"{probe}_{self.path.resolve().name}_{split}_{self.step:09d}"
+        """Path of the results without suffix; with `output`, all runs' results go into that folder.
+
+        The folder is made here, so that nothing is measured which cannot be written.
+        """
+        name = "" if output is None else f"{self.path.resolve().name}_"
+        return make_folder(output or self.path / "probes") / f"{probe}_{name}{split}_{self.step:09d}"
 
 
-def subjects(runs: Sequence[Path], checkpoint: int | None, device: str) -> Iterator[Subject]:
-    """Load one run after the other."""
+def subjects(
+    runs: Sequence[Path], checkpoint: int | None, device: str, output: Path | None = None
+) -> Iterator[Subject]:
+    """Load one run after the other, when all are known to be there.
+
+    Raises:
+        UserError: a folder is no run, or two runs' results would have one name in `output`.
+    """
+    names = [RunFolder.existing(run).path.resolve().name for run in runs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if output is not None and twice:
+        raise UserError(f"Several runs are called {twice[0]}: in one --output their results would replace each other.")
     for run in runs:
         config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
         yield Subject(Path(run), config, agent, step)
@@ -82,9 +95,21 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     return _write(path, text.getvalue())
 
 
+def make_folder(path: Path) -> Path:
+    """Make a folder for results if it is missing.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be used ({error.strerror}). Choose another --output.") from error
+    return path
+
+
 def _write(path: Path, text: str) -> Path:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}). Choose another --output.") from error
