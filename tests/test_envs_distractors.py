@@ -1,5 +1,7 @@
 """Distractors of the scene, the sensor of every task, mattes by colour, and the four kinds of information."""
 
+from pathlib import Path
+
 import mujoco
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from denoised_mdp.envs.distractors.appearance import BodyColor, CameraPose, Ligh
 from denoised_mdp.envs.dmc import DMCEnv
 from denoised_mdp.envs.factors import NOISE, QUADRANTS, RELEVANT_NOISE, SIGNAL, factors
 from denoised_mdp.envs.quadrants import quadrant_table, quadrants_of
-from denoised_mdp.envs.sensors import SENSORS
+from denoised_mdp.envs.sensors import SENSORS, WITHOUT_SENSOR
 
 SCENE = {"body_color": BodyColor, "lighting": Lighting, "camera_pose": CameraPose}
 VIDEO = {"video_background": {"frames": 300}}
@@ -263,6 +265,20 @@ def test_quadrants_are_complete_and_those_of_the_paper(make):
         assert {quadrants_of(noisy)[names[column]] for column in factor.columns} == {factor.quadrant}
     row = "`qpos/*`, `qvel/*` | - | - | `video_background/*`, `camera_jitter/*`"
     assert quadrant_table(make("cheetah_run", distractors={"video_background": {}, "camera_jitter": {}})) == row
+
+
+def test_the_tables_of_the_documentation_are_those_of_the_code(make):
+    text = (Path(__file__).resolve().parent.parent / "docs" / "environments.md").read_text("utf-8")
+    for name, distractors in {
+        "video background": {"video_background": {}},
+        "video background + noisy sensor": {"video_background": {}, "noisy_sensor": {}},
+        "body colour, lighting, camera pose": {name: {} for name in SCENE},
+    }.items():
+        assert f"| {name} | {quadrant_table(make('cheetah_run', distractors=distractors))} |\n" in text
+    for task, sensor in SENSORS.items():
+        unit = sensor.meaning.partition("; ")[2]
+        assert any(f"`{task}`" in line and f"`{sensor.method}`" in line and unit in line for line in text.splitlines())
+    assert all(task in text for task in WITHOUT_SENSOR if not task.startswith("lqr"))
 
 
 def test_every_task_of_the_suite_is_in_the_tables():

@@ -190,6 +190,10 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
         """Return `frame()`."""
         return self.frame()
 
+    def gl_device(self) -> str:
+        """Return what draws the frames, see `Renderer.device`."""
+        return self._get_renderer().device()
+
     def close(self) -> None:
         """Free the renderer; a later frame makes a new one."""
         if self._renderer:

@@ -35,7 +35,7 @@ def quadrants_of(env: gym.Env) -> dict[str, str]:
 def quadrant_table(env: gym.Env) -> str:
     """Return `quadrants_of` as four cells of a row of a Markdown table, in the order of `QUADRANTS`.
 
-    Names are joined by what stands before their slash; where a group is divided, the cells say how many of it they hold.
+    Names are joined by what stands before their slash; where a group is divided, cells say how many of it they hold.
     """
     counts: dict[str, dict[str, int]] = {quadrant: {} for quadrant in QUADRANTS}
     for name, quadrant in quadrants_of(env).items():

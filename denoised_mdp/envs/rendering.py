@@ -169,6 +169,13 @@ class Renderer:
         self._gl = gl
         _close_at_exit(self)
 
+    def device(self) -> str:
+        """Return what draws, as OpenGL calls it: a graphics card, or "llvmpipe", which is the CPU."""
+        from OpenGL import GL
+
+        self._gl.make_current()
+        return GL.glGetString(GL.GL_RENDERER).decode(errors="replace")
+
     def upload_terrain(self) -> None:
         """Send the model's height fields to the GPU again: the start of an episode may have changed them."""
         if self._model.nhfield:
