@@ -39,7 +39,7 @@ class EnvConfig:
     camera: int = option(0, "number of the task's camera", low=0)
     quality: str = option("fast", "rendering: fast (no shadows) or faithful", choices=("fast", "faithful"))
     reward: str = option("dense", "RoboDesk's reward; other suites have one", choices=("dense", "sparse", "success"))
-    clips: str = option("procedural", "background clips: procedural[:SEED], kinetics[:CLASS], a folder or a glob of videos")
+    clips: str = option("procedural", "background clips: procedural[:SEED], kinetics[:CLASS], folder or glob of videos")
 
 
 @dataclass
