@@ -1,0 +1,413 @@
+"""RoboDesk: physics, rewards, pictures, seeds, state; its distractors are in test_robodesk_distractors.py."""
+
+import importlib.util
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from small_clips import write_clips
+
+from denoised_mdp.envs import make_env, tasks
+from denoised_mdp.envs.robodesk import SUBSTEPS, RoboDeskEnv
+from denoised_mdp.envs.robodesk_arm import Arm
+from denoised_mdp.envs.robodesk_camera import DESK, OVERSAMPLING, ROOM, RoomRenderer
+from denoised_mdp.envs.robodesk_scene import COLORS, WOOD_GAIN, asset_folder, build_model, wood_brightness
+from denoised_mdp.errors import UserError
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("robodesk") is None, reason="needs the package robodesk")
+ALL = {"tv": {"frames": 100}, "button_noise": {}, "moving_lights": {}, "camera_shake": {}}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def clips(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DENOISED_MDP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield write_clips(tmp_path_factory.mktemp("clips"))
+
+
+@pytest.fixture
+def make(clips):
+    """make_env for RoboDesk whose environments are closed after the test."""
+    made = []
+
+    def make(task="tv_green_hue", **options):
+        made.append(make_env(task, suite="robodesk", **{"size": 96, "clips": clips, **options}))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def actions(count, seed=0):
+    return np.random.default_rng(seed).uniform(-1, 1, (count, 5)).astype(np.float32)
+
+
+def push(world, color, steps=120):
+    """Drive the hand above a button and down onto it by what the true state says."""
+    for _ in range(steps):
+        seen = world.situation()
+        offset = seen.places[f"{color}_button"] - seen.hand
+        if np.linalg.norm(offset[:2]) > 0.03:
+            offset[2] += 0.15
+        world.step(np.array([*np.clip(offset / 0.01, -1, 1), 0, -1]))
+
+
+def test_the_package_is_located_but_never_imported():
+    import subprocess
+    import sys
+
+    code = """
+import sys
+from denoised_mdp.envs import make_env
+make_env("open_drawer", suite="robodesk").reset(seed=0)
+assert not {"robodesk", "gym", "torch"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_missing_package_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install --no-deps robodesk"):
+        asset_folder()
+    with pytest.raises(UserError, match="pip install"):
+        make_env("stack", suite="robodesk")
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"task": "open_drawr"}, "open_drawer"),
+        ({"reward": "spares"}, "sparse"),
+        ({"quality": "quick"}, "quality"),
+        ({"camera": 3}, "desk"),
+        ({"distractors": {"video_background": {}}}, "tv"),
+        ({"distractors": {"tv": {"strength": 2}}}, "between 0 and 1"),
+    ],
+)
+def test_mistakes_are_one_line(options, words):
+    with pytest.raises(UserError, match=words) as caught:
+        make_env(**{"task": "stack", "suite": "robodesk", **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_other_suites_have_no_choice_of_rewards():
+    with pytest.raises(UserError, match="reward"):
+        make_env("dot", suite="toy", reward="sparse")
+    with pytest.raises(UserError, match="tv"):
+        make_env("dot", suite="toy", distractors={"tv": {}})
+
+
+@pytest.mark.parametrize("task", tasks("robodesk"))
+def test_every_task_runs_and_rewards_within_its_range(task):
+    for reward in ("dense", "sparse", "success"):
+        env = RoboDeskEnv(task, reward, episode_steps=5)
+        env.reset(seed=0)
+        for count, action in enumerate(actions(5), 1):
+            signal, value, terminated, truncated, _ = env.step(action)
+            assert 0 <= value <= 1 and not terminated and truncated == (count == 5)
+            assert signal.shape == (len(env.signal_names),) and np.isfinite(signal).all()
+
+
+def test_starts_are_where_the_task_puts_them():
+    env, rows = RoboDeskEnv("stack"), []
+    rest = {name: env._model.qpos0[env._model.joint(name).qposadr[0]] for name in ("drawer_joint", "slide_joint")}
+    places = {name: env._model.qpos0[env._model.joint(name).qposadr[0] :][:2].copy() for name in
+              ("ball", "upright_block", "flat_block")}  # fmt: skip
+    for seed in range(60):
+        signal = dict(zip(env.signal_names, env.reset(seed=seed)[0], strict=True))
+        ball, upright, flat = (
+            np.array([signal[f"qpos/{name}/{axis}"] for axis in (0, 1)]) - places[name]
+            for name in ("ball", "upright_block", "flat_block")
+        )
+        drawer, slide = (signal[f"qpos/{name}"] - rest[name] for name in ("drawer_joint", "slide_joint"))
+        rows.append([-drawer / 0.1, slide / 0.2, *ball / (0.48, 0.08), *flat / (0.3, 0.07)])
+        rows[-1] += [(upright[0] - 0.05) / 0.3, upright[1] / 0.05]
+        arm = np.array([signal[name] for name in env.signal_names[:9]])
+        low, high = env._model.actuator_ctrlrange[:9].T
+        share = (arm - [-0.3, -0.4, 0.28, -2.5, 0.13, 1.87, 0.91, 0.01, 0.01]) / 0.15
+        assert ((low - 1e-5 <= share) & (share <= high + 1e-5)).all()
+    rows = np.array(rows)
+    assert rows.min() > -1e-5 and rows.max() < 1 + 1e-5
+    assert (rows.max(0) > 0.9).all() and (rows.min(0) < 0.1).all()  # the whole of each range
+
+
+def test_starts_never_explode():
+    env = RoboDeskEnv("open_slide", quality="fast")
+    for seed in range(40):
+        env.reset(seed=seed)
+        for action in actions(5, seed):
+            env.step(action)
+        assert not any(warning.number for warning in env._data.warning)
+        assert np.abs(env._data.qvel).max() < 50
+
+
+@pytest.mark.parametrize("axis", range(3))
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_inverse_kinematics_reaches_its_target(axis, sign):
+    import mujoco
+
+    env = RoboDeskEnv("stack")
+    arm, scratch = Arm(env._model), mujoco.MjData(env._model)
+    for seed in range(4):
+        env.reset(seed=seed)
+        before = env._data.qpos.copy()
+        goal = env._data.site("end_effector").xpos.copy()
+        goal[axis] += sign * 0.01
+        scratch.qpos[:] = before
+        scratch.qpos[:6] = arm.reach(env._data.qpos, goal)
+        mujoco.mj_kinematics(env._model, scratch)
+        assert np.linalg.norm(scratch.site("end_effector").xpos - goal) < 1e-6
+        assert np.abs(scratch.qpos[:6] - before[:6]).max() < 0.3  # a small change, not another pose
+        np.testing.assert_array_equal(env._data.qpos, before)
+
+
+def test_out_of_reach_is_as_close_as_it_gets():
+    env = RoboDeskEnv("stack")
+    env.reset(seed=0)
+    angles = env._arm.reach(env._data.qpos, np.array([0.0, 5.0, 5.0]))
+    assert np.isfinite(angles).all()
+
+
+def test_actions_move_hand_wrist_and_gripper():
+    env = RoboDeskEnv("stack")
+    env.reset(seed=1)
+    env._data.qpos[:9] = [-0.3, -0.4, 0.28, -2.5, 0.13, 1.87, 0.91, 0.01, 0.01]
+    env._data.qpos[env._model.joint("ball").qposadr[0]] = -0.4
+    start = env.get_state()
+    for axis in range(3):
+        ends = []
+        for sign in (-1, 1):
+            env.set_state(start)
+            for _ in range(15):
+                env.step(np.eye(5)[axis] * sign)
+            ends.append(env._data.site("end_effector").xpos.copy())
+        moved = ends[1] - ends[0]
+        assert moved[axis] > 0.04 and moved[axis] > 2 * np.abs(np.delete(moved, axis)).max()
+    for number, joint in ((3, 6), (4, 7)):
+        ends = []
+        for sign in (-1, 1):
+            env.set_state(start)
+            for _ in range(15):
+                env.step(np.eye(5)[number] * sign)
+            ends.append(env._data.qpos[joint])
+        assert ends[1] - ends[0] > 0.01
+    assert SUBSTEPS * env._model.opt.timestep == pytest.approx(0.02)
+
+
+def test_physics_do_not_depend_on_quality_or_television():
+    """Collision meshes as visuals, neighbours and television change what is seen, to the last bit nothing else."""
+    runs = []
+    for quality, television in (("fast", False), ("faithful", False), ("fast", True)):
+        env = RoboDeskEnv("push_green", quality=quality, television=television)
+        rows = [env.reset(seed=3)[0]]
+        for action in actions(15):
+            signal, reward, *_ = env.step(action)
+            rows.append([*signal, reward])
+        runs.append(np.concatenate(rows))
+    np.testing.assert_array_equal(runs[0], runs[1])
+    np.testing.assert_array_equal(runs[0], runs[2])
+
+
+def test_pressing_a_button_pays_and_changes_the_television():
+    world = RoboDeskEnv("tv_green_hue")
+    world.reset(seed=0)
+    np.testing.assert_allclose(world.screen(), 128, atol=0.5)
+    before = world.frame()
+    push(world, "green")
+    signal, reward, *_ = world.step(np.array([0, 0, -1, 0, -1]))
+    seen = world.situation()
+    assert seen.pressed("green") and not seen.pressed("red") and not seen.pressed("blue")
+    assert seen.joints["green_button"] < -0.00453
+    hue = dict(zip(world.signal_names, signal, strict=True))["hue/green"]
+    assert hue == pytest.approx(min(0.75 * -seen.joints["green_button"] / 0.005, 1))
+    green = 128 * (1 - hue) + 255 * hue
+    assert world.screen()[..., 1].mean() == pytest.approx(green, abs=0.5)
+    np.testing.assert_array_equal(world.screen()[..., [0, 2]], 128)
+    near = 1 - np.linalg.norm(seen.hand - seen.places["green_button"])
+    assert reward == pytest.approx(0.5 * green / 255 + 0.25 * near + 0.25)
+    frame = world.frame()
+    television = frame[5:40, 20:76].reshape(-1, 3).mean(0) - before[5:40, 20:76].reshape(-1, 3).mean(0)
+    assert television[1] > 60 and np.abs(television[[0, 2]]).max() < 10
+    world._data.qpos[world._buttons] = [0.0, -0.0005, -0.005]  # up, by a tenth, down
+    world.frame()
+    lamps = world._model.geom_rgba[world._lamps]
+    np.testing.assert_allclose(lamps, [[0.5, 0.5, 0.5, 0.32], [0, 1, 0, 0.28], [0, 0, 1, 1]], atol=1e-6)
+    world.close()
+
+
+@pytest.mark.parametrize("color", COLORS)
+def test_each_television_task_has_its_own_colour(color):
+    world = RoboDeskEnv(f"tv_{color}_hue")
+    world.reset(seed=0)
+    channel = COLORS.index(color)
+    for index, other in enumerate(COLORS):
+        world._data.qpos[:] = world._model.qpos0
+        world._data.qpos[world._model.joint(f"{other}_button").qposadr[0]] = -0.005
+        screen = world.screen().mean((0, 1))
+        assert (screen[channel] > 200) == (index == channel)
+        np.testing.assert_allclose(np.delete(screen, channel), 128)
+
+
+def test_sparse_pays_in_every_step_and_success_once():
+    earned = {}
+    for reward in ("sparse", "success"):
+        env = RoboDeskEnv("open_drawer", reward)
+        env.reset(seed=0)
+        env._data.qpos[env._model.joint("drawer_joint").qposadr[0]] = -0.3
+        earned[reward] = [env.step(np.zeros(5))[1] for _ in range(4)]
+    assert earned == {"sparse": [1, 1, 1, 1], "success": [1, 0, 0, 0]}
+    env.reset(seed=0)
+    env._data.qpos[env._model.joint("drawer_joint").qposadr[0]] = -0.3
+    assert env.step(np.zeros(5))[1] == 1  # in the next episode again
+
+
+def test_starts_are_copies_so_that_a_lifted_block_counts():
+    env = RoboDeskEnv("lift_ball", "dense")
+    env.reset(seed=0)
+    low = env.step(np.zeros(5))[1]
+    env._data.qpos[env._model.joint("ball").qposadr[0] + 2] += 0.5
+    high = env.step(np.zeros(5))[1]
+    assert low < 0.15 and high > 0.85
+    assert env.situation().moved("ball") > 0.3 and env.situation().moved("flat_block") < 0.01
+
+
+@pytest.mark.parametrize("view, size", [(ROOM, 96), (DESK, 96), (DESK, 64)])
+def test_the_part_that_is_drawn_equals_the_whole_cut(view, size):
+    import mujoco
+    from PIL import Image
+
+    model = build_model(view is ROOM, "fast")
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    part = RoomRenderer(model, size, view, "fast")
+    whole_view = type(view)(view.target, view.distance, view.elevation, (0.0, 0.0, 1.0, 1.0))
+    whole = RoomRenderer(model, size, whole_view, "fast")
+    side = round(OVERSAMPLING * size)
+    try:
+        whole.film(data, np.zeros(3), np.zeros(3))
+        box = [side * edge for edge in view.part]
+        expected = Image.fromarray(whole._rgb[::-1]).resize((size, size), Image.Resampling.LANCZOS, box)
+        difference = np.abs(part.film(data, np.zeros(3), np.zeros(3)).astype(int) - np.asarray(expected))
+        assert difference.mean() < 0.5 and (difference > 8).mean() < 0.01
+    finally:
+        part.close()
+        whole.close()
+
+
+def test_the_television_is_upright_and_not_mirrored():
+    env = RoboDeskEnv("tv_green_hue")
+    env.reset(seed=0)
+    env.picture = np.zeros((60, 120, 3), np.uint8)
+    env.picture[30:, :60] = 255, 0, 0  # lower left
+    env.picture[30:, 60:] = 0, 0, 255  # lower right
+    frame = env.frame().astype(int)
+    env.close()
+    left, right, above = frame[36:48, 15:35], frame[36:48, 65:85], frame[2:12, 20:76]
+    assert (left[..., 0] - left[..., 2]).min() > 150 and (right[..., 2] - right[..., 0]).min() > 150
+    assert above.max() < 60
+
+
+def test_what_there_is_to_see():
+    """Each thing hidden in turn changes the picture: arm, desk, drawer, blocks, buttons, bin, lamps, neighbours."""
+    env = RoboDeskEnv("tv_green_hue")
+    env.reset(seed=0)
+    env._data.qpos[:9] = [-0.3, -0.4, 0.28, -2.5, 0.13, 1.87, 0.91, 0.01, 0.01]
+    env._data.qpos[env._model.joint("drawer_joint").qposadr[0]] = -0.3
+    env.step(np.zeros(5))
+    whole, model = env.frame().astype(int), env._model
+    bodies = ("panda0_link4", "desk", "drawer", "slide", "ball", "upright_block", "flat_block", "red_light", "tv")
+    for body in bodies:
+        geoms = np.flatnonzero(model.geom_bodyid == model.body(body).id)
+        saved = model.geom_group[geoms].copy()
+        model.geom_group[geoms] = 5
+        assert np.abs(env.frame() - whole).max() > 20, body
+        model.geom_group[geoms] = saved
+    np.testing.assert_array_equal(env.frame(), whole)
+    env.close()
+
+
+def test_wood_is_as_bright_as_with_shadows():
+    """The closed form: light by light cut off at 1, against the sum cut off at 1 and a brighter texture."""
+    places, diffuse = np.array([[0.0, 0.0, 1.0]] * 3), np.array([0.3, 0.1, 0.0])
+    color = wood_brightness(0.4, diffuse, places)
+    assert WOOD_GAIN * color * (0.4 + 0.3 + 0.1) == pytest.approx(0.8 + 0.6 + 0.2)
+    color = wood_brightness(0.9, diffuse, places)  # 2 * 0.9 is cut off
+    assert WOOD_GAIN * color * (0.9 + 0.3 + 0.1) == pytest.approx(1 + 0.6 + 0.2)
+
+
+def test_rendering_changes_nothing(make):
+    env, other = make(distractors=ALL), make(distractors=ALL)
+    for each in (env, other):
+        each.reset(seed=2)
+    for action in actions(3):
+        observation = env.step(action)[0]
+        np.testing.assert_array_equal(env.render(), observation)
+        np.testing.assert_array_equal(other.step(action)[0], observation)
+
+
+@pytest.mark.parametrize("task, distractors", [("tv_green_hue", ALL), ("lift_ball", {"camera_jitter": {}})])
+def test_state_round_trip_in_the_middle_of_an_episode(make, task, distractors):
+    env = make(task, distractors=distractors)
+    env.reset(seed=1)
+    for action in actions(10, seed=1):
+        env.step(action)
+    state = env.get_state()
+    assert_plain(state)
+
+    def go(each):
+        steps = [each.step(action) for action in actions(8, seed=2)]
+        columns = [(o, r, i["signal"], i["noise"]) for o, r, _, _, i in steps]
+        return [*map(np.stack, zip(*columns, strict=True)), each.reset()[0]]
+
+    expected = go(env)
+    env.set_state(state)
+    fresh = make(task, distractors=distractors)
+    fresh.set_state(state)
+    np.testing.assert_equal(fresh.get_state(), state)
+    for each in (env, fresh):
+        for left, right in zip(expected, go(each), strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+def assert_plain(tree):
+    """A state has no objects but arrays, so that it can be stored without pickle."""
+    if isinstance(tree, dict):
+        for value in tree.values():
+            assert_plain(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            assert_plain(value)
+    else:
+        assert tree is None or isinstance(tree, (np.ndarray, bool, int, float, str))
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_gymnasium_checker(clips):
+    import pickle
+
+    name = "denoised_mdp/robodesk_tv_green_hue-tv-button_noise-moving_lights-camera_shake-v0"
+    assert gym.spec(name).kwargs["distractors"] == {distractor: {} for distractor in ALL}
+    env = gym.make(name, episode_steps=8, distractors=ALL, clips=clips)
+    assert env.observation_space.shape == (96, 96, 3)
+    check_env(env.unwrapped)
+    again = gym.make(pickle.loads(pickle.dumps(env.spec)))
+    np.testing.assert_array_equal(env.reset(seed=1)[0], again.reset(seed=1)[0])
+    env.close()
+    again.close()
+    for task in tasks("robodesk"):
+        assert f"denoised_mdp/robodesk_{task}-camera_shake-v0" in gym.registry
+
+
+def test_every_number_has_its_quadrant(make):
+    kinds = make(distractors=ALL).quadrants
+    assert kinds["qpos/panda0_joint1"] == kinds["qpos/green_button"] == kinds["hue/green"] == "controllable, relevant"
+    assert kinds["qpos/green_light"] == kinds["end_effector/x"] == "controllable, relevant"
+    assert kinds["qpos/ball/0"] == kinds["qpos/drawer_joint"] == kinds["qpos/red_button"] == "controllable, irrelevant"
+    assert kinds["tv/green"] == kinds["button_noise/green"] == "uncontrollable, relevant"
+    assert kinds["moving_lights/light_0/x"] == kinds["camera_shake/eye_x"] == "uncontrollable, irrelevant"
+    drawer = make("open_drawer", distractors=ALL).quadrants
+    assert drawer["qpos/drawer_joint"] == "controllable, relevant"
+    assert drawer["qpos/green_button"] == drawer["hue/green"] == "controllable, irrelevant"
+    assert drawer["tv/green"] == drawer["button_noise/green"] == "uncontrollable, irrelevant"
