@@ -24,7 +24,7 @@ LATENTS = {"2b": "xy", "2c": "xyz", "dreamer": "x"}  # the latents that a struct
 MAY_CHANGE = frozenset(
     {"run_dir", "preset", "replay.capacity"}
     | {f"train.{key}" for key in ("total_steps", "device", "threads", "log_every")}
-    | {f"train.{key}" for key in ("eval_every", "eval_episodes", "render_every", "checkpoint_every")}
+    | {f"train.{key}" for key in ("eval_every", "eval_episodes", "render_every", "probe_every", "checkpoint_every")}
 )
 
 

@@ -148,6 +148,9 @@ class TrainConfig:
     eval_every: int = option(10_000, "steps between evaluations; 0: never", low=0)
     eval_episodes: int = option(10, "episodes per evaluation", low=1)
     render_every: int = option(20_000, "steps between rendered videos; 0: never", low=0)
+    probe_every: int = option(
+        10_000, "steps between probes of what x and y, z hold, logged as probe/*; 0: never", low=0
+    )
     checkpoint_every: int = option(10_000, "steps between checkpoints; 0: only at the end", low=0)
     log_every: int = option(1000, "steps between log entries", low=1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|cuda(:\d+)?")

@@ -15,6 +15,7 @@ import torch
 from . import checkpoint as checkpoints
 from .agent import build_agent
 from .analysis import render
+from .analysis.factors import QuickProbe
 from .config import save_config
 from .envs.seeding import generator, generator_state, restore_generator, torch_seed
 from .errors import UserError
@@ -61,6 +62,7 @@ class Trainer:
         self.observation, self.carry = None, None
         self.window: dict[str, tuple[torch.Tensor, int]] = {}
         self.last_evaluation: EvaluationResult | None = None
+        self.quick_probe: QuickProbe | None = None  # made when the first is due
         self.finite = FiniteCheck(run)
         self.pending: list[str] = []  # housekeeping that is due: names of methods, in order
         self.saved: tuple | None = None
@@ -178,13 +180,14 @@ class Trainer:
         intervals = {
             "log": train.log_every if self.window else 0,
             "evaluate": train.eval_every if self.updates else 0,
+            "probe": train.probe_every if self.updates else 0,
             "film": train.render_every if self.updates else 0,
             "save": train.checkpoint_every,
         }
         return [name for name, every in intervals.items() if self.due(every)]
 
     def housekeeping(self) -> None:
-        """Log, evaluate, render or save; what a stop interrupts stays due."""
+        """Log, evaluate, probe, render or save; what a stop interrupts stays due."""
         job, *self.pending = self.pending
         try:
             getattr(self, job)()
@@ -213,6 +216,18 @@ class Trainer:
         self.last_evaluation = result
         metrics = {"eval/return": result.mean, "eval/standard_error": result.standard_error}
         self.logger.log(self.step, metrics | {"eval/seconds": time.perf_counter() - began})
+
+    def probe(self) -> None:
+        """Log how much of signal and noise each latent holds, in held-out episodes that are always the same."""
+        began = time.perf_counter()
+        try:
+            with self.stop.at_once():
+                self.quick_probe = self.quick_probe or QuickProbe(self.make_environment)
+                scores = self.quick_probe(self.agent)
+        except UserError as error:  # nor is a number for a curve
+            warnings.warn(f"no probe of step {self.step:,}: {error}", stacklevel=2)
+        else:
+            self.logger.log(self.step, scores | {"probe/seconds": time.perf_counter() - began})
 
     def film(self) -> None:
         """Render what x and y, z hold, in two held-out episodes."""

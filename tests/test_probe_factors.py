@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_agent
+from small_runs import lines, run_in_parts, tiny
 
+import denoised_mdp
 from denoised_mdp.analysis import data
 from denoised_mdp.analysis.factors import QuickProbe, factor_matrix, random_splits, stack
 from denoised_mdp.analysis.mlp import mlp_predictions
@@ -14,6 +16,7 @@ from denoised_mdp.analysis.ridge import fit_ridge, group_folds, r_squared
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.factors import NOISE, QUADRANTS, SIGNAL, Factor, factors
 from denoised_mdp.errors import UserError
+from denoised_mdp.trainer import train
 
 
 def brute_force(x, y, penalty):
@@ -255,3 +258,19 @@ def test_the_quick_probe_draws_from_no_generator_of_the_agent():
     assert first == second and set(first) == {f"probe/{s}_from_{n}" for s in ("signal", "noise") for n in "xy"}
     assert all(0 <= value <= 1 for value in first.values())
     assert torch.equal(before[0], agent.random.get_state()) and torch.equal(before[1], torch.get_rng_state())
+
+
+def test_probing_while_training_is_logged_and_changes_nothing(tmp_path):
+    """Without probes, and stopped and continued with them, the weights are the same to the last bit."""
+    probed, plain, parts = tmp_path / "probed", tmp_path / "plain", tmp_path / "parts"
+    assert train(tiny(probed, "train.probe_every=80")) and train(tiny(plain, "train.probe_every=0"))
+    run_in_parts(tiny(parts, "train.probe_every=80"), 61, 30)
+    found = [line for line in lines(probed) if "probe/noise_from_x" in line]
+    assert [line["step"] for line in found] == [80, 160, 200] and "probe/signal_from_y" in found[0]
+    assert not any("probe/noise_from_x" in line for line in lines(plain))
+    again = [line for line in lines(parts) if "probe/noise_from_x" in line]
+    strip = lambda rows: [{k: v for k, v in row.items() if k != "probe/seconds"} for row in rows]  # noqa: E731
+    assert strip(again) == strip(found)
+    weights = [denoised_mdp.load(path, device="cpu").state_dict() for path in (probed, plain, parts)]
+    assert all(torch.equal(weights[0][name], other[name]) for other in weights[1:] for name in weights[0])
+    torch.use_deterministic_algorithms(False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 PENALTIES = np.logspace(-6, 2, 9)
 """candidates, relative to features of variance 1"""
@@ -78,35 +79,34 @@ def fit_ridge(
     x, y = inputs(np.asarray(features, np.float64)), np.asarray(targets, np.float64)
     center = y.mean(0)
     y = y - center  # [n, K]; moments about the overall mean lose no digits
-    moments = [_moments(x[out], y[out]) for out in folds_of]
+    rows = [(torch.from_numpy(x[out]), torch.from_numpy(y[out])) for out in folds_of]  # PyTorch keeps to its threads
+    moments = [_moments(*fold) for fold in rows]
     total = [sum(parts) for parts in zip(*moments, strict=True)]
 
-    errors = np.zeros((len(penalties), y.shape[1]))
-    for out, left in zip(folds_of, moments, strict=True):
+    errors = torch.zeros(len(penalties), y.shape[1], dtype=torch.float64)
+    for (x_out, y_out), left in zip(rows, moments, strict=True):
         weights, intercepts = _solve([all_ - part for all_, part in zip(total, left, strict=True)], penalties)
-        for row, (w, b) in enumerate(zip(weights, intercepts, strict=True)):
-            errors[row] += np.square(x[out] @ w + b - y[out]).sum(0)
-    best = errors.argmin(0)  # [K]
+        errors += (x_out @ weights + intercepts[:, None] - y_out).square().sum(1)
+    best = errors.argmin(0).numpy()  # [K]
 
-    weights, intercepts = _solve(total, penalties)
+    weights, intercepts = (tensor.numpy() for tensor in _solve(total, penalties))
     columns = np.arange(y.shape[1])
     return Ridge(weights[best, :, columns].T, intercepts[best, columns] + center, penalties[best], inputs)
 
 
-def _moments(x: np.ndarray, y: np.ndarray) -> tuple:
+def _moments(x: torch.Tensor, y: torch.Tensor) -> tuple:
     """Sums over rows from which a ridge regression follows: n, x [F], y [K], x x' [F, F], x y' [F, K]."""
     return len(x), x.sum(0), y.sum(0), x.T @ x, x.T @ y
 
 
-def _solve(moments: list, penalties: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _solve(moments: list, penalties: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights [P, F, K] and intercepts [P, K] for every penalty, from one eigendecomposition."""
     n, sum_x, sum_y, gram, cross = moments
     mean_x, mean_y = sum_x / n, sum_y / n
-    covariance = gram / n - np.outer(mean_x, mean_x)
-    values, vectors = np.linalg.eigh(covariance)
-    rotated = vectors.T @ (cross / n - np.outer(mean_x, mean_y))  # [F, K]
-    values = np.maximum(values, 0.0)  # rounding may leave the smallest below 0
-    weights = np.stack([vectors @ (rotated / (values + penalty)[:, None]) for penalty in penalties])
+    values, vectors = torch.linalg.eigh(gram / n - torch.outer(mean_x, mean_x))
+    rotated = vectors.T @ (cross / n - torch.outer(mean_x, mean_y))  # [F, K]
+    spectrum = values.clamp(min=0.0) + torch.from_numpy(penalties)[:, None]  # rounding may leave one below 0
+    weights = vectors @ (rotated / spectrum[..., None])
     return weights, mean_y - mean_x @ weights
 
 
