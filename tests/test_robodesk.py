@@ -289,7 +289,9 @@ def test_the_part_that_is_drawn_equals_the_whole_cut(view, size):
         whole.film(data, np.zeros(3), np.zeros(3))
         box = [side * edge for edge in view.part]
         expected = Image.fromarray(whole._rgb[::-1]).resize((size, size), Image.Resampling.LANCZOS, box)
-        difference = np.abs(part.film(data, np.zeros(3), np.zeros(3)).astype(int) - np.asarray(expected))
+        drawn = part.film(data, np.zeros(3), np.zeros(3))
+        assert drawn.flags.writeable and drawn.dtype == np.uint8
+        difference = np.abs(drawn.astype(int) - np.asarray(expected))
         assert difference.mean() < 0.5 and (difference > 8).mean() < 0.01
     finally:
         part.close()

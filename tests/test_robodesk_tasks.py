@@ -5,6 +5,7 @@ import pytest
 
 from denoised_mdp.envs import tasks
 from denoised_mdp.envs.robodesk_tasks import BLOCKS, Situation, all_tasks, find_task
+from denoised_mdp.errors import UserError
 
 
 def situation(hand=(0, 0, 0), joints=None, screen=(0.5, 0.5, 0.5), **places):
@@ -103,3 +104,29 @@ def test_television(channel, color):
     assert dense(name, hand=(9, 9, 9), screen=screen) == pytest.approx(0.5 * screen[channel])
     for kind in ("sparse", "success"):
         assert find_task(name).reward(situation(screen=screen), kind) == pytest.approx(screen[channel])
+
+
+def test_the_papers_preset():
+    from denoised_mdp.config import load_config
+
+    config = load_config(["preset=paper/robodesk_tv_green_hue"])
+    assert (config.env.suite, config.env.task, config.env.size) == ("robodesk", "tv_green_hue", 96)
+    assert (config.alpha, config.model.kl.beta_y, config.model.kl.beta_z) == (2.0, 0.125, 0.125)
+    assert set(config.distractors) == {"tv", "button_noise", "moving_lights", "camera_shake"}
+    assert config.env.action_repeat == 2 and config.env.episode_steps == 1000
+
+
+def test_bad_configurations_are_one_line():
+    from denoised_mdp.config import load_config
+
+    for overrides, words in [
+        (["env.reward=sparse"], "env=robodesk"),
+        (["env=robodesk", "env.reward=spares"], "sparse"),
+        (["env=robodesk", "env.task=tv_gren_hue"], "tv_green_hue"),
+        (["env=robodesk", "distractors=video_background"], "tv"),
+        (["distractors=tv"], "video_background"),
+        (["env=robodesk", "distractors={camera_shake: {strength: -1}}"], "at least 0"),
+    ]:
+        with pytest.raises(UserError, match=words) as caught:
+            load_config(overrides)
+        assert "\n" not in str(caught.value)

@@ -88,7 +88,7 @@ class RoomRenderer(Renderer):
         self._camera.elevation = np.rad2deg(np.arcsin(line[2] / distance))
         self._draw(data, skybox=True, floor=True)
         drawn = Image.fromarray(self._rgb[::-1])  # GL's first row is the lowest
-        return np.asarray(drawn.resize((self.size, self.size), Image.Resampling.LANCZOS, self._box))
+        return np.array(drawn.resize((self.size, self.size), Image.Resampling.LANCZOS, self._box))
 
     def _narrow(self, scene, model, data) -> None:
         """Cut the field of view down to the rows and columns that are drawn."""
