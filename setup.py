@@ -29,6 +29,7 @@ setup(
         "hydra-core>=1.3",
         "imageio>=2.34",
         "imageio-ffmpeg>=0.5",
+        "matplotlib>=3.8",
         "mujoco>=3.1,<4",  # dm_control 1.0.50 does not work with mujoco 4.0.0
         "numpy>=1.24",
         "omegaconf>=2.3",
