@@ -1,0 +1,80 @@
+"""Measure the seconds to save and to resume a run of the paper's size: 10^6 steps and their replay.
+
+    python scripts/checkpoint_time.py --folder /a/disk/to/measure
+
+The replay's files have their full size. The rows since the last checkpoint (10,000 steps) are really written; of the
+others only their numbers and the beginnings of episodes are, and their pictures are holes in sparse files, which costs
+no disk. Neither saving nor resuming reads them, but for 64 rows whose checksums are compared. The optimizers get states
+of their full size from a step with gradients of zero.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from denoised_mdp.config import load_config
+from denoised_mdp.loading import prepare
+from denoised_mdp.runs import RunFolder
+from denoised_mdp.trainer import Trainer
+
+RUN = ["preset=paper/cheetah_run_video_background", "env=toy", "env.task=dot", "distractors=none"]
+
+
+def run() -> None:
+    """Measure and report medians of four saves and of three resumes; on a busy machine the CPU's time tells more."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, help="where to measure (default: the system's temporary folder)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        config = load_config([*RUN, f"run_dir={folder}/run"])
+        run = RunFolder.create(config.run_dir)
+        prepare(config, run)
+        trainer = Trainer(config, run)
+        for optimizer in trainer.agent.optimizers.values():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+        rows, recent = config.replay_capacity, config.train.checkpoint_every // config.env.action_repeat
+        numbers = np.load(run.replay / "number.npy", mmap_mode="r+")
+        starts = np.load(run.replay / "is_first.npy", mmap_mode="r+")
+        numbers[: rows - 4 * recent] = np.arange(1, rows - 4 * recent + 1)
+        starts[: rows - 4 * recent : config.episode_rows] = True
+        numbers.flush(), starts.flush()
+        trainer.replay._starts = np.arange(0, rows - 4 * recent, config.episode_rows)
+        trainer.replay.total = rows - 4 * recent
+        rng, saves, resumes = np.random.default_rng(0), [], []
+        trainer.observation, _ = trainer.env.reset(seed=0)
+        for _ in range(4):
+            for _ in range(recent):  # as many as between two checkpoints
+                picture = rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+                trainer.replay.add(picture, np.zeros(2, np.float32), 0.0, False)
+            trainer.step += config.train.checkpoint_every
+            began = time.perf_counter(), time.process_time()
+            trainer.save()
+            saves.append((time.perf_counter() - began[0], time.process_time() - began[1]))
+        trainer.close()
+        for _ in range(3):
+            began = time.perf_counter(), time.process_time()
+            trainer = Trainer(config, run)
+            resumes.append((time.perf_counter() - began[0], time.process_time() - began[1]))
+            assert len(trainer.replay) == rows
+            trainer.close()
+        size = sum(path.stat().st_size for path in run.replay.iterdir())
+        checkpoint = max(path.stat().st_size for path in run.checkpoints.glob("*/tensors.safetensors"))
+    print(json.dumps({
+        "replay": f"{rows:,} rows, {size / 1e9:.2f} GB", "checkpoint": f"{checkpoint / 1e6:.0f} MB",
+        "seconds to save: wall, CPU": np.median(saves, 0).round(2).tolist(),
+        "seconds to resume, imports not counted: wall, CPU": np.median(resumes, 0).round(2).tolist(),
+    }, indent=1))  # fmt: skip
+
+
+if __name__ == "__main__":
+    run()
