@@ -73,7 +73,6 @@ def _compile(folder: str, room: bool, quality: str) -> mujoco.MjModel:
     _add_lamps(spec)
     spec.visual.quality.offsamples = 0  # pictures are drawn larger and reduced, which smooths as well
     spec.visual.quality.shadowsize = 1024  # at this distance no different from 4096
-    spec.visual.quality.numslices, spec.visual.quality.numstacks = 12, 2
     _share_textures(spec)
     if quality == "fast":
         _simplify(spec)
@@ -168,6 +167,7 @@ def _shrink_textures(spec: mujoco.MjSpec, folder: str) -> None:
 
 
 def _simplify(spec: mujoco.MjSpec) -> None:
+    spec.visual.quality.numslices, spec.visual.quality.numstacks = 12, 6  # of cylinders and the ball
     for geom in list(spec.geoms):
         kind = geom.classname.name
         if kind == "panda_viz" and geom.meshname != "finger_viz":
