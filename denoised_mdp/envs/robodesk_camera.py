@@ -90,6 +90,11 @@ class RoomRenderer(Renderer):
         drawn = Image.fromarray(self._rgb[::-1])  # GL's first row is the lowest
         return np.array(drawn.resize((self.size, self.size), Image.Resampling.LANCZOS, self._box))
 
+    def close(self) -> None:
+        """Free the GL objects, and the reference to itself that would leave the rest to the garbage collector."""
+        super().close()
+        self._stage = ()
+
     def _narrow(self, scene, model, data) -> None:
         """Cut the field of view down to the rows and columns that are drawn."""
         for camera in scene.camera:  # both eyes: MuJoCo draws what lies between them
