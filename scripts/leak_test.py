@@ -11,6 +11,7 @@ import argparse
 import gc
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from denoised_mdp.envs import make_env
@@ -34,13 +35,19 @@ def resources() -> tuple[float, int, int]:
     return resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
-def run(cycles: int, task: str = "cheetah_run", quality: str = "fast", every: int = 10) -> list[tuple]:
-    """Return (cycle, MiB, files, threads) before, and after every so many cycles."""
+def run(
+    cycles: int, task: str = "cheetah_run", quality: str = "fast", every: int = 10, show: Callable = lambda row: None
+) -> list[tuple]:
+    """Return (cycle, MiB, files, threads) before, and after every so many cycles; Ctrl-C ends it early."""
     rows = [(0, *resources())]
-    for count in range(1, cycles + 1):
-        cycle(task, quality)
-        if count % every == 0:
-            rows.append((count, *resources()))
+    try:
+        for count in range(1, cycles + 1):
+            cycle(task, quality)
+            if count % every == 0:
+                rows.append((count, *resources()))
+                show(rows[-1])
+    except KeyboardInterrupt:
+        print("interrupted: what follows is of the cycles so far")
     return rows
 
 
@@ -78,9 +85,11 @@ def main() -> None:
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     began = time.perf_counter()
-    rows = run(options.cycles, options.task, options.quality)
-    for row in rows[:: max(1, len(rows) // 20)]:
-        print("cycle {:5d}  {:7.1f} MiB  {:3d} files  {:3d} threads".format(*row))
+
+    def show(row: tuple) -> None:
+        print("cycle {:5d}  {:7.1f} MiB  {:3d} files  {:3d} threads".format(*row), flush=True)
+
+    rows = run(options.cycles, options.task, options.quality, every=max(1, options.cycles // 50), show=show)
     half = rows[len(rows) // 2]
     growth = (rows[-1][1] - half[1]) / max(1, rows[-1][0] - half[0]) * 1024
     print(f"second half: {growth:+.2f} KiB per cycle; {time.perf_counter() - began:.0f} s")
