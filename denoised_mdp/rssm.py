@@ -11,13 +11,13 @@ concatenated in the order x, y, z in every tensor of size D or S.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .gru import gru_step
 from .networks import MLP
 
 MIN_STD = 0.1
@@ -157,8 +157,8 @@ class Transition(nn.Module):
     def forward(self, inputs: Tensor, belief: Tensor) -> Tensor:
         """Inputs [B, inputs], previous belief [B, D_name] -> next belief [B, D_name]."""
         for layer in self.inputs:
-            inputs = F.elu(layer(inputs))
-        return self.gru(inputs, belief)
+            inputs = F.elu(layer(inputs), inplace=True)
+        return gru_step(inputs, belief, self.gru)
 
 
 class RSSM(nn.Module):
@@ -222,16 +222,19 @@ class RSSM(nn.Module):
         """
         previous = initial if initial is not None else self.initial(embed.shape[1])
         keep = (~is_first).to(action.dtype)[..., None]  # [T, B, 1]
-        action = action * keep
-        projections = {name: self._project_embedding(net, embed) for name, net in self.posteriors.items()}
-        noises = self.layout.split_state(noise)
+        size = embed.shape[-1]
+        weights, projections = {}, {}
+        for name, net in self.posteriors.items():  # first layers, split into the latents' and the embedding's columns
+            weights[name], columns = net.hidden[0].weight.split((net.hidden[0].in_features - size, size), 1)
+            projections[name] = F.linear(embed, columns, net.hidden[0].bias).unbind()
 
         beliefs, states, means, stds = [], [], [], []
         belief, state = previous.belief, previous.state
-        for t in range(embed.shape[0]):
+        rows = zip(keep.unbind(), (action * keep).unbind(), noise.unbind(), strict=True)
+        for t, (kept, last_action, noise_now) in enumerate(rows):
             projection = {name: value[t] for name, value in projections.items()}
             belief, state, mean, std = self._observe_step(
-                projection, belief * keep[t], state * keep[t], action[t], {k: v[t] for k, v in noises.items()}
+                weights, projection, belief * kept, state * kept, last_action, noise_now
             )
             beliefs.append(belief)
             states.append(state)
@@ -256,53 +259,53 @@ class RSSM(nn.Module):
         transition = self.transitions["x"]
         belief = transition(torch.cat((state, action), -1), belief)
         mean, std = gaussian_from_raw(transition.prior(belief))
-        return belief, mean + std * noise
+        return belief, torch.addcmul(mean, std, noise)
 
     @staticmethod
-    def _project_embedding(net: MLP, embed: Tensor) -> Tensor:
-        """The embedding's share of a posterior net's first layer, bias included: [T, B, E] -> [T, B, hidden]."""
-        layer = net.hidden[0]
-        return F.linear(embed, layer.weight[:, -embed.shape[-1] :], layer.bias)
-
-    @staticmethod
-    def _posterior(net: MLP, latents: list[Tensor], projection: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and std of a posterior from latents [B, ...] and the embedding's projection [B, hidden]."""
-        latents = torch.cat(latents, -1)
-        weight = net.hidden[0].weight[:, : latents.shape[-1]]
-        return gaussian_from_raw(net.output(F.elu(projection + latents @ weight.t())))
+    def _posterior(net: MLP, weight: Tensor, latents: list[Tensor], projection: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and std of a posterior from latents [B, ...], their weight and the embedding's share [B, hidden]."""
+        hidden = F.elu(torch.addmm(projection, torch.cat(latents, -1), weight.t()), inplace=True)
+        return gaussian_from_raw(net.output(hidden))
 
     def _observe_step(
-        self, projection: dict[str, Tensor], belief: Tensor, state: Tensor, action: Tensor, noise: Mapping[str, Tensor]
+        self,
+        weights: dict[str, Tensor],
+        projection: dict[str, Tensor],
+        belief: Tensor,
+        state: Tensor,
+        action: Tensor,
+        noise: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One filtering step on [B, ...] tensors; returns belief, posterior sample, posterior mean and std."""
-        old_belief, old_state = self.layout.split_belief(belief), self.layout.split_state(state)
-        new_belief, new_state, means, stds = {}, {}, {}, {}
+        """One filtering step on [B, ...] tensors; returns belief, posterior sample, posterior mean and std.
 
+        weights, projection: of the posterior nets' first layers, what multiplies the latents [hidden, inputs] and
+        what the embedding contributes [B, hidden].
+        """
+        old_belief, old_state = self.layout.split_belief(belief), self.layout.split_state(state)
+        new_belief = {}
         for name in self.roots:
             inputs = [old_state[name], action] if self.specs[name].sees_action else [old_state[name]]
             new_belief[name] = self.transitions[name](torch.cat(inputs, -1), old_belief[name])
-        context = [new_belief[name] for name in self.roots]
+        context = list(new_belief.values())
         for name in self.dependents:
             context += [old_belief[name], old_state[name]]
-        mean, std = self._posterior(self.posteriors["roots"], context, projection["roots"])
-        sizes = [self.specs[name].state for name in self.roots]
-        means.update(zip(self.roots, mean.split(sizes, -1), strict=True))
-        stds.update(zip(self.roots, std.split(sizes, -1), strict=True))
-        for name in self.roots:
-            new_state[name] = means[name] + stds[name] * noise[name]
+        mean, std = self._posterior(self.posteriors["roots"], weights["roots"], context, projection["roots"])
+        sample = torch.addcmul(mean, std, noise[..., : mean.shape[-1]])
+        if not self.dependents:  # nothing to put together
+            return torch.cat(list(new_belief.values()), -1), sample, mean, std
 
+        sizes = [self.specs[name].state for name in self.roots]
+        new_state = dict(zip(self.roots, sample.split(sizes, -1), strict=True))
+        samples, means, stds, noises = [sample], [mean], [std], self.layout.split_state(noise)
         for name in self.dependents:
             first, *rest = self.specs[name].parents
             inputs = [new_belief[first], new_state[first], old_state[name], action]
             inputs += [part for parent in rest for part in (new_belief[parent], new_state[parent])]
             new_belief[name] = self.transitions[name](torch.cat(inputs, -1), old_belief[name])
             context = [part for root in self.roots for part in (new_belief[root], new_state[root])]
-            means[name], stds[name] = self._posterior(
-                self.posteriors[name], [*context, new_belief[name]], projection[name]
-            )
-            new_state[name] = means[name] + stds[name] * noise[name]
-
-        def join(parts: dict[str, Tensor]) -> Tensor:
-            return torch.cat([parts[name] for name in self.layout.names], -1)
-
-        return join(new_belief), join(new_state), join(means), join(stds)
+            context.append(new_belief[name])
+            mean, std = self._posterior(self.posteriors[name], weights[name], context, projection[name])
+            new_state[name] = torch.addcmul(mean, std, noises[name])
+            for parts, part in ((samples, new_state[name]), (means, mean), (stds, std)):
+                parts.append(part)
+        return tuple(torch.cat(parts, -1) for parts in (list(new_belief.values()), samples, means, stds))

@@ -15,7 +15,7 @@ ROOT = Path(denoised_mdp.__file__).parent
 LAYERS = (
     "errors",
     "columns",
-    "schema validation envs networks replay checkpoint runs logging runtime stopping",
+    "schema validation envs graph gru networks replay checkpoint runs logging runtime stopping",
     "composition rssm compare finite",
     "config manual world_model",
     "policies",
@@ -23,7 +23,8 @@ LAYERS = (
     "loading",
     "evaluation",
     "analysis",
-    "trainer doctor probe_cli",
+    "trainer doctor probe_cli benchmark_around benchmark_plain",
+    "benchmark",
     "cli",
     "__main__",
 )

@@ -50,10 +50,12 @@ LATENT_ERRORS = {  # name: (structure, function, right, wrong)
     "swapped-posterior": (
         "2c", TRANSITION, "[old_belief[name], old_state[name]]", "[old_state[name], old_belief[name]]"
     ),
-    "belief-survives-reset": ("2b", FILTER, "belief * keep[t]", "belief"),
-    "state-survives-reset": ("2b", FILTER, "state * keep[t]", "state"),
-    "action-survives-reset": ("2b", FILTER, "action = action * keep", "pass"),
+    "belief-survives-reset": ("2b", FILTER, "belief * kept", "belief"),
+    "state-survives-reset": ("2b", FILTER, "state * kept", "state"),
+    "action-survives-reset": ("2b", FILTER, "(action * keep)", "action"),
     "no-minimal-std": ("2b", "rssm:gaussian_from_raw", " + MIN_STD", ""),
+    "reset-of-the-state-itself": ("dreamer", "gru:_Gates.forward", "hidden[:, 2 * size :]", "h"),
+    "update-mirrored": ("dreamer", "gru:_Gates.forward", "lerp(new, h,", "lerp(h, new,"),
     "relu-before-gru": ("dreamer", "rssm:Transition.forward", "F.elu", "F.relu"),
     "relu-in-posterior": ("dreamer", "rssm:RSSM._posterior", "F.elu", "F.relu"),
     "relu-in-mlp": ("dreamer", "networks:MLP.forward", "F.elu", "F.relu"),
@@ -87,6 +89,8 @@ LOSS_ERRORS = {  # name: (structure, strategy, function, right, wrong)
     "relu-gradient-missing": (
         "2b", "A", "networks:_BiasReLU.backward", "for y in ctx.saved_tensors", "for y in ctx.saved_tensors[1:]"
     ),
+    "reset-gradient": ("2b", "A", "gru:_Gates.backward", "to_new * reset", "to_new"),
+    "update-gradient": ("2b", "A", "gru:_Gates.backward", "(h - new)", "(new - h)"),
     "deconvolution-gradient": ("2b", "A", "networks:_SubPixel.backward", "gradients(gradient", "gradients(gradient.mT"),
 }  # fmt: skip
 
@@ -120,8 +124,8 @@ SAC_ERRORS = {  # name: (function, right, wrong)
 }  # fmt: skip
 
 UPDATE_ERRORS = {  # name: (function, right, wrong)
-    "latents-recomputed": ("agent:Agent.update", "latent.map", "self.world_model.loss(**batch, noise=noise)[1].map"),
-    "latents-of-another-noise": ("agent:Agent.update", "generator=self.random", "generator=None"),
+    "latents-recomputed": ("agent:Agent.update_eagerly", "latent.map", "self.world_model.loss(**batch, noise=noise)[1].map"),
+    "latents-of-another-noise": ("agent:Agent.update_eagerly", "generator=self.random", "generator=None"),
     "no-clip": ("policies.base:optimize", 'float("inf") if clip is None else clip', 'float("inf")'),
 }  # fmt: skip
 

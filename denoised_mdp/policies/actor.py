@@ -41,7 +41,7 @@ class Actor(nn.Module):
     def sample(self, features: Tensor, noise: Tensor) -> Tensor:
         """A reparametrized action tanh(mean + std * noise), noise [..., A] standard normal."""
         mean, std = self(features)
-        return torch.tanh(mean + std * noise)
+        return torch.addcmul(mean, std, noise).tanh()
 
     def sample_with_log_prob(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """An action [..., A] and its log density [...] with the squashing's change of variables.

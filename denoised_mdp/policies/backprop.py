@@ -16,6 +16,7 @@ def lambda_returns(reward: Tensor, value: Tensor, gamma: float, lambda_: float) 
 
     reward and value [H, N] of the imagined latents 1..H; returns V_t for t = 1..H-1, [H - 1, N].
     """
+    reward, value = reward.unbind(), value.unbind()
     returns, last = [], value[-1]
     for t in range(len(reward) - 2, -1, -1):
         last = reward[t] + gamma * ((1.0 - lambda_) * value[t + 1] + lambda_ * last)
@@ -59,13 +60,12 @@ class BackpropPolicy(Policy):
         the *detached* latent: gradients flow through the dynamics, not through the actor's input.
         """
         belief, state = batch.belief.flatten(0, 1), batch.state.flatten(0, 1)
-        features, actions = [], []
+        features, actions = [torch.cat((belief, state), -1)], []
         for state_noise, action_noise in zip(*noise, strict=True):
-            action = self.actor.sample(torch.cat((belief, state), -1).detach(), action_noise)
-            belief, state = mdp.step(belief, state, action, state_noise)
+            actions.append(self.actor.sample(features[-1].detach(), action_noise))
+            belief, state = mdp.step(belief, state, actions[-1], state_noise)
             features.append(torch.cat((belief, state), -1))
-            actions.append(action)
-        return torch.stack(features), torch.stack(actions)
+        return torch.stack(features[1:]), torch.stack(actions)
 
     def draw_noise(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None):
         """State noise [H, N, S_x], then action noise [H, N, A]: the documented order of draws."""
