@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 from .agent import Agent, Carry
+from .envs.pool import EnvironmentPool
 from .envs.seeding import generator
 from .loading import environment_maker, load_run
 from .rssm import Latent
 
 MAX_PARALLEL = 10
-"""episodes that are played at the same time, in one process, so that the agent acts on a batch"""
+"""episodes that are played at the same time, so that the agent acts on a batch"""
 
 
 @dataclass
@@ -96,32 +97,34 @@ def evaluate(
     record: int = 0,
     max_steps: int | None = None,
     explore: float | None = None,
+    workers: int = 0,
 ) -> EvaluationResult:
     """Play one episode per seed and return what it earned.
 
     agent: acts with its mode and no noise (the latent is a posterior sample), or, with `explore`, as while collecting
     (see `Agent.act`); None: uniform random actions.
     record: keep the first so many episodes whole. max_steps: stop after that many actions. Everything random in an
-    episode comes from its own seed, whatever is played beside it.
+    episode comes from its own seed, whatever is played beside it. workers: processes that run the environments
+    (0: this one); their number changes nothing but the time.
+
+    Raises:
+        EnvironmentFailure: an environment failed, died or hung.
     """
     returns, recorders = [0.0] * len(seeds), []
     parallel = min(MAX_PARALLEL, len(seeds))
-    environments = [make_environment() for _ in range(parallel)]
-    try:
+    task = next(iter(getattr(make_environment, "args", ())), "environment")
+    with EnvironmentPool(make_environment, parallel, workers=workers, task=str(task)) as pool:
         for begin in range(0, len(seeds), parallel):
             chunk = list(seeds[begin : begin + parallel])
             group = [_Recorder() if begin + i < record else None for i in range(len(chunk))]
-            returns[begin : begin + len(chunk)] = _play(agent, environments, chunk, group, max_steps, explore)
+            returns[begin : begin + len(chunk)] = _play(agent, pool, chunk, group, max_steps, explore)
             recorders += [recorder for recorder in group if recorder is not None]
-    finally:
-        for environment in environments:
-            environment.close()
     return EvaluationResult(returns, list(seeds), [recorder.episode() for recorder in recorders])
 
 
 def _play(
     agent: Agent | None,
-    environments: list[gym.Env],
+    pool: EnvironmentPool,
     seeds: list[int],
     recorders: list[_Recorder | None],
     max_steps: int | None,
@@ -129,16 +132,14 @@ def _play(
 ) -> list[float]:
     """Play one episode per environment in lockstep; an environment that has ended waits for the others."""
     n = len(seeds)
-    environments, recorders = environments[:n], list(recorders)
+    recorders = list(recorders)
     noise = [torch.Generator(agent.device if agent else "cpu").manual_seed(seed) for seed in seeds]
     rngs = [np.random.default_rng(seed) for seed in seeds]
-    resets = [environment.reset(seed=seed) for environment, seed in zip(environments, seeds, strict=True)]
-    observations, infos = map(list, zip(*resets, strict=True))
+    observations, infos = map(list, zip(*pool.reset(seeds), strict=True))
     returns, ended, carry = [0.0] * n, [False] * n, None
     for step in itertools.count():
         if agent is None:
-            shape = environments[0].action_space.shape
-            actions = np.stack([rng.uniform(-1.0, 1.0, shape).astype(np.float32) for rng in rngs])
+            actions = np.stack([rng.uniform(-1.0, 1.0, pool.action_shape).astype(np.float32) for rng in rngs])
         else:
             actions, carry = agent.act(np.stack(observations), carry, explore=explore, generator=noise)
         for i, recorder in enumerate(recorders):
@@ -147,9 +148,9 @@ def _play(
                 recorders[i] = None if ended[i] else recorder
         if all(ended) or step == max_steps:
             return returns
-        for i in range(n):
-            if not ended[i]:
-                observations[i], reward, terminated, truncated, infos[i] = environments[i].step(actions[i])
+        for i, row in enumerate(pool.step([None if ended[i] else actions[i] for i in range(n)])):
+            if row is not None:
+                observations[i], reward, terminated, truncated, infos[i] = row
                 returns[i] += float(reward)
                 ended[i] = terminated or truncated
 
@@ -163,12 +164,14 @@ def evaluate_run(
     checkpoint: int | None = None,
     random: bool = False,
     device: str = "auto",
+    workers: int = 0,
 ) -> EvaluationResult:
     """Evaluate a run's checkpoint (default: the newest).
 
     split: background clips seen in training ("train") or held out ("test"). seed: of the episodes (default: the
     run's own, which gives the seeds used during training). random: a uniform random policy on the same episodes.
+    workers: see `evaluate`.
     """
     config, agent, _ = load_run(run, checkpoint=checkpoint, device=device)
     seeds = evaluation_seeds(config.seed if seed is None else seed, episodes)
-    return evaluate(None if random else agent, environment_maker(config, split), seeds)
+    return evaluate(None if random else agent, environment_maker(config, split), seeds, workers=workers)

@@ -212,7 +212,7 @@ class Trainer:
         train, began = self.config.train, time.perf_counter()
         seeds = evaluation_seeds(self.config.seed, train.eval_episodes)
         with self.stop.at_once():
-            result = evaluate(self.agent, self.make_environment, seeds)
+            result = evaluate(self.agent, self.make_environment, seeds, workers=train.eval_workers)
         self.last_evaluation = result
         metrics = {"eval/return": result.mean, "eval/standard_error": result.standard_error}
         self.logger.log(self.step, metrics | {"eval/seconds": time.perf_counter() - began})

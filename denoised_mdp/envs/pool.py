@@ -1,0 +1,224 @@
+"""Several environments that step together, in this process or in worker processes.
+
+What an environment does depends on its seed and its actions alone, so the number of workers changes nothing but
+the time. A worker that fails, dies or hangs ends the pool with an `EnvironmentFailure` that says which task and seed
+it was playing, and where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from denoised_mdp.errors import UserError
+
+START_SECONDS = 300.0
+"""what a worker may take to import and build its environments, in addition to its first reply's time"""
+ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")}
+
+
+class EnvironmentFailure(RuntimeError):
+    """An environment raised an error, or its worker process died or hung; the message has task, seed, traceback."""
+
+
+class EnvironmentPool:
+    """`count` environments, made by `make_environment`, in `workers` processes (0: in this one).
+
+    make_environment: a picklable function without arguments. timeout: seconds that one reset or step of the
+    pool may take before its slowest worker counts as hung. task: a name for messages.
+
+    Raises:
+        UserError: what `make_environment` finds wrong.
+        EnvironmentFailure: see there; also by `reset` and `step`, after which only `close` is of use.
+    """
+
+    def __init__(
+        self,
+        make_environment: Callable[[], gym.Env],
+        count: int,
+        *,
+        workers: int = 0,
+        timeout: float = 120.0,
+        task: str = "environment",
+    ):
+        self.count, self.timeout, self.task = count, timeout, task
+        self.seeds: list[int | None] = [None] * count
+        self._environments: list[gym.Env] = []
+        self._workers: list[_Worker] = []
+        workers = min(workers, count)
+        try:
+            if workers:
+                self._workers = [_Worker(make_environment, len(range(w, count, workers))) for w in range(workers)]
+                self.action_shape = self._replies(timeout + START_SECONDS)[0]
+            else:
+                for _ in range(count):
+                    self._environments.append(make_environment())
+                self.action_shape = self._environments[0].action_space.shape
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self, seeds: Sequence[int]) -> list[tuple[np.ndarray, dict]]:
+        """Begin one episode per seed in the first environments; returns (observation, info) of each."""
+        self.seeds = [*seeds, *[None] * (self.count - len(seeds))]
+        return self._all("reset", self.seeds)[: len(seeds)]
+
+    def step(self, actions: Sequence[np.ndarray | None]) -> list[tuple | None]:
+        """One action [A] for each environment, or None to leave it as it is; returns what `step` of each returned."""
+        return self._all("step", [*actions, *[None] * (self.count - len(actions))])[: len(actions)]
+
+    def close(self) -> None:
+        """Close the environments and end the workers, whatever state they are in."""
+        for environment in self._environments:
+            environment.close()
+        for worker in self._workers:
+            worker.end()
+        self._environments, self._workers = [], []
+
+    def __enter__(self) -> EnvironmentPool:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _all(self, command: str, arguments: list) -> list:
+        """Send each environment its argument; gather the replies in the environments' order."""
+        if not self._workers:
+            return [_call(env, command, value) for env, value in zip(self._environments, arguments, strict=True)]
+        workers = len(self._workers)
+        for w, worker in enumerate(self._workers):
+            with contextlib.suppress(OSError):  # it died: its reply says so
+                worker.pipe.send((command, arguments[w::workers]))
+        replies: list = [None] * self.count
+        for w, reply in enumerate(self._replies(self.timeout)):
+            replies[w::workers] = reply
+        return replies
+
+    def _replies(self, timeout: float) -> list:
+        """One reply from every worker, or an `EnvironmentFailure` about the first that has none."""
+        deadline, replies = time.monotonic() + timeout, []
+        for w, worker in enumerate(self._workers):
+            status, reply = worker.reply(max(0.0, deadline - time.monotonic()))
+            if status == "mistake":
+                raise UserError(reply)
+            if status != "done":
+                seed = self.seeds[w + worker.index * len(self._workers)]
+                when = "while it was made" if seed is None else f"in the episode of seed {seed}"
+                what = {
+                    "error": "raised an error",
+                    "dead": f"died with its worker process (exit code {worker.process.exitcode})",
+                    "hung": f"gave no answer within {timeout:.0f} s",
+                }[status]
+                raise EnvironmentFailure(f"{self.task} {what} {when}.\n{reply or 'It left no traceback.'}")
+            replies.append(reply)
+        return replies
+
+
+def _call(environment: gym.Env, command: str, argument: Any) -> tuple | None:
+    if argument is None:
+        return None
+    return environment.reset(seed=argument) if command == "reset" else environment.step(argument)
+
+
+class _Worker:
+    """A process that serves some environments, and what this side knows of it."""
+
+    def __init__(self, make_environment: Callable[[], gym.Env], count: int):
+        context = multiprocessing.get_context("spawn")  # a fork would share the renderer and PyTorch's threads
+        self.pipe, other = context.Pipe()
+        descriptor, trace = tempfile.mkstemp(prefix="denoised_mdp_worker_", suffix=".txt")
+        os.close(descriptor)
+        self.trace = Path(trace)
+        self._current = context.Value("i", 0, lock=False)
+        arguments = (other, make_environment, count, trace, self._current)
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
+        with _environment_variables(ONE_THREAD):
+            self.process.start()
+        other.close()
+
+    @property
+    def index(self) -> int:
+        """Which of its environments it was last busy with."""
+        return self._current.value
+
+    def reply(self, timeout: float) -> tuple[str, Any]:
+        """("done", value), or what went wrong ("mistake", "error", "dead" or "hung") and where."""
+        if wait([self.pipe, self.process.sentinel], timeout):
+            if self.pipe.poll():
+                with contextlib.suppress(EOFError, OSError):
+                    return self.pipe.recv()
+            self.process.join(5.0)
+            return "dead", self.trace.read_text(errors="replace")
+        if self.process.pid and hasattr(signal, "SIGUSR1"):  # let it write down where it is
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGUSR1)
+            patience = time.monotonic() + 5.0
+            while not self.trace.stat().st_size and time.monotonic() < patience:
+                time.sleep(0.05)
+        return "hung", self.trace.read_text(errors="replace")
+
+    def end(self) -> None:
+        """Ask the process to end, kill it if it does not."""
+        self.pipe.close()
+        self.process.join(2.0)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.process.close()
+        self.trace.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _environment_variables(values: dict[str, str]):
+    """Set variables of the process for what is started inside, and put back what was there."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str, current: Any) -> None:
+    """The worker: answer commands until the other side closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that we serve
+    with open(trace, "w") as file:
+        faulthandler.enable(file)
+        if hasattr(signal, "SIGUSR1"):
+            faulthandler.register(signal.SIGUSR1, file=file)
+        environments: list[gym.Env] = []
+        try:
+            for current.value in range(count):
+                environments.append(make_environment())
+            pipe.send(("done", environments[0].action_space.shape))
+            while True:
+                command, arguments = pipe.recv()
+                replies = []
+                for current.value, argument in enumerate(arguments):
+                    replies.append(_call(environments[current.value], command, argument))
+                pipe.send(("done", replies))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            pass
+        except UserError as error:
+            pipe.send(("mistake", str(error)))
+        except Exception:
+            pipe.send(("error", traceback.format_exc()))
+        for environment in environments:
+            environment.close()

@@ -1,0 +1,100 @@
+"""The pool of environments: the same episodes with any number of workers; failures are reported, never waited for."""
+
+import functools
+import multiprocessing
+import os
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from denoised_mdp import UserError
+from denoised_mdp.envs import make_env
+from denoised_mdp.envs.pool import EnvironmentFailure, EnvironmentPool
+
+TOY = functools.partial(make_env, "dot", suite="toy", episode_steps=8, action_repeat=2)
+
+
+def play(workers):
+    """Three episodes of different lengths in five environments: every number that they return."""
+    log = []
+    with EnvironmentPool(TOY, 5, workers=workers) as pool:
+        assert pool.action_shape == (2,)
+        for seeds in ([3, 1, 4, 1, 5], [9, 2, 6]):
+            rows = pool.reset(seeds)
+            rng = np.random.default_rng(0)
+            for step in range(3):
+                log += [(row[0], *row[1].values()) for row in rows if row is not None and len(row) == 2]
+                log += [(row[0], row[1]) for row in rows if row is not None and len(row) == 5]
+                actions = [rng.uniform(-1, 1, 2).astype(np.float32) for _ in seeds]
+                rows = pool.step([None if i == step else action for i, action in enumerate(actions)])
+                assert [row is None for row in rows] == [i == step for i in range(len(seeds))]
+    return log
+
+
+def test_results_do_not_depend_on_the_number_of_workers():
+    expected = play(0)
+    for workers in (1, 3):
+        for ours, theirs in zip(play(workers), expected, strict=True):
+            for a, b in zip(ours, theirs, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+class Faulty(gym.Env):
+    """Does `what` in the second step of the episode of seed 7."""
+
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, what):
+        self.what, self.steps = what, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.seed, self.steps = seed, 0
+        return np.zeros(1), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.seed == 7 and self.steps == 2:
+            getattr(self, self.what)()
+        return np.zeros(1), 0.0, False, False, {}
+
+    def fail(self):
+        raise ZeroDivisionError("the physics exploded")
+
+    def die(self):
+        os._exit(3)
+
+    def hang(self):
+        time.sleep(600)
+
+
+@pytest.mark.parametrize(
+    ("what", "parts"),
+    [
+        ("fail", ("raised an error", "Traceback", "the physics exploded", "in fail")),
+        ("die", ("died", "exit code 3")),
+        ("hang", ("no answer within 6 s", "in hang")),
+    ],
+)
+def test_a_worker_that_fails_is_reported_at_once(what, parts):
+    action = [np.zeros(1, np.float32)] * 4
+    with EnvironmentPool(functools.partial(Faulty, what), 4, workers=2, task="toy_faulty") as pool:
+        pool.reset([5, 6, 8, 7])  # the second worker plays the second and the fourth
+        pool.step(action)
+        pool.timeout = 6.0 if what == "hang" else 120.0
+        with pytest.raises(EnvironmentFailure) as failure:
+            pool.step(action)
+        assert all(part in str(failure.value) for part in ("toy_faulty", "seed 7", *parts))
+    assert not multiprocessing.active_children()
+
+
+def test_a_mistake_in_the_options_is_the_same_mistake_in_a_worker():
+    make = functools.partial(make_env, "dott", suite="toy")
+    messages = []
+    for workers in (0, 1):
+        with pytest.raises(UserError) as error:
+            EnvironmentPool(make, 2, workers=workers)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert not multiprocessing.active_children()
