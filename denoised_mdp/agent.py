@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from . import schema
 from .envs.seeding import torch_seed
+from .graph import GraphedUpdate
 from .networks import scale_initial_weights, set_compute_dtype
 from .policies import POLICIES, Policy, PolicyBatch
 from .policies.base import adam, optimize, without_gradients
@@ -48,6 +49,7 @@ class Agent(nn.Module):
         self.mdp = LatentMDP(world_model)
         self.model_optimizer = adam(world_model.parameters(), lr=lr, eps=eps)
         self.random = torch.Generator(self.device)
+        self.graph: GraphedUpdate | None = None
 
     @property
     def device(self) -> torch.device:
@@ -65,6 +67,14 @@ class Agent(nn.Module):
         batch: observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first bool [T, B]. policy:
         False leaves the policy as it is. Returns metrics as scalar tensors; nothing is copied to the host here.
         """
+        return (self.graph or self.update_eagerly)(batch, policy=policy)
+
+    def use_graph(self) -> None:
+        """From now on replay updates as one CUDA graph; on a GPU only."""
+        self.graph = GraphedUpdate(self.update_eagerly, self, self.optimizers, self.random)
+
+    def update_eagerly(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
+        """The same as `update`, kernel by kernel; static shapes, no branch on data."""
         batch = self.to_device(batch)
         noise = self.world_model.rssm.draw_noise(*batch["reward"].shape, generator=self.random)
         loss, latent, metrics = self.world_model.loss(**batch, noise=noise)
@@ -168,6 +178,8 @@ class Agent(nn.Module):
             for name, optimizer in self.optimizers.items():
                 optimizer.load_state_dict(state["optimizers"][name])
             restore_generator(self.random, state["random"])
+            if self.graph is not None:  # it was recorded with the optimizers' old states
+                self.use_graph()
 
 
 def build_agent(
@@ -206,6 +218,8 @@ def build_agent(
     agent = Agent(world_model, policy, lr=m.optimizer.lr, eps=m.optimizer.eps, clip=m.optimizer.clip)
     agent.random.manual_seed(torch_seed(config.seed, "update"))
     set_compute_dtype(agent, dtype)
+    if config.train.cuda_graph and agent.device.type == "cuda":
+        agent.use_graph()
     return agent
 
 

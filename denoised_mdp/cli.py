@@ -1,4 +1,4 @@
-"""The command line: ``denoised-mdp train | evaluate | render | compare | probe | doctor``.
+"""The command line: ``denoised-mdp train | evaluate | render | compare | probe | doctor | bench``.
 
 Heavy imports wait until a command needs them, so that ``--help`` answers at once.
 """
@@ -78,6 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run_arguments(evaluate, episodes=10)
     evaluate.add_argument("--seed", type=natural, help="seed of the episodes (default: those of training)")
     evaluate.add_argument("--random", action="store_true", help="play a random policy as well, same episodes")
+    evaluate.add_argument("--workers", type=natural, default=0, help="processes for the environments (default: 0)")
     evaluate.set_defaults(function=_evaluate)
 
     render = commands.add_parser("render", help="write a video and a picture of signal and noise")
@@ -96,6 +97,14 @@ def build_parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="check this machine and a configuration before a long run")
     doctor.add_argument("overrides", nargs="*", metavar="key=value", help="as for train")
     doctor.set_defaults(function=_doctor)
+
+    bench = commands.add_parser("bench", help="measure what updates, environments and the replay cost here")
+    bench.add_argument("overrides", nargs="*", metavar="key=value", help="as for train (default: a paper preset)")
+    bench.add_argument("--parts", help="some of: update,environments,evaluation,replay,start (default: all)")
+    bench.add_argument("--repeats", type=positive, default=5, help="updates of each kind (default: %(default)s)")
+    bench.add_argument("--rows", default="10000,100000", help="sizes of the replays (default: %(default)s)")
+    bench.add_argument("--output", type=Path, metavar="FILE", help="write all numbers there as JSON")
+    bench.set_defaults(function=_bench)
     return parser
 
 
@@ -145,7 +154,7 @@ def _job(_) -> None:
 def _evaluate(arguments: argparse.Namespace) -> int:
     from denoised_mdp.evaluation import evaluate_run
 
-    options = {key: getattr(arguments, key) for key in ("episodes", "split", "seed", "checkpoint", "device")}
+    options = {key: getattr(arguments, key) for key in ("episodes", "split", "seed", "checkpoint", "device", "workers")}
     result = evaluate_run(arguments.run, **options)
     for number, value in enumerate(result.returns, 1):
         print(f"episode {number:3d}   return {value:8.2f}")
@@ -185,6 +194,25 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return doctor(config)
 
 
+def _bench(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.config import load_config
+
+    overrides = arguments.overrides or ["preset=paper/cheetah_run_video_background"]
+    config = load_config(overrides)
+    from denoised_mdp.benchmark import PARTS, benchmark
+
+    parts = tuple(arguments.parts.split(",")) if arguments.parts else PARTS
+    for part in parts:
+        if part not in PARTS:
+            raise UserError(f"unknown part '{part}'.{did_you_mean(part, PARTS)}")
+    try:
+        rows = tuple(positive(text) for text in arguments.rows.split(","))
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"argument --rows: {error}") from None
+    benchmark(config, parts, repeats=arguments.repeats, rows=rows, output=arguments.output, options=overrides)
+    return 0
+
+
 def _train_help() -> str:
     from denoised_mdp.manual import train_help
 
@@ -222,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     parser = build_parser()
     try:
-        known = ("train", "evaluate", "render", "compare", "probe", "doctor")
+        known = ("train", "evaluate", "render", "compare", "probe", "doctor", "bench")
         if argv and not argv[0].startswith("-") and argv[0] not in known:
             raise UserError(f"unknown command '{argv[0]}'.{did_you_mean(argv[0], known)}")
         arguments = parser.parse_args(argv or ["--help"])

@@ -147,6 +147,7 @@ class TrainConfig:
     exploration_noise: float = option(0.3, "std of the noise added to actions while collecting", low=0)
     eval_every: int = option(10_000, "steps between evaluations; 0: never", low=0)
     eval_episodes: int = option(10, "episodes per evaluation", low=1)
+    eval_workers: int = option(0, "processes that run the environments of an evaluation; 0: the learner's", low=0)
     render_every: int = option(20_000, "steps between rendered videos; 0: never", low=0)
     probe_every: int = option(
         10_000, "steps between probes of what x and y, z hold, logged as probe/*; 0: never", low=0
@@ -157,6 +158,7 @@ class TrainConfig:
     precision: str = option(
         "auto", "arithmetic of the large products", choices=("auto", "float32", "bf16")
     )
+    cuda_graph: bool = option(False, "on a GPU, record an update once and replay it instead of launching each kernel")
     threads: int | None = option(None, "CPU threads of the learner; null: choose", low=1)
     deterministic: bool = option(False, "bit-identical repetition at some cost in speed")
 

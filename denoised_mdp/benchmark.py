@@ -1,0 +1,278 @@
+"""``denoised-mdp bench``: what an update, the environments, an evaluation and the replay cost on this machine.
+
+Every ratio is taken in one run, with the compared programs taking turns, so that it means something on a busy machine,
+too. Each implementation of the update runs in a process of its own, since the allocator's settings are a process's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from .agent import Agent, build_agent
+from .benchmark_around import ACTIONS, environments, evaluations, filled_replay, replays, start_up
+from .benchmark_plain import PlainUpdate
+from .policies import PolicyBatch
+from .policies.base import without_gradients
+from .rssm import kl_divergence
+from .runtime import configure
+from .schema import Config
+from .world_model import image_nll, scalar_nll
+
+PARTS = ("update", "environments", "evaluation", "replay", "start")
+GIB = 2**30
+
+
+def benchmark(
+    config: Config,
+    parts: tuple[str, ...] = PARTS,
+    *,
+    repeats: int = 5,
+    rows: tuple[int, ...] = (10_000, 100_000),
+    output: Path | None = None,
+    options: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Measure `parts` with the configuration's sizes and threads; prints tables and returns all numbers.
+
+    repeats: of each update. rows: sizes of the replays. output: a file for the numbers as JSON. options: the
+    configuration's, to be written down with them. Seconds are wall time; "cpu" is CPU time of all threads, which
+    other programs disturb less.
+    """
+    device, dtype = configure(config.train)
+    result: dict[str, Any] = {"options": list(options), "machine": machine(device, dtype)}
+    result["configuration"] = sizes(config)
+    _table("machine", result["machine"])
+    functions = {
+        "update": functools.partial(updates, config, device, dtype, repeats),
+        "environments": functools.partial(environments, config),
+        "evaluation": functools.partial(evaluations, config),
+        "replay": functools.partial(replays, config, rows),
+        "start": functools.partial(start_up, config),
+    }
+    for part in parts:
+        result[part] = functions[part]()
+        for title, table in result[part].items():
+            _table(f"{part}: {title}", table)
+        if output is not None:  # what is known so far, should the rest be interrupted
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def _table(title: str, rows: dict[str, Any]) -> None:
+    """Print one Markdown table."""
+    print(f"\n| {title} | |\n|---|---|")
+    for name, value in rows.items():
+        print(f"| {name} | {f'{value:.3g}' if isinstance(value, float) else value} |", flush=True)
+
+
+def machine(device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
+    """Names, versions, settings and the measured peak of matrix products in GFLOP/s."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    out = {
+        "processor": name,
+        "cores": os.cpu_count(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "precision": "bf16" if dtype else "float32",
+        "torch": torch.__version__,
+        "mujoco": version("mujoco"),
+        "load when it began": round(os.getloadavg()[0], 1),
+    }
+    for kind in {torch.float32, dtype or torch.float32}:
+        a, b = (torch.randn(2048, 2048, device=device).to(kind) for _ in range(2))
+        seconds = min(_seconds(lambda a=a, b=b: a @ b, device)[0] for _ in range(5))
+        out[f"peak {str(kind).removeprefix('torch.')}, GFLOP/s"] = round(2 * 2048**3 / seconds / 1e9)
+    return out
+
+
+def sizes(config: Config) -> dict[str, Any]:
+    """What of the configuration decides the cost."""
+    m, t = config.model, config.train
+    return {
+        "task": config.env.task,
+        "distractors": list(config.distractors),
+        "model": m.name,
+        "x": [m.x.belief, m.x.state],
+        "depth": m.depth,
+        "embed": m.embed,
+        "pixels": config.env.size,
+        "policy": config.policy.name,
+        "hidden": config.policy.hidden,
+        "batch": [t.segment_length, t.batch_size],
+    }
+
+
+def _random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
+    """Noise with the shapes of a batch, [T, B, ...]."""
+    rng, shape, size = np.random.default_rng(seed), _batch_shape(config), config.env.size
+    return {
+        "observation": rng.integers(0, 256, (*shape, size, size, 3), dtype=np.uint8),
+        "action": rng.uniform(-1, 1, (*shape, ACTIONS)).astype(np.float32),
+        "reward": rng.normal(size=shape).astype(np.float32),
+        "is_first": np.zeros(shape, bool),
+    }
+
+
+def _batch_shape(config: Config) -> tuple[int, int]:
+    return config.train.segment_length, config.train.batch_size
+
+
+def _seconds(function: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Wall and CPU seconds of one call, the GPU's work included."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    wall, cpu = time.perf_counter(), time.process_time()
+    function()
+    wait()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def _peak_memory() -> float:
+    """GiB of this process at its largest."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / GIB
+
+
+def _serve_updates(pipe, config: Config, plain: bool, threads: int) -> None:
+    """A process that does one update whenever it is asked to; "peak" asks for its memory, None ends it."""
+    torch.set_num_threads(threads)
+    if plain:
+        agent, batch = build_agent(config, ACTIONS), _random_batch(config)
+        update = PlainUpdate(agent).update
+        device = agent.device
+    else:
+        device, dtype = configure(config.train)
+        torch.set_num_threads(threads)
+        agent = build_agent(config, ACTIONS, device=device, dtype=dtype)
+        batch, update = _random_batch(config), agent.update
+    for request in iter(pipe.recv, None):
+        pipe.send(_peak_memory() if request == "peak" else _seconds(lambda: update(batch), device))
+
+
+def updates(config: Config, device: torch.device, dtype: torch.dtype | None, repeats: int) -> dict[str, Any]:
+    """Ours against the plain one, taking turns; then the parts of ours; then its work."""
+    threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
+    comparable = not config.model.z.state and config.policy.name == "backprop"
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in (["plain"] if comparable else []) + ["ours"]}
+    pipes, processes, peaks = {}, [], {}
+    for name in times:
+        pipes[name], other = context.Pipe()
+        process = context.Process(target=_serve_updates, args=(other, config, name == "plain", threads), daemon=True)
+        process.start()
+        processes.append(process)
+    for repeat in range(repeats + 1):  # the first one allocates
+        for name, pipe in pipes.items():
+            pipe.send("update")
+            seconds = pipe.recv()
+            if repeat:
+                times[name].append(seconds)
+    for name, pipe in pipes.items():
+        pipe.send("peak")
+        peaks[name] = pipe.recv()
+        pipe.send(None)
+    for process in processes:
+        process.join()
+    whole = {}
+    for name, values in times.items():
+        wall, cpu = (statistics.median(column) for column in zip(*values, strict=True))
+        whole |= {f"{name}, s": wall, f"{name}, cpu s": cpu, f"{name}, peak GiB": peaks[name]}
+    whole["updates per second"] = 1 / whole["ours, s"]
+    if comparable:
+        for unit in ("s", "cpu s"):
+            whole[f"times faster, {unit}"] = whole[f"plain, {unit}"] / whole[f"ours, {unit}"]
+    agent = build_agent(config, ACTIONS, device=device, dtype=dtype)
+    parts = update_parts(agent, config, repeats)
+    work = count_work(agent, config)
+    peak = 2 * 2048**3 / min(_peak_seconds(device, dtype) for _ in range(3)) / 1e9
+    work["GFLOP/s"] = work["GFLOP"] / whole["ours, s"]
+    work["share of the measured peak"] = work["GFLOP/s"] / peak
+    return {"whole": whole, "parts, s": parts, "work": work}
+
+
+def _peak_seconds(device: torch.device, dtype: torch.dtype | None) -> float:
+    a, b = (torch.randn(2048, 2048, device=device).to(dtype or torch.float32) for _ in range(2))
+    return _seconds(lambda: a @ b, device)[0]
+
+
+def update_parts(agent: Agent, config: Config, repeats: int) -> dict[str, float]:
+    """Median wall seconds of each part of an update, sampling from a replay and its transfer included."""
+    model, (length, batch_size) = agent.world_model, _batch_shape(config)
+    seconds: dict[str, list[float]] = {}
+
+    @contextlib.contextmanager
+    def part(name: str):
+        if agent.device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        yield
+        if agent.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.setdefault(name, []).append(time.perf_counter() - began)
+
+    with filled_replay(config, 2000) as (_, replay):
+        rng = np.random.default_rng(0)
+        for _ in range(repeats + 1):
+            with part("replay sampling"):
+                sample = replay.sample(batch_size, length, rng)
+            with part("transfer"):
+                batch = agent.to_device(sample)
+            noise = model.rssm.draw_noise(length, batch_size, generator=agent.random)
+            with part("encoder"):
+                images = model.float_images(batch["observation"])
+                embed = model.encoder(images).unflatten(0, (length, batch_size))
+            with part("RSSM"):
+                latent, posterior, prior = model.rssm.observe(embed, batch["action"], batch["is_first"], noise)
+            with part("decoder"):
+                prediction = model.decode(latent)
+            with part("losses"):
+                kl = model.rssm.layout.split_state(kl_divergence(posterior, prior))
+                reward = sum(model.reward_shares(latent).values())
+                loss = image_nll(prediction, images) + scalar_nll(reward, batch["reward"], model.reward_std).mean()
+                loss = loss + model.kl.weighted({name: value.sum(-1) for name, value in kl.items()})
+            with part("backward"):
+                agent.model_optimizer.zero_grad()
+                loss.backward()
+            with part("optimizer"):
+                torch.nn.utils.clip_grad_norm_(model.parameters(), agent.clip or float("inf"))
+                agent.model_optimizer.step()
+            belief, state = latent.map(torch.detach)["x"]
+            with part("policy"), without_gradients(model):
+                agent.policy.update(PolicyBatch(belief, state, batch["action"]), agent.mdp, agent.random)
+    return {name: statistics.median(values[1:]) for name, values in seconds.items()}
+
+
+def count_work(agent: Agent, config: Config) -> dict[str, float]:
+    """GFLOP of one update (products and convolutions), and on a GPU its kernel launches."""
+    batch = _random_batch(config)
+    with FlopCounterMode(display=False) as counter:
+        agent.update_eagerly(batch)
+    work = {"GFLOP": counter.get_total_flops() / 1e9}
+    if agent.device.type == "cuda":
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            agent.update_eagerly(batch)
+            torch.cuda.synchronize()
+        work["kernel launches"] = len([event for event in trace.events() if event.device_type.name == "CUDA"])
+        work["GPU memory, GiB"] = torch.cuda.max_memory_allocated(agent.device) / GIB
+    return work

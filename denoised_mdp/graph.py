@@ -1,0 +1,99 @@
+"""`Agent.update` as one CUDA graph: on a GPU, launching its thousands of small kernels takes longer than running them.
+
+The graph is recorded once for each kind of update (with and without the policy) and replayed. Recording takes a few
+updates to warm up; weights, optimizers and generator are put back afterwards, so that a run with graphs does the
+same updates from the same numbers as one without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+WARM_UP = 3
+
+Update = Callable[..., dict[str, Tensor]]
+
+
+class GraphedUpdate:
+    """Replays `update(batch, policy=...)`, recorded from the eager function of the same signature.
+
+    module: all that it changes besides the optimizers' states; generator: all its noise. Batches must keep their
+    shapes. Build a new one when the optimizers' states were replaced, as by loading a checkpoint.
+    """
+
+    def __init__(
+        self,
+        update: Update,
+        module: nn.Module,
+        optimizers: dict[str, torch.optim.Optimizer],
+        generator: torch.Generator,
+    ):
+        self._update, self._module, self._optimizers, self._generator = update, module, optimizers, generator
+        self._graphs: dict[bool, tuple[torch.cuda.CUDAGraph, list[str], Tensor]] = {}
+        self._batch: dict[str, Tensor] = {}
+        self._staging: dict[str, Tensor] = {}
+        self._copied = torch.cuda.Event()
+
+    def __call__(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
+        """One update; returns metrics as scalar tensors, copies that later updates leave alone."""
+        self._load(batch)
+        if policy not in self._graphs:
+            self._graphs[policy] = self._record(policy)
+        graph, names, values = self._graphs[policy]
+        graph.replay()
+        return dict(zip(names, values.clone().unbind(), strict=True))
+
+    def _load(self, batch: dict[str, np.ndarray | Tensor]) -> None:
+        """Copy a batch to where the graph reads it; from the host through pinned memory, without waiting."""
+        self._copied.synchronize()  # of the batch before: its pinned copy is about to be overwritten
+        for name, value in batch.items():
+            value = torch.as_tensor(value)
+            if name not in self._batch:
+                self._batch[name] = torch.empty_like(value, device=self._generator.device)
+                self._staging[name] = torch.empty_like(value, device="cpu").pin_memory()
+            if value.shape != self._batch[name].shape:
+                raise ValueError(f"{name} has shape {tuple(value.shape)}, not {tuple(self._batch[name].shape)}")
+            source = value if value.is_cuda else self._staging[name].copy_(value)
+            self._batch[name].copy_(source, non_blocking=True)
+        self._copied.record()
+
+    def _record(self, policy: bool) -> tuple[torch.cuda.CUDAGraph, list[str], Tensor]:
+        """Warm up on a stream of its own, put everything back, record; nothing has been learned afterwards."""
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                group["capturable"] = True
+        weights = {name: value.clone() for name, value in self._module.state_dict().items()}
+        states = {
+            (parameter, key): value.clone()
+            for optimizer in self._optimizers.values()
+            for parameter, state in optimizer.state.items()
+            for key, value in state.items()
+        }
+        noise = self._generator.get_state()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self._update(self._batch, policy=policy)
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.no_grad():
+            for name, value in self._module.state_dict().items():
+                value.copy_(weights[name])
+            for optimizer in self._optimizers.values():
+                for parameter, state in optimizer.state.items():
+                    for key, value in state.items():  # Adam's states, made just now or before, begin at zero
+                        before = states.get((parameter, key))
+                        value.zero_() if before is None else value.copy_(before)
+        self._generator.set_state(noise)
+        torch.cuda.synchronize()
+
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self._generator)
+        with torch.cuda.graph(graph):
+            metrics = self._update(self._batch, policy=policy)
+            values = torch.stack([value.float() for value in metrics.values()])
+        return graph, list(metrics), values

@@ -1,0 +1,69 @@
+"""The benchmark: its plain implementation computes what ours computes, and its tables hold what they promise."""
+
+import json
+
+import pytest
+import torch
+from conftest import random_batch, small_agent
+
+from denoised_mdp.benchmark import count_work, update_parts
+from denoised_mdp.benchmark_plain import PlainUpdate
+from denoised_mdp.cli import main
+from denoised_mdp.config import load_config
+
+
+@pytest.mark.parametrize("structure", ["2b", "dreamer"])
+def test_the_plain_update_is_the_same_update(structure):
+    """Two updates of both from the same weights and noise: losses and every weight afterwards."""
+    ours, other = (small_agent(structure, horizon=5) for _ in range(2))
+    plain = PlainUpdate(other)
+    for step in range(2):
+        batch = random_batch(seed=step)
+        draws = torch.Generator()
+        draws.set_state(ours.random.get_state())
+        noise = ours.world_model.rssm.draw_noise(4, 3, generator=draws)
+        shape = (5, 12)
+        policy_noise = tuple(
+            torch.randn(*shape, size, dtype=torch.float64, generator=draws)
+            for size in (ours.mdp.state_size, ours.mdp.action_size)
+        )
+        expected = ours.update(batch)
+        found = plain.update(batch, noise, policy_noise)
+        for name in ("policy/actor_loss", "policy/value_loss"):
+            constant = found[name] - expected[name]
+            torch.testing.assert_close(constant, torch.zeros_like(constant), rtol=0, atol=1e-9)
+    for (name, a), b in zip(ours.state_dict().items(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_the_plain_update_refuses_what_it_does_not_know():
+    with pytest.raises(ValueError, match="x and y"):
+        PlainUpdate(small_agent("2c"))
+
+
+def test_parts_and_work_of_an_update():
+    config = load_config(["preset=debug", "model.depth=2"])
+    from denoised_mdp.agent import build_agent
+
+    agent = build_agent(config, 6)
+    parts = update_parts(agent, config, repeats=1)
+    assert list(parts) == [
+        "replay sampling", "transfer", "encoder", "RSSM", "decoder", "losses", "backward", "optimizer", "policy",
+    ]  # fmt: skip
+    assert all(seconds > 0 for seconds in parts.values())
+    small = count_work(agent, config)["GFLOP"]
+    config.train.batch_size *= 2
+    assert count_work(agent, config)["GFLOP"] == pytest.approx(2 * small, rel=0.02)
+
+
+def test_command_writes_json(tmp_path, capsys):
+    output = tmp_path / "results" / "bench.json"
+    command = ["bench", "preset=debug", "--parts", "replay", "--rows", "150,300", "--output", str(output)]
+    assert main(command) == 0
+    result = json.loads(output.read_text())
+    assert result["machine"]["threads"] == torch.get_num_threads()
+    assert {name.split(" rows")[0] for name in result["replay"]["by size"]} == {"150", "300"}
+    assert "| replay: by size" in capsys.readouterr().out
+    for wrong, word in ((["--parts", "replays"], "replay"), (["--rows", "1,x"], "--rows")):
+        assert main(["bench", "preset=debug", *wrong]) == 2
+        assert word in capsys.readouterr().err
