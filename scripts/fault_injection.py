@@ -35,18 +35,19 @@ from denoised_mdp import checkpoint, trainer
 from denoised_mdp.cli import main
 from denoised_mdp.compare import compare, report
 
-STEPS, INTERVAL = 800, 40  # of a run; between its checkpoints
+INTERVAL = 40  # steps between checkpoints
 RUN = [
     "preset=debug", "env=toy", "env.task=dot", "distractors=video_background,camera_jitter", "env.episode_steps=70",
-    f"train.total_steps={STEPS}", "train.prefill_steps=80", "train.train_every=60", "train.updates=2",
+    "train.prefill_steps=80", "train.train_every=60", "train.updates=2",
     f"train.checkpoint_every={INTERVAL}", "train.eval_every=240", "train.eval_episodes=1", "train.render_every=0",
     "train.log_every=60", "train.deterministic=true", "replay.capacity=150", "policy.hidden=16", "model.depth=4",
 ]  # fmt: skip
 
 
-def command(folder: Path, seed: int) -> list[str]:
+def command(folder: Path, seed: int, steps: int) -> list[str]:
     """The command that begins and continues run number `seed`; even ones use one policy, odd ones the other."""
-    return ["train", *RUN, f"policy={('backprop', 'sac')[seed % 2]}", f"seed={seed}", f"run_dir={folder}"]
+    policy = ("backprop", "sac")[seed % 2]
+    return ["train", *RUN, f"train.total_steps={steps}", f"policy={policy}", f"seed={seed}", f"run_dir={folder}"]
 
 
 def start(arguments: list[str], log: Path, alarm: tuple[int, int, float] | None = None) -> int:
@@ -122,19 +123,19 @@ def inspect(folder: Path, before: int, found: Counter) -> int:
     return step
 
 
-def disturb(folder: Path, seed: int, kills: int, rng: random.Random, pace: float, found: Counter) -> int:
-    """Train to the end with up to `kills` kills on the way; return how many were made.
+def disturb(arguments: list[str], folder: Path, kills: int, rng: random.Random, pace: float, found: Counter) -> int:
+    """Train to the end by a command, with up to `kills` kills on the way; return how many were made.
 
     pace: seconds from one checkpoint to the next, start and end of the process included.
     """
     made, step, log = 0, 0, folder.with_suffix(".log")
     while made < kills:
         if rng.random() < 0.5:
-            child = start(command(folder, seed), log, (rng.randint(1, 3), rng.randint(1, 5), rng.uniform(1e-6, 2e-3)))
+            child = start(arguments, log, (rng.randint(1, 3), rng.randint(1, 5), rng.uniform(1e-6, 2e-3)))
             code = wait(child)
             kind = "kills by an alarm in a checkpoint"
         else:
-            child = start(command(folder, seed), log)
+            child = start(arguments, log)
             code = wait(child, limit=rng.uniform(0.0, 5 * pace))
             if code is None:
                 os.kill(child, signal.SIGKILL)
@@ -146,7 +147,7 @@ def disturb(folder: Path, seed: int, kills: int, rng: random.Random, pace: float
             sys.exit(f"the command ended with {code}: see {log}")
         made, found[kind] = made + 1, found[kind] + 1
         step = inspect(folder, step, found)
-    code = wait(start(command(folder, seed), log))
+    code = wait(start(arguments, log))
     if code:
         sys.exit(f"the command ended with {code}: see {log}")
     return made
@@ -157,6 +158,7 @@ def run() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--per-run", type=int, default=25, help="kills before a run is left in peace")
+    parser.add_argument("--steps", type=int, default=800, help="length of a run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="write the result here, as JSON")
     arguments = parser.parse_args()
@@ -165,11 +167,11 @@ def run() -> int:
     while kills < arguments.kills:
         whole, disturbed = work / f"{runs}-whole", work / f"{runs}-disturbed"
         start_time = time.monotonic()
-        if wait(start(command(whole, runs), whole.with_suffix(".log"))):
+        if wait(start(command(whole, runs, arguments.steps), whole.with_suffix(".log"))):
             sys.exit(f"the undisturbed run failed: see {whole}.log")
-        pace = (time.monotonic() - start_time) / (STEPS / INTERVAL)
+        pace = (time.monotonic() - start_time) / (arguments.steps / INTERVAL)
         limit = min(arguments.per_run, arguments.kills - kills)
-        kills += disturb(disturbed, runs, limit, rng, pace, found)
+        kills += disturb(command(disturbed, runs, arguments.steps), disturbed, limit, rng, pace, found)
         print(f"run {runs}: {kills} kills so far, {dict(found)}", flush=True)
         if not report(compare(whole, disturbed)):
             sys.exit(f"{whole} and {disturbed} differ")
