@@ -107,6 +107,7 @@ class BackpropConfig:
     horizon: int = option(15, "imagined steps", low=2)
     gamma: float = option(0.99, "discount per action", above=0, high=1)
     lambda_: float = option(0.95, "mixture of the lambda-return", low=0, high=1)
+    entropy: float = option(0.0, "weight of the actor's entropy; keeps it off the limits of its actions", low=0)
     actor_lr: float = option(8e-5, "learning rate of the actor", above=0)
     value_lr: float = option(8e-5, "learning rate of the value net", above=0)
     eps: float = option(1e-7, "Adam's epsilon", above=0)

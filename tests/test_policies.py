@@ -39,6 +39,40 @@ def test_lambda_returns_by_brute_force():
         torch.testing.assert_close(result[t], expected + lam ** (last - 1) * n_step(t, last))
 
 
+def test_entropy_of_imagined_actions_enters_the_actor_loss():
+    """What the weight adds is minus the entropy, estimated step by step from the same draws."""
+    losses, agent = {}, small_agent()
+    batch = policy_batch(agent)
+    noise = agent.policy.draw_noise(batch, agent.mdp, torch.Generator().manual_seed(0))
+    for weight in (0.0, 0.3):
+        agent.policy.entropy = weight
+        losses[weight] = agent.policy.losses(batch, agent.mdp, noise)[0]
+    belief, state, log_probs = batch.belief.flatten(0, 1), batch.state.flatten(0, 1), []
+    for state_noise, action_noise in zip(*noise, strict=True):
+        action, log_prob = agent.policy.actor.sample_with_log_prob(torch.cat((belief, state), -1), action_noise)
+        log_probs.append(log_prob)
+        belief, state = agent.mdp.step(belief, state, action, state_noise)
+    assert len(log_probs) == agent.policy.horizon
+    torch.testing.assert_close(losses[0.3] - losses[0.0], 0.3 * torch.stack(log_probs).mean())
+
+
+def test_entropy_frees_an_actor_from_the_limits_of_its_actions():
+    agent = small_agent()
+    batch, actions = policy_batch(agent), agent.mdp.action_size
+    with torch.no_grad():
+        agent.policy.actor.net.output.bias[:actions] = 20.0  # a mean of almost 5: tanh lets next to nothing through
+        agent.policy.actor.net.output.bias[actions:] = -10.0  # a narrow Gaussian around it
+    noise = agent.policy.draw_noise(batch, agent.mdp, torch.Generator().manual_seed(0))
+    gradient = {}
+    for weight in (0.0, 0.3):
+        agent.policy.entropy = weight
+        agent.policy.actor.zero_grad()
+        agent.policy.losses(batch, agent.mdp, noise)[0].backward()
+        gradient[weight] = agent.policy.actor.net.output.bias.grad[:actions].clone()
+    assert (gradient[0.3].abs() > 100 * gradient[0.0].abs()).all()
+    assert (gradient[0.3] > 0).all()  # a step downhill takes the mean back
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_update_leaves_the_world_model_bit_identical(name):
     agent = small_agent()

@@ -38,6 +38,7 @@ class BackpropPolicy(Policy):
         horizon: int = 15,
         gamma: float = 0.99,
         lambda_: float = 0.95,
+        entropy: float = 0.0,
         actor_lr: float = 8e-5,
         value_lr: float = 8e-5,
         eps: float = 1e-7,
@@ -45,6 +46,7 @@ class BackpropPolicy(Policy):
     ):
         super().__init__()
         self.horizon, self.gamma, self.lambda_, self.clip = horizon, gamma, lambda_, clip
+        self.entropy = entropy
         self.actor = Actor(
             mdp.feature_size, mdp.action_size, hidden=hidden, layers=actor_layers, initial_std=initial_std
         )
@@ -75,6 +77,18 @@ class BackpropPolicy(Policy):
             for size in (mdp.state_size, mdp.action_size)
         )
 
+    def entropy_bonus(self, batch: PolicyBatch, features: Tensor, noise: Tensor) -> Tensor | float:
+        """`entropy` times the mean entropy, in nats, of the actions imagined; their latents are held constant.
+
+        Without it (the paper's 0) an actor that a bad early model drove to the limits of its actions stays there:
+        the squashing lets no gradient of the returns through. That of the entropy does not vanish.
+        """
+        if not self.entropy:
+            return 0.0
+        start = torch.cat((batch.belief, batch.state), -1).flatten(0, 1)
+        inputs = torch.cat((start[None], features[:-1])).detach()  # [H, N, F], what the actor saw
+        return -self.entropy * self.actor.sample_with_log_prob(inputs, noise)[1].mean()
+
     def losses(self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]):
         """Actor loss, value loss and metrics.
 
@@ -85,7 +99,7 @@ class BackpropPolicy(Policy):
         reward, value = mdp.reward(features), self.value(features).squeeze(-1)  # [H, N]
         returns = lambda_returns(reward, value, self.gamma, self.lambda_)  # [H - 1, N]
         weight = self.gamma ** torch.arange(len(returns), device=returns.device, dtype=returns.dtype)[:, None]
-        actor_loss = -(weight * returns).mean()
+        actor_loss = -(weight * returns).mean() - self.entropy_bonus(batch, features, noise[1])
         value_loss = (weight * scalar_nll(value[:-1], returns.detach())).mean()
         metrics = {
             "policy/actor_loss": actor_loss,
