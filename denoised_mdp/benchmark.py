@@ -99,11 +99,21 @@ def machine(device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
         "mujoco": version("mujoco"),
         "load when it began": round(os.getloadavg()[0], 1),
     }
-    for kind in {torch.float32, dtype or torch.float32}:
-        a, b = (torch.randn(2048, 2048, device=device).to(kind) for _ in range(2))
-        seconds = min(_seconds(lambda a=a, b=b: a @ b, device)[0] for _ in range(5))
-        out[f"peak {str(kind).removeprefix('torch.')}, GFLOP/s"] = round(2 * 2048**3 / seconds / 1e9)
+    for kind in sorted({torch.float32, dtype or torch.float32}, key=str):
+        out[f"peak {str(kind).removeprefix('torch.')}, {_unit(device)}"] = round(peak(device, kind))
     return out
+
+
+def _unit(device: torch.device) -> str:
+    """What speed is measured in: on a CPU per CPU second of a thread, which other programs disturb less."""
+    return "GFLOP/s" if device.type == "cuda" else "GFLOP per cpu s"
+
+
+def peak(device: torch.device, dtype: torch.dtype, size: int = 1536) -> float:
+    """The most that a square matrix product reaches, in `_unit`."""
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    column = 0 if device.type == "cuda" else 1
+    return 2 * size**3 / min(_seconds(lambda: a @ b, device)[column] for _ in range(6)) / 1e9
 
 
 def sizes(config: Config) -> dict[str, Any]:
@@ -172,7 +182,7 @@ def _serve_updates(pipe, config: Config, plain: bool, threads: int) -> None:
 def updates(config: Config, device: torch.device, dtype: torch.dtype | None, repeats: int) -> dict[str, Any]:
     """Ours against the plain one, taking turns; then the parts of ours; then its work."""
     threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
-    comparable = not config.model.z.state and config.policy.name == "backprop"
+    comparable = not config.model.z.state and config.policy.name == "backprop" and not config.policy.entropy
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in (["plain"] if comparable else []) + ["ours"]}
     pipes, processes, peaks = {}, [], {}
     for name in times:
@@ -202,16 +212,12 @@ def updates(config: Config, device: torch.device, dtype: torch.dtype | None, rep
             whole[f"times faster, {unit}"] = whole[f"plain, {unit}"] / whole[f"ours, {unit}"]
     agent = build_agent(config, ACTIONS, device=device, dtype=dtype)
     parts = update_parts(agent, config, repeats)
+    whole["replay sampling, share of an update"] = parts["replay sampling"] / sum(parts.values())
     work = count_work(agent, config)
-    peak = 2 * 2048**3 / min(_peak_seconds(device, dtype) for _ in range(3)) / 1e9
-    work["GFLOP/s"] = work["GFLOP"] / whole["ours, s"]
-    work["share of the measured peak"] = work["GFLOP/s"] / peak
+    seconds = whole["ours, s" if device.type == "cuda" else "ours, cpu s"]
+    work[_unit(device)] = work["GFLOP"] / seconds
+    work["share of the measured peak"] = work[_unit(device)] / peak(device, dtype or torch.float32)
     return {"whole": whole, "parts, s": parts, "work": work}
-
-
-def _peak_seconds(device: torch.device, dtype: torch.dtype | None) -> float:
-    a, b = (torch.randn(2048, 2048, device=device).to(dtype or torch.float32) for _ in range(2))
-    return _seconds(lambda: a @ b, device)[0]
 
 
 def update_parts(agent: Agent, config: Config, repeats: int) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import statistics
@@ -127,7 +128,7 @@ def filled_replay(config: Config, rows: int) -> Iterator[tuple[Path, Replay]]:
 
 
 def replays(config: Config, rows: tuple[int, ...]) -> dict[str, dict[str, Any]]:
-    """Milliseconds of a batch, of one more row and of opening, and the memory of the process, by rows."""
+    """Milliseconds of a batch, of one more row and of opening, by number of rows."""
     table, (length, size) = {}, (config.train.segment_length, config.train.batch_size)
     shape = (config.env.size, config.env.size, 3)
     for count in rows:
@@ -137,12 +138,10 @@ def replays(config: Config, rows: tuple[int, ...]) -> dict[str, dict[str, Any]]:
             row = milliseconds(lambda replay=replay, new=new: replay.add(*new), 200)
             replay.flush()
             state = replay.state()
-            began = time.perf_counter()
-            with contextlib.closing(Replay.open(folder, state, read_only=True)):
-                opening = time.perf_counter() - began
-            table[f"{count:,} rows: batch of {size} x {length}, ms"] = batch["wall"]
-            table[f"{count:,} rows: one more row, ms"] = row["wall"]
-            table[f"{count:,} rows: opening, ms"] = 1000 * opening
+            again = functools.partial(Replay.open, folder, state, read_only=True)
+            opening = milliseconds(lambda again=again: again().close(), 1)
+            for name, time_ in ((f"batch of {size} x {length}", batch), ("one more row", row), ("opening", opening)):
+                table |= {f"{count:,} rows: {name}, {unit}": time_[unit.split()[0]] for unit in ("wall ms", "cpu ms")}
             table[f"{count:,} rows: on disk, GB"] = Replay.bytes_needed(count, shape, ACTIONS) / 1e9
     return {"by size": table}
 

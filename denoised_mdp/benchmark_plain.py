@@ -47,8 +47,8 @@ class PlainUpdate:
 
     def __init__(self, agent: Agent):
         self.model, self.policy = agent.world_model, agent.policy
-        if self.model.rssm.dependents or not isinstance(self.policy, BackpropPolicy):
-            raise ValueError("the plain update knows x and y and the policy by backpropagation alone")
+        if self.model.rssm.dependents or not isinstance(self.policy, BackpropPolicy) or self.policy.entropy:
+            raise ValueError("the plain update knows x and y and the paper's policy by backpropagation alone")
         self.clip = agent.clip
         self.optimizers = {}
         groups = {"model": self.model, "actor": self.policy.actor, "value": self.policy.value}
