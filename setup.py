@@ -20,7 +20,10 @@ setup(
     python_requires=">=3.10",  # labmaze, which dm_control needs, comes ready-made up to 3.12
     packages=[*find_packages(include=["denoised_mdp", "denoised_mdp.*"]), "denoised_mdp.configs"],
     package_dir={"denoised_mdp.configs": "configs"},  # the YAML files stand at the top of a checkout
-    package_data={"denoised_mdp.configs": ["*.yaml", "*/*.yaml", "*/*/*.yaml"]},
+    package_data={
+        "denoised_mdp.configs": ["*.yaml", "*/*.yaml", "*/*/*.yaml"],
+        "denoised_mdp.analysis": ["templates/*.j2"],
+    },
     entry_points={"console_scripts": ["denoised-mdp = denoised_mdp.cli:main"]},
     install_requires=[
         "av>=12",
@@ -29,6 +32,7 @@ setup(
         "hydra-core>=1.3",
         "imageio>=2.34",
         "imageio-ffmpeg>=0.5",
+        "jinja2>=3.1",
         "matplotlib>=3.8",
         "mujoco>=3.1,<4",  # dm_control 1.0.50 does not work with mujoco 4.0.0
         "numpy>=1.24",
@@ -36,6 +40,7 @@ setup(
         "pillow>=10.1",
         "pyyaml>=6",
         "safetensors>=0.4",
+        "scipy>=1.10",
         "tensorboard>=2.14",
         "torch>=2.4",
         "tqdm>=4.60",

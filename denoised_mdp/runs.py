@@ -25,6 +25,7 @@ class RunFolder:
         self.path = Path(path)
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"
+        self.machine = self.path / "machine.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
         self.replay = self.path / "replay"

@@ -23,6 +23,7 @@ from .evaluation import EvaluationResult, evaluate, evaluation_seeds
 from .finite import FiniteCheck
 from .loading import environment_maker, fitting, prepare
 from .logging import Logger, Progress, data_size
+from .machine import record_start
 from .replay import Replay
 from .runs import RunFolder
 from .runtime import configure
@@ -324,6 +325,7 @@ def train(config: Config, stop: StopRequest | None = None) -> bool:
             return False
         save_config(config, run.config)  # what may change in a continued run, once its checkpoint has loaded
         trainer.announce()
+        record_start(run.machine, trainer.step, trainer.agent.device, trainer.precision)
         with contextlib.closing(trainer):
             trainer.run_to_end()
             return not stop.requested

@@ -15,7 +15,7 @@ ROOT = Path(denoised_mdp.__file__).parent
 LAYERS = (
     "errors",
     "columns",
-    "schema validation envs graph gru networks replay checkpoint runs logging runtime stopping",
+    "schema validation envs graph gru networks replay checkpoint runs logging runtime machine stopping",
     "composition rssm compare finite",
     "config manual world_model",
     "policies",

@@ -1,0 +1,31 @@
+"""What is written down about the machine of a run."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import tiny
+
+from denoised_mdp.machine import cpu_name, record_start
+from denoised_mdp.trainer import train
+
+
+def test_every_start_adds_a_line(tmp_path):
+    train(tiny(tmp_path / "run", "train.total_steps=80"))
+    train(tiny(tmp_path / "run", "train.total_steps=120"))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "machine.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 80]
+    assert all(row["precision"] == "float32" and row["device"] == "cpu" for row in rows)
+    assert all(row["cores"] == os.cpu_count() and row["pytorch"] == torch.__version__ for row in rows)
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="no /proc/cpuinfo here")
+def test_name_of_the_processor_is_the_systems():
+    assert cpu_name() in Path("/proc/cpuinfo").read_text() or "model name" not in Path("/proc/cpuinfo").read_text()
+
+
+def test_a_disk_that_refuses_does_not_end_a_training(tmp_path):
+    with pytest.warns(UserWarning, match="will not know the machine"):
+        record_start(tmp_path / "missing" / "machine.jsonl", 0, torch.device("cpu"), "float32")
