@@ -124,7 +124,9 @@ SAC_ERRORS = {  # name: (function, right, wrong)
 }  # fmt: skip
 
 UPDATE_ERRORS = {  # name: (function, right, wrong)
-    "latents-recomputed": ("agent:Agent.update_eagerly", "latent.map", "self.world_model.loss(**batch, noise=noise)[1].map"),
+    "latents-recomputed": (
+        "agent:Agent.update_eagerly", "latent.map", "self.world_model.loss(**batch, noise=noise)[1].map"
+    ),
     "latents-of-another-noise": ("agent:Agent.update_eagerly", "generator=self.random", "generator=None"),
     "no-clip": ("policies.base:optimize", 'float("inf") if clip is None else clip', 'float("inf")'),
 }  # fmt: skip
