@@ -1,4 +1,4 @@
-"""The command line: ``denoised-mdp train | evaluate | render | compare | probe | doctor | bench``.
+"""The command line: ``denoised-mdp train | evaluate | render | compare | probe | report | doctor | bench``.
 
 Heavy imports wait until a command needs them, so that ``--help`` answers at once.
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from denoised_mdp import __version__
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.probe_cli import add_probe_commands
+from denoised_mdp.report_cli import add_report_command
 
 if TYPE_CHECKING:
     from denoised_mdp.evaluation import EvaluationResult
@@ -93,6 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     compare.set_defaults(function=_compare)
 
     add_probe_commands(commands, positive, natural, device)
+    add_report_command(commands)
 
     doctor = commands.add_parser("doctor", help="check this machine and a configuration before a long run")
     doctor.add_argument("overrides", nargs="*", metavar="key=value", help="as for train")
@@ -250,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     parser = build_parser()
     try:
-        known = ("train", "evaluate", "render", "compare", "probe", "doctor", "bench")
+        known = ("train", "evaluate", "render", "compare", "probe", "report", "doctor", "bench")
         if argv and not argv[0].startswith("-") and argv[0] not in known:
             raise UserError(f"unknown command '{argv[0]}'.{did_you_mean(argv[0], known)}")
         arguments = parser.parse_args(argv or ["--help"])

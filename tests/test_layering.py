@@ -23,7 +23,7 @@ LAYERS = (
     "loading",
     "evaluation",
     "analysis",
-    "trainer doctor probe_cli benchmark_around benchmark_plain",
+    "trainer doctor probe_cli report_cli benchmark_around benchmark_plain",
     "benchmark",
     "cli",
     "__main__",

@@ -1,0 +1,157 @@
+"""``denoised-mdp report``: one self-contained HTML page about one run, or a comparison of many.
+
+The page loads nothing: pictures and videos are data URIs, and there is no script. All text that comes from runs is
+escaped by the template engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from .. import __version__
+from ..errors import UserError
+from .factor_tables import from_tree, headline_text, pooled
+from .report_data import RunData, read_run
+from .report_groups import Group, differing_options, group_runs
+from .report_parts import (
+    KNOWN,
+    MODEL,
+    RETURNS,
+    factor_part,
+    health_part,
+    invariance_part,
+    machine_row,
+    media_part,
+    other_metrics,
+    other_part,
+    overview,
+    plots,
+    safely,
+)
+from .report_plots import color_of, heat_map
+
+VIDEOS = ("one", "all", "none")
+"""of each group of seeds one, of every run, or none"""
+PARTS = {"factors": factor_part, "invariance": invariance_part, "health": health_part}
+
+
+def write_report(
+    runs: Sequence[Path], output: Path, *, probes: Sequence[Path] = (), videos: str = "one", title: str | None = None
+) -> Path:
+    """Write the page; what is missing or broken in a run is said in it.
+
+    runs: folders of runs; one that is given twice counts once. probes: further folders with results, written by
+    ``probe ... --output``. videos: see `VIDEOS`.
+
+    Raises:
+        UserError: a folder is no run, or the page cannot be written.
+    """
+    output = Path(output)
+    if output.is_dir():
+        raise UserError(f"{output} is a folder. Name a file, e.g. -o {output / 'report.html'}.")
+    for folder in probes:
+        if not Path(folder).is_dir():
+            raise UserError(f"There is no folder {folder} with results of probes.")
+    once = {Path(run).resolve(): Path(run) for run in runs}
+    page = render([read_run(run, probes) for run in once.values()], videos=videos, title=title)
+    temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(page, "utf-8")
+        temporary.replace(output)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"{output} cannot be written ({error.strerror}). Choose another --output.") from error
+    return output
+
+
+def render(runs: Sequence[RunData], *, videos: str = "one", title: str | None = None) -> str:
+    """The page about runs that were read, as HTML."""
+    groups = group_runs(runs)
+    common: list[str] = []
+    found = {
+        "title": title or (groups[0].name if len(groups) == 1 else f"{len(groups)} configurations compared"),
+        "groups": [
+            {"name": group.name, "color": color_of(n), "count": len(group.runs), "overview": overview(group)}
+            for n, group in enumerate(groups)
+        ],
+        "returns": plots(groups, RETURNS, common),
+        "model": plots(groups, MODEL, common),
+        "more": plots(groups, other_metrics(groups), common),
+        "sections": [_section(group, number, videos) for number, group in enumerate(groups)],
+        "differences": differing_options(groups),
+        "configurations": [(group.name, sorted(group.first.options().items())) for group in groups],
+        "machines": [machine_row(run) for run in runs],
+        "problems": [(str(run.path), run.problems) for run in runs if run.problems],  # last: the parts above add some
+        "common_problems": common,
+        "made": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "version": __version__,
+        "runs": [str(run.path) for run in runs],
+    }
+    found["several"] = any(len(group.runs) > 1 for group in groups)
+    return _template().render(found)
+
+
+def _section(group: Group, number: int, videos: str) -> dict[str, Any]:
+    """What is shown of one group: its videos and what probes found in its runs."""
+    section: dict[str, Any] = {"name": group.name, "color": color_of(number), "media": [], "others": []}
+    chosen = {"all": group.runs, "none": []}.get(videos, [])
+    if videos == "one":
+        chosen = [next((run for run in group.runs if run.media is not None), group.first)]
+    section["media"] = list(filter(None, (media_part(run, run.problems) for run in chosen)))
+    for probe, make in PARTS.items():
+        section[probe] = []
+        for run in group.runs:
+            for tree in run.probes.get(probe, []):
+                what = f"{tree['file'].name}"
+                part = safely(run.problems, what, lambda make=make, run=run, tree=tree: make(run, tree))
+                section[probe] += [part] if part else []
+    section["mean"] = [] if len(section["factors"]) < 2 else _means(group)
+    for run in group.runs:
+        for probe, trees in run.probes.items():
+            for tree in trees if probe not in KNOWN else []:
+                part = safely(run.problems, tree["file"].name, lambda run=run, tree=tree: other_part(run, tree))
+                section["others"] += [part | {"probe": probe}] if part else []
+    return section
+
+
+def _means(group: Group) -> list[dict[str, str]]:
+    """The factor matrix's mean over the seeds of a group, one per split."""
+    splits: dict[str, list] = {}
+    for run in group.runs:
+        for tree in run.probes.get("factors", []):
+            matrix = safely([], "", lambda tree=tree: from_tree(tree))  # the run's own part has said why
+            if matrix is not None:
+                splits.setdefault(tree["split"], []).append(matrix)
+    means = []
+    for split, matrices in splits.items():
+        same = [m for m in matrices if (m.factors, m.parts, list(m.scores)) == (
+            matrices[0].factors, matrices[0].parts, list(matrices[0].scores))]  # fmt: skip
+        if len(same) < 2:
+            continue
+        title = f"mean of {len(same)} seeds"
+
+        def make(same=same, split=split, title=title) -> dict[str, str]:
+            mean = pooled(same)
+            probe = "ridge" if "ridge" in mean.scores else next(iter(mean.scores))
+            note = headline_text(mean, probe, split if split in ("train", "test", "across") else "train")
+            return {"title": title, "note": note, "picture": heat_map(mean, probe, title, note)}
+
+        means.append(safely(group.first.problems, "The mean factor matrix", make))
+    return list(filter(None, means))
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("denoised_mdp.analysis", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2")

@@ -1,0 +1,109 @@
+"""Runs that belong together: groups of seeds, their mean curves with confidence bands, and how groups differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..config import differences
+from ..schema import Config
+from .report_data import Curve, RunData
+
+
+@dataclass
+class Group:
+    """Runs that differ in their seeds alone, or a single run."""
+
+    runs: list[RunData]
+    name: str = ""
+
+    @property
+    def first(self) -> RunData:
+        """The run that stands for all where one is enough."""
+        return self.runs[0]
+
+    def curves(self, metric: str) -> list[Curve]:
+        """This metric of every run that has it."""
+        return [run.metrics[metric] for run in self.runs if metric in run.metrics]
+
+
+def group_runs(runs: Sequence[RunData]) -> list[Group]:
+    """Groups of runs that differ in their seeds alone; two runs of one seed are never in one group."""
+    groups: list[Group] = []
+    for run in runs:
+        for group in groups:
+            if _same_but_seed(group.first.config, run.config) and run.seed not in [one.seed for one in group.runs]:
+                group.runs.append(run)
+                break
+        else:
+            groups.append(Group([run]))
+    for group in groups:
+        group.runs.sort(key=lambda run: run.seed or 0)
+    _name(groups)
+    return groups
+
+
+def _same_but_seed(one: Config | None, other: Config | None) -> bool:
+    if one is None or other is None:
+        return False
+    return not differences(one, dataclasses.replace(other, seed=one.seed))
+
+
+def _name(groups: Sequence[Group]) -> None:
+    """Name groups by what they learn; where that does not tell them apart, by folders too."""
+    for group in groups:
+        config = group.first.config
+        if config is None:
+            group.name = group.first.name
+        else:
+            what = " + ".join([config.env.task, *config.distractors])
+            group.name = f"{what} · {config.model.name} · {config.policy.name}"
+    names = [group.name for group in groups]
+    for group in groups:
+        if names.count(group.name) > 1:
+            group.name = f"{group.name} · {group.first.name}"
+    names = [group.name for group in groups]
+    for number, group in enumerate(groups, 1):
+        if names.count(group.name) > 1:
+            group.name = f"{group.name} ({number})"
+
+
+def differing_options(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
+    """(key, value in each group) of every option in which groups differ, but for names, folders and seeds."""
+    options = [group.first.options() for group in groups]
+    known = [one for one in options if one]
+    keys = dict.fromkeys(key for one in known for key in one)
+    hidden = {"run_dir", "seed"}
+    return [
+        (key, [one.get(key, "-" if one else "unknown") for one in options])
+        for key in keys
+        if key not in hidden and len({one.get(key, "-") for one in known}) > 1
+    ]
+
+
+def band(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over runs and half the width of its 95 % confidence interval (Student's t).
+
+    At every step that any run has; a run counts between its first and last step, by linear interpolation between its
+    own steps. Returns steps, mean, half width (nan with one run) and the number of runs, [n] each.
+    """
+    steps = np.unique(np.concatenate([curve[0] for curve in curves]))
+    grid = np.stack([np.interp(steps, *curve, left=np.nan, right=np.nan) for curve in curves])  # [runs, n]
+    count = np.isfinite(grid).sum(0)
+    steps, grid, count = steps[count > 0], grid[:, count > 0], count[count > 0]
+    mean = np.nanmean(grid, 0)
+    half = np.array([confidence(column[np.isfinite(column)]) for column in grid.T])
+    return steps, mean, half, count
+
+
+def confidence(values: np.ndarray) -> float:
+    """Half the width of the mean's 95 % confidence interval; nan for fewer than two values."""
+    from scipy.special import stdtrit
+
+    if len(values) < 2:
+        return math.nan
+    return float(stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(len(values)))

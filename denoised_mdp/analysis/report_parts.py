@@ -1,0 +1,258 @@
+"""The parts of a report: plain dictionaries that the template shows, one function for each part.
+
+What a damaged or unfinished run lacks is left out; `safely` turns what goes wrong into a sentence.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..errors import UserError
+from ..logging import duration
+from .factor_tables import from_tree, headline_text
+from .report_data import BROKEN, RunData, one_line
+from .report_groups import Group, confidence
+from .report_plots import bars_plot, curves_plot, heat_map
+
+RETURNS = {
+    "eval/return": ("Return of held-out episodes", "the actor's mode, always the same episodes"),
+    "train/return": ("Return while collecting", "with exploration noise"),
+}
+MODEL = {
+    "model/image_error": ("Reconstruction error", "of the picture"),
+    "model/reward_error": ("Reward error", ""),
+    "model/kl_x": ("KL of x", "nats per step"),
+    "model/kl_y": ("KL of y", "nats per step"),
+    "model/kl_z": ("KL of z", "nats per step"),
+    "probe/signal_from_x": ("Signal recall", "R² of the signal from x; high is good"),
+    "probe/noise_from_x": ("Leakage", "R² of the noise from x; low is good"),
+}
+KNOWN = ("factors", "invariance", "health")
+MOST_BYTES = 40_000_000
+"""of one embedded file"""
+
+
+def safely(problems: list[str], what: str, make: Callable[[], Any]) -> Any:
+    """What `make` returns; if it fails because of damaged data, None and a sentence in `problems`."""
+    try:
+        return make()
+    except (*BROKEN, UserError) as error:
+        problems.append(f"{what} cannot be shown ({one_line(error)}).")
+        return None
+
+
+def mean_text(values: Sequence[float], digits: int = 1) -> str:
+    """Mean and 95 % confidence interval of the finite ones; a dash without any."""
+    known = np.array([value for value in values if value is not None and math.isfinite(value)])
+    if not len(known):
+        return "-"
+    half = confidence(known)
+    return f"{known.mean():,.{digits}f}" + ("" if math.isnan(half) else f" ± {half:,.{digits}f}")
+
+
+def overview(group: Group) -> dict[str, str]:
+    """The line of one group in the table at the top."""
+    runs = group.runs
+    steps = [run.step for run in runs]
+    totals = [run.config.train.total_steps for run in runs if run.config]
+    progress = f"{min(steps):,}" + (f" to {max(steps):,}" if min(steps) != max(steps) else "")
+    if totals and max(totals) > min(steps):
+        progress += f" of {max(totals):,}"
+    seconds = [run.speed.seconds for run in runs if run.speed]
+    speeds = [run.speed.steps_per_second for run in runs if run.speed]
+    return {
+        "Seeds": ", ".join("?" if run.seed is None else str(run.seed) for run in runs),
+        "Steps": progress,
+        "Last return": mean_text([run.metrics["eval/return"][1][-1] for run in runs if "eval/return" in run.metrics]),
+        "Random policy": mean_text([run.metrics["random/return"][1].mean() for run in runs
+                                    if "random/return" in run.metrics]),
+        "Signal recall": mean_text([headline(run, "signal_recall") for run in runs], 2),
+        "Leakage": mean_text([headline(run, "leakage") for run in runs], 2),
+        "Training time": duration(float(np.mean(seconds))) if seconds else "-",
+        "Steps/s": mean_text([float(np.mean(speeds))], 1) if speeds else "-",
+    }  # fmt: skip
+
+
+def headline(run: RunData, name: str) -> float:
+    """Signal recall or leakage of a run's factor matrix (ridge), else as logged last while training; nan without."""
+    for tree in run.probes.get("factors", []):
+        heads = tree.get("headline")
+        value = heads.get("ridge", {}).get(name) if isinstance(heads, dict) else None
+        if isinstance(value, int | float):
+            return float(value)
+    logged = run.metrics.get({"signal_recall": "probe/signal_from_x", "leakage": "probe/noise_from_x"}[name])
+    return float(logged[1][-1]) if logged else math.nan
+
+
+def plots(groups: Sequence[Group], wanted: dict[str, tuple[str, str]], problems: list[str]) -> list[dict[str, str]]:
+    """A plot for each metric that any run has."""
+    found = []
+    for metric, (title, note) in wanted.items():
+        picture = safely(problems, f"The curve of {metric}", lambda metric=metric: curves_plot(groups, metric, ""))
+        if picture:
+            found.append({"title": title, "note": note, "picture": picture, "metric": metric})
+    return found
+
+
+def other_metrics(groups: Sequence[Group]) -> dict[str, tuple[str, str]]:
+    """Metrics that were logged but have no title of their own, by name."""
+    names = {name for group in groups for run in group.runs for name in run.metrics}
+    kept = (name for name in sorted(names) if name.partition("/")[0] in ("model", "policy", "probe"))
+    return {name: (name, "") for name in kept if name not in MODEL and "second" not in name}
+
+
+def factor_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
+    """The heat map of one result of `probe factors`, and its two numbers."""
+    matrix = from_tree(tree)
+    probe = "ridge" if "ridge" in matrix.scores else next(iter(matrix.scores))
+    note = headline_text(matrix, probe, tree["split"] if tree["split"] in ("train", "test", "across") else "train")
+    title = f"{run.name} · seed {run.seed} · step {tree['step']:,}"
+    numbers = matrix.headline(probe)
+    return {
+        "title": title,
+        "note": note,
+        "picture": heat_map(matrix, probe, title, note),
+        "recall": f"{numbers['signal_recall']:.2f}",
+        "leakage": f"{numbers['leakage']:.2f}",
+    }
+
+
+def invariance_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
+    """Distances and returns of one result of `probe invariance`."""
+    rows = [
+        [name, *(_show(row.get(key)) for key in ("other_noise", "other_state", "ratio", "resampled"))]
+        for name, row in tree["distances"].items()
+    ]
+    ratios = {name: {"ratio": (_float(row.get("ratio")), math.nan)} for name, row in tree["distances"].items()}
+    returns = [
+        [name, _show(row.get("mean"), 1), _show(row.get("standard_error"), 1), _show(row.get("change"), 1),
+         _show(row.get("change_error"), 1)]
+        for name, row in (tree.get("returns") or {}).items()
+    ]  # fmt: skip
+    return {
+        "title": f"{run.name} · seed {run.seed} · step {tree['step']:,} · clips of {tree['split'] or 'training'}",
+        "rows": rows,
+        "returns": returns,
+        "action": _show(tree.get("action_change")),
+        "picture": bars_plot(ratios, "other distractors / other states"),
+    }
+
+
+def health_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
+    """Numbers and warnings of one result of `probe health`."""
+    rows = []
+    for name, nats in tree["nats"].items():
+        active, size = tree["active"][name]
+        columns = (tree[key].get(name) for key in ("share", "signal", "noise"))
+        rows.append([name, _show(nats, 2), f"{active} of {size}", *(_show(value, 2) for value in columns)])
+    return {
+        "title": f"{run.name} · seed {run.seed} · step {tree['step']:,}",
+        "rows": rows,
+        "image": _show(tree.get("image_r2"), 2),
+        "warnings": [str(warning) for warning in tree["warnings"]],
+    }
+
+
+def other_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
+    """Pictures that another probe (as of joint positions) wrote beside its numbers, and its plain numbers."""
+    path: Path = tree["file"]
+    pictures = [png for png in sorted(path.parent.glob("*.png")) if png.stem.startswith(path.stem)]
+    plain = {key: value for key, value in tree.items() if isinstance(value, int | float | str) and key != "probe"}
+    return {
+        "title": f"{run.name} · seed {run.seed} · step {tree['step']:,}",
+        "pictures": [picture_uri(png) for png in pictures],
+        "numbers": {key: _show(value) if isinstance(value, float) else str(value) for key, value in plain.items()},
+        "file": path.name,
+    }
+
+
+def media_part(run: RunData, problems: list[str]) -> dict[str, Any] | None:
+    """A run's newest video and contact sheet as data URIs; what is missing or broken is said in `problems`."""
+    if run.media is None:
+        problems.append("There is no video of signal and noise yet: denoised-mdp render RUN makes one.")
+        return None
+    stem = run.media
+    video, sheet = (stem.with_name(stem.name + suffix) for suffix in (".mp4", ".png"))
+    part = {
+        "title": f"{run.name} · seed {run.seed} · step {int(stem.name.rpartition('_')[2]):,}",
+        "video": safely(problems, f"The video {video.name}", lambda: video_uri(video)),
+        "sheet": safely(problems, f"The picture {sheet.name}", lambda: picture_uri(sheet)),
+    }
+    return part if part["video"] or part["sheet"] else None
+
+
+def video_uri(path: Path) -> str:
+    """An MP4 as a data URI.
+
+    Raises:
+        ValueError: it is no whole MP4, or larger than `MOST_BYTES`.
+    """
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path.stat().st_size:,} bytes are too many for a page")
+    data = path.read_bytes()
+    boxes = dict(_boxes(data))
+    if not {b"ftyp", b"moov", b"mdat"} <= boxes.keys():
+        raise ValueError("it is no whole MP4 file")
+    return f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
+
+
+def _boxes(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Kind and place of the whole boxes of an MP4 (ISO/IEC 14496-12, section 4.2)."""
+    place = 0
+    while place + 8 <= len(data):
+        size, kind = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
+        if size == 1:
+            size = int.from_bytes(data[place + 8 : place + 16], "big")
+        size = size or len(data) - place  # 0: to the end of the file
+        if size < 8 or place + size > len(data):
+            return
+        yield kind, place
+        place += size
+
+
+def picture_uri(path: Path) -> str:
+    """A picture as the data URI of a JPEG, which takes a tenth of the PNG."""
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path.stat().st_size:,} bytes are too many for a page")
+    out = io.BytesIO()
+    with Image.open(path) as image:
+        image.convert("RGB").save(out, "JPEG", quality=85, optimize=True)
+    return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def machine_row(run: RunData) -> list[str]:
+    """Hardware and speed of one run, in the order of the table's columns."""
+    last = run.machine[-1] if run.machine else {}
+
+    def known(key: str) -> str:
+        return str(last.get(key, "not recorded"))
+
+    evaluation = run.metrics.get("eval/seconds")
+    share = "-"
+    if evaluation is not None and run.speed and run.speed.seconds > 0:
+        share = f"{min(1.0, evaluation[1].sum() / run.speed.seconds):.0%}"
+    updates = run.metrics.get("train/updates")
+    pace = f"{updates[1][-1] / run.speed.seconds:.2f}" if updates and run.speed and run.speed.seconds > 0 else "-"
+    return [
+        run.name, "?" if run.seed is None else str(run.seed), known("cpu"), known("cores"), known("device"),
+        known("precision"), known("pytorch"), str(len(run.machine) or "-"),
+        duration(run.speed.seconds) if run.speed else "-",
+        f"{run.speed.steps_per_second:.1f}" if run.speed else "-", pace, share,
+    ]  # fmt: skip
+
+
+def _float(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _show(value: Any, digits: int = 3) -> str:
+    number = _float(value)
+    return f"{number:,.{digits}f}" if math.isfinite(number) else "-"
