@@ -54,17 +54,20 @@ def _same_but_seed(one: Config | None, other: Config | None) -> bool:
 
 
 def _name(groups: Sequence[Group]) -> None:
-    """Name groups by what they learn; where that does not tell them apart, by folders too."""
+    """Name groups by what they learn, of many only what tells them apart; where that is not enough, by folders too."""
+    words = []
     for group in groups:
         config = group.first.config
-        if config is None:
-            group.name = group.first.name
-        else:
-            what = " + ".join([config.env.task, *config.distractors])
-            group.name = f"{what} · {config.model.name} · {config.policy.name}"
+        what = [] if config is None else [" + ".join([config.env.task, *config.distractors])]
+        words.append(what + ([] if config is None else [config.model.name, config.policy.name]))
+    known = [one for one in words if one]
+    shared = [len(known) == len(groups) > 1 and len(set(column)) == 1 for column in zip(*known, strict=True)]
+    for group, one in zip(groups, words, strict=True):
+        told = [word for word, same in zip(one, shared, strict=False) if not same]
+        group.name = " · ".join(told) or group.first.name
     names = [group.name for group in groups]
     for group in groups:
-        if names.count(group.name) > 1:
+        if names.count(group.name) > 1 and group.name != group.first.name:
             group.name = f"{group.name} · {group.first.name}"
     names = [group.name for group in groups]
     for number, group in enumerate(groups, 1):

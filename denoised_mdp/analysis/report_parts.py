@@ -44,7 +44,7 @@ def safely(problems: list[str], what: str, make: Callable[[], Any]) -> Any:
     """What `make` returns; if it fails because of damaged data, None and a sentence in `problems`."""
     try:
         return make()
-    except (*BROKEN, UserError) as error:
+    except (*BROKEN, UserError, Image.DecompressionBombError, StopIteration, SyntaxError) as error:  # Pillow's last
         problems.append(f"{what} cannot be shown ({one_line(error)}).")
         return None
 
