@@ -221,13 +221,17 @@ def read_speed(folder: Path) -> tuple[Speed | None, list[str]]:
 
     total, problems = Speed(0.0, 0), []
     for path in sorted(folder.glob("events.out.tfevents.*")):
-        points = []
+        points, events = [], 0
         try:
             for event in EventFileLoader(str(path)).Load():
+                events += 1
                 if event.HasField("summary"):
                     points.append((event.wall_time, event.step))
         except Exception as error:  # the loader raises whatever its parsers do
             problems.append(f"tensorboard/{path.name} cannot be read to its end ({one_line(error)}).")
+        else:
+            if not events and path.stat().st_size:  # the loader takes a damaged record for one that is being written
+                problems.append(f"tensorboard/{path.name} holds nothing that can be read.")
         part = speed_of(points)
         total = Speed(total.seconds + part.seconds, total.steps + part.steps)
     return (total if total.steps else None), problems
