@@ -49,9 +49,13 @@ def test_paper_presets_have_the_betas_of_table_d5(task, policy):
             assert (config.policy.actor_lr, config.policy.value_lr, config.policy.clip) == (8e-5, 8e-5, 100)
 
 
-def test_paper_presets_are_the_twelve_of_the_table():
+def test_paper_presets_are_the_twelve_of_the_table_and_robodesk():
     papers = {name for name in choices("preset") if name.startswith("paper/")}
-    assert papers == {f"paper/{task}_{variant}" for task, _ in BETA for variant in VARIANTS}
+    control = {f"paper/{task}_{variant}" for task, _ in BETA for variant in VARIANTS}
+    assert papers == control | {"paper/robodesk_tv_green_hue"}
+    robodesk = load_config(["preset=paper/robodesk_tv_green_hue"])
+    assert (robodesk.env.suite, robodesk.env.size, robodesk.alpha) == ("robodesk", 96, 2)
+    assert (robodesk.model.kl.beta_x, robodesk.model.kl.beta_y) == (1, 0.125)
 
 
 def test_defaults_are_the_papers():
@@ -152,12 +156,13 @@ def test_distractors_in_a_sweep(text, translated):
 
 @pytest.mark.parametrize("preset", choices("preset"))
 def test_what_a_preset_says_of_distractors_applies_where_they_are_chosen(preset):
+    config = load_config([f"preset={preset}"])
+    one, two = ("tv", "camera_shake") if config.env.suite == "robodesk" else ("video_background", "camera_jitter")
     assert load_config([f"preset={preset}", "distractors=none"]).distractors == {}
-    assert list(load_config([f"preset={preset}", "distractors=camera_jitter"]).distractors) == ["camera_jitter"]
-    both = load_config([f"preset={preset}", "distractors=video_background,camera_jitter"]).distractors
-    own = load_config([f"preset={preset}"]).distractors
+    assert list(load_config([f"preset={preset}", f"distractors={two}"]).distractors) == [two]
+    both = load_config([f"preset={preset}", f"distractors={one},{two}"]).distractors
     defaults = distractor_defaults()
-    assert both == {name: own.get(name, defaults[name]) for name in ("video_background", "camera_jitter")}
+    assert both == {name: config.distractors.get(name, defaults[name]) for name in (one, two)}
 
 
 def test_options_of_distractors():
