@@ -182,7 +182,7 @@ def _serve_updates(pipe, config: Config, plain: bool, threads: int) -> None:
 def updates(config: Config, device: torch.device, dtype: torch.dtype | None, repeats: int) -> dict[str, Any]:
     """Ours against the plain one, taking turns; then the parts of ours; then its work."""
     threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
-    comparable = not config.model.z.state and config.policy.name == "backprop" and not config.policy.entropy
+    comparable = not config.model.z.state and config.policy.name == "backprop"
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in (["plain"] if comparable else []) + ["ours"]}
     pipes, processes, peaks = {}, [], {}
     for name in times:

@@ -39,7 +39,7 @@ def draw(distribution: Distribution, noise: Tensor | None) -> Tensor:
     squashed = isinstance(distribution, TransformedDistribution)
     base = (distribution.base_dist if squashed else distribution).base_dist
     sample = base.loc + base.scale * noise
-    return torch.tanh(sample) if squashed else sample
+    return distribution.transforms[0](sample) if squashed else sample
 
 
 class PlainUpdate:
@@ -47,8 +47,8 @@ class PlainUpdate:
 
     def __init__(self, agent: Agent):
         self.model, self.policy = agent.world_model, agent.policy
-        if self.model.rssm.dependents or not isinstance(self.policy, BackpropPolicy) or self.policy.entropy:
-            raise ValueError("the plain update knows x and y and the paper's policy by backpropagation alone")
+        if self.model.rssm.dependents or not isinstance(self.policy, BackpropPolicy):
+            raise ValueError("the plain update knows x and y and the policy by backpropagation alone")
         self.clip = agent.clip
         self.optimizers = {}
         groups = {"model": self.model, "actor": self.policy.actor, "value": self.policy.value}
@@ -149,11 +149,13 @@ class PlainUpdate:
     def policy_losses(self, belief: Tensor, state: Tensor, noise: tuple | None):
         """The actor's loss, and a function that gives the value net's."""
         policy, rssm, actor = self.policy, self.model.rssm, self.policy.actor
-        features = []
+        features, log_probs = [], []
         for t in range(policy.horizon):
             mean, std = actor(torch.cat((belief, state), -1).detach())
-            squashed = TransformedDistribution(Independent(Normal(mean, std), 1), [TanhTransform()])
+            squashed = TransformedDistribution(Independent(Normal(mean, std), 1), [TanhTransform(cache_size=1)])
             action = draw(squashed, None if noise is None else noise[1][t])
+            if policy.entropy:
+                log_probs.append(squashed.log_prob(action))
             belief = self.transition("x", [state, action], belief)
             prior = gaussian(mlp(rssm.transitions["x"].prior, belief))
             state = draw(prior, None if noise is None else noise[0][t])
@@ -172,4 +174,7 @@ class PlainUpdate:
             guess = Normal(mlp(policy.value, features[:-1].detach()).squeeze(-1), 1.0)
             return -(discount * guess.log_prob(returns.detach())).mean()
 
-        return -(discount * returns).mean(), value_loss
+        actor_loss = -(discount * returns).mean()
+        if policy.entropy:
+            actor_loss = actor_loss + policy.entropy * torch.stack(log_probs).mean()
+        return actor_loss, value_loss

@@ -97,7 +97,7 @@ LOSS_ERRORS = {  # name: (structure, strategy, function, right, wrong)
 RETURNS = "policies.backprop:lambda_returns"
 BACKPROP_ERRORS = {  # name: (function, right, wrong)
     "swapped-dream-inputs": ("rssm:RSSM.imagine_step", "(state, action)", "(action, state)"),
-    "actor-input-attached": ("policies.backprop:BackpropPolicy.imagine", ".detach(), action_noise", ", action_noise"),
+    "actor-input-attached": ("policies.backprop:BackpropPolicy.imagine", "features[-1].detach()", "features[-1]"),
     "discount-power": ("policies.backprop:BackpropPolicy.losses", "arange(len(returns)", "arange(1, len(returns) + 1"),
     "value-of-same-step": (RETURNS, "value[t + 1]", "value[t]"),
     "reward-of-next-step": (RETURNS, "reward[t]", "reward[t + 1]"),

@@ -54,19 +54,32 @@ class BackpropPolicy(Policy):
         self.add_optimizer("actor", adam(self.actor.parameters(), lr=actor_lr, eps=eps))
         self.add_optimizer("value", adam(self.value.parameters(), lr=value_lr, eps=eps))
 
-    def imagine(self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def imagine(
+        self,
+        batch: PolicyBatch,
+        mdp: LatentMDP,
+        noise: tuple[Tensor, Tensor],
+        log_probs: list[Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Roll the x prior out from every posterior latent of the batch, N = T B starts.
 
-        noise: standard normal for states [H, N, S_x] and for actions [H, N, A]. Returns features
-        [H, N, D_x + S_x] of the imagined latents 1..H and the actions [H, N, A] that led to them. The actor reads
-        the *detached* latent: gradients flow through the dynamics, not through the actor's input.
+        noise: standard normal for states [H, N, S_x] and for actions [H, N, A]. log_probs: a list to which the log
+        density [N] of each action is added. Returns features [H, N, D_x + S_x] of the imagined latents 1..H and the
+        actions [H, N, A] that led to them. The actor reads the *detached* latent: gradients flow through the
+        dynamics, not through the actor's input.
         """
         belief, state = batch.belief.flatten(0, 1), batch.state.flatten(0, 1)
         features, actions = [torch.cat((belief, state), -1)], []
         for state_noise, action_noise in zip(*noise, strict=True):
-            actions.append(self.actor.sample(features[-1].detach(), action_noise))
-            belief, state = mdp.step(belief, state, actions[-1], state_noise)
+            seen = features[-1].detach()
+            if log_probs is None:
+                action = self.actor.sample(seen, action_noise)
+            else:
+                action, log_prob = self.actor.sample_with_log_prob(seen, action_noise)
+                log_probs.append(log_prob)
+            belief, state = mdp.step(belief, state, action, state_noise)
             features.append(torch.cat((belief, state), -1))
+            actions.append(action)
         return torch.stack(features[1:]), torch.stack(actions)
 
     def draw_noise(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None):
@@ -77,29 +90,24 @@ class BackpropPolicy(Policy):
             for size in (mdp.state_size, mdp.action_size)
         )
 
-    def entropy_bonus(self, batch: PolicyBatch, features: Tensor, noise: Tensor) -> Tensor | float:
-        """`entropy` times the mean entropy, in nats, of the actions imagined; their latents are held constant.
-
-        Without it (the paper's 0) an actor that a bad early model drove to the limits of its actions stays there:
-        the squashing lets no gradient of the returns through. That of the entropy does not vanish.
-        """
-        if not self.entropy:
-            return 0.0
-        start = torch.cat((batch.belief, batch.state), -1).flatten(0, 1)
-        inputs = torch.cat((start[None], features[:-1])).detach()  # [H, N, F], what the actor saw
-        return -self.entropy * self.actor.sample_with_log_prob(inputs, noise)[1].mean()
-
     def losses(self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]):
         """Actor loss, value loss and metrics.
 
         Both losses share one pass through the value net: differentiate the first with respect to the actor's
         parameters alone and the second with respect to the value net's.
+
+        `entropy` weighs the mean entropy of the imagined actions, in nats, estimated from their own draws. Without it
+        (the paper's 0) an actor that a bad early model drove to the limits of its actions stays there: the squashing
+        lets no gradient of the returns through. That of the entropy does not vanish.
         """
-        features, actions = self.imagine(batch, mdp, noise)  # [H, N, F]
+        log_probs = [] if self.entropy else None
+        features, actions = self.imagine(batch, mdp, noise, log_probs)  # [H, N, F]
         reward, value = mdp.reward(features), self.value(features).squeeze(-1)  # [H, N]
         returns = lambda_returns(reward, value, self.gamma, self.lambda_)  # [H - 1, N]
         weight = self.gamma ** torch.arange(len(returns), device=returns.device, dtype=returns.dtype)[:, None]
-        actor_loss = -(weight * returns).mean() - self.entropy_bonus(batch, features, noise[1])
+        actor_loss = -(weight * returns).mean()
+        if log_probs:
+            actor_loss = actor_loss + self.entropy * torch.stack(log_probs).mean()
         value_loss = (weight * scalar_nll(value[:-1], returns.detach())).mean()
         metrics = {
             "policy/actor_loss": actor_loss,
