@@ -22,7 +22,7 @@ FLAGS = (
 class Browser:
     """One page in a browser of its own; every event that it reports is kept in `events`."""
 
-    def __init__(self, profile: Path, seconds: float = 150.0):
+    def __init__(self, profile: Path, seconds: float = 270.0):
         self.deadline = time.monotonic() + seconds
         theirs_in, self.write_end = os.pipe()
         self.read_end, theirs_out = os.pipe()

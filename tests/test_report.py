@@ -1,0 +1,199 @@
+"""The page of `denoised-mdp report`: its numbers, what it says of damaged runs, that it stands alone."""
+
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from report_runs import add_probes, add_video, make_run
+
+from denoised_mdp.analysis.report import render, write_report
+from denoised_mdp.analysis.report_data import read_run, speed_of
+from denoised_mdp.analysis.report_groups import band, confidence, differing_options, group_runs
+from denoised_mdp.cli import main
+from denoised_mdp.errors import UserError
+
+T_975 = {1: 12.706205, 2: 4.302653, 3: 3.182446}  # quantiles of Student's t, from printed tables
+
+
+class Tags(HTMLParser):
+    """Every element with its attributes, and all text outside of style."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.found, self.text, self._stack = [], "", []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+        self._stack.append(tag)
+
+    def handle_data(self, data):
+        if self._stack and self._stack[-1] != "style":
+            self.text += data
+
+
+def page_of(*runs, **options) -> str:
+    return render([read_run(run) for run in runs], **options)
+
+
+def test_runs_that_differ_in_the_seed_alone_are_a_group(tmp_path):
+    runs = [make_run(tmp_path / f"a{seed}", f"seed={seed}") for seed in (2, 0, 1)]
+    runs += [make_run(tmp_path / "b", "seed=0", "model.kl.beta_y=0.125"), make_run(tmp_path / "again", "seed=1")]
+    groups = group_runs([read_run(run) for run in runs])
+    assert [[run.seed for run in group.runs] for group in groups] == [[0, 1, 2], [0], [1]]
+    assert len({group.name for group in groups}) == 3
+    different = dict(differing_options(groups[:2]))
+    assert list(different) == ["model.kl.beta_y", "model.kl.beta_z"]  # the latter follows
+    assert different["model.kl.beta_y"][1] == "0.125"
+
+
+def test_mean_and_band_by_brute_force(tmp_path):
+    returns = [(1.0, 4.0, 9.0), (2.0, 8.0), (6.0, 3.0, 5.0)]
+    runs = [make_run(tmp_path / str(seed), f"seed={seed}", returns=r) for seed, r in enumerate(returns)]
+    (group,) = group_runs([read_run(run) for run in runs])
+    steps, mean, half, count = band(group.curves("eval/return"))
+    assert steps.tolist() == [100, 200, 300] and count.tolist() == [3, 3, 2]
+    for place in range(3):
+        values = [r[place] for r in returns if place < len(r)]
+        n, average = len(values), sum(values) / len(values)
+        deviation = math.sqrt(sum((value - average) ** 2 for value in values) / (n - 1))
+        assert mean[place] == pytest.approx(average, abs=1e-12)
+        assert half[place] == pytest.approx(T_975[n - 1] * deviation / math.sqrt(n), rel=1e-6)
+
+
+def test_steps_of_several_runs_are_interpolated_inside_each_run_only():
+    one, other = (np.array([0.0, 10.0]), np.array([0.0, 1.0])), (np.array([5.0, 20.0]), np.array([3.0, 6.0]))
+    steps, mean, half, count = band([one, other])
+    assert steps.tolist() == [0, 5, 10, 20] and count.tolist() == [1, 2, 2, 1]
+    np.testing.assert_allclose(mean, [0.0, (0.5 + 3) / 2, (1 + 4) / 2, 6.0])
+    assert np.isnan(half[[0, 3]]).all() and np.isfinite(half[1:3]).all()
+
+
+def test_interval_covers_the_mean_of_a_normal_as_often_as_it_says():
+    samples = np.random.default_rng(0).normal(size=(4000, 4))
+    covered = np.mean([abs(sample.mean()) <= confidence(sample) for sample in samples])
+    assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 4000)
+
+
+def test_speed_leaves_out_standstills():
+    assert vars(speed_of([(0, 0), (10, 100), (90_000, 100), (90_020, 300)])) == {"seconds": 30, "steps": 300}
+    assert math.isnan(speed_of([(5, 1)]).steps_per_second)
+
+
+def test_page_holds_what_the_run_tells(tmp_path):
+    run = make_run(tmp_path / "run", "seed=7", returns=(1.0, 12.5))
+    add_probes(run)
+    add_video(run)
+    tags = Tags(page_of(run))
+    ids = [attributes["id"] for _, attributes in tags.found if "id" in attributes]
+    assert ids == ["overview", "curves", "model", "videos", "probes", "configuration", "machine"]  # nothing is missing
+    metrics = [attributes["data-metric"] for _, attributes in tags.found if "data-metric" in attributes]
+    assert metrics == ["eval/return", "model/image_error", "model/kl_x"]
+    kinds = [tag for tag, _ in tags.found]
+    assert kinds.count("video") == 1 and kinds.count("script") == 0
+    assert sum(attributes.get("class") == "heatmap" for _, attributes in tags.found) == 1
+    for text in ("12.5", "y is unused", "3 of 6", "0.0625"[:5], "0.375", "0.90", "0.20", "model.kl.beta_y"):
+        assert text in tags.text, text
+
+
+def test_groups_show_means_of_seeds_and_what_differs(tmp_path):
+    runs = [make_run(tmp_path / f"s{seed}", f"seed={seed}", returns=(seed, 10.0 * seed)) for seed in (1, 2)]
+    for run, recall in zip(runs, (0.5, 0.7), strict=True):
+        add_probes(run, recall=recall)
+    page = page_of(*runs, make_run(tmp_path / "other", "model=dreamer"))
+    tags = Tags(page)
+    half = T_975[1] * 5.0  # deviation of 10 and 20 is 5 sqrt 2, over sqrt 2
+    assert f"15.0 ± {half:.1f}" in tags.text and "mean of 2 seeds" in page
+    assert sum(attributes.get("class") == "heatmap" for _, attributes in tags.found) == 3
+    assert "model.name" in tags.text and "dreamer" in tags.text
+
+
+def test_text_of_runs_is_escaped(tmp_path):
+    evil = '<script>alert("x")</script><img src=x onerror=alert(1)> $a_b$ {{ 7 * 7 }}'
+    run = make_run(tmp_path / "a<b>&'c", returns=())
+    add_probes(run, warning=evil)
+    (run / "metrics.jsonl").write_text('{"step": 5, "policy/<b>$x$": 1.5}\n')
+    page = page_of(run, title=evil)
+    tags = Tags(page)
+    assert {"script", "b"} & {tag for tag, _ in tags.found} <= {"b"} and "onerror" not in str(
+        [attributes.keys() for _, attributes in tags.found]
+    )
+    assert tags.text.count(evil) >= 2  # as text, to the letter
+
+
+def test_page_stands_alone(tmp_path):
+    run = make_run(tmp_path / "run")
+    add_probes(run)
+    add_video(run)
+    page = page_of(run)
+    assert "http" not in re.sub(r'"data:[^"]*"', "", page).replace("http-equiv", "")
+    for tag, attributes in Tags(page).found:
+        for name in ("src", "href"):
+            assert attributes.get(name, "#").startswith(("data:", "#")), (tag, attributes[name][:80])
+
+
+FACTORS, HEALTH, INVARIANCE = (f"probes/{probe}_train_000000200.json" for probe in ("factors", "health", "invariance"))
+DAMAGE = {  # file -> its content, and what the page says of it
+    "torn": {
+        "config.yaml": (b"seed: [", "configuration cannot be read"),
+        "metrics.jsonl": (b'{"step": 1, "eval/return": null}\n{"st', "1 value in metrics.jsonl is no finite number"),
+        FACTORS: (b'{"probe": "factors"', f"{FACTORS} cannot be read"),
+        "videos/step_000000200.mp4": (b"\x00\x00\x00\x18ftypisom", "no whole MP4"),
+        "videos/step_000000200.png": (b"\x89PNG\r\n", "step_000000200.png cannot be shown"),
+        "machine.jsonl": (b"{", "1 line of machine.jsonl cannot be read"),
+        "tensorboard/events.out.tfevents.1.a.1.0": (b"nonsense" * 9, "holds nothing that can be read"),
+    },
+    "replaced": {
+        "config.yaml": (b"\xff\xfe\x00", "configuration cannot be read"),
+        "metrics.jsonl": (b"[" * 100_000 + b'\n{"step": "x", "eval/return": 3}\n', "2 lines of metrics.jsonl"),
+        FACTORS: (b'{"probe": "factors", "run": "r", "step": 3, "parts": 4}', "factors_train_000000200.json cannot"),
+        HEALTH: (b'{"probe": "health", "run": "r", "nats": {"x": "a"}}', "health_train_000000200.json cannot be shown"),
+        INVARIANCE: (b'{"probe": "invariance", "run": "r", "distances": []}', "invariance_train_000000200.json cannot"),
+    },
+    "empty": {"config.yaml": (b"", "configuration cannot be read"), "metrics.jsonl": (b"", "holds no metrics yet")},
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_broken_parts_are_told(tmp_path, kind):
+    run = make_run(tmp_path / "run")
+    add_probes(run)
+    for name, (content, _) in DAMAGE[kind].items():
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_bytes(content)
+    page = page_of(run)
+    problems = Tags(page.partition('<section id="problems">')[2]).text
+    for name, (_, told) in DAMAGE[kind].items():
+        assert told in problems, name
+    assert "Traceback" not in page
+
+
+def test_missing_parts_are_told(tmp_path):
+    run = make_run(tmp_path / "run")
+    (run / "metrics.jsonl").unlink()
+    text = Tags(page_of(run)).text
+    for told in ("There is no metrics.jsonl", "There is no video", "No results of probes", "No returns were logged"):
+        assert told in text
+
+
+def test_command(tmp_path, capsys):
+    run, page = make_run(tmp_path / "run"), tmp_path / "page.html"
+    assert main(["report", str(run), str(run), "-o", str(page), "--videos", "none"]) == 0
+    assert str(page) in capsys.readouterr().out and page.read_text().startswith("<!DOCTYPE html>")
+    for wrong in (["report", str(tmp_path / "no")], ["report", str(run), "-o", str(tmp_path)],
+                  ["report", str(run), "-o", str(tmp_path / "no" / "a.html")],
+                  ["report", str(run), "--probes", str(tmp_path / "no")]):  # fmt: skip
+        assert main(wrong) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_results_gathered_in_another_folder(tmp_path):
+    run = make_run(tmp_path / "run")
+    add_probes(run)
+    (run / "probes").rename(tmp_path / "gathered")
+    write_report([run], tmp_path / "page.html", probes=[tmp_path / "gathered"])
+    assert 'class="heatmap"' in (tmp_path / "page.html").read_text()
+    with pytest.raises(UserError, match="no folder"):
+        write_report([run], tmp_path / "page.html", probes=[tmp_path / "nowhere"])
