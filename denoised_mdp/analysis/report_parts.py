@@ -131,7 +131,7 @@ def invariance_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
         [name, *(_show(row.get(key)) for key in ("other_noise", "other_state", "ratio", "resampled"))]
         for name, row in tree["distances"].items()
     ]
-    ratios = {name: {"ratio": (_float(row.get("ratio")), math.nan)} for name, row in tree["distances"].items()}
+    ratios = {name: _float(row.get("ratio")) for name, row in tree["distances"].items()}
     returns = [
         [name, _show(row.get("mean"), 1), _show(row.get("standard_error"), 1), _show(row.get("change"), 1),
          _show(row.get("change_error"), 1)]

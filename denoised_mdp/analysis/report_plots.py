@@ -58,26 +58,15 @@ def curves_plot(groups: Sequence[Group], metric: str, ylabel: str) -> str | None
     return svg_uri(figure)
 
 
-def bars_plot(rows: Mapping[str, Mapping[str, tuple[float, float]]], ylabel: str) -> str | None:
-    """Groups of bars: rows maps a place on the axis to series -> (height, half width of its error; nan: none)."""
-    names = list(dict.fromkeys(series for row in rows.values() for series in row))
-    if not names or not any(np.isfinite(height) for row in rows.values() for height, _ in row.values()):
+def bars_plot(heights: Mapping[str, float], ylabel: str) -> str | None:
+    """One bar per name, in the color of that latent; None if no height is finite."""
+    if not any(np.isfinite(height) for height in heights.values()):
         return None
     figure, axes = _plot()
-    width = 0.8 / len(names)
-    for number, series in enumerate(names):
-        color = COLORS.get(series, color_of(number))
-        for place, row in enumerate(rows.values()):
-            height, error = row.get(series, (np.nan, np.nan))
-            at = place + (number - (len(names) - 1) / 2) * width
-            axes.bar(at, height, width * 0.9, color=color, label=series if place == 0 else None)
-            if np.isfinite(error):
-                axes.errorbar(at, height, error, color=INK, linewidth=0.9, capsize=1.5)
-    slanted = len(rows) > 4 or max(map(len, rows)) > 12
-    axes.set_xticks(range(len(rows)), [literal(name) for name in rows], rotation=30 if slanted else 0,
-                    ha="right" if slanted else "center")  # fmt: skip
+    axes.bar(range(len(heights)), list(heights.values()), 0.6, color=[COLORS.get(name, FAINT) for name in heights])
+    axes.set_xticks(range(len(heights)), [literal(name) for name in heights])
+    axes.set_xlim(-0.7, max(len(heights), 3) - 0.3)
     axes.set_ylabel(ylabel)
-    axes.legend(frameon=False, fontsize=7.5, labelcolor=INK)
     return svg_uri(figure)
 
 
