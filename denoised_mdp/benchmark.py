@@ -122,6 +122,7 @@ def sizes(config: Config) -> dict[str, Any]:
     return {
         "task": config.env.task,
         "distractors": list(config.distractors),
+        "action_repeat": config.env.action_repeat,
         "model": m.name,
         "x": [m.x.belief, m.x.state],
         "depth": m.depth,
