@@ -88,7 +88,10 @@ class Doctor:
         _row("versions", ", ".join(versions))
         cores, load = os.cpu_count() or 1, os.getloadavg()[0]
         if load > cores:
-            self.notes.append(f"Other programs are busy (load {load:.1f} on {cores} cores): times are too long.")
+            self.notes.append(
+                f"Other programs are busy (load {load:.1f} on {cores} cores): times are too long. Train beside them with"
+                " train.threads=1: threads that wait for one another can take ten times longer."
+            )
         if Path("/dev/nvidia0").exists() and not torch.cuda.is_available():
             self.problems.append("PyTorch cannot use the GPU of this machine: install a CUDA build of PyTorch.")
 
