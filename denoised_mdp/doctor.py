@@ -89,8 +89,8 @@ class Doctor:
         cores, load = os.cpu_count() or 1, os.getloadavg()[0]
         if load > cores:
             self.notes.append(
-                f"Other programs are busy (load {load:.1f} on {cores} cores): times are too long. Train beside them with"
-                " train.threads=1: threads that wait for one another can take ten times longer."
+                f"Other programs are busy (load {load:.1f} on {cores} cores): times are too long. Train beside them"
+                " with train.threads=1: threads that wait for one another can take ten times longer."
             )
         if Path("/dev/nvidia0").exists() and not torch.cuda.is_available():
             self.problems.append("PyTorch cannot use the GPU of this machine: install a CUDA build of PyTorch.")
