@@ -9,7 +9,7 @@ import numpy as np
 from absl import logging
 
 from denoised_mdp.envs.factors import RELEVANT_NOISE
-from denoised_mdp.envs.joints import joint_kinds
+from denoised_mdp.envs.joints import Joint, joint_kinds, visible_joints
 from denoised_mdp.envs.rendering import Renderer, check_view, gl_errors  # first: it chooses the GL backend
 from denoised_mdp.envs.seeding import generator
 from denoised_mdp.envs.sensors import SENSORS
@@ -128,6 +128,11 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
         others = {"act": "unseen", "mixing": "unseen", "target/angle": "angle"}
         rest = (others.get(name) or others.get(name.split("/")[0]) for name in self.signal_names[len(kinds) :])
         return (*kinds, *(kind or "scalar" for kind in rest))
+
+    @property
+    def joints(self) -> tuple[Joint, ...]:
+        """The joint positions that the camera sees; their columns are those of the signal."""
+        return visible_joints(self._physics.model.ptr, self._look[2])
 
     @property
     def quadrants(self) -> dict[str, str]:

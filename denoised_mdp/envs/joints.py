@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+
 from denoised_mdp.envs import rendering  # noqa: F401 (first: it chooses the GL backend)
 
 import mujoco  # isort: skip
@@ -28,6 +31,42 @@ def joint_kinds(model: mujoco.MjModel, camera: int | str) -> tuple[str, ...]:
                 kinds += ["unseen", "unseen", "scalar"] if carried else ["scalar"] * 3
             kinds += ["quaternion"] * 4
     return (*kinds, *["scalar"] * model.nv)
+
+
+@dataclass(frozen=True)
+class Joint:
+    """One position of a joint, as a probe of joint positions asks for it.
+
+    Attributes:
+        name: of the joint; a free joint is four of them: x, y, z and its rotation.
+        unit: "rad" or "m", in which errors are given.
+        kind: "scalar", "angle" (radians; whole turns look alike) or "quaternion" (w, x, y, z).
+        columns: which numbers of a list of positions, at first those of ``qpos``.
+    """
+
+    name: str
+    unit: str
+    kind: str
+    columns: tuple[int, ...]
+
+
+def visible_joints(model: mujoco.MjModel, camera: int | str, names: Collection[str] | None = None) -> tuple[Joint, ...]:
+    """Return all joint positions that the camera can see, or those of the joints called `names`, in qpos's order."""
+    kinds, found = joint_kinds(model, camera), []
+    for index in range(model.njnt):
+        name, address = model.joint(index).name, int(model.jnt_qposadr[index])
+        if names is not None and name not in names:
+            continue
+        kind = mujoco.mjtJoint(model.jnt_type[index])
+        if kind in (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE):
+            unit = "rad" if kind == mujoco.mjtJoint.mjJNT_HINGE else "m"
+            found.append(Joint(name, unit, kinds[address], (address,)))
+            continue
+        if kind == mujoco.mjtJoint.mjJNT_FREE:
+            found += [Joint(f"{name}/{axis}", "m", kinds[address + i], (address + i,)) for i, axis in enumerate("xyz")]
+            address += 3
+        found.append(Joint(f"{name}/rotation", "rad", "quaternion", tuple(range(address, address + 4))))
+    return tuple(joint for joint in found if joint.kind != "unseen")
 
 
 def _followed_body(model: mujoco.MjModel, camera: int | str) -> int:

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs.factors import RELEVANT_NOISE
-from denoised_mdp.envs.joints import joint_kinds
+from denoised_mdp.envs.joints import Joint, joint_kinds, visible_joints
 from denoised_mdp.envs.options import tasks
 from denoised_mdp.envs.rendering import QUALITIES  # first of those with mujoco: it chooses the GL backend
 from denoised_mdp.envs.robodesk_arm import ACTIONS, Arm
@@ -178,6 +178,11 @@ class RoboDeskEnv(gym.Env, gym.utils.EzPickle):
         """What a camera sees of each number of the signal, see `denoised_mdp.envs.factors`."""
         kinds = joint_kinds(self._model, 0)
         return (*kinds, *["scalar"] * (len(self.signal_names) - len(kinds)))
+
+    @property
+    def joints(self) -> tuple[Joint, ...]:
+        """The nine joint positions of arm and fingers; their columns are those of the signal."""
+        return visible_joints(self._model, 0, (*ARM, *FINGERS))
 
     @property
     def quadrants(self) -> dict[str, str]:
