@@ -11,10 +11,10 @@ import contextlib
 import gymnasium as gym
 import numpy as np
 
-from denoised_mdp.envs.distractors.base import Distractor, SmoothWalk
+from denoised_mdp.envs.distractors.base import SmoothWalk, WalkingDistractor
 
 
-class Appearance(Distractor):
+class Appearance(WalkingDistractor, gym.utils.EzPickle):
     """Base: factors that wander smoothly about zero, and a function that draws the scene with them.
 
     A subclass names its `factors` with the root mean square that each starts with at strength 1, and defines `dress`.
@@ -27,10 +27,11 @@ class Appearance(Distractor):
 
     factors: dict[str, float]
 
-    def __init__(self, env: gym.Env, strength: float, dynamic: bool):
-        super().__init__(env, tuple(self.factors))
-        self.strength, self.dynamic = strength, dynamic
-        self._walk = SmoothWalk(len(self.factors), strength * np.sqrt(len(self.factors)) / SmoothWalk.radius)
+    def __init__(self, env: gym.Env, strength: float = 1.0, dynamic: bool = True):
+        gym.utils.EzPickle.__init__(self, env, strength, dynamic)
+        walk = SmoothWalk(len(self.factors), strength * np.sqrt(len(self.factors)) / SmoothWalk.radius)
+        super().__init__(env, tuple(self.factors), walk, dynamic)
+        self.strength = strength
 
     def dress(self, scene, model, data) -> None:
         """Change a `mujoco.MjvScene` that was just built from a `mujoco.MjModel` and its data."""
@@ -48,7 +49,7 @@ class Appearance(Distractor):
 
     def noise_values(self):
         """Return the factors, float64 [len(factors)]."""
-        return self._walk.value() * np.array(list(self.factors.values()))
+        return super().noise_values() * np.array(list(self.factors.values()))
 
     @contextlib.contextmanager
     def _on_stage(self):
@@ -59,21 +60,8 @@ class Appearance(Distractor):
         finally:
             stage.remove(self.dress)
 
-    def _reset_noise(self) -> None:
-        self._walk.reset(self.rng)
 
-    def _advance_noise(self) -> None:
-        if self.dynamic:
-            self._walk.step(self.rng)
-
-    def _get_noise(self) -> dict:
-        return self._walk.get_state()
-
-    def _set_noise(self, noise: dict) -> None:
-        self._walk.set_state(noise)
-
-
-class BodyColor(Appearance, gym.utils.EzPickle):
+class BodyColor(Appearance):
     """Changes the colour of everything that can move: one shift in red, green and blue, clipped to [0, 1].
 
     Targets and other things that are fixed to the world keep their colours.
@@ -81,10 +69,6 @@ class BodyColor(Appearance, gym.utils.EzPickle):
 
     name = "body_color"
     factors = {"red": 0.2, "green": 0.2, "blue": 0.2}
-
-    def __init__(self, env: gym.Env, strength: float = 1.0, dynamic: bool = True):
-        gym.utils.EzPickle.__init__(self, env, strength, dynamic)
-        super().__init__(env, strength, dynamic)
 
     def dress(self, scene, model, data) -> None:
         """Shift the colours of moving geoms and of skins."""
@@ -97,7 +81,7 @@ class BodyColor(Appearance, gym.utils.EzPickle):
                 drawn.rgba[:3] = np.clip(drawn.rgba[:3] + shift, 0, 1)
 
 
-class Lighting(Appearance, gym.utils.EzPickle):
+class Lighting(Appearance):
     """Changes all lights: brightness (log of the gain), warmth (red up, blue down) and where they shine from.
 
     The lamps swing about what they shine at by `swing_x` and `swing_y`, in parts of their height; the camera's own
@@ -106,10 +90,6 @@ class Lighting(Appearance, gym.utils.EzPickle):
 
     name = "lighting"
     factors = {"brightness": 0.25, "warmth": 0.15, "swing_x": 0.5, "swing_y": 0.5}
-
-    def __init__(self, env: gym.Env, strength: float = 1.0, dynamic: bool = True):
-        gym.utils.EzPickle.__init__(self, env, strength, dynamic)
-        super().__init__(env, strength, dynamic)
 
     def dress(self, scene, model, data) -> None:
         """Change the scene's lights."""
@@ -126,7 +106,7 @@ class Lighting(Appearance, gym.utils.EzPickle):
                 light.pos[:2] += abs(float(light.pos[2])) * np.array(swing)
 
 
-class CameraPose(Appearance, gym.utils.EzPickle):
+class CameraPose(Appearance):
     """Moves the camera on a sphere about what it films: azimuth, elevation, roll [rad], and log of the distance.
 
     Unlike `CameraJitter`, which moves the finished picture, this is a camera in space: the background of the scene
@@ -135,10 +115,6 @@ class CameraPose(Appearance, gym.utils.EzPickle):
 
     name = "camera_pose"
     factors = {"azimuth": 0.15, "elevation": 0.1, "roll": 0.1, "distance": 0.1}
-
-    def __init__(self, env: gym.Env, strength: float = 1.0, dynamic: bool = True):
-        gym.utils.EzPickle.__init__(self, env, strength, dynamic)
-        super().__init__(env, strength, dynamic)
 
     def dress(self, scene, model, data) -> None:
         """Change the scene's camera, and the headlight on it."""

@@ -124,3 +124,31 @@ class SmoothWalk:
     def set_state(self, state: dict) -> None:
         """Continue where `get_state` was taken."""
         self.position, self.velocity = state["position"].copy(), state["velocity"].copy()
+
+
+class WalkingDistractor(Distractor):
+    """Base of distractors whose whole noise is one smooth walk.
+
+    walk: what moves. dynamic: false: its place is drawn at the start of an episode and then fixed.
+    """
+
+    def __init__(self, env: gym.Env, factors: tuple[str, ...], walk: SmoothWalk, dynamic: bool):
+        super().__init__(env, factors)
+        self._walk, self.dynamic = walk, dynamic
+
+    def noise_values(self) -> np.ndarray:
+        """Return the walk's value, float64 [len(factors)]."""
+        return self._walk.value()
+
+    def _reset_noise(self) -> None:
+        self._walk.reset(self.rng)
+
+    def _advance_noise(self) -> None:
+        if self.dynamic:
+            self._walk.step(self.rng)
+
+    def _get_noise(self) -> dict:
+        return self._walk.get_state()
+
+    def _set_noise(self, noise: dict) -> None:
+        self._walk.set_state(noise)

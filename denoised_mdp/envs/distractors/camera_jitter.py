@@ -5,13 +5,13 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 
-from denoised_mdp.envs.distractors.base import Distractor, SmoothWalk
+from denoised_mdp.envs.distractors.base import SmoothWalk, WalkingDistractor
 
 
-class CameraJitter(Distractor, gym.utils.EzPickle):
+class CameraJitter(WalkingDistractor, gym.utils.EzPickle):
     """Moves the picture about, as a hand-held camera would; what comes in from outside is black.
 
-    The shift is W(2, 120) pixels at 64x64, in proportion at other sizes, applied after compositing.
+    The shift (dx, dy) is W(2, 120) pixels at 64x64, in proportion at other sizes, applied after compositing.
 
     Args:
         env: any environment of this package.
@@ -23,31 +23,12 @@ class CameraJitter(Distractor, gym.utils.EzPickle):
 
     def __init__(self, env: gym.Env, strength: float = 1.0, dynamic: bool = True):
         gym.utils.EzPickle.__init__(self, env, strength, dynamic)
-        super().__init__(env, ("dx", "dy"))
-        self.dynamic = dynamic
-        self._walk = SmoothWalk(2, strength * 120 * env.size / 64)
+        super().__init__(env, ("dx", "dy"), SmoothWalk(2, strength * 120 * env.size / 64), dynamic)
 
     def frame(self) -> np.ndarray:
         """Draw the wrapped environment's frame, moved right by dx and down by dy pixels."""
         dx, dy = self._walk.value()
         return translate(self.env.frame(), dx, dy)
-
-    def noise_values(self):
-        """Return dx and dy in pixels."""
-        return self._walk.value()
-
-    def _reset_noise(self) -> None:
-        self._walk.reset(self.rng)
-
-    def _advance_noise(self) -> None:
-        if self.dynamic:
-            self._walk.step(self.rng)
-
-    def _get_noise(self) -> dict:
-        return self._walk.get_state()
-
-    def _set_noise(self, noise: dict) -> None:
-        self._walk.set_state(noise)
 
 
 def translate(image: np.ndarray, dx: float, dy: float) -> np.ndarray:
