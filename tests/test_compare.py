@@ -11,6 +11,7 @@ from small_runs import lines, stop_after_units, tiny
 from denoised_mdp import checkpoint
 from denoised_mdp.cli import main
 from denoised_mdp.compare import compare
+from denoised_mdp.errors import UserError
 from denoised_mdp.loading import prepare
 from denoised_mdp.logging import Logger
 from denoised_mdp.runs import RunFolder
@@ -119,6 +120,36 @@ def test_metrics_and_events_are_compared_by_value_and_number(run, copy):
         80, {"eval/return": 1.0})
     (copy / "metrics.jsonl").write_text(text)
     assert first_difference(run, copy)[0] == "tensorboard"
+
+
+def records(data):
+    """Split one of TensorBoard's files: (begin, end) of each record."""
+    begin = 0
+    while begin < len(data):
+        end = begin + 16 + int.from_bytes(data[begin : begin + 8], "little")
+        yield begin, end
+        begin = end
+
+
+@pytest.mark.parametrize("place", ["length", "data", "last byte", "torn", "torn in the length"])
+def test_damaged_events_are_reported_even_if_both_runs_have_the_same(run, copy, tmp_path, place):
+    """TensorBoard's own reader would end at the damage: two damaged files would look alike."""
+    path = next((copy / "tensorboard").iterdir())
+    data = bytearray(path.read_bytes())
+    begin, end = list(records(data))[2]
+    if place == "torn":
+        data = data[:-3]
+        begin = list(records(data))[-1][0]
+    elif place == "torn in the length":
+        begin = len(data)
+        data += b"\0\0\0"
+    else:
+        data[{"length": begin, "data": begin + 12, "last byte": end - 1}[place]] ^= 1
+    path.write_bytes(data)
+    other = shutil.copytree(copy, tmp_path / "other")
+    for pair in ((run, copy), (copy, other)):
+        with pytest.raises(UserError, match=rf"tfevents.* is damaged \(the record at byte {begin:,} is not whole"):
+            compare(*pair)
 
 
 def test_other_steps_need_a_choice(run, copy):
