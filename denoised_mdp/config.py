@@ -61,7 +61,10 @@ def save_config(config: Config, path: str | os.PathLike) -> None:
 
 
 def read_config(path: str | os.PathLike) -> Config:
-    """Read the configuration of a run: `path` is the run's folder or its ``config.yaml``."""
+    """Read the configuration of a run: `path` is the run's folder or its ``config.yaml``.
+
+    Options that the run does not know, because they came later, have their defaults.
+    """
     file = Path(path) / "config.yaml" if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise UserError(f"{path} is not a run folder: it has no config.yaml. Give the folder of a training.")

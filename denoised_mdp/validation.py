@@ -11,6 +11,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.schema import POLICIES
 
@@ -20,7 +21,8 @@ LARGEST = 2**63 - 1  # whole number; arrays and tensors hold no larger one
 def build(kind: Any, tree: Any, path: str = "") -> Any:
     """Turn nested mappings into the dataclass `kind`, checking every key, type and limit on the way.
 
-    Missing keys take their defaults. `path` is the dotted key of `tree` with a final dot, for messages.
+    Missing keys take their defaults, those of a distractor's options as well. `path` is the dotted key of `tree`
+    with a final dot, for messages.
     """
     if not isinstance(tree, Mapping):
         raise UserError(f"{path.rstrip('.')}={as_text(tree)}: must be a group of options.")
@@ -95,11 +97,15 @@ def _describe(kind: type, limits: Mapping[str, Any]) -> str:
 
 
 def _distractors(tree: Any) -> dict[str, dict[str, Any]]:
+    """Complete the options; names and values that do not exist are left to `envs.check_distractors`."""
     for name, options in tree.items() if isinstance(tree, Mapping) else [("", tree)]:
         if not isinstance(options, Mapping):
             key = f"distractors.{name}".rstrip(".")
             raise UserError(f"{key}={as_text(options)}: must be a group of options.")
-    return {str(name): dict(options) for name, options in tree.items()}
+    return {
+        str(name): DISTRACTORS[name].complete(options) if name in DISTRACTORS else dict(options)
+        for name, options in tree.items()
+    }
 
 
 def _policy_kind(tree: Any) -> type:

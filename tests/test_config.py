@@ -5,6 +5,7 @@ import inspect
 
 import numpy as np
 import pytest
+import yaml
 
 from denoised_mdp.composition import choices, config_folder, distractor_defaults, option_keys, translate_multirun
 from denoised_mdp.config import default_run_dir, differences, load_config, read_config, save_config
@@ -333,6 +334,27 @@ def test_differences_name_what_may_not_change():
     assert any(line.startswith("distractors.video_background.strength: 1.0 -> absent") for line in changed)
     changed = differences(old, load_config([*command, "policy=sac"]))
     assert "policy.name: backprop -> sac" in changed
+
+
+def test_options_that_came_after_a_run_was_saved_have_their_defaults(tmp_path):
+    """At the top, in groups, and of distractors; what was saved counts, and defaults that were changed differ."""
+    command = ["distractors=camera_jitter,video_background", "distractors.video_background.strength=0.5"]
+    config = load_config(command)
+    save_config(config, tmp_path / "config.yaml")
+    tree = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    for group, key in (
+        (tree, "replay"), (tree["model"], "reward_std"), (tree["model"]["kl"], "free_nats_strategy"),
+        (tree["policy"], "entropy"), (tree["distractors"]["camera_jitter"], "dynamic"),
+        (tree["distractors"]["video_background"], "matte"),
+    ):  # fmt: skip
+        del group[key]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
+    old = read_config(tmp_path)
+    assert old == config and differences(old, config) == []
+    for text in ("model.reward_std=2.0", "policy.entropy=0.25", "distractors.camera_jitter.dynamic=false"):
+        key, value = text.split("=")
+        line, = differences(old, load_config([*command, text]))
+        assert line.startswith(f"{key}: ") and line.endswith(f" -> {value}")
 
 
 def test_derived_folders_tell_runs_apart():

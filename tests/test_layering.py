@@ -15,8 +15,8 @@ ROOT = Path(denoised_mdp.__file__).parent
 LAYERS = (
     "errors",
     "columns",
-    "schema validation envs graph gru networks replay checkpoint runs logging runtime machine stopping",
-    "composition rssm compare finite",
+    "schema envs graph gru networks replay checkpoint runs logging runtime machine stopping",
+    "composition validation rssm compare finite",
     "config manual world_model",
     "policies",
     "agent",
@@ -29,7 +29,7 @@ LAYERS = (
     "__main__",
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
-WITHIN_A_LAYER = {("validation", "schema"), ("runtime", "schema")}
+WITHIN_A_LAYER = {("runtime", "schema")}
 FILES = sorted(ROOT.rglob("*.py"))
 
 

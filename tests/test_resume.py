@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from small_runs import TINY, lines, run_in_parts, tiny
 
 import denoised_mdp
@@ -16,6 +17,7 @@ from denoised_mdp.cli import main
 from denoised_mdp.compare import compare, report, scalars_of
 from denoised_mdp.config import load_config, read_config
 from denoised_mdp.envs import DISTRACTORS
+from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate
 from denoised_mdp.logging import is_wall_clock
 from denoised_mdp.runtime import restore_generator
@@ -171,6 +173,24 @@ def test_a_run_of_an_older_format_continues(tmp_path):
     assert [line["step"] for line in logged if "eval/return" in line] == [80, 160, 200]
     assert [line["train/updates"] for line in logged if "train/updates" in line] == [2, 4, 6, 8]
     assert checkpoint.load(path / "checkpoints")[0] == 200
+
+
+def test_a_run_saved_before_an_option_existed_continues(tmp_path):
+    """Neither its config.yaml nor its checkpoints know the option: it had its default."""
+    path = tmp_path / "run"
+    config = tiny(path, "distractors=camera_jitter", "train.total_steps=120")
+    run_in_parts(config, 50)
+    saved = yaml.safe_load((path / "config.yaml").read_text())
+    step, state = checkpoint.load(path / "checkpoints")
+    for tree in (saved, state["config"]):
+        del tree["distractors"]["camera_jitter"]["dynamic"], tree["model"]["reward_std"]
+    (path / "config.yaml").write_text(yaml.safe_dump(saved))
+    checkpoint.save(path / "checkpoints", step, state)
+    denoised_mdp.load(path, device="cpu")
+    with pytest.raises(UserError, match="another configuration .distractors.camera_jitter.dynamic: true -> false"):
+        train(tiny(path, "distractors=camera_jitter", "distractors.camera_jitter.dynamic=false"))
+    assert train(tiny(path, "distractors=camera_jitter", "train.total_steps=160"))
+    assert read_config(path).distractors == {"camera_jitter": {"strength": 1.0, "dynamic": True}}
 
 
 def test_metrics_that_measure_time_are_known_by_name(tmp_path):

@@ -75,6 +75,10 @@ class DistractorInfo:
         module, _, name = self.wrapper.rpartition(".")
         return getattr(import_module(f"denoised_mdp.envs.{module or 'distractors'}"), name)
 
+    def complete(self, options: Mapping | None) -> dict[str, Any]:
+        """Return `options` with the defaults of those that are missing."""
+        return {key: option.default for key, option in self.options.items()} | dict(options or {})
+
 
 def _is_number(value: Any) -> bool:
     """Whether `value` is a finite number, and no whole number beyond the range of floats."""
@@ -153,8 +157,4 @@ def check_distractors(
         if task is not None and task not in SENSORS:
             why = WITHOUT_SENSOR.get(task, "it is not of the DeepMind Control Suite")
             raise UserError(f"Task {task!r} has no scalar sensor for noisy_sensor: {why}.")
-    return {
-        name: {key: option.default for key, option in info.options.items()} | dict(distractors[name] or {})
-        for name, info in DISTRACTORS.items()
-        if name in distractors
-    }
+    return {name: info.complete(distractors[name]) for name, info in DISTRACTORS.items() if name in distractors}
