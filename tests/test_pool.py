@@ -3,6 +3,7 @@
 import functools
 import multiprocessing
 import os
+import signal
 import time
 
 import gymnasium as gym
@@ -11,6 +12,7 @@ import pytest
 
 from denoised_mdp import UserError
 from denoised_mdp.envs import make_env
+from denoised_mdp.envs import pool as pool_module
 from denoised_mdp.envs.pool import EnvironmentFailure, EnvironmentPool
 
 TOY = functools.partial(make_env, "dot", suite="toy", episode_steps=8, action_repeat=2)
@@ -98,3 +100,52 @@ def test_a_mistake_in_the_options_is_the_same_mistake_in_a_worker():
         messages.append(str(error.value))
     assert messages[0] == messages[1]
     assert not multiprocessing.active_children()
+
+
+class _StoppedAtTheSecond(pool_module._Worker):
+    """The request to stop comes while the second worker's process is started."""
+
+    started = []
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.started.append(self.process.pid)
+        if len(self.started) == 2:
+            self.end()  # as after an error in `start`
+            raise KeyboardInterrupt
+
+
+def test_a_stop_while_workers_start_leaves_none(monkeypatch):
+    monkeypatch.setattr(pool_module, "_Worker", _StoppedAtTheSecond)
+    with pytest.raises(KeyboardInterrupt):
+        EnvironmentPool(TOY, 3, workers=3)
+    assert len(_StoppedAtTheSecond.started) == 2
+    for process in _StoppedAtTheSecond.started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+def test_a_process_that_cannot_start_leaves_no_file(monkeypatch, tmp_path):
+    def fail(self):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(pool_module.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(multiprocessing.get_context("spawn").Process, "start", fail)
+    with pytest.raises(OSError, match="no more processes"):
+        EnvironmentPool(TOY, 1, workers=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_while_workers_import_is_not_theirs(capfd):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    worker = pool_module._Worker(TOY, 1)
+    try:
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+        os.kill(worker.process.pid, signal.SIGINT)
+        assert worker.reply(120.0) == ("done", (2,))
+        os.kill(worker.process.pid, signal.SIGINT)
+        worker.pipe.send(("reset", [3]))
+        assert worker.reply(120.0)[0] == "done"
+    finally:
+        worker.end()
+    assert "Interrupt" not in capfd.readouterr().err

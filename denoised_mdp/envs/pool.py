@@ -61,7 +61,8 @@ class EnvironmentPool:
         workers = min(workers, count)
         try:
             if workers:
-                self._workers = [_Worker(make_environment, len(range(w, count, workers))) for w in range(workers)]
+                for w in range(workers):  # one by one, so that `close` knows those that run if another cannot start
+                    self._workers.append(_Worker(make_environment, len(range(w, count, workers))))
                 self.action_shape = self._replies(timeout + START_SECONDS)[0]
             else:
                 for _ in range(count):
@@ -84,8 +85,11 @@ class EnvironmentPool:
         """Close the environments and end the workers, whatever state they are in."""
         for environment in self._environments:
             environment.close()
+        for worker in self._workers:  # all at once: each may take a moment
+            worker.pipe.close()
+        deadline = time.monotonic() + 2.0
         for worker in self._workers:
-            worker.end()
+            worker.end(max(0.0, deadline - time.monotonic()))
         self._environments, self._workers = [], []
 
     def __enter__(self) -> EnvironmentPool:
@@ -145,9 +149,13 @@ class _Worker:
         self._current = context.Value("i", 0, lock=False)
         arguments = (other, make_environment, count, trace, self._current)
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
-        with _environment_variables(ONE_THREAD):
-            self.process.start()
-        other.close()
+        try:
+            with _environment_variables(ONE_THREAD), _without_interrupts():
+                self.process.start()
+            other.close()
+        except BaseException:
+            self.end()
+            raise
 
     @property
     def index(self) -> int:
@@ -170,13 +178,14 @@ class _Worker:
                 time.sleep(0.05)
         return "hung", self.trace.read_text(errors="replace")
 
-    def end(self) -> None:
-        """Ask the process to end, kill it if it does not."""
+    def end(self, patience: float = 2.0) -> None:
+        """Ask the process to end, kill it if it does not within `patience` seconds."""
         self.pipe.close()
-        self.process.join(2.0)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        if self.process.pid is not None:  # it was started
+            self.process.join(patience)
+            if self.process.is_alive():
+                self.process.kill()
+                self.process.join()
         self.process.close()
         self.trace.unlink(missing_ok=True)
 
@@ -196,9 +205,21 @@ def _environment_variables(values: dict[str, str]):
                 os.environ[name] = value
 
 
+@contextlib.contextmanager
+def _without_interrupts():
+    """Block Ctrl-C, which is for the process that is served, in the processes that are started inside, for ever.
+
+    Here it comes through afterwards. To ignore it once they run would be too late: their imports take seconds.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str, current: Any) -> None:
     """The worker: answer commands until the other side closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that we serve
     with open(trace, "w") as file:
         faulthandler.enable(file)
         if hasattr(signal, "SIGUSR1"):

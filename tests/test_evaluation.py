@@ -1,0 +1,102 @@
+"""Evaluation with worker processes: the same numbers, failures and stops that leave nothing behind."""
+
+import functools
+import multiprocessing
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_agent
+from small_runs import TINY, lines, tiny
+from test_pool import Faulty
+
+from denoised_mdp import checkpoint, evaluation
+from denoised_mdp.cli import main
+from denoised_mdp.compare import compare, report
+from denoised_mdp.envs import make_env
+from denoised_mdp.envs.pool import EnvironmentFailure, EnvironmentPool
+from denoised_mdp.evaluation import MAX_PARALLEL, evaluate, evaluation_seeds
+from denoised_mdp.trainer import train
+
+TOY = functools.partial(make_env, "dot", suite="toy", distractors={"camera_jitter": {}}, episode_steps=8)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    torch.use_deterministic_algorithms(False)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_workers_change_nothing(random):
+    """More episodes than are played at the same time, with exploration noise, recorded ones and a limit of steps."""
+    agent = None if random else small_agent()
+    seeds = evaluation_seeds(1, MAX_PARALLEL + 2)
+    options = {} if random else {"record": 2, "explore": 0.3}
+    alone, shared = (evaluate(agent, TOY, seeds, workers=workers, **options) for workers in (0, 3))
+    assert len(set(alone.returns)) == len(seeds)
+    assert shared.returns == alone.returns and shared.seeds == alone.seeds == seeds
+    for ours, theirs in zip(shared.episodes, alone.episodes, strict=True):
+        for name in ("observation", "action", "signal", "noise"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+        assert torch.equal(ours.latent.belief, theirs.latent.belief)
+        assert torch.equal(ours.latent.state, theirs.latent.state)
+
+
+@pytest.mark.parametrize(("what", "words"), [
+    ("die", "died with its worker process .exit code 3. in the episode of seed 7"),
+    ("hang", "no answer within 6 s in the episode of seed 7.*in hang"),
+])
+def test_a_worker_that_fails_is_one_error(monkeypatch, what, words):
+    monkeypatch.setattr(evaluation, "EnvironmentPool", functools.partial(EnvironmentPool, timeout=6.0))
+    with pytest.raises(EnvironmentFailure, match=f"(?s){words}"):
+        evaluate(None, functools.partial(Faulty, what), [5, 6, 8, 7], workers=2)
+
+
+class _Signalling:
+    """An environment in a worker process that sends a signal to the process it serves, when it is made or stepped."""
+
+    def __init__(self, make, number, when):
+        self.env, self.number, self.when = make(), number, when
+        self.action_space = self.env.action_space
+        self.send("made")
+
+    def send(self, when):
+        if when == self.when:
+            os.kill(os.getppid(), self.number)
+            time.sleep(600)  # it must be ended by force
+
+    def reset(self, **options):
+        return self.env.reset(**options)
+
+    def step(self, action):
+        self.send("stepped")
+        return self.env.step(action)
+
+    def close(self):
+        self.env.close()
+
+
+def test_an_evaluation_by_workers_that_is_interrupted_stays_due(tmp_path, monkeypatch):
+    """While they start and while they play: it is left at once and repeated, and the run becomes the same."""
+    options = ["train.total_steps=80", "train.eval_episodes=2"]
+    assert train(tiny(tmp_path / "whole", *options))
+    command = ["train", *TINY, *options, "train.eval_workers=2", f"run_dir={tmp_path / 'parts'}"]
+    for number, when in ((signal.SIGTERM, "made"), (signal.SIGINT, "stepped")):
+        def interrupted(agent, make, seeds, number=number, when=when, **options):
+            assert options["workers"] == 2
+            return evaluate(agent, functools.partial(_Signalling, make, number, when), seeds, **options)
+
+        monkeypatch.setattr("denoised_mdp.trainer.evaluate", interrupted)
+        assert main(command) == 128 + number
+        assert not multiprocessing.active_children()
+        step, tree = checkpoint.load(tmp_path / "parts" / "checkpoints")
+        assert step == 80 and tree["pending"][0] == "evaluate"
+        assert not any("eval/return" in line for line in lines(tmp_path / "parts"))
+    monkeypatch.setattr("denoised_mdp.trainer.evaluate", evaluate)
+    assert main(command) == 0
+    assert report(compare(tmp_path / "whole", tmp_path / "parts"))
