@@ -1,10 +1,12 @@
-"""The commands ``denoised-mdp probe factors | invariance | health``: their arguments, and what they print."""
+"""The commands ``denoised-mdp probe factors | invariance | health | joints | joints-data``: arguments and output."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+
+from denoised_mdp.errors import UserError
 
 
 def add_probe_commands(
@@ -43,6 +45,100 @@ def add_probe_commands(
         "--returns", type=natural, default=5, help="whole episodes for each return, 0: none; default: %(default)s"
     )
     add_behaviour(add("health", "nats, active dimensions and warnings", 12, 150, ("train", "test")))
+    _add_joints(probes, positive, natural, device)
+    _add_joints_data(probes, positive, natural)
+
+
+def _add_joints(probes: argparse._SubParsersAction, positive: Callable, natural: Callable, device: Callable) -> None:
+    help = "finetune encoders to read joint positions from pictures, and compare them"
+    parser = probes.add_parser("joints", help=help, description=help)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, e.g. runs/quickstart")
+    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="data set, of probe joints-data")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: probes, and RUN/probes of each run")
+    parser.add_argument(
+        "--sizes", default="paper", help="training pairs: paper (5,000 to 150,000; the default), scaled (as many as the"
+        " data set has, and fewer in the paper's ratios) or numbers as 500,1000",
+    )  # fmt: skip
+    parser.add_argument("--test-pairs", type=positive, help="default: 100000, or all that there are")
+    parser.add_argument("--stack", choices=("1", "3", "both"), default="1", help="frames side by side; default: 1")
+    parser.add_argument("--seeds", type=positive, default=1, help="repetitions; default: %(default)s")
+    parser.add_argument("--updates", type=positive, default=10_000, help="of each finetuning; default: %(default)s")
+    parser.add_argument("--batch", type=positive, default=256, help="pairs per update; default: %(default)s")
+    parser.add_argument("--evaluations", type=positive, default=20, help="points of a curve; default: %(default)s")
+    parser.add_argument(
+        "--scale", choices=("physical", "standard"), default="physical",
+        help="what the loss adds up: errors in rad and m (default), or of positions divided by their spread",
+    )  # fmt: skip
+    parser.add_argument("--references", choices=("both", "scratch", "contrastive", "none"), default="both",
+                        help="encoders without a world model that join; default: both")  # fmt: skip
+    parser.add_argument("--contrastive-updates", type=positive, default=20_000, help="default: %(default)s")
+    parser.add_argument("--contrastive-batch", type=positive, default=256, help="default: %(default)s")
+    parser.add_argument("--flip", action="store_true", help="contrastive: left and right do not matter in this task")
+    parser.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest")
+    parser.add_argument("--device", type=device, default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.set_defaults(function=_joints)
+
+
+def _add_joints_data(probes: argparse._SubParsersAction, positive: Callable, natural: Callable) -> None:
+    help = "make the labelled pictures for probe joints, or go on making them"
+    parser = probes.add_parser("joints-data", help=help, description=help)
+    parser.add_argument("source", nargs="+", metavar="RUN | key=value", help="a run, or options as for train")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: data/joints-TASK-DISTRACTORS")
+    parser.add_argument("--episodes", type=positive, default=100, help="of each of five policies; default: %(default)s")
+    parser.add_argument("--frames", type=positive, default=1001, help="of each episode; default: %(default)s")
+    parser.add_argument("--test-share", type=float, default=0.4, help="of the episodes; default: %(default)s")
+    parser.add_argument(
+        "--sac-steps", type=positive, default=200_000,
+        help="actions that the state-space policy learns from; its four stages are kept; default: %(default)s",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=natural, default=0, help="default: %(default)s")
+    parser.set_defaults(function=_joints_data)
+
+
+def _joints(arguments: argparse.Namespace) -> int:
+    sizes = _sizes(arguments.sizes)
+    from denoised_mdp.analysis.joints import PAPER_SIZES, Schedule
+    from denoised_mdp.analysis.joints_probe import CONTRASTIVE, SCRATCH, probe_joints
+
+    lines = probe_joints(
+        arguments.runs,
+        arguments.output,
+        data=arguments.data,
+        sizes=PAPER_SIZES if sizes == "paper" else sizes,
+        test_pairs=arguments.test_pairs,
+        stack={"1": (1,), "3": (3,), "both": (1, 3)}[arguments.stack],
+        seeds=arguments.seeds,
+        schedule=Schedule(**{k: getattr(arguments, k) for k in ("updates", "batch", "evaluations", "scale")}),
+        references={"both": (SCRATCH, CONTRASTIVE), "scratch": (SCRATCH,), "contrastive": (CONTRASTIVE,), "none": ()}[
+            arguments.references
+        ],
+        contrastive={
+            "updates": arguments.contrastive_updates, "batch": arguments.contrastive_batch, "flip": arguments.flip,
+        },
+        checkpoint=arguments.checkpoint,
+        device=arguments.device,
+    )  # fmt: skip
+    print("\n".join(lines))
+    return 0
+
+
+def _sizes(text: str) -> str | list[int]:
+    if text in ("paper", "scaled"):
+        return text
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise UserError(f"argument --sizes: must be paper, scaled or numbers as 500,1000, not '{text}'.")
+    return [int(part) for part in parts]
+
+
+def _joints_data(arguments: argparse.Namespace) -> int:
+    if not 0 < arguments.test_share < 1:
+        raise UserError(f"argument --test-share: must be between 0 and 1, not {arguments.test_share}.")
+    from denoised_mdp.analysis.joints_record import make_data
+
+    names = ("output", "episodes", "frames", "test_share", "sac_steps", "seed")
+    print("\n".join(make_data(arguments.source, **{name: getattr(arguments, name) for name in names})))
+    return 0
 
 
 def _probe(arguments: argparse.Namespace) -> int:

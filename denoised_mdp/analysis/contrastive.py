@@ -1,0 +1,114 @@
+"""A contrastive encoder: alignment and uniformity on the sphere (Wang and Isola 2020), as in Wang et al. 2022.
+
+    L = E ||f(a) - f(b)||^2 + log E exp(-t ||f(u) - f(v)||^2),   t = 2,
+
+over positive pairs (a, b), two augmentations of one picture, and over distinct pairs (u, v) of a batch, the mean of the
+logarithms of both views. Features f are the encoder's output, normalized to length 1; both weights are 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..envs.seeding import generator, torch_seed
+from ..networks import Encoder
+from .augment import augment
+from .joints_data import JointData
+
+T = 2.0
+
+
+def alignment(a: Tensor, b: Tensor) -> Tensor:
+    """Mean squared distance of positive pairs: features [N, D] each -> scalar."""
+    return (a - b).square().sum(1).mean()
+
+
+def uniformity(features: Tensor, t: float = T) -> Tensor:
+    """log of the mean of exp(-t ||u - v||^2) over all distinct pairs: features [N, D] of length 1 -> scalar."""
+    squared = (2 - 2 * features @ features.T).clamp(min=0)  # [N, N]; the lengths are 1
+    pairs = torch.triu_indices(len(features), len(features), 1, device=features.device)
+    return torch.logsumexp(-t * squared[pairs[0], pairs[1]], 0) - np.log(pairs.shape[1])
+
+
+def contrastive_loss(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Alignment and uniformity of two views [N, D] of a batch; their sum is the loss."""
+    return alignment(a, b), (uniformity(a) + uniformity(b)) / 2
+
+
+def features(encoder: Encoder, images: Tensor) -> Tensor:
+    """Floats in [0, 1], [N, 3, H, W] -> features [N, D] of length 1."""
+    return F.normalize(encoder(images - 0.5), dim=1)
+
+
+def train_contrastive(
+    encoder: Encoder,
+    data: JointData,
+    *,
+    updates: int = 20_000,
+    batch: int = 256,
+    lr: float = 3e-4,
+    flip: bool = False,
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[tuple[float, float]]:
+    """Train `encoder` in place on the frames of the data set's training episodes; alignment and uniformity over time.
+
+    Joint positions are not looked at. Nothing is drawn from PyTorch's global generator.
+    """
+    rows = data.choose("train", None, seed)
+    device = encoder.output.weight.device
+    order, random = generator(seed, "contrastive rows"), torch.Generator(device)
+    random.manual_seed(torch_seed(seed, "contrastive augmentations"))
+    optimizer, history = torch.optim.Adam(encoder.parameters(), lr=lr), []
+    for done in range(updates):
+        chosen = np.sort(order.choice(rows, min(batch, len(rows)), replace=False))  # distinct pictures
+        images = torch.as_tensor(data.images(chosen)[:, 0]).to(device).permute(0, 3, 1, 2).float().div_(255)
+        views = [features(encoder, augment(images, random, flip=flip)) for _ in range(2)]
+        align, uniform = contrastive_loss(*views)
+        optimizer.zero_grad()
+        (align + uniform).backward()
+        optimizer.step()
+        if done % max(1, updates // 100) == 0 or done == updates - 1:
+            history.append((align.item(), uniform.item()))
+        progress(done + 1)
+    return history
+
+
+def contrastive_encoder(
+    encoder: Encoder, data: JointData, progress: Callable[[int], None], *, init: str, **options
+) -> Encoder:
+    """`train_contrastive`, or its result from an earlier call with the same data, architecture and options.
+
+    init: how the encoder's initial weights were drawn, with `seed`. Weights lie in the folder of the data set.
+    """
+    sizes = [list(parameter.shape) for parameter in encoder.parameters()]
+    checksums = [one["crc32"] for one in data.episodes]
+    about = json.dumps({"sizes": sizes, "init": init, "data": checksums, **options}, sort_keys=True)
+    path = data.folder / "contrastive" / f"{hashlib.sha256(about.encode()).hexdigest()[:16]}.safetensors"
+    if path.exists():
+        try:
+            encoder.load_state_dict(safetensors.torch.load_file(path))
+            return encoder
+        except (safetensors.SafetensorError, RuntimeError, OSError):
+            pass  # a damaged file is made again
+    train_contrastive(encoder, data, progress=progress, **options)
+    _save(encoder, path, about)
+    return encoder
+
+
+def _save(encoder: Encoder, path: Path, about: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in encoder.state_dict().items()}
+    safetensors.torch.save_file(weights, temporary, {"about": about})
+    temporary.replace(path)

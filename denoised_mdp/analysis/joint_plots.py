@@ -1,0 +1,142 @@
+"""Pictures of joint position regression: error against train size, against updates, and of each joint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..envs.joints import Joint
+from .plots import DARK, FAINT, INK, LINE, new_figure
+
+if TYPE_CHECKING:
+    from .joints_probe import Result
+
+PALETTE = ("#1f5fa8", "#e4572e", "#3a9d6b", "#6c5b9e", "#b8860b", "#0e8ba0", "#c2477f", "#8a94a0")
+DASHES = {1: "-", 3: "--"}
+Groups = Mapping[tuple[str, int, int], Sequence["Result"]]
+"""(encoder, frames, pairs) -> finetunings"""
+
+
+def figures(groups: Groups, joints: Sequence[Joint], title: str) -> dict[str, Figure]:
+    """All pictures by name: "sizes", "curves" and "each_joint"."""
+    return {
+        "sizes": size_figure(groups, joints, title),
+        "curves": curve_figure(groups, title),
+        "each_joint": joint_figure(groups, joints, title),
+    }
+
+
+def size_figure(groups: Groups, joints: Sequence[Joint], title: str) -> Figure:
+    """Final test error against train size: relative to predicting the mean, and in physical units."""
+    figure, (left, right) = _axes(2, title)
+    for (name, stack), keys in _lines(groups).items():
+        for axes, value in ((left, _relative), (right, _physical)):
+            sizes = [key[2] for key in keys]
+            own = [[value(one)[-1] for one in groups[key]] for key in keys]
+            _draw(axes, np.array(sizes), own, _label(name, stack), _style(groups, name, stack), marker="o")
+    units = ", ".join(f"{unit}²" for unit in dict.fromkeys(joint.unit for joint in joints))
+    left.set_ylabel("test MSE / that of the mean")
+    right.set_ylabel(f"test MSE, mean over joints ({units})")
+    for axes in (left, right):
+        axes.set(xscale="log", ylim=(0, None), xlabel="training pairs")
+        sizes = sorted({key[2] for key in groups})
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30)
+        axes.minorticks_off()
+    left.axhline(1, color=FAINT, linewidth=0.8, linestyle=":")
+    left.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def curve_figure(groups: Groups, title: str) -> Figure:
+    """Relative test error while training, for the smallest and the largest train size."""
+    sizes = sorted({key[2] for key in groups})
+    shown = list(dict.fromkeys((sizes[0], sizes[-1])))
+    figure, panels = _axes(len(shown), title)
+    for axes, size in zip(panels, shown, strict=True):
+        for (name, stack, own), results in groups.items():
+            if own == size:
+                values = [list(each) for each in zip(*(_relative(one) for one in results), strict=True)]
+                _draw(axes, results[0].curve.updates, values, _label(name, stack), _style(groups, name, stack))
+        axes.set(xlabel="updates", ylabel="test MSE / that of the mean", ylim=(0, None))
+        axes.set_title(f"{size:,} training pairs", fontsize=9, color=INK, loc="left")
+        axes.axhline(1, color=FAINT, linewidth=0.8, linestyle=":")
+    panels[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def joint_figure(groups: Groups, joints: Sequence[Joint], title: str) -> Figure:
+    """Relative test error of each joint at the largest train size: dark is known."""
+    largest = max(key[2] for key in groups)
+    keys = [key for key in groups if key[2] == largest]
+    values = np.array([np.mean([one.curve.relative[-1] for one in groups[key]], 0) for key in keys])  # [encoders, J]
+    figure = new_figure(max(7.0, 2.6 + 0.55 * len(joints)), 1.7 + 0.42 * len(keys))
+    figure.set_layout_engine("constrained")
+    figure.suptitle(f"{title}\ntest MSE / that of the mean, {largest:,} training pairs", x=0.01, ha="left", fontsize=11,
+                    color=INK)  # fmt: skip
+    axes = figure.subplots()
+    axes.imshow(1 - np.nan_to_num(values, nan=1.0).clip(0, 1), cmap=DARK, vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(joints)), [joint.name for joint in joints], rotation=40, ha="right", fontsize=8)
+    axes.set_yticks(range(len(keys)), [_label(name, stack) for name, stack, _ in keys], fontsize=9)
+    axes.tick_params(length=0, colors=INK)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    for row, column in np.ndindex(values.shape) if len(joints) <= 24 else ():
+        value = values[row, column]
+        text = "-" if np.isnan(value) else f"{value:.2f}"
+        axes.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if value < 0.45 else INK)
+    return figure
+
+
+def _relative(result: Result) -> np.ndarray:
+    """Mean over joints of the relative error, [n]."""
+    return np.nanmean(result.curve.relative, 1)
+
+
+def _physical(result: Result) -> np.ndarray:
+    return result.curve.mse.mean(1)
+
+
+def _lines(groups: Groups) -> dict[tuple[str, int], list[tuple[str, int, int]]]:
+    """(encoder, frames) -> its groups, by rising train size."""
+    lines: dict[tuple[str, int], list[tuple[str, int, int]]] = {}
+    for key in sorted(groups, key=lambda key: key[2]):
+        lines.setdefault(key[:2], []).append(key)
+    order = list(dict.fromkeys(key[:2] for key in groups))
+    return {line: lines[line] for line in order}
+
+
+def _style(groups: Groups, name: str, stack: int) -> dict:
+    names = list(dict.fromkeys(key[0] for key in groups))
+    return {"color": PALETTE[names.index(name) % len(PALETTE)], "linestyle": DASHES.get(stack, "-.")}
+
+
+def _label(name: str, stack: int) -> str:
+    return name if stack == 1 else f"{name}, {stack} frames"
+
+
+def _draw(axes, x: np.ndarray, values: Sequence[Sequence[float]], label: str, style: dict, marker: str = "") -> None:
+    """A line of means over seeds, and a band from the least to the largest of them."""
+    mean = [np.mean(each) for each in values]
+    axes.plot(x, mean, label=label.replace("$", r"\$"), linewidth=1.7, marker=marker, markersize=4, **style)
+    if max(map(len, values)) > 1:
+        low, high = [min(each) for each in values], [max(each) for each in values]
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _axes(count: int, title: str):
+    figure = new_figure(4.6 * count + 0.6, 3.7)
+    figure.set_layout_engine("constrained")
+    figure.suptitle(title.replace("$", r"\$"), x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    panels = np.atleast_1d(figure.subplots(1, count))
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(LINE)
+        axes.tick_params(colors=FAINT, labelsize=8, length=3)
+        axes.xaxis.label.set(color=INK, fontsize=9)
+        axes.yaxis.label.set(color=INK, fontsize=9)
+        axes.grid(axis="y", color=LINE, linewidth=0.6)
+        axes.set_axisbelow(True)
+    return figure, panels

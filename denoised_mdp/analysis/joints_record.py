@@ -1,0 +1,244 @@
+"""Making a data set of labelled pictures: behaviour policies of five qualities play, and every frame is stored."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from ..columns import Columns, Layout, bytes_needed
+from ..config import load_config, read_config
+from ..envs import make_env
+from ..envs.joints import Joint
+from ..envs.seeding import generator
+from ..errors import UserError
+from ..runs import RunFolder
+from .joint_targets import JointTargets, columns_of
+from .joints_data import FORMAT, JointData, Plan, layout_of, read_manifest
+from .joints_sac import STAGES, StateActor, import_sac, stage_path, state_features, train_stages
+
+Act = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+"""(state features [F], the episode's generator) -> action [A]"""
+RANDOM = "random"
+"""the worst of the policies: uniformly random actions"""
+
+
+def make_data(
+    source: Sequence[str],
+    output: Path | None = None,
+    *,
+    episodes: int = 100,
+    frames: int = 1001,
+    sac_steps: int = 200_000,
+    test_share: float = 0.4,
+    seed: int = 0,
+) -> list[str]:
+    """Make the data set of an environment, or go on making it: policies first, then their episodes.
+
+    source: the folder of a run, or ``key=value`` as for training. output: default ``data/joints-TASK-DISTRACTORS``.
+    episodes: of each of the five policies. sac_steps: actions that the soft actor-critic learns from. Returns lines to
+    print.
+
+    Raises:
+        UserError: no such run or option, another data set in the folder, or Stable-Baselines3 is missing.
+    """
+    if sac_steps < 100:
+        raise UserError(f"{sac_steps} actions make no four stages of a policy: give at least 100 (--sac-steps).")
+    if frames < 2:
+        raise UserError("An episode has at least 2 frames (--frames).")
+    overrides = any("=" in word for word in source)
+    if not overrides and len(source) > 1:
+        raise UserError("Name one run, or key=value as for train.")
+    config = load_config(list(source)) if overrides else read_config(RunFolder.existing(source[0]).config)
+    environment = dict(vars(config.env), distractors=config.distractors, split="train", clips_seed=config.seed)
+    environment["episode_steps"] = (frames - 1) * config.env.action_repeat
+    names = [f"sac_{stage}" for stage in range(1, len(STAGES) + 1)]
+    behaviour = {"sac_steps": sac_steps}
+    plan = Plan(environment, (*names, RANDOM), episodes, frames, test_share, seed, behaviour)
+    folder = output or Path("data") / "-".join(["joints", config.env.task, *config.distractors])
+    with locked(folder):
+        prepare(folder, plan)
+        if not all(stage_path(folder, stage).exists() for stage in range(1, len(STAGES) + 1)):
+            import_sac()
+            with _bar("state-space SAC", sac_steps, "action") as show:
+                train_stages(folder, lambda: make_env(**environment | {"distractors": {}}), sac_steps, seed, show)
+        actors: dict[str, Act] = {
+            name: StateActor.load(stage_path(folder, stage)).act for stage, name in enumerate(names, 1)
+        }
+        actors[RANDOM] = lambda _, rng: rng.uniform(-1.0, 1.0, shape).astype(np.float32)
+        with contextlib.closing(plan.make()) as one:
+            shape = one.action_space.shape
+        with _bar("pictures", episodes * len(plan.policies) * frames, "frame") as show:
+            data = collect(folder, plan, actors, show)
+    data.check(range(len(data.episodes)))
+    lines = [f"{folder}: {len(data.episodes):,} episodes of {frames:,} frames, all checksums right"]
+    for name in plan.policies:
+        earned = [one["return"] for one in data.episodes if one["policy"] == name]
+        lines.append(f"  {name:10s} mean return {np.mean(earned):9.2f}")
+    joints = ", ".join(f"{joint.name} ({joint.unit})" for joint in data.targets.joints)
+    data.close()
+    return [*lines, f"  joints: {joints}"]
+
+
+@contextlib.contextmanager
+def _bar(what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """A progress bar: call what this yields with how much is done."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=what, unit=unit, smoothing=0.05) as bar:
+        yield lambda done: bar.update(done - bar.n)
+
+
+def prepare(folder: Path, plan: Plan) -> list[dict[str, Any]]:
+    """Write the manifest of a new data set, or return the finished episodes of the same one.
+
+    Raises:
+        UserError: see `begin`, and `joints_of`.
+    """
+    plan.schedule()
+    with contextlib.closing(plan.make()) as environment:
+        targets = JointTargets.of(joints_of(environment))
+    about = {"format": FORMAT, **asdict(plan), "joints": [asdict(joint) for joint in targets.joints]}
+    return begin(folder, json.loads(json.dumps(about)))  # as it will be read again
+
+
+def collect(
+    folder: Path, plan: Plan, policies: Mapping[str, Act], progress: Callable[[int], None] = lambda done: None
+) -> JointData:
+    """Record all episodes that are missing, and return the whole data set.
+
+    progress: called after every row with the number of rows that are there. Whenever this is interrupted, the same
+    call goes on: the result is the same, to the last bit.
+
+    Raises:
+        UserError: the folder holds another data set, or the disk is too small.
+    """
+    with contextlib.closing(plan.make()) as environment:
+        joints = joints_of(environment)
+        columns, layout = columns_of(joints), layout_of(plan.environment["size"], JointTargets.of(joints))
+        schedule, done = plan.schedule(), prepare(folder, plan)
+        about = {key: value for key, value in read_manifest(folder).items() if key != "finished"}
+        rows = len(schedule) * plan.frames
+        if not done and not (folder / "position.npy").exists():
+            _create(folder, layout, rows)
+        store = Columns(folder, layout, rows)
+        try:
+            for number in range(len(done), len(schedule)):
+                one = schedule[number]
+                played = _play(environment, plan, one["seed"], policies[one["policy"]])
+                checksum, earned = 0, 0.0
+                for t, (picture, signal, reward) in enumerate(played):
+                    row = {"observation": picture, "position": signal[columns]}
+                    checksum = zlib.crc32(row["position"].tobytes(), zlib.crc32(picture.tobytes(), checksum))
+                    store.write(number * plan.frames + t, row)
+                    earned += reward
+                    progress(number * plan.frames + t + 1)
+                store.flush()
+                done.append({**one, "return": earned, "crc32": checksum})
+                _write_manifest(folder, about | {"finished": done})
+        finally:
+            store.close()
+    return JointData(folder)
+
+
+def joints_of(environment: gym.Env) -> tuple[Joint, ...]:
+    """The joint positions of an environment that its camera sees.
+
+    Raises:
+        UserError: it has none.
+    """
+    joints = getattr(environment.unwrapped.world.unwrapped, "joints", ())
+    if not joints:
+        raise UserError("This environment has no joints that its camera sees: choose a task of suite dmc or robodesk.")
+    return joints
+
+
+def begin(folder: Path, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Write the manifest of a new data set, or return the finished episodes of the same one.
+
+    Raises:
+        UserError: the folder cannot be made, or holds something else.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be used ({error.strerror}). Choose another folder.") from error
+    if not (folder / "manifest.json").exists():
+        strangers = sorted(path.name for path in folder.iterdir() if path.name not in (".lock", "sac", "policies"))
+        if strangers:
+            raise UserError(f"{folder} holds {strangers[0]} but no data set. Choose an empty or new folder.")
+        _write_manifest(folder, {**about, "finished": []})
+    manifest = read_manifest(folder)
+    for key, value in about.items():
+        if manifest.get(key) != value:
+            raise UserError(
+                f"{folder} holds a data set with another {key} ({_short(manifest.get(key), value)}). Choose another"
+                " folder, or repeat the command that began it to continue."
+            )
+    return list(manifest["finished"])
+
+
+def _short(old: Any, new: Any) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        key = next(key for key in {**old, **new} if old.get(key) != new.get(key))
+        return f"{key}: {old.get(key)!r} instead of {new.get(key)!r}"
+    text = f"{old!r} instead of {new!r}"
+    return text if len(text) < 200 else "see manifest.json"
+
+
+def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    temporary = folder / "manifest.json.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(manifest, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, folder / "manifest.json")
+
+
+def _create(folder: Path, layout: Layout, rows: int) -> None:
+    needed, free = bytes_needed(layout, rows), shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"The data set of {rows:,} rows needs {needed:,} bytes but the disk of {folder} has {free:,} bytes free."
+            " Ask for fewer --episodes or --frames, or use a larger disk."
+        )
+    Columns.create(folder, layout, rows).close()
+
+
+def _play(environment: gym.Env, plan: Plan, seed: int, act: Act) -> Iterator[tuple[np.ndarray, np.ndarray, float]]:
+    """Frame, signal and reward of `plan.frames` rows; where the task ends an episode early, another one follows."""
+    rng, pixels = generator(seed, "joints actions"), environment.unwrapped
+    names, kinds = pixels.signal_names, pixels.world.unwrapped.signal_kinds
+    observation, info = environment.reset(seed=seed)
+    yield observation, info["signal"], 0.0
+    ended = False
+    for _ in range(plan.frames - 1):
+        if ended:
+            observation, info = environment.reset()
+            ended = False
+            yield observation, info["signal"], 0.0
+            continue
+        action = act(state_features(info["signal"], names, kinds), rng)
+        observation, reward, terminated, truncated, info = environment.step(action)
+        ended = terminated or truncated
+        yield observation, info["signal"], float(reward)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing into a data set's folder, which is made if missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be used ({error.strerror}). Choose another folder.") from error
+    with RunFolder(folder).lock():
+        yield
