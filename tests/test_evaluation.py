@@ -2,16 +2,14 @@
 
 import functools
 import multiprocessing
-import os
 import signal
-import time
 
 import numpy as np
 import pytest
 import torch
 from conftest import small_agent
+from faulty_envs import Faulty, Signalling
 from small_runs import TINY, lines, tiny
-from test_pool import Faulty
 
 from denoised_mdp import checkpoint, evaluation
 from denoised_mdp.cli import main
@@ -33,7 +31,7 @@ def nothing_left():
 
 @pytest.mark.parametrize("random", [False, True])
 def test_workers_change_nothing(random):
-    """More episodes than are played at the same time, with exploration noise, recorded ones and a limit of steps."""
+    """More episodes than are played at the same time, with exploration noise, two of them recorded."""
     agent = None if random else small_agent()
     seeds = evaluation_seeds(1, MAX_PARALLEL + 2)
     options = {} if random else {"record": 2, "explore": 0.3}
@@ -57,30 +55,6 @@ def test_a_worker_that_fails_is_one_error(monkeypatch, what, words):
         evaluate(None, functools.partial(Faulty, what), [5, 6, 8, 7], workers=2)
 
 
-class _Signalling:
-    """An environment in a worker process that sends a signal to the process it serves, when it is made or stepped."""
-
-    def __init__(self, make, number, when):
-        self.env, self.number, self.when = make(), number, when
-        self.action_space = self.env.action_space
-        self.send("made")
-
-    def send(self, when):
-        if when == self.when:
-            os.kill(os.getppid(), self.number)
-            time.sleep(600)  # it must be ended by force
-
-    def reset(self, **options):
-        return self.env.reset(**options)
-
-    def step(self, action):
-        self.send("stepped")
-        return self.env.step(action)
-
-    def close(self):
-        self.env.close()
-
-
 def test_an_evaluation_by_workers_that_is_interrupted_stays_due(tmp_path, monkeypatch):
     """While they start and while they play: it is left at once and repeated, and the run becomes the same."""
     options = ["train.total_steps=80", "train.eval_episodes=2"]
@@ -89,11 +63,12 @@ def test_an_evaluation_by_workers_that_is_interrupted_stays_due(tmp_path, monkey
     for number, when in ((signal.SIGTERM, "made"), (signal.SIGINT, "stepped")):
         def interrupted(agent, make, seeds, number=number, when=when, **options):
             assert options["workers"] == 2
-            return evaluate(agent, functools.partial(_Signalling, make, number, when), seeds, **options)
+            make = functools.partial(Signalling, make, tmp_path / when, number, when)
+            return evaluate(agent, make, seeds, **options)
 
         monkeypatch.setattr("denoised_mdp.trainer.evaluate", interrupted)
         assert main(command) == 128 + number
-        assert not multiprocessing.active_children()
+        assert (tmp_path / when).exists() and not multiprocessing.active_children()
         step, tree = checkpoint.load(tmp_path / "parts" / "checkpoints")
         assert step == 80 and tree["pending"][0] == "evaluate"
         assert not any("eval/return" in line for line in lines(tmp_path / "parts"))

@@ -4,11 +4,10 @@ import functools
 import multiprocessing
 import os
 import signal
-import time
 
-import gymnasium as gym
 import numpy as np
 import pytest
+from faulty_envs import Faulty
 
 from denoised_mdp import UserError
 from denoised_mdp.envs import make_env
@@ -41,34 +40,6 @@ def test_results_do_not_depend_on_the_number_of_workers():
         for ours, theirs in zip(play(workers), expected, strict=True):
             for a, b in zip(ours, theirs, strict=True):
                 np.testing.assert_array_equal(a, b)
-
-
-class Faulty(gym.Env):
-    """Does `what` in the second step of the episode of seed 7."""
-
-    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
-
-    def __init__(self, what):
-        self.what, self.steps = what, 0
-
-    def reset(self, *, seed=None, options=None):
-        self.seed, self.steps = seed, 0
-        return np.zeros(1), {}
-
-    def step(self, action):
-        self.steps += 1
-        if self.seed == 7 and self.steps == 2:
-            getattr(self, self.what)()
-        return np.zeros(1), 0.0, False, False, {}
-
-    def fail(self):
-        raise ZeroDivisionError("the physics exploded")
-
-    def die(self):
-        os._exit(3)
-
-    def hang(self):
-        time.sleep(600)
 
 
 @pytest.mark.parametrize(

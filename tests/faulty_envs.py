@@ -1,0 +1,60 @@
+"""Environments that make trouble in worker processes, which import this file: it must not cost them seconds."""
+
+import os
+import time
+
+import gymnasium as gym
+import numpy as np
+
+
+class Faulty(gym.Env):
+    """Does `what` in the second step of the episode of seed 7."""
+
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, what):
+        self.what, self.steps = what, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.seed, self.steps = seed, 0
+        return np.zeros(1), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.seed == 7 and self.steps == 2:
+            getattr(self, self.what)()
+        return np.zeros(1), 0.0, False, False, {}
+
+    def fail(self):
+        raise ZeroDivisionError("the physics exploded")
+
+    def die(self):
+        os._exit(3)
+
+    def hang(self):
+        time.sleep(600)
+
+
+class Signalling:
+    """The first to be made or stepped sends a signal to the process that it serves, and then answers no more."""
+
+    def __init__(self, make, mark, number, when):
+        self.env, self.mark, self.number, self.when = make(), mark, number, when
+        self.action_space = self.env.action_space
+        self.send("made")
+
+    def send(self, when):
+        if when == self.when and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getppid(), self.number)
+            time.sleep(600)  # it must be ended by force
+
+    def reset(self, **options):
+        return self.env.reset(**options)
+
+    def step(self, action):
+        self.send("stepped")
+        return self.env.step(action)
+
+    def close(self):
+        self.env.close()
