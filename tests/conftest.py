@@ -1,12 +1,14 @@
-"""Small agents and batches that several tests share."""
+"""What several tests share: small agents and batches, environments that are closed, a cache of clips of their own."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from small_clips import write_clips
 
 from denoised_mdp.agent import Agent, build_agent
+from denoised_mdp.envs import make_env
 from denoised_mdp.schema import Config, LatentConfig
 
 STRUCTURES = {
@@ -49,6 +51,53 @@ def random_batch(length: int = 4, batch: int = 3, size: int = 64, actions: int =
         "reward": rng.normal(size=(length, batch)).astype(np.float32),
         "is_first": is_first,
     }
+
+
+def actions_for(env, count: int, seed: int = 0) -> np.ndarray:
+    """Random actions, float32 [count, A]."""
+    return np.random.default_rng(seed).uniform(-1, 1, (count, *env.action_space.shape)).astype(np.float32)
+
+
+def assert_plain(tree) -> None:
+    """A state of an environment has no objects but arrays, so that it can be stored without pickle."""
+    if isinstance(tree, dict):
+        assert all(isinstance(key, str) for key in tree)
+        for value in tree.values():
+            assert_plain(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            assert_plain(value)
+    else:
+        assert tree is None or isinstance(tree, (np.ndarray, bool, int, float, str))
+        assert not isinstance(tree, np.ndarray) or tree.dtype != object
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A folder for prepared clips that the tests of one file share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DENOISED_MDP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    """A folder of a few short videos."""
+    return write_clips(tmp_path_factory.mktemp("clips"))
+
+
+@pytest.fixture
+def make(cache):
+    """make_env whose environments are closed after the test."""
+    made = []
+
+    def make(*args, **options):
+        made.append(make_env(*args, **options))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
 
 
 @pytest.fixture(autouse=True)

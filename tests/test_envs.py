@@ -3,6 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+from conftest import actions_for, assert_plain
 
 from denoised_mdp.envs import check_distractors, make_env, tasks
 from denoised_mdp.envs.distractors import SmoothWalk, translate
@@ -12,31 +13,6 @@ from denoised_mdp.envs.toy import CountingEnv
 from denoised_mdp.errors import UserError
 
 EVERYTHING = {"camera_jitter": {}, "noisy_sensor": {}, "video_background": {"frames": 300}}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DENOISED_MDP_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture
-def make():
-    """make_env whose environments are closed after the test."""
-    made = []
-
-    def make(*args, **options):
-        made.append(make_env(*args, **options))
-        return made[-1]
-
-    yield make
-    for env in made:
-        env.close()
-
-
-def actions_for(env, count, seed=0):
-    return np.random.default_rng(seed).uniform(-1, 1, (count, *env.action_space.shape)).astype(np.float32)
 
 
 def rollout(env, actions):
@@ -200,20 +176,6 @@ def test_state_round_trip(make, task, suite, distractors):
     fresh.set_state(state)
     np.testing.assert_equal(fresh.get_state(), state)
     assert_same(expected, (*rollout(fresh, actions), fresh.reset()[0]))
-
-
-def assert_plain(tree):
-    """A state has no objects but arrays, so that it can be stored without pickle."""
-    if isinstance(tree, dict):
-        assert all(isinstance(key, str) for key in tree)
-        for value in tree.values():
-            assert_plain(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            assert_plain(value)
-    else:
-        assert tree is None or isinstance(tree, (np.ndarray, bool, int, float, str))
-        assert not isinstance(tree, np.ndarray) or tree.dtype != object
 
 
 def test_smooth_walk_stays_near_its_radius():

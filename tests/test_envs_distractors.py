@@ -6,7 +6,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from denoised_mdp.envs import make_env, tasks
+from denoised_mdp.envs import tasks
 from denoised_mdp.envs.distractors.appearance import BodyColor, CameraPose, Lighting, rotation
 from denoised_mdp.envs.dmc import DMCEnv
 from denoised_mdp.envs.factors import NOISE, QUADRANTS, RELEVANT_NOISE, SIGNAL, factors
@@ -16,27 +16,6 @@ from denoised_mdp.envs.sensors import SENSORS, WITHOUT_SENSOR
 SCENE = {"body_color": BodyColor, "lighting": Lighting, "camera_pose": CameraPose}
 VIDEO = {"video_background": {"frames": 300}}
 EVERYTHING = {**{name: {} for name in SCENE}, **VIDEO, "noisy_sensor": {}, "camera_jitter": {}}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DENOISED_MDP_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture
-def make():
-    """make_env whose environments are closed after the test."""
-    made = []
-
-    def make(*args, **options):
-        made.append(make_env(*args, **options))
-        return made[-1]
-
-    yield make
-    for env in made:
-        env.close()
 
 
 def noise(env):

@@ -18,11 +18,8 @@ SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 
 @pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DENOISED_MDP_CACHE", str(tmp_path_factory.mktemp("cache")))
-        register_envs()
-        yield
+def ids(cache):
+    register_envs()
 
 
 def test_every_task_is_registered_with_what_fits_it():

@@ -3,8 +3,9 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+from conftest import actions_for
 
-from denoised_mdp.envs import make_env, register_envs
+from denoised_mdp.envs import register_envs
 from denoised_mdp.envs.paired import PairedWorlds, make_variant, render_paired, replay, replay_paired
 from denoised_mdp.errors import UserError
 
@@ -19,23 +20,9 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DENOISED_MDP_CACHE", str(tmp_path_factory.mktemp("cache")))
-        register_envs()
-        yield
-
-
 @pytest.fixture
-def env():
-    env = make_env("reacher_easy", distractors=BOTH)
-    yield env
-    env.close()
-
-
-def actions_for(env, count, seed=0):
-    return np.random.default_rng(seed).uniform(-1, 1, (count, *env.action_space.shape)).astype(np.float32)
+def env(make):
+    return make("reacher_easy", distractors=BOTH)
 
 
 def noise_of(env, info):
@@ -70,7 +57,7 @@ def test_one_state_under_other_distractors(env):
     assert (frames["still"][mask] != frames["clean"][mask]).any()
 
 
-def test_stepping_on_from_the_middle_of_an_episode(env):
+def test_stepping_on_from_the_middle_of_an_episode(env, make):
     env.reset(seed=4)
     actions = actions_for(env, 12)
     for action in actions[:5]:
@@ -83,7 +70,7 @@ def test_stepping_on_from_the_middle_of_an_episode(env):
         for action in actions[10:]:
             results = paired.step(action)
         states = {name: world.world.unwrapped.get_state() for name, world in paired.worlds.items()}
-    alone = make_env("reacher_easy", distractors=BOTH)
+    alone = make("reacher_easy", distractors=BOTH)
     alone.reset(seed=4)
     for action in actions:
         expected = alone.step(action)
@@ -92,7 +79,6 @@ def test_stepping_on_from_the_middle_of_an_episode(env):
         np.testing.assert_equal(results[name][1:], expected[1:])
     for state in states.values():
         np.testing.assert_equal(state, alone.world.unwrapped.get_state())
-    alone.close()
 
 
 def test_replayed_episodes_share_their_physics(env):
@@ -113,18 +99,18 @@ def test_replayed_episodes_share_their_physics(env):
     other.close()
 
 
-def test_noisy_sensor_changes_the_reward_and_not_the_physics():
-    env = make_env("cheetah_run", distractors={**BOTH, "noisy_sensor": {}})
+def test_noisy_sensor_changes_the_reward_and_not_the_physics(make):
+    env = make("cheetah_run", distractors={**BOTH, "noisy_sensor": {}})
     variants = {"true reward": {"without": ["noisy_sensor"]}}
     rollouts = replay_paired(env, actions_for(env, 10), 1, variants)
     true, noisy = rollouts["true reward"], rollouts["original"]
     np.testing.assert_array_equal(true.signal, noisy.signal)
     np.testing.assert_array_equal(true.observation, noisy.observation)
     assert (true.reward != noisy.reward).any()
-    env.close()
 
 
 def test_environments_of_gymnasium_and_of_the_toy():
+    register_envs()
     for name, kwargs in (
         ("denoised_mdp/walker_walk-lighting-v0", {"episode_steps": 8}),
         ("denoised_mdp/dot-camera_jitter-v0", {"episode_steps": 8}),

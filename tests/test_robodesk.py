@@ -5,8 +5,9 @@ import importlib.util
 import gymnasium as gym
 import numpy as np
 import pytest
+from conftest import assert_plain
 from gymnasium.utils.env_checker import check_env
-from small_clips import write_clips
+from robodesk_case import ALL, MARKS, actions
 
 from denoised_mdp.envs import make_env, tasks
 from denoised_mdp.envs.robodesk import SUBSTEPS, RoboDeskEnv
@@ -15,33 +16,15 @@ from denoised_mdp.envs.robodesk_camera import DESK, OVERSAMPLING, ROOM, RoomRend
 from denoised_mdp.envs.robodesk_scene import COLORS, WOOD_GAIN, asset_folder, build_model, wood_brightness
 from denoised_mdp.errors import UserError
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("robodesk") is None, reason="needs the package robodesk")
-ALL = {"tv": {"frames": 100}, "button_noise": {}, "moving_lights": {}, "camera_shake": {}}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def clips(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DENOISED_MDP_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield write_clips(tmp_path_factory.mktemp("clips"))
+pytestmark = MARKS
 
 
 @pytest.fixture
-def make(clips):
+def make(make, clips):
     """make_env for RoboDesk whose environments are closed after the test."""
-    made = []
-
-    def make(task="tv_green_hue", **options):
-        made.append(make_env(task, suite="robodesk", **{"size": 96, "clips": clips, **options}))
-        return made[-1]
-
-    yield make
-    for env in made:
-        env.close()
-
-
-def actions(count, seed=0):
-    return np.random.default_rng(seed).uniform(-1, 1, (count, 5)).astype(np.float32)
+    return lambda task="tv_green_hue", **options: make(
+        task, suite="robodesk", **{"size": 96, "clips": clips, **options}
+    )
 
 
 def push(world, color, steps=120):
@@ -371,18 +354,6 @@ def test_state_round_trip_in_the_middle_of_an_episode(make, task, distractors):
     for each in (env, fresh):
         for left, right in zip(expected, go(each), strict=True):
             np.testing.assert_array_equal(left, right)
-
-
-def assert_plain(tree):
-    """A state has no objects but arrays, so that it can be stored without pickle."""
-    if isinstance(tree, dict):
-        for value in tree.values():
-            assert_plain(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            assert_plain(value)
-    else:
-        assert tree is None or isinstance(tree, (np.ndarray, bool, int, float, str))
 
 
 @pytest.mark.filterwarnings("error::UserWarning")

@@ -1,45 +1,23 @@
 """RoboDesk's distractors: their formulas, that they are seen, and that they leave the physics alone."""
 
-import importlib.util
-
 import numpy as np
 import pytest
-from small_clips import write_clips
+from robodesk_case import ALL, MARKS, actions
 
-from denoised_mdp.envs import make_env
 from denoised_mdp.envs.paired import PairedWorlds
 from denoised_mdp.envs.robodesk import RoboDeskEnv
 from denoised_mdp.envs.robodesk_distractors import LAMP_PLACES, ButtonNoise, CameraShake, MovingLights
 from denoised_mdp.envs.robodesk_tv import TV, sharpen
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("robodesk") is None, reason="needs the package robodesk")
-ALL = {"tv": {"frames": 100}, "button_noise": {}, "moving_lights": {}, "camera_shake": {}}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def clips(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DENOISED_MDP_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield write_clips(tmp_path_factory.mktemp("clips"))
+pytestmark = MARKS
 
 
 @pytest.fixture
-def make(clips):
+def make(make, clips):
     """make_env for RoboDesk whose environments are closed after the test."""
-    made = []
-
-    def make(distractors, task="tv_green_hue", **options):
-        options = {"size": 96, "clips": clips, **options}
-        made.append(make_env(task, suite="robodesk", distractors=distractors, **options))
-        return made[-1]
-
-    yield make
-    for env in made:
-        env.close()
-
-
-def actions(count, seed=0):
-    return np.random.default_rng(seed).uniform(-1, 1, (count, 5)).astype(np.float32)
+    return lambda distractors, task="tv_green_hue", **options: make(
+        task, suite="robodesk", distractors=distractors, **{"size": 96, "clips": clips, **options}
+    )
 
 
 def rollout(env, count=6, **reset):
