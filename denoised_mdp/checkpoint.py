@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,16 @@ def _decode(value: Any, tensors: dict[str, torch.Tensor], device: torch.device |
             return {key: _decode(item, tensors, device) for key, item in content}
         case _:
             return {key: _decode(item, tensors, device) for key, item in value.items()}
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path, leaf) of nested dicts, lists and tuples; empty ones are leaves as well."""
+    if isinstance(tree, dict | list | tuple) and tree:
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, value in items:
+            yield from leaves(value, f"{path}/{key}" if path else str(key))
+    else:
+        yield path, tree
 
 
 def _delete(path: Path) -> None:

@@ -154,7 +154,7 @@ def _records(path: Path) -> Iterator[bytes]:
 
 def _part(part: str, paths: tuple[str, ...], trees: list[dict[str, Any]]) -> Verdict:
     """Compare the subtrees at `paths`, leaf by leaf."""
-    leaves = [dict(leaf for path in paths for leaf in _leaves(_at(tree, path), path)) for tree in trees]
+    leaves = [dict(leaf for path in paths for leaf in checkpoints.leaves(_at(tree, path), path)) for tree in trees]
     verdict = Verdict(part, f"{len(leaves[0]):,} values")
     for name in dict.fromkeys([*leaves[0], *leaves[1]]):
         if name not in leaves[0] or name not in leaves[1]:
@@ -170,16 +170,6 @@ def _at(tree: dict[str, Any], path: str) -> Any:
     for key in path.split("/"):
         tree = tree.get(key, {})
     return tree
-
-
-def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield (path, leaf) of nested dicts, lists and tuples; empty ones are leaves as well."""
-    if isinstance(tree, dict | list | tuple) and tree:
-        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
-        for key, value in items:
-            yield from _leaves(value, f"{path}/{key}")
-    else:
-        yield path, tree
 
 
 def _difference(name: str, a: Any, b: Any) -> str | None:

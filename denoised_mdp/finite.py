@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,7 +111,8 @@ class FiniteCheck:
 
     def check_weights(self, step: int, tree: Any) -> None:
         """Raise NonFiniteError naming the first tensor in nested dicts, lists and tuples that is not finite."""
-        tensors = dict(_tensors(tree, ""))
+        leaves = checkpoints.leaves(tree)
+        tensors = {name: leaf for name, leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()}
         devices: dict[torch.device, list[str]] = {}
         for name, tensor in tensors.items():
             devices.setdefault(tensor.device, []).append(name)
@@ -125,13 +126,3 @@ class FiniteCheck:
         """Raise NonFiniteError if the environment's reward is not finite."""
         if not math.isfinite(reward):
             raise NonFiniteError(f"The environment's reward after step {step:,} is {reward}", self.run)
-
-
-def _tensors(tree: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(tree, Tensor):
-        if tree.is_floating_point():
-            yield path, tree
-    elif isinstance(tree, Mapping | list | tuple):
-        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-        for key, value in items:
-            yield from _tensors(value, f"{path}/{key}" if path else str(key))
