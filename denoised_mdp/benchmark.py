@@ -11,10 +11,7 @@ import functools
 import json
 import multiprocessing
 import os
-import platform
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -28,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .agent import Agent, build_agent
 from .benchmark_around import ACTIONS, environments, evaluations, filled_replay, replays, start_up
 from .benchmark_plain import PlainUpdate
+from .machine import GIB, cpu_name, peak_memory, random_batch
 from .policies import PolicyBatch
 from .policies.base import without_gradients
 from .rssm import kl_divergence
@@ -36,7 +34,6 @@ from .schema import Config
 from .world_model import image_nll, scalar_nll
 
 PARTS = ("update", "environments", "evaluation", "replay", "start")
-GIB = 2**30
 
 
 def benchmark(
@@ -84,12 +81,8 @@ def _table(title: str, rows: dict[str, Any]) -> None:
 
 def machine(device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
     """Names, versions, settings and the measured peak of matrix products in GFLOP/s."""
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     out = {
-        "processor": name,
+        "processor": cpu_name(),
         "cores": os.cpu_count(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -134,21 +127,6 @@ def sizes(config: Config) -> dict[str, Any]:
     }
 
 
-def _random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
-    """Noise with the shapes of a batch, [T, B, ...]."""
-    rng, shape, size = np.random.default_rng(seed), _batch_shape(config), config.env.size
-    return {
-        "observation": rng.integers(0, 256, (*shape, size, size, 3), dtype=np.uint8),
-        "action": rng.uniform(-1, 1, (*shape, ACTIONS)).astype(np.float32),
-        "reward": rng.normal(size=shape).astype(np.float32),
-        "is_first": np.zeros(shape, bool),
-    }
-
-
-def _batch_shape(config: Config) -> tuple[int, int]:
-    return config.train.segment_length, config.train.batch_size
-
-
 def _seconds(function: Callable[[], object], device: torch.device) -> tuple[float, float]:
     """Wall and CPU seconds of one call, the GPU's work included."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
@@ -159,25 +137,20 @@ def _seconds(function: Callable[[], object], device: torch.device) -> tuple[floa
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def _peak_memory() -> float:
-    """GiB of this process at its largest."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / GIB
-
-
 def _serve_updates(pipe, config: Config, plain: bool, threads: int) -> None:
     """A process that does one update whenever it is asked to; "peak" asks for its memory, None ends it."""
     torch.set_num_threads(threads)
     if plain:
-        agent, batch = build_agent(config, ACTIONS), _random_batch(config)
+        agent, batch = build_agent(config, ACTIONS), random_batch(config, ACTIONS)
         update = PlainUpdate(agent).update
         device = agent.device
     else:
         device, dtype = configure(config.train)
         torch.set_num_threads(threads)
         agent = build_agent(config, ACTIONS, device=device, dtype=dtype)
-        batch, update = _random_batch(config), agent.update
+        batch, update = random_batch(config, ACTIONS), agent.update
     for request in iter(pipe.recv, None):
-        pipe.send(_peak_memory() if request == "peak" else _seconds(lambda: update(batch), device))
+        pipe.send(peak_memory() / GIB if request == "peak" else _seconds(lambda: update(batch), device))
 
 
 def updates(config: Config, device: torch.device, dtype: torch.dtype | None, repeats: int) -> dict[str, Any]:
@@ -223,7 +196,7 @@ def updates(config: Config, device: torch.device, dtype: torch.dtype | None, rep
 
 def update_parts(agent: Agent, config: Config, repeats: int) -> dict[str, float]:
     """Median wall seconds of each part of an update, sampling from a replay and its transfer included."""
-    model, (length, batch_size) = agent.world_model, _batch_shape(config)
+    model, (length, batch_size) = agent.world_model, (config.train.segment_length, config.train.batch_size)
     seconds: dict[str, list[float]] = {}
 
     @contextlib.contextmanager
@@ -270,7 +243,7 @@ def update_parts(agent: Agent, config: Config, repeats: int) -> dict[str, float]
 
 def count_work(agent: Agent, config: Config) -> dict[str, float]:
     """GFLOP of one update (products and convolutions), and on a GPU its kernel launches."""
-    batch = _random_batch(config)
+    batch = random_batch(config, ACTIONS)
     with FlopCounterMode(display=False) as counter:
         agent.update_eagerly(batch)
     work = {"GFLOP": counter.get_total_flops() / 1e9}

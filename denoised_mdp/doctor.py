@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import resource
 import shutil
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -16,7 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import gymnasium as gym
-import numpy as np
 import torch
 
 from .agent import Agent, build_agent
@@ -26,11 +23,11 @@ from .errors import UserError
 from .evaluation import MAX_PARALLEL
 from .loading import environment_maker
 from .logging import data_size, duration
+from .machine import GIB, peak_memory, random_batch
 from .replay import Replay
 from .runtime import configure
 from .schema import Config
 
-GIB = 2**30
 TV_ROWS = 60  # of the clips on RoboDesk's television
 SLOW_ACTION = 0.02  # seconds; a paper-sized run would spend three hours in the environment
 LONG_RUN = 48 * 3600  # seconds
@@ -168,7 +165,7 @@ class Doctor:
     def check_speed(self, agent: Agent, action_seconds: float | None) -> None:
         """Measure updates on random data and acting; project the time and the memory of the run."""
         config, train = self.config, self.config.train
-        batch = _random_batch(config, agent.mdp.action_size)
+        batch = random_batch(config, agent.mdp.action_size)
         synchronize = torch.cuda.synchronize if agent.device.type == "cuda" else lambda: None
 
         def update() -> None:
@@ -181,8 +178,7 @@ class Doctor:
         _row("update", f"{update_seconds:.3g} s ({train.batch_size} segments of {train.segment_length} rows)")
         self.show_memory(agent.device)
 
-        rounds = 1 + (train.total_steps - train.prefill_steps) // train.train_every
-        updates = max(0, rounds) * train.updates
+        updates = config.updates_due(train.total_steps)
         learning = updates * update_seconds
         playing = train.total_steps / config.env.action_repeat * ((action_seconds or 0) + acting)
         evaluations = train.total_steps // train.eval_every if train.eval_every else 0
@@ -206,7 +202,7 @@ class Doctor:
         Training needs more for what was not done here: the environments of an evaluation (up to `MAX_PARALLEL`
         at once), rendering, and writing checkpoints. The replay on disk needs none.
         """
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        peak = peak_memory()
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         text = f"{peak / GIB:.1f} of {total / GIB:.1f} GiB"
         if device.type == "cuda":
@@ -239,15 +235,3 @@ def _median_seconds(function: Callable[[], object], repeats: int) -> float:
         function()
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
-
-
-def _random_batch(config: Config, actions: int) -> dict[str, np.ndarray]:
-    """A batch of the run's shapes: [T, B, ...]."""
-    rng = np.random.default_rng(0)
-    shape, size = (config.train.segment_length, config.train.batch_size), config.env.size
-    return {
-        "observation": rng.integers(0, 256, (*shape, size, size, 3), dtype=np.uint8),
-        "action": rng.uniform(-1, 1, (*shape, actions)).astype(np.float32),
-        "reward": rng.uniform(0, 1, shape).astype(np.float32),
-        "is_first": np.zeros(shape, bool),
-    }

@@ -1,18 +1,24 @@
-"""On what a run is computed: written down at every start, so that its speed means something later."""
+"""On what a run is computed, written down at every start so that its speed means something later; how to measure it."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import resource
+import sys
 import warnings
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from . import __version__
+from .schema import Config
+
+GIB = 2**30
 
 
 def cpu_name() -> str:
@@ -23,6 +29,23 @@ def cpu_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names and names[0] else platform.processor() or platform.machine()
+
+
+def peak_memory() -> int:
+    """Bytes of memory that this process held at its largest."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def random_batch(config: Config, actions: int) -> dict[str, np.ndarray]:
+    """Noise with the shapes of a run's batch, [T, B, ...], in which no episode begins: to measure an update with."""
+    rng, size = np.random.default_rng(0), config.env.size
+    shape = config.train.segment_length, config.train.batch_size
+    return {
+        "observation": rng.integers(0, 256, (*shape, size, size, 3), dtype=np.uint8),
+        "action": rng.uniform(-1, 1, (*shape, actions)).astype(np.float32),
+        "reward": rng.normal(size=shape).astype(np.float32),
+        "is_first": np.zeros(shape, bool),
+    }
 
 
 def describe(device: torch.device, precision: str) -> dict[str, Any]:

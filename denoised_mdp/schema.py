@@ -197,6 +197,11 @@ class Config:
         """Rows of a whole episode: one per action, one more for its first observation."""
         return math.ceil(self.env.episode_steps / self.env.action_repeat) + 1
 
+    def updates_due(self, step: int) -> int:
+        """Updates that should be done by a step: a round after the prefill, then one every `train_every` steps."""
+        rounds = 1 + (step - self.train.prefill_steps) // self.train.train_every
+        return max(0, rounds) * self.train.updates
+
     @property
     def replay_capacity(self) -> int:
         """Rows that the replay holds: ``replay.capacity``, or all rows of the run."""

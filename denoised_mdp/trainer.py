@@ -120,10 +120,8 @@ class Trainer:
         self.save()
 
     def updates_due(self) -> int:
-        """Updates that should have been done by now: a round after prefill, then one every `train_every` steps."""
-        train = self.config.train
-        rounds = 1 + (self.step - train.prefill_steps) // train.train_every
-        return max(0, rounds) * train.updates
+        """Updates that should have been done by now."""
+        return self.config.updates_due(self.step)
 
     def collect(self) -> None:
         """One action in the environment, into the replay; the first row of an episode has none."""

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
+from denoised_mdp.benchmark_around import milliseconds
 from denoised_mdp.envs import make_env, tasks
 from denoised_mdp.envs.options import DISTRACTORS
+from denoised_mdp.machine import cpu_name
 
 ALL = {name: {} for name, info in DISTRACTORS.items() if "dmc" in info.suites}
 VARIANTS = {
@@ -38,25 +36,14 @@ VARIANTS = {
 }
 
 
-def milliseconds(function: Callable[[], object], count: int, rounds: int = 5) -> float:
-    """Median over rounds of the mean CPU milliseconds of one call."""
-    results = []
-    for _ in range(rounds):
-        began = time.process_time()
-        for _ in range(count):
-            function()
-        results.append(1000 * (time.process_time() - began) / count)
-    return statistics.median(results)
-
-
 def measure(env, count: int = 40) -> tuple[float, float]:
     """CPU milliseconds of an inner step without a frame, and of a frame."""
     env.reset(seed=0)
     env.action_space.seed(0)
     action = env.action_space.sample()
     env.render()
-    step = milliseconds(lambda: env.world.step(action), count)
-    return step, milliseconds(env.render, count)
+    step = milliseconds(lambda: env.world.step(action), count)["cpu"]
+    return step, milliseconds(env.render, count)["cpu"]
 
 
 def variants(task: str) -> None:
@@ -84,7 +71,7 @@ def qualities() -> None:
             step, times[quality] = measure(env, 20 if quality == "fast" else 4)
             if quality == "fast":
                 inner = step
-                matte = milliseconds(env.world.frame_and_background, 20)
+                matte = milliseconds(env.world.frame_and_background, 20)["cpu"]
             env.close()
         print(f"| {task} | {times['fast']:.2f} | {times['faithful']:.1f} | {matte:.2f} | {inner:.2f} |", flush=True)
 
@@ -125,11 +112,7 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", default=["variants", "qualities", "memory"])
     parser.add_argument("--task", default="cheetah_run", help="of the variants")
     options = parser.parse_args()
-    processor = platform.processor() or platform.machine()
-    if os.path.exists("/proc/cpuinfo"):
-        names = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
-        processor = names[0] if names else processor
-    print(f"{processor}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"{cpu_name()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     for table in options.tables:
         {"variants": lambda: variants(options.task), "qualities": qualities, "memory": memory}[table]()
 

@@ -357,6 +357,14 @@ def test_options_that_came_after_a_run_was_saved_have_their_defaults(tmp_path):
         assert line.startswith(f"{key}: ") and line.endswith(f" -> {value}")
 
 
+@pytest.mark.parametrize("prefill, every, updates", [(5000, 1000, 100), (7, 3, 2), (1, 1, 1), (10, 40, 3)])
+def test_updates_fall_due_after_the_prefill_and_then_at_an_interval(prefill, every, updates):
+    config = Config()
+    config.train.prefill_steps, config.train.train_every, config.train.updates = prefill, every, updates
+    for step in (0, prefill - 1, prefill, prefill + 1, prefill + every - 1, prefill + every, prefill + 7 * every):
+        assert config.updates_due(step) == updates * sum(step >= prefill + n * every for n in range(9))
+
+
 def test_derived_folders_tell_runs_apart():
     commands = [[], ["seed=1"], ["model=2c"], ["policy=sac"], ["distractors=camera_jitter"], ["preset=debug"]]
     folders = [load_config(command).run_dir for command in commands]
