@@ -1,0 +1,225 @@
+"""Joint position regression: targets in closed form, finetuning against brute force, and the command."""
+
+import copy
+import csv
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from denoised_mdp import checkpoint
+from denoised_mdp.agent import build_agent
+from denoised_mdp.analysis.joint_targets import JointTargets
+from denoised_mdp.analysis.joints import (
+    Regressor,
+    Schedule,
+    finetune,
+    fresh_encoder,
+    predict,
+    scaled_sizes,
+)
+from denoised_mdp.analysis.joints_data import JointData, Plan
+from denoised_mdp.analysis.joints_probe import _names
+from denoised_mdp.analysis.joints_record import RANDOM, collect
+from denoised_mdp.analysis.report_data import read_run
+from denoised_mdp.analysis.report_parts import other_part
+from denoised_mdp.cli import main
+from denoised_mdp.config import load_config, save_config
+from denoised_mdp.envs import make_env
+from denoised_mdp.envs.joints import Joint
+
+TASK = ["env.task=cartpole_swingup", "distractors=[video_background]", "env.action_repeat=4"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> JointData:
+    """Two policies, three episodes of each, of 20 frames."""
+    folder = tmp_path_factory.mktemp("joints")
+    config = load_config(TASK)
+    environment = dict(vars(config.env), distractors=config.distractors, split="train", clips_seed=0)
+    plan = Plan(environment | {"episode_steps": 76}, ("right", RANDOM), episodes=3, frames=20, test_share=0.34)
+    acts = {
+        "right": lambda features, rng: np.ones(1, np.float32),
+        RANDOM: lambda features, rng: rng.uniform(-1, 1, 1).astype(np.float32),
+    }
+    store = collect(folder, plan, acts)
+    yield store
+    store.close()
+
+
+def test_targets_in_closed_form():
+    rotation = Joint("c", "rad", "quaternion", (5, 6, 7, 8))
+    targets = JointTargets.of([Joint("a", "m", "scalar", (3,)), Joint("b", "rad", "angle", (0,)), rotation])
+    assert [joint.columns for joint in targets.joints] == [(0,), (1,), (2, 3, 4, 5)] and targets.size == 9
+    half = np.pi / 6  # a turn by 60 degrees about z, in either sign of the quaternion
+    position = np.array([[0.5, 3.0, 1, 0, 0, 0], [0.5, 3.0 + 4 * np.pi, np.cos(half), 0, 0, np.sin(half)]])
+    predicted = targets.encode(position)
+    np.testing.assert_allclose(targets.squared_errors(predicted, position), 0, atol=1e-12)
+    other = position * [1, 1, -1, -1, -1, -1]
+    np.testing.assert_allclose(targets.squared_errors(predicted, other), 0, atol=1e-12)
+    errors = targets.squared_errors(predicted[:1], position)  # one prediction for all
+    np.testing.assert_allclose(errors[1], [0, 0, (np.pi / 3) ** 2], atol=1e-12)
+    turned = targets.squared_errors(predicted, position + [[0.2, 2 * np.pi - 0.3, 0, 0, 0, 0]])
+    np.testing.assert_allclose(turned[:, :2], [[0.04, 0.09]] * 2, atol=1e-12)  # the short way round
+    longer = predicted * [1, 5, 5, 3, 3, 3, 7, 7, 7]  # only directions count
+    np.testing.assert_allclose(targets.squared_errors(longer, position), 0, atol=1e-12)
+
+
+def test_units_and_columns_are_the_models():
+    walker = make_env("walker_walk")
+    joints = walker.world.unwrapped.joints
+    signal = walker.reset(seed=3)[1]["signal"]
+    physics = walker.world.unwrapped._physics
+    assert "rootx" not in [joint.name for joint in joints] and len(joints) == 8  # the camera follows it
+    for joint in joints:
+        kind = physics.model.ptr.joint(joint.name).type[0]
+        assert joint.unit == {2: "m", 3: "rad"}[int(kind)]  # mjJNT_SLIDE, mjJNT_HINGE
+        assert signal[joint.columns[0]] == np.float32(physics.named.data.qpos[joint.name])
+    walker.close()
+
+
+def test_scaled_sizes_keep_the_papers_ratios():
+    assert scaled_sizes(150_000, 5) == [5_000, 10_000, 25_000, 50_000, 100_000, 150_000]
+    assert scaled_sizes(300, 5) == [10, 20, 50, 100, 200, 300]
+    assert scaled_sizes(10, 5) == [5, 10]
+
+
+def test_errors_of_finetuning_equal_those_by_hand(data):
+    """The last point of the curve is the error of a network that is trained step by step here."""
+    train, test = data.choose("train", 40, 0), data.choose("test", None, 0)
+    encoder, seed = fresh_encoder(64, 2, 12, "pytorch", 1), 4
+    before = copy.deepcopy(encoder.state_dict())
+    state = torch.get_rng_state()
+    schedule = Schedule(updates=6, batch=16, evaluations=3)
+    curve = finetune(encoder, data, train, test, schedule, stack=3, seed=seed)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], tensor) for name, tensor in encoder.state_dict().items())
+    assert curve.updates.tolist() == [2, 4, 6] and curve.mse.shape == (3, 2)
+
+    images = np.load(data.folder / "observation.npy")
+    position = np.load(data.folder / "position.npy").astype(np.float64)
+    history = [[max(row - row % 20, row - back) for back in (2, 1, 0)] for row in range(len(images))]
+    answers = np.stack((position[:, 0], np.sin(position[:, 1]), np.cos(position[:, 1])), 1)
+    predicted = {}
+
+    class Watched(Regressor):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            predicted["net"] = self
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("denoised_mdp.analysis.joints.Regressor", Watched)
+        again = finetune(encoder, data, train, test, schedule, stack=3, seed=seed)
+    np.testing.assert_array_equal(again.mse, curve.mse)
+    net = predicted["net"]
+    with torch.no_grad():
+        pixels = torch.as_tensor(images[[history[row] for row in test]]).permute(0, 1, 4, 2, 3).float() / 255 - 0.5
+        parts = [net.encoder(pixels[:, k]) for k in range(3)]
+        out = net.head(torch.cat(parts, 1)).double().numpy()
+    np.testing.assert_allclose(predict(net, data, test, 3), out, atol=1e-5)
+    wrapped = np.arctan2(out[:, 1], out[:, 2]) - position[test, 1]
+    wrapped = np.abs((wrapped + np.pi) % (2 * np.pi) - np.pi)
+    expected = [np.square(out[:, 0] - position[test, 0]).mean(), np.square(wrapped).mean()]
+    np.testing.assert_allclose(curve.mse[-1], expected, rtol=1e-4)
+    middle = answers[train].mean(0)
+    turn = np.arctan2(middle[1], middle[2]) - position[test, 1]
+    mean_error = [np.square(middle[0] - position[test, 0]).mean(), np.square(np.angle(np.exp(1j * turn))).mean()]
+    np.testing.assert_allclose(curve.baseline, mean_error, rtol=1e-9)
+    np.testing.assert_allclose(curve.relative, curve.mse / mean_error, rtol=1e-9)
+
+
+def test_finetuning_learns_what_a_picture_shows(data):
+    """Fitted to the test rows themselves, it knows them far better than their mean: pictures and labels match."""
+    rows = data.choose("test", None, 0)
+    schedule = Schedule(updates=150, batch=40, lr=2e-3, evaluations=1, scale="standard")
+    curve = finetune(fresh_encoder(64, 4, 32, "scaled", 0), data, rows, rows, schedule, weight_decay=0.0)
+    assert (curve.relative[-1] < 0.3).all()
+
+
+def test_weight_decay_is_an_l2_penalty(data, monkeypatch):
+    """With a penalty that outweighs all else, Adam moves each weight by about its learning rate toward 0."""
+    rows, weights = data.choose("train", 20, 0), []
+
+    class Watched(Regressor):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            weights.append(self.head.hidden[0].weight)
+            weights.append(self.head.hidden[0].weight.detach().clone())
+
+    monkeypatch.setattr("denoised_mdp.analysis.joints.Regressor", Watched)
+    encoder = fresh_encoder(64, 2, 12, "pytorch", 0)
+    finetune(encoder, data, rows, rows[:2], Schedule(1, 20, 1e-4, 1), weight_decay=1e6)
+    after, before = (weight.detach() for weight in weights)
+    large = before.abs() > 1e-3
+    torch.testing.assert_close((after - before)[large], -1e-4 * before.sign()[large], rtol=1e-2, atol=1e-6)
+
+
+def make_run(path: Path, *overrides: str) -> Path:
+    """A run of the data set's environment whose checkpoint has initial weights."""
+    config = load_config(["preset=debug", *TASK, f"run_dir={path}", *overrides])
+    path.mkdir()
+    save_config(config, path / "config.yaml")
+    state = {"action_size": 1, "agent": build_agent(config, 1).state(), "config": dataclasses.asdict(config)}
+    checkpoint.save(path / "checkpoints", 40, state)
+    return path
+
+
+def test_command_compares_runs_and_leaves_them_alone(data, tmp_path, capsys):
+    runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", "model=dreamer")]
+    files = {path: path.read_bytes() for run in runs for path in run.rglob("*") if path.is_file()}
+    output = tmp_path / "out"
+    code = main([
+        "probe", "joints", *map(str, runs), "--data", str(data.folder), "--output", str(output), "--sizes", "10,20",
+        "--updates", "2", "--batch", "10", "--evaluations", "2", "--stack", "both", "--contrastive-updates", "2",
+        "--contrastive-batch", "8", "--device", "cpu",
+    ])  # fmt: skip
+    assert code == 0
+    assert files == {path: path.read_bytes() for run in runs for path in run.rglob("*") if path.is_file()}
+    printed = capsys.readouterr().out
+    with open(output / "joints.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    encoders = ["Denoised 2b", "Dreamer", "from scratch", "contrastive"]
+    assert len(rows) == 4 * 2 * 2 * 2 * 2  # encoders, frames, sizes, evaluations, joints
+    assert all(name in printed for name in encoders) and list(dict.fromkeys(row["encoder"] for row in rows)) == encoders
+    for row in rows:
+        assert float(row["relative_mse"]) == pytest.approx(float(row["mse"]) / float(row["mean_predictor_mse"]))
+    assert {(row["joint"], row["unit"]) for row in rows} == {("slider", "m^2"), ("hinge_1", "rad^2")}
+    for run in runs:
+        stem = f"joints_{run.name}_train_000000040"
+        tree = json.loads((output / f"{stem}.json").read_text())
+        assert {one["run"] for one in tree["results"]} == {"", str(run)}
+        for kind in ("sizes", "curves", "each_joint"):
+            assert (output / f"{stem}_{kind}.png").stat().st_size > 5000
+    read = read_run(runs[1], [output])
+    part = other_part(read, read.probes["joints"][0])  # what a report shows
+    assert len(part["pictures"]) == 3 and float(part["numbers"]["relative_mse"]) > 0
+    assert len(list((data.folder / "contrastive").iterdir())) == 1  # trained once for all sizes
+
+
+def test_runs_that_differ_in_their_seed_share_a_name(tmp_path):
+    options = [[], ["seed=1"], ["model=dreamer"], ["model.kl.beta_y=0.5"], ["model.kl.beta_y=0.5", "seed=7"]]
+    configs = [load_config([*TASK, *own]) for own in options]
+    paths = [tmp_path / name for name in "abcde"]
+    assert _names(configs[:3], paths[:3]) == ["Denoised 2b", "Denoised 2b", "Dreamer"]
+    assert _names(configs, paths) == ["Denoised 2b · a", "Denoised 2b · a", "Dreamer", "Denoised 2b · d",
+                                      "Denoised 2b · d"]  # fmt: skip
+
+
+def test_mistakes_are_one_line(data, tmp_path, capsys):
+    run, other = make_run(tmp_path / "a"), make_run(tmp_path / "b", "env.task=pendulum_swingup")
+    begin = ["probe", "joints", str(run), "--data", str(data.folder), "--output", str(tmp_path)]
+    for arguments, message in (
+        ([*begin, "--sizes", "20,x"], "must be paper, scaled or numbers"),
+        ([*begin, "--sizes", "4000"], "pairs to train with"),
+        ([*begin, "--sizes", "1"], "pairs to train with"),
+        (begin, "pairs to train with"),  # the paper's sizes
+        ([*begin, "--sizes", "scaled", "--test-pairs", "1000"], "pairs to test with"),
+        (["probe", "joints", str(run), "--data", str(tmp_path / "nowhere")], "no data set"),
+        (["probe", "joints", str(other), *begin[3:]], "task=cartpole_swingup, the run with pendulum_swingup"),
+    ):
+        assert main(arguments) == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert len(lines) == 1 and message in lines[0]
