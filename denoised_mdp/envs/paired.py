@@ -118,7 +118,7 @@ class PairedWorlds:
             else:
                 world.reset()
         self._synchronize()
-        return results | {name: (world.render(), _info(world)) for name, world in self.worlds.items()}
+        return results | {name: (world.render(), world.info()) for name, world in self.worlds.items()}
 
     def step(self, action: np.ndarray) -> dict[str, tuple]:
         """Apply `action` [A] in all worlds; returns name -> (observation, reward, terminated, truncated, info).
@@ -143,7 +143,7 @@ class PairedWorlds:
         self._synchronize()
         worlds = [(ORIGINAL, self.env.unwrapped), *self.worlds.items()]
         return {
-            name: dict(zip(world.noise_names, map(float, _info(world)["noise"]), strict=True)) for name, world in worlds
+            name: dict(zip(world.noise_names, map(float, world.info()["noise"]), strict=True)) for name, world in worlds
         }
 
     def close(self) -> None:
@@ -244,8 +244,3 @@ def _distractors(world: gym.Env) -> dict[str, gym.Env]:
         found[world.name] = world
         world = world.env
     return found
-
-
-def _info(env: gym.Env) -> dict[str, np.ndarray]:
-    world = env.unwrapped.world
-    return {"signal": world.signal(), "noise": world.noise()}

@@ -73,16 +73,20 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
             seed, self._first_seed = self._first_seed, None
         super().reset(seed=seed)
         self._stepper.reset(seed=seed, options=options)
-        return self.world.frame(), self._info()
+        return self.world.frame(), self.info()
 
     def step(self, action: np.ndarray):
         """Apply `action` [A] for `action_repeat` inner steps and draw the frame after the last one."""
         _, reward, terminated, truncated, _ = self._stepper.step(action)
-        return self.world.frame(), reward, terminated, truncated, self._info()
+        return self.world.frame(), reward, terminated, truncated, self.info()
 
     def render(self) -> np.ndarray:
         """Return the current frame; advances nothing."""
         return self.world.frame()
+
+    def info(self) -> dict[str, np.ndarray]:
+        """Return the ground truth of the current frame: "signal" and "noise"; advances nothing."""
+        return {"signal": self.world.signal(), "noise": self.world.noise()}
 
     def close(self) -> None:
         """Free what drawing needed."""
@@ -101,6 +105,3 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         """Continue exactly where `get_state` was taken, in this or an equally made environment."""
         self._first_seed = None
         self.world.set_state(state)
-
-    def _info(self) -> dict:
-        return {"signal": self.world.signal(), "noise": self.world.noise()}
