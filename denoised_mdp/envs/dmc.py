@@ -13,6 +13,7 @@ from denoised_mdp.envs.joints import Joint, joint_kinds, visible_joints
 from denoised_mdp.envs.rendering import Renderer, check_view, gl_errors  # first: it chooses the GL backend
 from denoised_mdp.envs.seeding import generator
 from denoised_mdp.envs.sensors import SENSORS
+from denoised_mdp.envs.world import World
 from denoised_mdp.errors import UserError, did_you_mean
 
 import mujoco  # isort: skip
@@ -50,7 +51,7 @@ TARGETS = {
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 
 
-class DMCEnv(gym.Env, gym.utils.EzPickle):
+class DMCEnv(World, gym.utils.EzPickle):
     """One task of the DeepMind Control Suite; a step is one control step of the task.
 
     The observation is the ground-truth signal, float32 [S]: joint positions, joint velocities, the actuators' own
@@ -72,10 +73,6 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
     Raises:
         UserError: no such task, camera or quality.
     """
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 50}
-    render_mode = "rgb_array"
-    noise_names: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -179,10 +176,6 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
             parts.append(self._physics.model.ptr.wrap_prm)
         return np.concatenate(parts).astype(np.float32)
 
-    def noise(self) -> np.ndarray:
-        """Return the distractors' state: none here, float32 [0]."""
-        return np.zeros(0, np.float32)
-
     def frame(self) -> np.ndarray:
         """Draw the current state, uint8 [H, W, 3]."""
         return self._get_renderer().frame(self._physics.data.ptr)
@@ -190,10 +183,6 @@ class DMCEnv(gym.Env, gym.utils.EzPickle):
     def frame_and_background(self, matte: str = "matte", keep_background: bool = False):
         """Draw the current state and tell where it shows background, see `Renderer.frame_and_background`."""
         return self._get_renderer().frame_and_background(self._physics.data.ptr, matte, keep_background)
-
-    def render(self) -> np.ndarray:
-        """Return `frame()`."""
-        return self.frame()
 
     def gl_device(self) -> str:
         """Return what draws the frames, see `Renderer.device`."""

@@ -31,6 +31,7 @@ from denoised_mdp.envs.robodesk_scene import (
 from denoised_mdp.envs.robodesk_tasks import REWARDS, Situation, find_task
 from denoised_mdp.envs.robodesk_tv import GRAY
 from denoised_mdp.envs.seeding import generator, generator_state, restore_generator
+from denoised_mdp.envs.world import World
 from denoised_mdp.errors import UserError, did_you_mean
 
 import mujoco  # isort: skip
@@ -51,7 +52,7 @@ CONTROLLABLE = "controllable, irrelevant"
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 
 
-class RoboDeskEnv(gym.Env, gym.utils.EzPickle):
+class RoboDeskEnv(World, gym.utils.EzPickle):
     """One task of RoboDesk; a step is one control step of 20 ms.
 
     Actions are float32 [5] in [-1, 1]: movement of the hand along x, y, z (a centimetre at most), of the wrist, and
@@ -77,9 +78,7 @@ class RoboDeskEnv(gym.Env, gym.utils.EzPickle):
         UserError: no such task, reward, camera or quality, or the package `robodesk` is not installed.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 50}
-    render_mode = "rgb_array"
-    noise_names: tuple[str, ...] = ()
+    metadata = {**World.metadata, "render_fps": 50}
 
     def __init__(
         self,
@@ -169,10 +168,6 @@ class RoboDeskEnv(gym.Env, gym.utils.EzPickle):
         hue = self._hue(self._travel())
         return np.concatenate([data.qpos, data.qvel, data.site_xpos[self._hand], [hue]]).astype(np.float32)
 
-    def noise(self) -> np.ndarray:
-        """Return the distractors' state: none here, float32 [0]."""
-        return np.zeros(0, np.float32)
-
     @property
     def signal_kinds(self) -> tuple[str, ...]:
         """What a camera sees of each number of the signal, see `denoised_mdp.envs.factors`."""
@@ -214,10 +209,6 @@ class RoboDeskEnv(gym.Env, gym.utils.EzPickle):
         if self.room:
             self._renderer.upload_picture(self._model.texture("tv").id, self.screen())
         return self._renderer.film(self._data, *self.camera_shift)
-
-    def render(self) -> np.ndarray:
-        """Return `frame()`."""
-        return self.frame()
 
     def close(self) -> None:
         """Free the renderer; a later frame makes a new one."""

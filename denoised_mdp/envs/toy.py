@@ -7,9 +7,10 @@ import numpy as np
 
 from denoised_mdp.envs.factors import NOISE, RELEVANT_NOISE
 from denoised_mdp.envs.seeding import generator, generator_state, restore_generator
+from denoised_mdp.envs.world import World
 
 
-class ToyEnv(gym.Env, gym.utils.EzPickle):
+class ToyEnv(World, gym.utils.EzPickle):
     """A bright dot that the action pushes through a box, in front of a texture that drifts on its own.
 
     The action [2] is a velocity; the reward is 1 - distance / diagonal between the dot and a visible target
@@ -21,8 +22,6 @@ class ToyEnv(gym.Env, gym.utils.EzPickle):
         episode_steps: steps after which an episode is truncated.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 25}
-    render_mode = "rgb_array"
     signal_names = ("dot/x", "dot/y")
     noise_names = ("texture/phase_0", "texture/phase_1")
     target = np.array([0.5, -0.5])
@@ -83,10 +82,6 @@ class ToyEnv(gym.Env, gym.utils.EzPickle):
         frame[dot] = 255, 255, 160
         return frame, ~(dot | target)
 
-    def render(self) -> np.ndarray:
-        """Return `frame()`."""
-        return self.frame()
-
     def get_state(self) -> dict:
         """Return the whole state."""
         return {
@@ -118,18 +113,15 @@ class ToyEnv(gym.Env, gym.utils.EzPickle):
         self.set_state(other.get_state() | self.get_physics_state())
 
 
-class CountingEnv(gym.Env, gym.utils.EzPickle):
+class CountingEnv(World, gym.utils.EzPickle):
     """Every pixel tells the episode and the step, the reward is the step: to prove what belongs together.
 
     The first episode, and the one that a seeded reset starts, is 0; a reset is step 0, and the n-th inner
     step has reward n.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 25}
-    render_mode = "rgb_array"
     signal_names = ("episode", "step")
     quadrants = {"episode": NOISE, "step": RELEVANT_NOISE}
-    noise_names: tuple[str, ...] = ()
 
     def __init__(self, size: int = 64, episode_steps: int = 1000):
         gym.utils.EzPickle.__init__(self, size, episode_steps)
@@ -159,18 +151,10 @@ class CountingEnv(gym.Env, gym.utils.EzPickle):
         """Return episode and step, float32 [2]."""
         return np.array([self._episode, self._step], np.float32)
 
-    def noise(self) -> np.ndarray:
-        """Return nothing, float32 [0]."""
-        return np.zeros(0, np.float32)
-
     def frame(self) -> np.ndarray:
         """Return the counts as colour: step modulo 256, step // 256, episode modulo 256."""
         color = self._step % 256, self._step // 256, self._episode % 256
         return np.broadcast_to(np.array(color, np.uint8), (self.size, self.size, 3)).copy()
-
-    def render(self) -> np.ndarray:
-        """Return `frame()`."""
-        return self.frame()
 
     def get_state(self) -> dict:
         """Return the counts."""

@@ -1,0 +1,26 @@
+"""What all worlds share: the innermost environments, around which distractors and `PixelEnv` are put."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+
+
+class World(gym.Env):
+    """A task with a true state and a picture of it, without distractors.
+
+    A subclass sets `size`, `signal_names` and the spaces, and defines `reset` and `step` (whose observations are the
+    signal), `signal`, `frame`, `get_state` and `set_state`; for background videos also `frame_and_background`.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 25}
+    render_mode = "rgb_array"
+    noise_names: tuple[str, ...] = ()
+
+    def noise(self) -> np.ndarray:
+        """Return the world's own noise, float32 [N], see `noise_names`: none unless a subclass says otherwise."""
+        return np.zeros(0, np.float32)
+
+    def render(self) -> np.ndarray:
+        """Return `frame()`."""
+        return self.frame()
