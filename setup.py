@@ -48,7 +48,7 @@ setup(
     extras_require={
         # Only its model files are used. Its own dependency gym is not: `pip install --no-deps robodesk` does as well.
         "robodesk": ["robodesk==1.0.0"],
-        "sb3": ["stable-baselines3>=2.4"],  # for scripts/examples
-        "test": ["hypothesis>=6.80", "pytest>=7.4", "pytest-timeout>=2.1", "ruff>=0.5"],
+        "sb3": ["stable-baselines3>=2.4"],  # for scripts/examples, and for the policies of `probe joints-data`
+        "test": ["hypothesis>=6.80", "pytest>=7.4", "pytest-timeout>=2.1", "ruff>=0.5", "stable-baselines3>=2.4"],
     },
 )
