@@ -1,5 +1,6 @@
 """Data sets of joint positions: what interrupts their making changes nothing, and no episode is on both sides."""
 
+import functools
 import json
 import shutil
 import subprocess
@@ -33,8 +34,11 @@ def interrupt_after(count: int):
     return progress
 
 
+config_of = functools.lru_cache(lambda: load_config(TASK))
+
+
 def plan(**options) -> Plan:
-    config = load_config(TASK)
+    config = config_of()
     environment = dict(vars(config.env), distractors=config.distractors, split="train", clips_seed=0)
     options = {"policies": ("still", RANDOM), "episodes": 3, "frames": 8, "test_share": 0.4} | options
     return Plan(environment | {"episode_steps": 14}, **options)
