@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,7 +103,10 @@ def contrastive_encoder(
         except (safetensors.SafetensorError, RuntimeError, OSError):
             pass  # a damaged file is made again
     train_contrastive(encoder, data, progress=progress, **options)
-    _save(encoder, path, about)
+    try:
+        _save(encoder, path, about)
+    except OSError as error:  # a folder that may only be read
+        warnings.warn(f"The contrastive encoder could not be kept in {path.parent} ({error.strerror}).", stacklevel=2)
     return encoder
 
 
