@@ -4,6 +4,7 @@ import copy
 import csv
 import dataclasses
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,15 @@ def test_units_and_columns_are_the_models():
         assert joint.unit == {2: "m", 3: "rad"}[int(kind)]  # mjJNT_SLIDE, mjJNT_HINGE
         assert signal[joint.columns[0]] == np.float32(physics.named.data.qpos[joint.name])
     walker.close()
+
+
+@pytest.mark.skipif(find_spec("robodesk") is None, reason="needs the package robodesk")
+def test_robodesk_has_the_nine_of_the_paper():
+    desk = make_env("tv_green_hue", suite="robodesk", size=96)
+    joints = desk.world.unwrapped.joints
+    assert [desk.signal_names[joint.columns[0]] for joint in joints] == [f"qpos/{joint.name}" for joint in joints]
+    assert [joint.unit for joint in joints] == ["rad"] * 7 + ["m"] * 2  # the arm, then two fingers
+    desk.close()
 
 
 def test_scaled_sizes_keep_the_papers_ratios():

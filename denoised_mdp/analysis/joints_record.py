@@ -74,9 +74,9 @@ def make_data(
         actors: dict[str, Act] = {
             name: StateActor.load(stage_path(folder, stage)).act for stage, name in enumerate(names, 1)
         }
-        actors[RANDOM] = lambda _, rng: rng.uniform(-1.0, 1.0, shape).astype(np.float32)
         with contextlib.closing(plan.make()) as one:
             shape = one.action_space.shape
+        actors[RANDOM] = lambda _, rng: rng.uniform(-1.0, 1.0, shape).astype(np.float32)
         with _bar("pictures", episodes * len(plan.policies) * frames, "frame") as show:
             data = collect(folder, plan, actors, show)
     data.check(range(len(data.episodes)))
