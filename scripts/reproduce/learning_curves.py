@@ -27,8 +27,9 @@ from pathlib import Path
 
 import numpy as np
 
-TASK = "cartpole_swingup"
-SETTINGS = [f"env.task={TASK}", "train.render_every=0"]
+TASK = "cheetah_run"
+SETTINGS = [f"env.task={TASK}", "train.total_steps=16_000", "train.eval_every=2_000", "train.eval_episodes=4",
+            "train.render_every=0", "train.probe_every=0"]  # fmt: skip
 VARIANTS = {
     "noiseless": ["distractors=none"],
     "video background": [],  # as the preset has it
