@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from denoised_mdp import __version__
-from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.errors import EnvironmentFailure, UserError, did_you_mean
 from denoised_mdp.probe_cli import add_probe_commands
 from denoised_mdp.report_cli import add_report_command
 
@@ -240,8 +240,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns the exit code: 0; 1 for problems that the doctor found, and for runs that differ; 2 for a mistake in the
-    input, or a full disk and the like; 3 for numbers that are not finite; 128 + the signal's number when a run was
-    stopped by one, 130 when another command was interrupted. Defects of ours are raised.
+    input, or a full disk and the like; 3 for numbers that are not finite; 4 for an environment that failed
+    in a worker process, with its traceback; 128 + the signal's number when a run was stopped by one, 130 when another
+    command was interrupted. Defects of ours are raised.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
@@ -257,7 +258,7 @@ def _run(argv: list[str]) -> int:
             raise UserError(f"unknown command '{argv[0]}'.{did_you_mean(argv[0], known)}")
         arguments = parser.parse_args(argv or ["--help"])
         return arguments.function(arguments)
-    except UserError as error:
+    except (UserError, EnvironmentFailure) as error:
         return _fail(error, error.exit_code)
     except OSError as error:
         if error.errno not in MACHINE_ERRORS:

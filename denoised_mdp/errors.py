@@ -16,6 +16,12 @@ class UserError(Exception):
     exit_code = 2
 
 
+class EnvironmentFailure(RuntimeError):
+    """An environment raised an error, or its worker process died or hung; the message has task, seed, traceback."""
+
+    exit_code = 4
+
+
 def did_you_mean(word: str, options: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the option nearest to `word`, or all options when none is near.
 

@@ -18,7 +18,7 @@ from .analysis import render
 from .analysis.factors import QuickProbe
 from .config import save_config
 from .envs.seeding import generator, generator_state, restore_generator, torch_seed
-from .errors import UserError
+from .errors import EnvironmentFailure, UserError
 from .evaluation import EvaluationResult, evaluate, evaluation_seeds
 from .finite import FiniteCheck
 from .loading import environment_maker, fitting, prepare
@@ -103,8 +103,12 @@ class Trainer:
         )
 
     def run_to_end(self) -> None:
-        """The loop: what has come due, else updates while some are due, else one more action."""
-        with contextlib.suppress(Stop):
+        """The loop: what has come due, else updates while some are due, else one more action.
+
+        Raises:
+            EnvironmentFailure: an environment of an evaluation failed, after a checkpoint; the evaluation stays due.
+        """
+        with contextlib.suppress(Stop), self.saving_on(EnvironmentFailure):
             while not self.stop.requested:
                 if self.pending:
                     self.housekeeping()
@@ -118,6 +122,15 @@ class Trainer:
                 if self.updates == self.updates_due():
                     self.pending = self.come_due()
         self.save()
+
+    @contextlib.contextmanager
+    def saving_on(self, failure: type[Exception]):
+        """Write a checkpoint before a failure that is not the trainer's own ends it."""
+        try:
+            yield
+        except failure:
+            self.save()
+            raise
 
     def updates_due(self) -> int:
         """Updates that should have been done by now."""
@@ -186,11 +199,11 @@ class Trainer:
         return [name for name, every in intervals.items() if self.due(every)]
 
     def housekeeping(self) -> None:
-        """Log, evaluate, probe, render or save; what a stop interrupts stays due."""
+        """Log, evaluate, probe, render or save; what a stop or a failing environment interrupts stays due."""
         job, *self.pending = self.pending
         try:
             getattr(self, job)()
-        except Stop:
+        except (Stop, EnvironmentFailure):
             self.pending = [job, *self.pending]
             raise
         self.progress.update(self.step, self.updates, self.last_return, self.last_evaluation)

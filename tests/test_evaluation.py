@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_agent
-from faulty_envs import Faulty, Signalling
+from faulty_envs import Dying, Faulty, Signalling
 from small_runs import TINY, lines, tiny
 
 from denoised_mdp import checkpoint, evaluation
 from denoised_mdp.cli import main
 from denoised_mdp.compare import compare, report
 from denoised_mdp.envs import make_env
-from denoised_mdp.envs.pool import EnvironmentFailure, EnvironmentPool
+from denoised_mdp.envs.pool import EnvironmentPool
+from denoised_mdp.errors import EnvironmentFailure
 from denoised_mdp.evaluation import MAX_PARALLEL, evaluate, evaluation_seeds
 from denoised_mdp.trainer import train
 
@@ -72,6 +73,23 @@ def test_an_evaluation_by_workers_that_is_interrupted_stays_due(tmp_path, monkey
         step, tree = checkpoint.load(tmp_path / "parts" / "checkpoints")
         assert step == 80 and tree["pending"][0] == "evaluate"
         assert not any("eval/return" in line for line in lines(tmp_path / "parts"))
+    monkeypatch.setattr("denoised_mdp.trainer.evaluate", evaluate)
+    assert main(command) == 0
+    assert report(compare(tmp_path / "whole", tmp_path / "parts"))
+
+
+def test_a_failing_environment_ends_the_run_after_a_checkpoint(tmp_path, monkeypatch, capfd):
+    """One message and exit code 4; without the fault the same command repeats the evaluation and ends the same."""
+    options = ["train.total_steps=80", "train.eval_episodes=2", "train.eval_workers=2"]
+    assert train(tiny(tmp_path / "whole", *options))
+    command = ["train", *TINY, *options, f"run_dir={tmp_path / 'parts'}"]
+    monkeypatch.setattr(
+        "denoised_mdp.trainer.evaluate",
+        lambda agent, make, *rest, **options: evaluate(agent, functools.partial(Dying, make), *rest, **options),
+    )
+    assert main(command) == 4
+    assert "died with its worker process (exit code 3) in the episode of seed" in capfd.readouterr().err
+    assert checkpoint.load(tmp_path / "parts" / "checkpoints")[1]["pending"][0] == "evaluate"
     monkeypatch.setattr("denoised_mdp.trainer.evaluate", evaluate)
     assert main(command) == 0
     assert report(compare(tmp_path / "whole", tmp_path / "parts"))

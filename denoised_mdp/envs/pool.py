@@ -23,15 +23,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import EnvironmentFailure, UserError
 
 START_SECONDS = 300.0
 """what a worker may take to import and build its environments, in addition to its first reply's time"""
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")}
-
-
-class EnvironmentFailure(RuntimeError):
-    """An environment raised an error, or its worker process died or hung; the message has task, seed, traceback."""
 
 
 class EnvironmentPool:
