@@ -65,9 +65,16 @@ def grid_distances(values: np.ndarray) -> tuple[float, float]:
 
 
 def record_grid(
-    make_environment: Callable[[], gym.Env], agent: Agent, physics: int, worlds: int, steps: int, explore: float = 0.3
+    make_environment: Callable[[], gym.Env],
+    agent: Agent | None,
+    physics: int,
+    worlds: int,
+    steps: int,
+    explore: float = 0.3,
 ) -> list[list[Recording]]:
     """Play `physics` episodes (agent and random in turn), then replay each under `worlds` seeds of the distractors.
+
+    Without an agent all are played at random, and so the same grid is shown to every model.
 
     Row i, column k: physics i under distractors k; all are cut to the shortest episode.
 

@@ -79,10 +79,10 @@ def factor_heat_map(matrix: FactorMatrix, probe: str, title: str, note: str = ""
             figure.text(left / width, 1 - (top + 0.22) / height, key, color=INK, fontsize=10, va="center")
             axes = place(left, top + TITLE, cell * len(found) if found else widths[c], panel)
             values = np.stack([scores[factor] for factor in found], 1) if found else None
-            _panel(axes, values, found, matrix.parts, QUADRANTS[key], c == 0, cell >= NUMBERS_FROM)
+            quadrant_panel(axes, values, found, matrix.parts, QUADRANTS[key], c == 0, cell >= NUMBERS_FROM)
             left += widths[c] + GAP
         top += TITLE + panel + names[r] + 0.15 * (r == 0)
-    _color_bar(figure, place(LABEL, height - 0.52, 2.2, 0.13))
+    color_bar(place(LABEL, height - 0.52, 2.2, 0.13))
     legend = "framed: the latent that should hold it"
     figure.text((LABEL + 2.5) / width, 0.455 / height, legend, color=FRAME, fontsize=8.5, va="center")
     return figure
@@ -92,10 +92,13 @@ def _of(factors: Sequence[Factor], quadrant: str) -> list[Factor]:
     return [factor for factor in factors if factor.quadrant == quadrant]
 
 
-def _panel(
+def quadrant_panel(
     axes, values: np.ndarray | None, factors: list[Factor], parts: list[str], homes, labels: bool, numbers: bool
 ) -> None:
-    """One quadrant: values [parts, factors], or a note that this environment has nothing of the kind."""
+    """Draw one quadrant: values [parts, factors], or a note that this environment has nothing of the kind.
+
+    homes: the parts that get a frame. labels: whether to name the parts, numbers: whether to write the values.
+    """
     rows = len(parts)
     for side in axes.spines.values():
         side.set_visible(False)
@@ -138,7 +141,8 @@ def short_name(name: str) -> str:
     return f"{known.get(head, head)} {tail}".strip().replace("_", " ")
 
 
-def _color_bar(figure: Figure, axes) -> None:
+def color_bar(axes) -> None:
+    """Draw the legend of the colours of R^2 into flat, wide axes."""
     axes.imshow(np.linspace(0, 1, 256)[None], cmap=DARK, extent=(0, 1, 0, 1), aspect="auto")
     axes.set(yticks=[])
     axes.set(xticks=[])
