@@ -12,7 +12,7 @@ done
 .venv/bin/denoised-mdp train preset=quickstart run_dir="$run" "$@"
 echo
 echo "Evaluation on held-out episodes:"
-.venv/bin/denoised-mdp evaluate "$run" --random --episodes 30
+.venv/bin/denoised-mdp evaluate "$run" --random --episodes 20
 echo
 echo "Signal and noise of held-out episodes, as a picture and a video:"
 .venv/bin/denoised-mdp render "$run"

@@ -38,9 +38,9 @@ ARMS = {
     f"{title}, {policy}": [f"model={model}", f"policy={policy}"]
     for model, title in (("2b", "Denoised MDP"), ("dreamer", "Dreamer"))
     for policy in ("backprop", "sac")
-}
+} | {"Denoised MDP 2c, backprop": ["model=2c", "policy=backprop"]}
 EPISODES = 10
-COLORS = {"Denoised MDP, backprop": "#1f5fa8", "Denoised MDP, sac": "#3a9d6b",
+COLORS = {"Denoised MDP, backprop": "#1f5fa8", "Denoised MDP, sac": "#3a9d6b", "Denoised MDP 2c, backprop": "#7b5ea7",
           "Dreamer, backprop": "#e4572e", "Dreamer, sac": "#b8860b"}  # fmt: skip
 CURVES = ("variant", "arm", "seed", "step", "return")
 RETURNS = ("variant", "arm", "seed", "mean", "standard_error", "random", "random_standard_error", "minutes", "machine")
