@@ -133,6 +133,9 @@ def draw(rows: list[dict[str, str]], factors: list[dict[str, str]], title: str, 
         w = room * share / sum(shares)
         if not kept:
             continue
+        fewer = {len(of) - len(values(of, kept[0][0])) for of in arms.values()} - {0}
+        if head == "Return" and fewer:  # measured last, it may be missing for some runs
+            note = "of " + ", ".join(f"{len(values(of, kept[0][0]))}" for of in arms.values()) + " of these runs alone"
         axis = place(x, 1.5, w, 2.35)
         bars(axis, arms, [c for c, _ in kept], [n for _, n in kept], head, note)
         if head in ("Signal recall", "Leakage"):
