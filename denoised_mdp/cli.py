@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import re
 import sys
 import warnings
@@ -242,12 +243,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns the exit code: 0; 1 for problems that the doctor found, and for runs that differ; 2 for a mistake in the
     input, or a full disk and the like; 3 for numbers that are not finite; 4 for an environment that failed
     in a worker process, with its traceback; 128 + the signal's number when a run was stopped by one, 130 when another
-    command was interrupted. Defects of ours are raised.
+    command was interrupted, 141 when its output was no longer read. Defects of ours are raised.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
-        return _run(argv)
+        try:
+            try:
+                return _run(argv)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:  # who read our output has left, e.g. `| head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains at its exit
+            return 128 + 13
 
 
 def _run(argv: list[str]) -> int:

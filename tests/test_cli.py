@@ -176,3 +176,17 @@ def test_an_installed_package_finds_its_configurations(tmp_path):
 def test_python_callers_get_exceptions_not_exits():
     with pytest.raises(UserError):
         load_config(["env.taks=1"])
+
+
+@pytest.mark.parametrize("length", [10, 10**6])
+def test_output_that_nobody_reads_ends_a_command_quietly(length):
+    """`denoised-mdp ... | head` ends as other programs do, whether the text fits into a buffer or not."""
+    code = f"""
+import sys
+from denoised_mdp import cli
+cli._run = lambda argv: print("x" * {length}) or 0
+sys.exit(cli.main([]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait() == 141
