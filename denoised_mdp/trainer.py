@@ -108,7 +108,7 @@ class Trainer:
         Raises:
             EnvironmentFailure: an environment of an evaluation failed, after a checkpoint; the evaluation stays due.
         """
-        with contextlib.suppress(Stop), self.saving_on(EnvironmentFailure):
+        with contextlib.suppress(Stop):
             while not self.stop.requested:
                 if self.pending:
                     self.housekeeping()
@@ -122,15 +122,6 @@ class Trainer:
                 if self.updates == self.updates_due():
                     self.pending = self.come_due()
         self.save()
-
-    @contextlib.contextmanager
-    def saving_on(self, failure: type[Exception]):
-        """Write a checkpoint before a failure that is not the trainer's own ends it."""
-        try:
-            yield
-        except failure:
-            self.save()
-            raise
 
     def updates_due(self) -> int:
         """Updates that should have been done by now."""
@@ -199,12 +190,13 @@ class Trainer:
         return [name for name, every in intervals.items() if self.due(every)]
 
     def housekeeping(self) -> None:
-        """Log, evaluate, probe, render or save; what a stop or a failing environment interrupts stays due."""
+        """Log, evaluate, probe, render or save; what a stop or a failing environment interrupts is saved as due."""
         job, *self.pending = self.pending
         try:
             getattr(self, job)()
         except (Stop, EnvironmentFailure):
             self.pending = [job, *self.pending]
+            self.save()
             raise
         self.progress.update(self.step, self.updates, self.last_return, self.last_evaluation)
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..envs.joints import Joint
-from .plots import DARK, FAINT, INK, LINE, new_figure
+from .plots import DARK, FAINT, INK, literal, new_figure, plain_axes
 
 if TYPE_CHECKING:
     from .joints_probe import Result
@@ -120,7 +120,7 @@ def _label(name: str, stack: int) -> str:
 def _draw(axes, x: np.ndarray, values: Sequence[Sequence[float]], label: str, style: dict, marker: str = "") -> None:
     """A line of means over seeds, and a band from the least to the largest of them."""
     mean = [np.mean(each) for each in values]
-    axes.plot(x, mean, label=label.replace("$", r"\$"), linewidth=1.7, marker=marker, markersize=4, **style)
+    axes.plot(x, mean, label=literal(label), linewidth=1.7, marker=marker, markersize=4, **style)
     if max(map(len, values)) > 1:
         low, high = [min(each) for each in values], [max(each) for each in values]
         axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
@@ -129,14 +129,8 @@ def _draw(axes, x: np.ndarray, values: Sequence[Sequence[float]], label: str, st
 def _axes(count: int, title: str):
     figure = new_figure(4.6 * count + 0.6, 3.7)
     figure.set_layout_engine("constrained")
-    figure.suptitle(title.replace("$", r"\$"), x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    figure.suptitle(literal(title), x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     panels = np.atleast_1d(figure.subplots(1, count))
     for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(LINE)
-        axes.tick_params(colors=FAINT, labelsize=8, length=3)
-        axes.xaxis.label.set(color=INK, fontsize=9)
-        axes.yaxis.label.set(color=INK, fontsize=9)
-        axes.grid(axis="y", color=LINE, linewidth=0.6)
-        axes.set_axisbelow(True)
+        plain_axes(axes, 9)
     return figure, panels

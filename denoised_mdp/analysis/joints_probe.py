@@ -23,6 +23,7 @@ from .contrastive import contrastive_encoder
 from .joints import PAPER_SIZES, PAPER_TEST, WEIGHT_DECAY, Curve, Schedule, finetune, fresh_encoder, scaled_sizes
 from .joints_data import JointData
 from .plots import save_figure
+from .progress import progress_bar
 from .results import Subject, make_folder, subjects, write_csv, write_json
 
 SCRATCH, CONTRASTIVE = "from scratch", "contrastive"
@@ -158,12 +159,8 @@ def _reference(
         return contrastive_encoder(encoder, store, show, init=model.init, seed=seed, **options)
 
 
-@contextlib.contextmanager
-def _bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=what, unit="update", delay=1, leave=False) as bar:
-        yield lambda done: bar.update(done - bar.n)
+def _bar(what: str, updates: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+    return progress_bar(what, updates, "update", delay=1, leave=False)
 
 
 def _report(

@@ -25,6 +25,8 @@ from ..runs import RunFolder
 from .joint_targets import JointTargets, columns_of
 from .joints_data import FORMAT, JointData, Plan, layout_of, read_manifest
 from .joints_sac import STAGES, StateActor, import_sac, stage_path, state_features, train_stages
+from .progress import progress_bar
+from .results import make_folder
 
 Act = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """(state features [F], the episode's generator) -> action [A]"""
@@ -59,25 +61,26 @@ def make_data(
     if not overrides and len(source) > 1:
         raise UserError("Name one run, or key=value as for train.")
     config = load_config(list(source)) if overrides else read_config(RunFolder.existing(source[0]).config)
-    environment = dict(vars(config.env), distractors=config.distractors, split="train", clips_seed=config.seed)
-    environment["episode_steps"] = (frames - 1) * config.env.action_repeat
+    options = dict(vars(config.env), distractors=config.distractors, split="train", clips_seed=config.seed)
+    options["episode_steps"] = (frames - 1) * config.env.action_repeat
     names = [f"sac_{stage}" for stage in range(1, len(STAGES) + 1)]
     behaviour = {"sac_steps": sac_steps}
-    plan = Plan(environment, (*names, RANDOM), episodes, frames, test_share, seed, behaviour)
+    plan = Plan(options, (*names, RANDOM), episodes, frames, test_share, seed, behaviour)
     folder = output or Path("data") / "-".join(["joints", config.env.task, *config.distractors])
     with locked(folder):
-        prepare(folder, plan)
+        plan.schedule()
+        with contextlib.closing(plan.make()) as environment:  # all that can be wrong is said before a policy is trained
+            begin(folder, describe(plan, JointTargets.of(joints_of(environment))))
+            actions = environment.action_space.shape
         if not all(stage_path(folder, stage).exists() for stage in range(1, len(STAGES) + 1)):
             import_sac()
-            with _bar("state-space SAC", sac_steps, "action") as show:
-                train_stages(folder, lambda: make_env(**environment | {"distractors": {}}), sac_steps, seed, show)
+            with progress_bar("state-space SAC", sac_steps, "action", smoothing=0.05) as show:
+                train_stages(folder, lambda: make_env(**options | {"distractors": {}}), sac_steps, seed, show)
         actors: dict[str, Act] = {
             name: StateActor.load(stage_path(folder, stage)).act for stage, name in enumerate(names, 1)
         }
-        with contextlib.closing(plan.make()) as one:
-            shape = one.action_space.shape
-        actors[RANDOM] = lambda _, rng: rng.uniform(-1.0, 1.0, shape).astype(np.float32)
-        with _bar("pictures", episodes * len(plan.policies) * frames, "frame") as show:
+        actors[RANDOM] = lambda _, rng: rng.uniform(-1.0, 1.0, actions).astype(np.float32)
+        with progress_bar("pictures", episodes * len(plan.policies) * frames, "frame", smoothing=0.05) as show:
             data = collect(folder, plan, actors, show)
     data.check(range(len(data.episodes)))
     lines = [f"{folder}: {len(data.episodes):,} episodes of {frames:,} frames, all checksums right"]
@@ -89,26 +92,10 @@ def make_data(
     return [*lines, f"  joints: {joints}"]
 
 
-@contextlib.contextmanager
-def _bar(what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """A progress bar: call what this yields with how much is done."""
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=what, unit=unit, smoothing=0.05) as bar:
-        yield lambda done: bar.update(done - bar.n)
-
-
-def prepare(folder: Path, plan: Plan) -> list[dict[str, Any]]:
-    """Write the manifest of a new data set, or return the finished episodes of the same one.
-
-    Raises:
-        UserError: see `begin`, and `joints_of`.
-    """
-    plan.schedule()
-    with contextlib.closing(plan.make()) as environment:
-        targets = JointTargets.of(joints_of(environment))
+def describe(plan: Plan, targets: JointTargets) -> dict[str, Any]:
+    """The manifest of a data set without its episodes, as it will be read again."""
     about = {"format": FORMAT, **asdict(plan), "joints": [asdict(joint) for joint in targets.joints]}
-    return begin(folder, json.loads(json.dumps(about)))  # as it will be read again
+    return json.loads(json.dumps(about))
 
 
 def collect(
@@ -124,9 +111,10 @@ def collect(
     """
     with contextlib.closing(plan.make()) as environment:
         joints = joints_of(environment)
-        columns, layout = columns_of(joints), layout_of(plan.environment["size"], JointTargets.of(joints))
-        schedule, done = plan.schedule(), prepare(folder, plan)
-        about = {key: value for key, value in read_manifest(folder).items() if key != "finished"}
+        targets = JointTargets.of(joints)
+        columns, layout = columns_of(joints), layout_of(plan.environment["size"], targets)
+        about = describe(plan, targets)
+        schedule, done = plan.schedule(), begin(folder, about)
         rows = len(schedule) * plan.frames
         if not done and not (folder / "position.npy").exists():
             _create(folder, layout, rows)
@@ -168,10 +156,7 @@ def begin(folder: Path, about: Mapping[str, Any]) -> list[dict[str, Any]]:
     Raises:
         UserError: the folder cannot be made, or holds something else.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be used ({error.strerror}). Choose another folder.") from error
+    make_folder(folder)
     if not (folder / "manifest.json").exists():
         strangers = sorted(path.name for path in folder.iterdir() if path.name not in (".lock", "sac", "policies"))
         if strangers:
@@ -236,9 +221,5 @@ def _play(environment: gym.Env, plan: Plan, seed: int, act: Act) -> Iterator[tup
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from writing into a data set's folder, which is made if missing."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be used ({error.strerror}). Choose another folder.") from error
-    with RunFolder(folder).lock():
+    with RunFolder(make_folder(folder)).lock():
         yield

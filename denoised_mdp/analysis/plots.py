@@ -36,6 +36,22 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def plain_axes(axes, letters: float) -> None:
+    """Style the axes of a curve or of bars: two sides, a faint grid behind, names of `letters` points."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(LINE)
+    axes.tick_params(colors=FAINT, labelsize=8, length=3)
+    axes.xaxis.label.set(color=INK, fontsize=letters)
+    axes.yaxis.label.set(color=INK, fontsize=letters)
+    axes.grid(axis="y", color=LINE, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def literal(text: str) -> str:
+    """Text that matplotlib draws as it is, dollar signs and all."""
+    return text.replace("$", r"\$")
+
+
 def save_figure(figure: Figure, path: Path) -> Path:
     """Write a PNG; a disk that refuses is one line."""
     try:

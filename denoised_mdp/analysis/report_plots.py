@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .factors import FactorMatrix
-from .plots import COLORS, FAINT, INK, LINE, factor_heat_map, new_figure
+from .plots import COLORS, FAINT, factor_heat_map, literal, new_figure, plain_axes
 from .report_groups import Group, band
 
 PALETTE = ("#1f5fa8", "#e4572e", "#3a9d6b", "#6c5b9e", "#b8860b", "#0e8ba0", "#c2477f", "#5a6b2f", "#8a94a0", "#7a4b2a")
@@ -75,20 +75,9 @@ def heat_map(matrix: FactorMatrix, probe: str, title: str, note: str) -> str:
     return svg_uri(factor_heat_map(matrix, probe, literal(title), literal(note)))
 
 
-def literal(text: str) -> str:
-    """Text that matplotlib draws as it is, dollar signs and all."""
-    return text.replace("$", r"\$")
-
-
 def _plot():
     figure = new_figure(*SIZE)
     figure.set_layout_engine("constrained")
     axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(LINE)
-    axes.tick_params(colors=FAINT, labelsize=8, length=3)
-    axes.xaxis.label.set(color=INK, fontsize=8.5)
-    axes.yaxis.label.set(color=INK, fontsize=8.5)
-    axes.grid(axis="y", color=LINE, linewidth=0.6)
-    axes.set_axisbelow(True)
+    plain_axes(axes, 8.5)
     return figure, axes

@@ -121,11 +121,10 @@ def table(returns: list[dict[str, str]]) -> str:
 
 def draw(curves: list[dict[str, str]], returns: list[dict[str, str]], path: Path) -> None:
     """One panel per variant: mean over seeds, the range of seeds as a band, the random policy as a dashed line."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from denoised_mdp.analysis.plots import new_figure
 
-    figure = Figure(figsize=(10, 4), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 4)
+    figure.set_layout_engine("constrained")
     axes = figure.subplots(1, len(VARIANTS), sharey=True, squeeze=False)[0]
     for axis, variant in zip(axes, VARIANTS, strict=True):
         for arm in ARMS:
