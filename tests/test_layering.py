@@ -14,14 +14,14 @@ ROOT = Path(denoised_mdp.__file__).parent
 # From the bottom to the top; a module may import from lower rows, and packages from within themselves.
 LAYERS = (
     "errors",
-    "columns schema",
+    "columns event_files schema",
     "envs graph gru networks replay checkpoint runs logging runtime machine stopping",
-    "composition validation rssm compare finite",
-    "config manual world_model",
+    "composition validation rssm finite lanes",
+    "compare config manual world_model",
     "policies",
     "agent",
     "loading",
-    "evaluation",
+    "collector evaluation",
     "analysis",
     "trainer doctor probe_cli report_cli benchmark_around benchmark_plain",
     "benchmark",

@@ -82,6 +82,34 @@ def test_speed_leaves_out_standstills():
     assert math.isnan(speed_of([(5, 1)]).steps_per_second)
 
 
+def test_a_damaged_record_is_told_and_what_stands_before_it_counts(tmp_path):
+    """Wherever a byte is wrong, or the file breaks off: the records before are read, and one sentence says it."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    run = make_run(tmp_path / "run")
+    with SummaryWriter(str(run / "tensorboard")) as writer:
+        for step in range(0, 50, 10):
+            writer.add_scalar("a", step, step, walltime=1000.0 + step)
+    (path,) = (run / "tensorboard").iterdir()
+    whole = path.read_bytes()
+    starts = [0]  # of the records: 8 bytes of length, 4 of its checksum, data, 4 of its checksum
+    while starts[-1] < len(whole):
+        starts.append(starts[-1] + 16 + int.from_bytes(whole[starts[-1] : starts[-1] + 8], "little"))
+    assert starts[-1] == len(whole) and len(starts) == 7  # the version, then five scalars
+    assert vars(read_run(run).speed) == {"seconds": 40, "steps": 40}
+    for number in (2, 4):
+        for offset in (0, 7, 9, 13, starts[number + 1] - starts[number] - 1):
+            place = starts[number] + offset
+            for content in (whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :], whole[:place]):
+                path.write_bytes(content)
+                found = read_run(run)
+                assert (found.speed.steps if found.speed else 0) == 10 * max(0, number - 2)
+                told = [line for line in found.problems if "tfevents" in line]
+                cut = len(content) == starts[number]  # between two records nothing is missing
+                assert len(told) == (not cut)
+                assert cut or f"cannot be read to its end (the record at byte {starts[number]:,} is not" in told[0]
+
+
 def test_page_holds_what_the_run_tells(tmp_path):
     run = make_run(tmp_path / "run", "seed=7", returns=(1.0, 12.5))
     add_probes(run)
@@ -143,7 +171,7 @@ DAMAGE = {  # file -> its content, and what the page says of it
         "videos/step_000000200.mp4": (b"\x00\x00\x00\x18ftypisom", "no whole MP4"),
         "videos/step_000000200.png": (b"\x89PNG\r\n", "step_000000200.png cannot be shown"),
         "machine.jsonl": (b"{", "1 line of machine.jsonl cannot be read"),
-        "tensorboard/events.out.tfevents.1.a.1.0": (b"nonsense" * 9, "holds nothing that can be read"),
+        "tensorboard/events.out.tfevents.1.a.1.0": (b"nonsense" * 9, "cannot be read to its end (the record at byte 0"),
     },
     "replaced": {
         "config.yaml": (b"\xff\xfe\x00", "configuration cannot be read"),

@@ -9,12 +9,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..envs.joints import Joint
-from .plots import DARK, FAINT, INK, literal, new_figure, plain_axes
+from .plots import DARK, FAINT, INK, color_of, literal, new_figure, plain_axes
 
 if TYPE_CHECKING:
     from .joints_probe import Result
 
-PALETTE = ("#1f5fa8", "#e4572e", "#3a9d6b", "#6c5b9e", "#b8860b", "#0e8ba0", "#c2477f", "#8a94a0")
 DASHES = {1: "-", 3: "--"}
 Groups = Mapping[tuple[str, int, int], Sequence["Result"]]
 """(encoder, frames, pairs) -> finetunings"""
@@ -110,7 +109,7 @@ def _lines(groups: Groups) -> dict[tuple[str, int], list[tuple[str, int, int]]]:
 
 def _style(groups: Groups, name: str, stack: int) -> dict:
     names = list(dict.fromkeys(key[0] for key in groups))
-    return {"color": PALETTE[names.index(name) % len(PALETTE)], "linestyle": DASHES.get(stack, "-.")}
+    return {"color": color_of(names.index(name)), "linestyle": DASHES.get(stack, "-.")}
 
 
 def _label(name: str, stack: int) -> str:

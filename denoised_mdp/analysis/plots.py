@@ -18,6 +18,8 @@ from .factors import FactorMatrix
 INK, FAINT, LINE, FRAME = "#1b2430", "#7b8794", "#d8dee6", "#e4572e"
 COLORS = {"x": "#1f5fa8", "y": "#e4572e", "z": "#3a9d6b", "all": "#6c5b9e", "encoder": "#8a94a0"}
 DARK = LinearSegmentedColormap.from_list("dark", ["#f6f8fb", "#cfe0f2", "#7fb0dc", "#2f76ba", "#0d2f5e"])
+PALETTE = ("#1f5fa8", "#e4572e", "#3a9d6b", "#6c5b9e", "#b8860b", "#0e8ba0", "#c2477f", "#5a6b2f", "#8a94a0", "#7a4b2a")
+"""of curves that are compared"""
 PART_LABELS = {"all": "all latents", "encoder": "encoder"}
 CELL, GAP, LABEL, HEAD, FOOT = 0.5, 0.55, 1.45, 0.95, 0.75
 """inches: height of a cell, between panels, for the labels at the left, above everything, below everything"""
@@ -27,6 +29,11 @@ TITLE, LEAST = 0.42, 1.95
 """inches: for the title of a panel, least width of one"""
 NUMBERS_FROM = 0.4
 """inches of a cell that is wide enough for a number"""
+
+
+def color_of(number: int) -> str:
+    """The color of the n-th of several things that are compared, from 0; they repeat."""
+    return PALETTE[number % len(PALETTE)]
 
 
 def new_figure(width: float, height: float) -> Figure:

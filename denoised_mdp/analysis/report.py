@@ -17,6 +17,7 @@ import jinja2
 from .. import __version__
 from ..errors import UserError
 from .factor_tables import from_tree, headline_text, pooled
+from .plots import color_of
 from .report_data import RunData, read_run
 from .report_groups import Group, differing_options, group_runs
 from .report_parts import (
@@ -34,7 +35,7 @@ from .report_parts import (
     plots,
     safely,
 )
-from .report_plots import color_of, heat_map
+from .report_plots import heat_map
 
 VIDEOS = ("one", "all", "none")
 """of each group of seeds one, of every run, or none"""

@@ -20,6 +20,7 @@ import numpy as np
 from ..composition import flatten
 from ..config import read_config
 from ..errors import UserError
+from ..event_files import event_records
 from ..runs import RunFolder
 from ..schema import Config
 from ..validation import as_text
@@ -217,21 +218,19 @@ def read_machine(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 def read_speed(folder: Path) -> tuple[Speed | None, list[str]]:
     """Time and steps of all starts; a file that breaks off counts as far as it goes."""
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto.event_pb2 import Event
 
     total, problems = Speed(0.0, 0), []
     for path in sorted(folder.glob("events.out.tfevents.*")):
-        points, events = [], 0
+        points = []
         try:
-            for event in EventFileLoader(str(path)).Load():
-                events += 1
+            for record in event_records(path):
+                event = Event.FromString(record)
                 if event.HasField("summary"):
                     points.append((event.wall_time, event.step))
-        except Exception as error:  # the loader raises whatever its parsers do
+        except (OSError, ValueError, DecodeError) as error:
             problems.append(f"tensorboard/{path.name} cannot be read to its end ({one_line(error)}).")
-        else:
-            if not events and path.stat().st_size:  # the loader takes a damaged record for one that is being written
-                problems.append(f"tensorboard/{path.name} holds nothing that can be read.")
         part = speed_of(points)
         total = Speed(total.seconds + part.seconds, total.steps + part.steps)
     return (total if total.steps else None), problems
@@ -250,8 +249,6 @@ def one_line(error: Exception) -> str:
     """What an exception says, short."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) < 160 else f"{text[:160]} ..."
-
-
 
 
 def _number(value: Any) -> float:

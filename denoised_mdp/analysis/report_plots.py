@@ -11,17 +11,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .factors import FactorMatrix
-from .plots import COLORS, FAINT, factor_heat_map, literal, new_figure, plain_axes
+from .plots import COLORS, FAINT, color_of, factor_heat_map, literal, new_figure, plain_axes
 from .report_groups import Group, band
 
-PALETTE = ("#1f5fa8", "#e4572e", "#3a9d6b", "#6c5b9e", "#b8860b", "#0e8ba0", "#c2477f", "#5a6b2f", "#8a94a0", "#7a4b2a")
 SIZE = (4.3, 2.75)
 """inches of one plot"""
-
-
-def color_of(number: int) -> str:
-    """The color of the n-th group, from 0; they repeat."""
-    return PALETTE[number % len(PALETTE)]
 
 
 def svg_uri(figure: Figure) -> str:
