@@ -9,6 +9,7 @@ opening a checkpoint runs no code of whoever wrote it.
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import math
@@ -25,9 +26,10 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from .disk import sync_folder
 from .errors import UserError
 
-FORMAT = 2  # raise it when an older version of this package could no longer read what this one writes
+FORMAT = 3  # raise it when an older version of this package could no longer read what this one writes
 _NAME = re.compile(r"step_(\d+)(\.old)?")
 _UNFINISHED = ".tmp-"
 
@@ -40,7 +42,25 @@ def _from_format_1(tree: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-MIGRATIONS = {1: _from_format_1}
+def _from_format_2(tree: dict[str, Any]) -> dict[str, Any]:
+    """Format 3 knows several environments that collect, and rows that were collected ahead."""
+    if "exploration" in tree:
+        counters, random = tree["counters"], tree["random"]
+        begun = tree["env"] is not None
+        tree["collector"] = {
+            "step": counters["step"],
+            "observations": [tree.pop("observation")],
+            "carry": tree.pop("carry"),
+            "random": [random["prefill"]],
+            "exploration": [tree.pop("exploration")],
+            "environments": [tree.pop("env")] if begun else None,
+        }
+        tree["counters"] = {name: counters[name] for name in ("step", "updates")} | {"step_before": None}
+        tree |= {"random": random["replay"], "episode_return": [tree["episode_return"]], "ahead": None}
+    return tree
+
+
+MIGRATIONS = {1: _from_format_1, 2: _from_format_2}
 """format -> the function that turns a tree of that format into one of the next"""
 
 
@@ -55,7 +75,8 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> 
     that. Checkpoints of later steps are deleted too: the run has gone back behind them.
 
     Args:
-        folder: holds the checkpoints of a run; made if missing.
+        folder: holds the checkpoints of a run; made if missing, but not the folder that it is in: if that is
+            gone, so is the run.
         step: environment steps so far.
         tree: nested dicts (str or int keys), lists and tuples of tensors, arrays, NumPy scalars, str, bytes,
             int of any size, float, bool and None.
@@ -81,7 +102,8 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> 
     replaced = final.with_name(f"{final.name}.old")
     unfinished = folder / f"{_UNFINISHED}{final.name}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
         for leftover in folder.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(leftover)
         unfinished.mkdir()
@@ -90,12 +112,12 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> 
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-        _sync(unfinished)
+        sync_folder(unfinished)
         if final.exists():  # `load` finds the old one under its new name, should we be killed in between
             _delete(replaced)
             final.rename(replaced)
         unfinished.rename(final)
-        _sync(folder)
+        sync_folder(folder)
         for found, path in _checkpoints(folder):
             if found > step or path == replaced:
                 _delete(path)
@@ -105,9 +127,10 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> 
         shutil.rmtree(unfinished, ignore_errors=True)
         steps = list_steps(folder)
         intact = f"That of step {steps[-1]:,} is intact. " if steps else ""
+        remedy = "Make room" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "Mend that"
         raise UserError(
-            f"The checkpoint of step {step:,} cannot be saved in {folder} ({error.strerror}). {intact}Make"
-            " room and run the same command again."
+            f"The checkpoint of step {step:,} cannot be saved in {folder} ({error.strerror}). {intact}{remedy} and"
+            " run the same command again."
         ) from error
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -161,8 +184,10 @@ def list_steps(folder: Path | str) -> list[int]:
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Return (step, path) of every checkpoint, newest first; one being replaced follows the new one."""
-    if not folder.is_dir():
+    if not os.path.lexists(folder):
         return []
+    if not folder.is_dir():  # a link to a disk that is not there, say: to begin anew would destroy the run
+        raise UserError(f"{folder} is no folder. Put the checkpoints back where they were, or choose another run_dir.")
     found = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
     found.sort(key=lambda pair: (-int(pair[0][1]), pair[0][2] or ""))
     return [(int(match[1]), path) for match, path in found]
@@ -284,12 +309,3 @@ def _delete(path: Path) -> None:
         doomed = path.with_name(f"{_UNFINISHED}{path.name}")
         path.rename(doomed)
         shutil.rmtree(doomed)
-
-
-def _sync(folder: Path) -> None:
-    """Put the names in `folder` on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

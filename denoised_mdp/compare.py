@@ -20,6 +20,7 @@ import torch
 
 from . import checkpoint as checkpoints
 from .errors import UserError
+from .lanes import Lanes
 from .logging import is_wall_clock
 from .replay import Replay
 from .runs import RunFolder
@@ -29,9 +30,12 @@ ROWS = 256  # of the replay, compared at a time
 PARTS = {
     "weights": ("agent/weights",),
     "optimizer": ("agent/optimizers",),
-    "generators": ("agent/random", "random", "exploration"),
-    "environment": ("env",),
-    "progress": ("counters", "pending", "observation", "carry", "window", "episode_return", "last_return"),
+    "generators": ("agent/random", "random", "collector/random", "collector/exploration"),
+    "environment": ("collector/environments",),
+    "progress": (
+        "counters", "pending", "collector/step", "collector/observations", "collector/carry", "ahead", "window",
+        "episode_return", "last_return",
+    ),
 }
 """part of a checkpoint -> the paths in its tree"""
 
@@ -196,26 +200,37 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _replay(runs: list[RunFolder], trees: list[dict[str, Any]]) -> Verdict:
     """Compare the rows that both checkpoints count, wherever they lie in the files."""
-    replays = [Replay.open(run.replay, tree["replay"], read_only=True) for run, tree in zip(runs, trees, strict=True)]
+    replays = [Lanes.open(run.replay, tree["replay"], read_only=True) for run, tree in zip(runs, trees, strict=True)]
     try:
-        spans = [(replay.total - len(replay), replay.total) for replay in replays]
         verdict = Verdict("replay", f"{len(replays[0]):,} rows")
-        if spans[0] != spans[1]:
-            verdict.difference = " and ".join(f"rows {first:,} to {end - 1:,}" for first, end in spans)
+        if len(replays[0].lanes) != len(replays[1].lanes):
+            verdict.difference = " and ".join(f"{len(replay.lanes)} environments" for replay in replays)
             return verdict
-        for begin in range(spans[0][0], spans[0][1], ROWS):
-            rows = np.arange(begin, min(begin + ROWS, spans[0][1]))
-            a, b = (replay.read(rows) for replay in replays)
-            for i, row in enumerate(rows):
-                names = [name for name in a if a[name][i].tobytes() != b[name][i].tobytes()]
-                if names:
-                    difference = _difference(names[0], np.asarray(a[names[0]][i]), np.asarray(b[names[0]][i]))
-                    verdict.difference = f"row {row:,}, {difference}"
-                    return verdict
+        for number, lanes in enumerate(zip(*(replay.lanes for replay in replays), strict=True)):
+            verdict.difference = _lane(*lanes)
+            if verdict.difference:
+                where = f"environment {number}, " if len(replays[0].lanes) > 1 else ""
+                verdict.difference = where + verdict.difference
+                break
         return verdict
     finally:
         for replay in replays:
             replay.close()
+
+
+def _lane(first: Replay, second: Replay) -> str | None:
+    """Describe the first row in which two replays differ."""
+    spans = [(replay.total - len(replay), replay.total) for replay in (first, second)]
+    if spans[0] != spans[1]:
+        return " and ".join(f"rows {begin:,} to {end - 1:,}" for begin, end in spans)
+    for begin in range(*spans[0], ROWS):
+        rows = np.arange(begin, min(begin + ROWS, spans[0][1]))
+        a, b = first.read(rows), second.read(rows)
+        for i, row in enumerate(rows):
+            for name in a:
+                if a[name][i].tobytes() != b[name][i].tobytes():
+                    return f"row {row:,}, {_difference(name, np.asarray(a[name][i]), np.asarray(b[name][i]))}"
+    return None
 
 
 def report(verdicts: list[Verdict], write: Callable[[str], None] = print) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from denoised_mdp.composition import compose, flatten
+from denoised_mdp.disk import replace_file
 from denoised_mdp.envs import check_distractors, tasks
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.schema import Config
@@ -23,7 +24,8 @@ LATENTS = {"2b": "xy", "2c": "xyz", "dreamer": "x"}  # the latents that a struct
 # A run may be continued although these keys changed: they do not alter what is learned up to a given step.
 MAY_CHANGE = frozenset(
     {"run_dir", "preset", "replay.capacity"}
-    | {f"train.{key}" for key in ("total_steps", "device", "cuda_graph", "threads", "eval_workers", "log_every")}
+    | {f"train.{key}" for key in ("total_steps", "device", "cuda_graph", "threads", "log_every")}
+    | {"train.collect_workers", "train.eval_workers"}
     | {f"train.{key}" for key in ("eval_every", "eval_episodes", "render_every", "probe_every", "checkpoint_every")}
 )
 
@@ -54,10 +56,8 @@ def default_run_dir(config: Config) -> str:
 
 def save_config(config: Config, path: str | os.PathLike) -> None:
     """Write the configuration as YAML to `path` (a file), whole or not at all."""
-    path = Path(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True), "utf-8")
-    temporary.replace(path)
+    text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    replace_file(Path(path), text.encode())
 
 
 def read_config(path: str | os.PathLike) -> Config:
@@ -105,6 +105,8 @@ def _check(config: Config) -> None:
                 raise UserError(f"model.{name}.{key}=0: must be at least 1: model={model.name} has {name}.")
             if name not in LATENTS[model.name] and width > 0:
                 raise UserError(f"model.{name}.{key}={width}: must be 0: model={model.name} has no {name}.")
+    if train.overlap and train.collect_workers == 0:
+        raise UserError("train.overlap=true: the environments need their own process: set train.collect_workers=1.")
     if kl.free_nats_strategy == "B" and kl.beta_y > kl.beta_x:
         raise UserError(f"model.kl.beta_y={kl.beta_y}: strategy B needs at most model.kl.beta_x={kl.beta_x}.")
     if env.episode_steps < env.action_repeat:
@@ -122,11 +124,11 @@ def _check_segments(config: Config) -> None:
     train, length = config.train, config.train.segment_length
     if length > config.episode_rows:
         raise UserError(f"train.segment_length={length}: an episode has only {config.episode_rows} rows.")
-    least = (length - 1) * config.env.action_repeat
+    least = (length - 1) * config.turn_steps  # each environment has played one then
     if train.prefill_steps < least:
-        raise UserError(f"train.prefill_steps={train.prefill_steps}: one segment needs at least {least}.")
+        raise UserError(f"train.prefill_steps={train.prefill_steps}: one segment needs at least {least:,}.")
     # The latest rows may begin with the end of an episode and end with the start of the next, each a row too short.
-    capacity, enough = config.replay.capacity, 2 * length - 1
+    capacity, enough = config.replay.capacity, (2 * length - 1) * train.collect_envs
     if capacity is not None and capacity < enough:
         raise UserError(
             f"replay.capacity={capacity}: must be at least {enough}, so that there always is a segment of"

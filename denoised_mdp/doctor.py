@@ -21,10 +21,10 @@ from .config import differences, read_config
 from .envs.video import SPLITS, open_clips
 from .errors import UserError
 from .evaluation import MAX_PARALLEL
+from .lanes import Lanes
 from .loading import environment_maker
 from .logging import data_size, duration
 from .machine import GIB, peak_memory, random_batch
-from .replay import Replay
 from .runtime import configure
 from .schema import Config
 
@@ -141,11 +141,11 @@ class Doctor:
     def check_replay(self, observation_shape: tuple[int, ...], actions: int) -> None:
         """Compare the replay's size with the free disk."""
         rows, slack = self.config.replay_capacity, self.config.replay_slack
-        needed = Replay.bytes_needed(rows, observation_shape, actions, slack)
+        needed = Lanes.bytes_needed(self.config.train.collect_envs, rows, observation_shape, actions, slack)
         folder = Path(self.config.run_dir).absolute()
         place = next(path for path in [folder, *folder.parents] if path.exists())
         free = shutil.disk_usage(place).free
-        used = sum(path.stat().st_blocks * 512 for path in folder.glob("replay/*.npy"))
+        used = sum(path.stat().st_blocks * 512 for path in folder.glob("replay/**/*.npy"))
         more = f" and {slack:,} more between checkpoints" if slack else ""
         _row("replay", f"{rows:,} rows{more}: {data_size(needed)} when full")
         _row("", f"{data_size(free)} free in {place}")

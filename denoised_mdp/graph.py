@@ -93,7 +93,7 @@ class GraphedUpdate:
 
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may act meanwhile
             metrics = self._update(self._batch, policy=policy)
             values = torch.stack([value.float() for value in metrics.values()])
         return graph, list(metrics), values

@@ -185,11 +185,11 @@ class Replay:
 
     def count_segments(self, length: int) -> int:
         """Return how many different segments of `length` rows could be sampled now."""
-        _, rows = self._episodes()
+        _, rows = self.episodes()
         return int(np.maximum(rows - length + 1, 0).sum())
 
-    def _episodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first row of every episode and its number of rows (none or less: evicted)."""
+    def episodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first row of every episode and its number of rows (none or less: evicted), int [E] each."""
         first = np.maximum(self._starts, self._oldest)
         return first, np.diff(self._starts, append=self.total) - (first - self._starts)
 
@@ -206,22 +206,7 @@ class Replay:
         Raises:
             UserError: no episode is long enough.
         """
-        first, rows = self._episodes()
-        counts = np.maximum(rows - length + 1, 0)  # segment starts per episode
-        ends = np.cumsum(counts)
-        if not counts.any():
-            larger = "train.prefill_steps"
-            if self.capacity < length:
-                larger = f"replay.capacity (it is {self.capacity:,})"
-            raise UserError(
-                f"No segment of {length:,} rows can be sampled: the longest episode in the replay has"
-                f" {rows.max(initial=0):,} of its {len(self):,} rows. Set a smaller train.segment_length or a"
-                f" larger {larger}."
-            )
-        chosen = rng.integers(ends[-1], size=batch_size)  # [B], numbers among all starts
-        episode = np.searchsorted(ends, chosen, side="right")
-        starts = first[episode] + chosen - (ends - counts)[episode]
-        return self.read(starts + np.arange(length)[:, None])  # [T, B]
+        return sample_segments([self], batch_size, length, rng)
 
     def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Copy the rows of these numbers (int array of any shape), counted from the replay's very first row.
@@ -265,3 +250,35 @@ class Replay:
     def close(self) -> None:
         """Close the files; the replay cannot be used afterwards."""
         self._columns.close()
+
+
+def sample_segments(
+    replays: Sequence[Replay], batch_size: int, length: int, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Sample segments from all episodes of several replays as `Replay.sample` does from one."""
+    tables = [replay.episodes() for replay in replays]
+    first, rows = (np.concatenate(column) for column in zip(*tables, strict=True))
+    counts = np.maximum(rows - length + 1, 0)  # segment starts per episode
+    ends = np.cumsum(counts)
+    if not counts.any():
+        larger = "train.prefill_steps"
+        if max(replay.capacity for replay in replays) < length:
+            larger = f"replay.capacity (it is {sum(replay.capacity for replay in replays):,})"
+        raise UserError(
+            f"No segment of {length:,} rows can be sampled: the longest episode in the replay has"
+            f" {rows.max(initial=0):,} of its {sum(map(len, replays)):,} rows. Set a smaller train.segment_length or a"
+            f" larger {larger}."
+        )
+    chosen = rng.integers(ends[-1], size=batch_size)  # [B], numbers among all starts
+    episode = np.searchsorted(ends, chosen, side="right")
+    segments = first[episode] + chosen - (ends - counts)[episode] + np.arange(length)[:, None]  # [T, B], rows
+    if len(replays) == 1:
+        return replays[0].read(segments)
+    source = np.repeat(np.arange(len(replays)), [len(table[0]) for table in tables])[episode]  # [B], which replay
+    parts = [(source == index, replay.read(segments[:, source == index])) for index, replay in enumerate(replays)]
+    batch = {}
+    for name, column in parts[0][1].items():
+        batch[name] = np.empty((length, batch_size, *column.shape[2:]), column.dtype)
+        for mine, part in parts:
+            batch[name][:, mine] = part[name]
+    return batch

@@ -145,6 +145,9 @@ class TrainConfig:
     policy_after: int = option(0, "updates of the world model before the policy begins to learn", low=0)
     batch_size: int = option(50, "segments per batch", low=1)
     segment_length: int = option(50, "rows per segment", low=2)
+    collect_envs: int = option(1, "environments that collect side by side; each counts its own steps", low=1)
+    collect_workers: int = option(0, "processes that run them; 0: the learner's", low=0)
+    overlap: bool = option(False, "collect a round's steps while learning from those before; needs collect_workers")
     exploration_noise: float = option(0.3, "std of the noise added to actions while collecting", low=0)
     eval_every: int = option(10_000, "steps between evaluations; 0: never", low=0)
     eval_episodes: int = option(10, "episodes per evaluation", low=1)
@@ -197,6 +200,11 @@ class Config:
         """Rows of a whole episode: one per action, one more for its first observation."""
         return math.ceil(self.env.episode_steps / self.env.action_repeat) + 1
 
+    @property
+    def turn_steps(self) -> int:
+        """Steps of one action in every environment that collects."""
+        return self.train.collect_envs * self.env.action_repeat
+
     def updates_due(self, step: int) -> int:
         """Updates that should be done by a step: a round after the prefill, then one every `train_every` steps."""
         rounds = 1 + (step - self.train.prefill_steps) // self.train.train_every
@@ -207,7 +215,8 @@ class Config:
         """Rows that the replay holds: ``replay.capacity``, or all rows of the run."""
         if self.replay.capacity is not None:
             return self.replay.capacity
-        return math.ceil(self.train.total_steps / self.env.episode_steps) * self.episode_rows
+        steps = math.ceil(self.train.total_steps / self.turn_steps) * self.env.action_repeat  # of each environment
+        return math.ceil(steps / self.env.episode_steps) * self.episode_rows * self.train.collect_envs
 
     @property
     def replay_slack(self) -> int:

@@ -9,25 +9,24 @@ import warnings
 from typing import Any
 
 import imageio.v2 as imageio
-import numpy as np
 import torch
 
 from . import checkpoint as checkpoints
 from .agent import build_agent
 from .analysis import render
 from .analysis.factors import QuickProbe
+from .collector import Ahead, Collector, Turn
 from .config import save_config
-from .envs.seeding import generator, generator_state, restore_generator, torch_seed
+from .envs.seeding import generator, generator_state, restore_generator
 from .errors import EnvironmentFailure, UserError
 from .evaluation import EvaluationResult, evaluate, evaluation_seeds
 from .finite import FiniteCheck
+from .lanes import Lanes
 from .loading import environment_maker, fitting, prepare
 from .logging import Logger, Progress, data_size
 from .machine import record_start
-from .replay import Replay
 from .runs import RunFolder
 from .runtime import configure
-from .runtime import restore_generator as restore_torch_generator
 from .schema import Config
 from .stopping import Stop, StopRequest
 
@@ -53,14 +52,15 @@ class Trainer:
         device, dtype = configure(config.train)
         self.precision = "bf16" if dtype == torch.bfloat16 else "float32"
         self.make_environment = environment_maker(config)
-        self.env = self.make_environment()
-        actions = self.env.action_space.shape[0]
+        self.collector = Collector(config, self.make_environment, device)
+        actions = self.collector.pool.action_shape[0]
         self.agent = build_agent(config, actions, device=device, dtype=dtype)
-        self.random = {name: generator(config.seed, name) for name in ("prefill", "replay")}
-        self.exploration = torch.Generator(device).manual_seed(torch_seed(config.seed, "exploration"))
-        self.step = self.updates = self.episodes = 0
-        self.episode_return, self.last_return = 0.0, None
-        self.observation, self.carry = None, None
+        self.ahead = None
+        if config.train.overlap:
+            self.ahead = Ahead(self.collector, build_agent(config, actions, device=device, dtype=dtype))
+        self.random = generator(config.seed, "replay")
+        self.step = self.step_before = self.updates = 0  # step_before: where the last of the steps began
+        self.episode_return, self.last_return = [0.0] * self.collector.count, None
         self.window: dict[str, tuple[torch.Tensor, int]] = {}
         self.last_evaluation: EvaluationResult | None = None
         self.quick_probe: QuickProbe | None = None  # made when the first is due
@@ -80,15 +80,15 @@ class Trainer:
             self.logger = Logger(run.path)
         self.progress = Progress(config.train.total_steps, step=self.step, updates=self.updates)
 
-    def open_replay(self, state: dict[str, Any] | None) -> Replay:
+    def open_replay(self, state: dict[str, Any] | None) -> Lanes:
         """A new replay, or (state) the one in the folder, grown if the run has become longer."""
         capacity, slack = self.config.replay_capacity, self.config.replay_slack
         if state is not None:
-            return Replay.open(self.run.replay, state, capacity, slack)
-        shape, actions = self.env.observation_space.shape, self.agent.mdp.action_size
-        size = data_size(Replay.bytes_needed(capacity, shape, actions, slack))
-        print(f"replay: up to {capacity:,} rows, {size} on disk in {self.run.replay}")
-        return Replay(self.run.replay, capacity, shape, actions, slack)
+            return Lanes.open(self.run.replay, state, capacity, slack)
+        count, shape = self.collector.count, self.collector.pool.observation_shape
+        sizes = count, capacity, shape, self.agent.mdp.action_size, slack
+        print(f"replay: up to {capacity:,} rows, {data_size(Lanes.bytes_needed(*sizes))} on disk in {self.run.replay}")
+        return Lanes(self.run.replay, *sizes)
 
     def announce(self) -> None:
         """Say what is about to happen, before it takes hours."""
@@ -128,46 +128,32 @@ class Trainer:
         return self.config.updates_due(self.step)
 
     def collect(self) -> None:
-        """One action in the environment, into the replay; the first row of an episode has none."""
-        if self.observation is None:
-            self.begin_episode()
-        if self.step < self.config.train.prefill_steps:
-            action = self.random["prefill"].uniform(-1.0, 1.0, self.env.action_space.shape).astype(np.float32)
-            self.carry = None  # filtering begins with the first action after the prefill
-        else:
-            action, self.carry = self.agent.act(
-                self.observation,
-                self.carry,
-                explore=self.config.train.exploration_noise,
-                generator=self.exploration,
-            )
-        self.observation, reward, terminated, truncated, _ = self.env.step(action)
-        self.finite.check_reward(self.step, reward)
-        self.replay.add(self.observation, action, reward, False)
-        self.episode_return += float(reward)
-        self.step += self.config.env.action_repeat
-        if terminated or truncated:
-            self.end_episode()
+        """One action in every environment, or the block that was collected ahead, into the replay."""
+        self.step_before = self.step
+        for turn in self.ahead and self.ahead.take() or [self.collector.turn(self.agent)]:
+            self.accept(turn)
+        if self.ahead and self.config.train.prefill_steps <= self.step < self.config.train.total_steps:
+            self.ahead.begin(self.agent)
 
-    def begin_episode(self) -> None:
-        """Reset; only the very first reset is seeded, later ones continue the environment's streams."""
-        self.observation, _ = self.env.reset(seed=self.config.seed if self.episodes == 0 else None)
-        self.carry, self.episode_return = None, 0.0
-        self.replay.add(self.observation, np.zeros(self.env.action_space.shape, np.float32), 0.0, True)
-
-    def end_episode(self) -> None:
-        """Log the return of a training episode (with exploration noise, or random during prefill)."""
-        prefill = self.step <= self.config.train.prefill_steps
-        self.last_return = self.episode_return
-        name = "random" if prefill else "train"
-        self.logger.log(self.step, {f"{name}/return": self.episode_return})
-        self.episodes += 1
-        self.observation = None
+    def accept(self, turn: Turn) -> None:
+        """Add the rows of one action in every environment; log the returns of episodes that end with it."""
+        ended = []
+        for lane, rows in enumerate(turn):
+            for row in rows:
+                self.finite.check_reward(self.step, row.reward)
+                self.replay.add(lane, row.observation, row.action, row.reward, row.is_first)
+                self.episode_return[lane] = row.reward + (0.0 if row.is_first else self.episode_return[lane])
+                ended += [self.episode_return[lane]] if row.is_last else []
+        self.step += self.config.turn_steps
+        if ended:  # with exploration noise, or random during prefill
+            self.last_return = sum(ended) / len(ended)
+            name = "random" if self.step <= self.config.train.prefill_steps else "train"
+            self.logger.log(self.step, {f"{name}/return": self.last_return})
 
     def learn(self) -> None:
         """One batch, one update; metrics stay tensors until they are logged."""
         train = self.config.train
-        batch = self.replay.sample(train.batch_size, train.segment_length, self.random["replay"])
+        batch = self.replay.sample(train.batch_size, train.segment_length, self.random)
         metrics = self.agent.update(batch, policy=self.updates >= train.policy_after)
         self.finite.add(self.step, self.updates, batch, metrics)
         for name, value in metrics.items():
@@ -207,9 +193,9 @@ class Trainer:
         self.window = {}
 
     def due(self, every: int) -> bool:
-        """Whether the last action crossed a multiple of `every` steps (0: never), or was the last of all."""
-        before = self.step - self.config.env.action_repeat
-        return every > 0 and (self.step // every > before // every or self.step >= self.config.train.total_steps)
+        """Whether the last steps crossed a multiple of `every` (0: never), or were the last of all."""
+        crossed = self.step // max(every, 1) > self.step_before // max(every, 1)
+        return every > 0 and (crossed or self.step >= self.config.train.total_steps)
 
     def evaluate(self) -> None:
         """Play held-out episodes with the actor's mode, always the same ones."""
@@ -260,54 +246,48 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """All that a later process needs to continue bit for bit, but for the log, which must be flushed first."""
-        carry = self.carry and {
-            "belief": self.carry.latent.belief,
-            "state": self.carry.latent.state,
-            "action": self.carry.action,
-        }
         return {
             "action_size": self.agent.mdp.action_size,
             "precision": self.precision,
-            "counters": {"step": self.step, "updates": self.updates, "episodes": self.episodes},
+            "counters": {"step": self.step, "step_before": self.step_before, "updates": self.updates},
             "episode_return": self.episode_return,
             "last_return": self.last_return,
-            "observation": self.observation,
-            "carry": carry,
+            "ahead": self.ahead and self.ahead.state(),  # before the collector's, which it waits for
+            "collector": self.collector.state(),
             "window": self.window,
             "agent": self.agent.state(),
             "config": dataclasses.asdict(self.config),
             "pending": self.pending,
             "replay": self.replay.state(),
-            "random": {name: generator_state(rng) for name, rng in self.random.items()},
-            "exploration": self.exploration.get_state(),
-            "env": self.env.get_state() if self.episodes or self.observation is not None else None,
+            "random": generator_state(self.random),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of `state`."""
         counters = state["counters"]
-        self.step, self.updates, self.episodes = counters["step"], counters["updates"], counters["episodes"]
-        self.episode_return, self.last_return = state["episode_return"], state["last_return"]
-        self.observation = state["observation"]
+        self.step, self.step_before, self.updates = (counters[name] for name in ("step", "step_before", "updates"))
+        if self.step_before is None:  # checkpoints of format 2 know only one environment, one action at a time
+            self.step_before = self.step - self.config.env.action_repeat
+        self.episode_return, self.last_return = list(state["episode_return"]), state["last_return"]
         self.window, self.pending = state["window"], state["pending"]
         self.agent.restore(state["agent"])
         self.replay = self.open_replay(state["replay"])
-        self.random = {name: restore_generator(rng) for name, rng in state["random"].items()}
+        self.random = restore_generator(state["random"])
         if state["precision"] != self.precision:
             warnings.warn(
                 f"the run began in {state['precision']} and goes on in {self.precision} on this machine; set"
                 " train.precision to keep to one",
                 stacklevel=2,
             )
-        restore_torch_generator(self.exploration, state["exploration"])
-        if state["carry"] is not None:
-            self.carry = self.agent.carry(**state["carry"])
-        if state["env"] is not None:
-            self.env.set_state(state["env"])
+        self.collector.restore(state["collector"], self.agent)
+        if self.ahead:
+            self.ahead.restore(state["ahead"])
 
     def close(self) -> None:
-        """Release the renderer and the files."""
-        self.env.close()
+        """Release the environments and the files."""
+        if self.ahead:
+            self.ahead.close()
+        self.collector.close()
         self.replay.close()
         self.logger.close()
         self.progress.close()

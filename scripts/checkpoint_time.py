@@ -42,20 +42,21 @@ def run() -> None:
                 for parameter in group["params"]:
                     parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
+        (replay,) = trainer.replay.lanes
         rows, recent = config.replay_capacity, config.train.checkpoint_every // config.env.action_repeat
         numbers = np.load(run.replay / "number.npy", mmap_mode="r+")
         starts = np.load(run.replay / "is_first.npy", mmap_mode="r+")
         numbers[: rows - 4 * recent] = np.arange(1, rows - 4 * recent + 1)
         starts[: rows - 4 * recent : config.episode_rows] = True
         numbers.flush(), starts.flush()
-        trainer.replay._starts = np.arange(0, rows - 4 * recent, config.episode_rows)
-        trainer.replay.total = rows - 4 * recent
+        replay._starts = np.arange(0, rows - 4 * recent, config.episode_rows)
+        replay.total = rows - 4 * recent
         rng, saves, resumes = np.random.default_rng(0), [], []
-        trainer.observation, _ = trainer.env.reset(seed=0)
+        trainer.collector.turn(trainer.agent)
         for _ in range(4):
             for _ in range(recent):  # as many as between two checkpoints
                 picture = rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)
-                trainer.replay.add(picture, np.zeros(2, np.float32), 0.0, False)
+                replay.add(picture, np.zeros(2, np.float32), 0.0, False)
             trainer.step += config.train.checkpoint_every
             began = time.perf_counter(), time.process_time()
             trainer.save()

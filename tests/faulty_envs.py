@@ -11,6 +11,7 @@ class Faulty(gym.Env):
     """Does `what` in the second step of the episode of seed 7."""
 
     action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    observation_space = gym.spaces.Box(-1, 1, (1,))
 
     def __init__(self, what):
         self.what, self.steps = what, 0
@@ -40,7 +41,7 @@ class Signalling:
 
     def __init__(self, make, mark, number, when):
         self.env, self.mark, self.number, self.when = make(), mark, number, when
-        self.action_space = self.env.action_space
+        self.action_space, self.observation_space = self.env.action_space, self.env.observation_space
         self.send("made")
 
     def send(self, when):

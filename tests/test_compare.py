@@ -33,7 +33,7 @@ def run(tmp_path_factory):
     trainer.run_to_end()
     trainer.close()
     torch.use_deterministic_algorithms(False)
-    assert trainer.observation is not None and trainer.carry is not None
+    assert trainer.collector.observations[0] is not None and trainer.collector.carry is not None
     return path
 
 
@@ -81,11 +81,11 @@ def nudge(tensor):
     ("optimizer", "agent/optimizers/model/param_groups/0/lr: 0.0006 and 0.1",
      lambda tree: tree["agent"]["optimizers"]["model"]["param_groups"][0].update(lr=0.1)),
     ("generators", "agent/random[", lambda tree: tree["agent"]["random"].add_(1)),
-    ("generators", "exploration[", lambda tree: tree["exploration"][5].add_(1)),
-    ("generators", "random/replay/state/inc", lambda tree: tree["random"]["replay"]["state"].update(inc=7)),
-    ("environment", "env/", lambda tree: tree["env"].popitem()),
+    ("generators", "exploration/0[", lambda tree: tree["collector"]["exploration"][0][5].add_(1)),
+    ("generators", "random/state/inc", lambda tree: tree["random"]["state"].update(inc=7)),
+    ("environment", "environments/0/", lambda tree: tree["collector"]["environments"][0].popitem()),
     ("progress", "counters/step", lambda tree: tree["counters"].update(step=3)),
-    ("progress", "carry/belief[0, 0]", lambda tree: tree["carry"]["belief"][:, :1].add_(1)),
+    ("progress", "carry/belief[0, 0]", lambda tree: tree["collector"]["carry"]["belief"][:, :1].add_(1)),
     ("progress", "pending", lambda tree: tree.update(pending=["film"])),
 ])  # fmt: skip
 def test_a_changed_checkpoint_is_named(run, copy, part, name, edit):

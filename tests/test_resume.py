@@ -203,7 +203,8 @@ def test_what_a_gpu_saved_loads_on_a_cpu(tmp_path):
     config = tiny(tmp_path / "run", "train.total_steps=160")
     run_in_parts(config, 90)
     step, state = checkpoint.load(tmp_path / "run" / "checkpoints")
-    state["exploration"] = state["agent"]["random"] = torch.arange(16, dtype=torch.uint8)
+    state["collector"]["exploration"] = [torch.arange(16, dtype=torch.uint8)]
+    state["agent"]["random"] = torch.arange(16, dtype=torch.uint8)
     checkpoint.save(tmp_path / "run" / "checkpoints", step, state)
     denoised_mdp.load(tmp_path / "run", device="cpu")
     with pytest.warns(UserWarning, match="another kind of device"):

@@ -47,14 +47,14 @@ def test_counting_environment_proves_the_alignment(tmp_path):
     run = RunFolder.create(config.run_dir)
     trainer = Trainer(config, run)
     sent = {}
-    step = trainer.env.step
+    step = trainer.collector.pool.step
 
-    def spy(action):
-        result = step(action)
-        sent[CountingEnv.decode(result[0])] = np.array(action)
-        return result
+    def spy(actions):
+        results = step(actions)
+        sent[CountingEnv.decode(results[0][0])] = np.array(actions[0])
+        return results
 
-    trainer.env.step = spy
+    trainer.collector.pool.step = spy
     while trainer.step < 80:
         trainer.collect()
     batch = trainer.replay.sample(200, 6, np.random.default_rng(0))

@@ -51,7 +51,7 @@ class EnvironmentPool:
         task: str = "environment",
     ):
         self.count, self.timeout, self.task = count, timeout, task
-        self.seeds: list[int | None] = [None] * count
+        self._playing = ["while it was made"] * count  # for messages
         self._environments: list[gym.Env] = []
         self._workers: list[_Worker] = []
         workers = min(workers, count)
@@ -59,23 +59,38 @@ class EnvironmentPool:
             if workers:
                 for w in range(workers):  # one by one, so that `close` knows those that run if another cannot start
                     self._workers.append(_Worker(make_environment, len(range(w, count, workers))))
-                self.action_shape = self._replies(timeout + START_SECONDS)[0]
+                self.observation_shape, self.action_shape = self._replies(timeout + START_SECONDS)[0]
             else:
                 for _ in range(count):
                     self._environments.append(make_environment())
-                self.action_shape = self._environments[0].action_space.shape
+                self.observation_shape, self.action_shape = _shapes(self._environments[0])
         except BaseException:
             self.close()
             raise
 
     def reset(self, seeds: Sequence[int]) -> list[tuple[np.ndarray, dict]]:
         """Begin one episode per seed in the first environments; returns (observation, info) of each."""
-        self.seeds = [*seeds, *[None] * (self.count - len(seeds))]
-        return self._all("reset", self.seeds)[: len(seeds)]
+        self._playing[: len(seeds)] = [f"in the episode of seed {seed}" for seed in seeds]
+        return self._all("reset", [*seeds, *[None] * (self.count - len(seeds))])[: len(seeds)]
+
+    def begin(self, which: Sequence[bool]) -> list[tuple[np.ndarray, dict] | None]:
+        """Begin another episode where `which` says so, from the environment's own random stream."""
+        for i in np.flatnonzero(which):
+            self._playing[i] = self._playing[i].replace("in the episode of", "in an episode after that of")
+        return self._all("begin", [one or None for one in which])
 
     def step(self, actions: Sequence[np.ndarray | None]) -> list[tuple | None]:
         """One action [A] for each environment, or None to leave it as it is; returns what `step` of each returned."""
         return self._all("step", [*actions, *[None] * (self.count - len(actions))])[: len(actions)]
+
+    def get_states(self) -> list[dict[str, Any]]:
+        """The whole state of each environment, even in the middle of an episode."""
+        return self._all("get_state", [True] * self.count)
+
+    def set_states(self, states: Sequence[dict[str, Any]]) -> None:
+        """Put back what `get_states` returned, of equal environments."""
+        self._playing = ["after a state was restored"] * self.count
+        self._all("set_state", list(states))
 
     def close(self) -> None:
         """Close the environments and end the workers, whatever state they are in."""
@@ -115,8 +130,7 @@ class EnvironmentPool:
             if status == "mistake":
                 raise UserError(reply)
             if status != "done":
-                seed = self.seeds[w + worker.index * len(self._workers)]
-                when = "while it was made" if seed is None else f"in the episode of seed {seed}"
+                when = self._playing[w + worker.index * len(self._workers)]
                 what = {
                     "error": "raised an error",
                     "dead": f"died with its worker process (exit code {worker.process.exitcode})",
@@ -127,10 +141,26 @@ class EnvironmentPool:
         return replies
 
 
-def _call(environment: gym.Env, command: str, argument: Any) -> tuple | None:
+def _call(environment: gym.Env, command: str, argument: Any) -> Any:
+    """One command of the pool to one environment; None is not for this one."""
     if argument is None:
         return None
-    return environment.reset(seed=argument) if command == "reset" else environment.step(argument)
+    match command:
+        case "reset":
+            return environment.reset(seed=argument)
+        case "begin":
+            return environment.reset()
+        case "step":
+            return environment.step(argument)
+        case "get_state":
+            return environment.get_state()
+        case "set_state":
+            return environment.set_state(argument)
+    raise ValueError(command)
+
+
+def _shapes(environment: gym.Env) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return environment.observation_space.shape, environment.action_space.shape
 
 
 class _Worker:
@@ -224,7 +254,7 @@ def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str,
         try:
             for current.value in range(count):
                 environments.append(make_environment())
-            pipe.send(("done", environments[0].action_space.shape))
+            pipe.send(("done", _shapes(environments[0])))
             while True:
                 command, arguments = pipe.recv()
                 replies = []
