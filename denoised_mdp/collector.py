@@ -1,0 +1,197 @@
+"""Playing the training environments: an action in each at a time, or a block of them while the learner learns."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from .agent import Agent, Carry
+from .envs.pool import EnvironmentPool
+from .envs.seeding import generator, generator_state, restore_generator, torch_seed
+from .runtime import restore_generator as restore_torch_generator
+from .schema import Config
+
+
+class Row(NamedTuple):
+    """A row of the replay (see `Replay`), and whether its episode ends with it."""
+
+    observation: np.ndarray
+    action: np.ndarray
+    reward: float
+    is_first: bool
+    is_last: bool
+
+
+Turn = list[list[Row]]
+"""What one action in every environment gave: for each its row, after an episode's first row where one began."""
+
+
+class Collector:
+    """Plays `train.collect_envs` environments side by side, in `train.collect_workers` processes.
+
+    Everything random in an environment and in its actions comes from streams of its own, so that neither the number
+    of processes nor what its neighbours do matters. Those of the first are the ones of a run with one environment.
+
+    Raises:
+        UserError: what `make_environment` finds wrong.
+        EnvironmentFailure: an environment in a process failed, died or hung; also by `turn`.
+    """
+
+    def __init__(self, config: Config, make_environment: Callable[[], gym.Env], device: torch.device | str):
+        self.config, self.count = config, config.train.collect_envs
+        self.pool = EnvironmentPool(
+            make_environment, self.count, workers=config.train.collect_workers, task=config.env.task
+        )
+        names = ["", *(f"/{number}" for number in range(1, self.count))]
+        self.seeds = [config.seed, *(int(generator(config.seed, f"env{name}").integers(2**31)) for name in names[1:])]
+        self.prefill = [generator(config.seed, f"prefill{name}") for name in names]
+        seeds = [torch_seed(config.seed, f"exploration{name}") for name in names]
+        self.exploration = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self.step = 0
+        self.observations: list[np.ndarray | None] = [None] * self.count  # None: the next turn begins an episode
+        self.carry: Carry | None = None
+        self.begun = False
+
+    def turn(self, agent: Agent) -> Turn:
+        """One action in every environment; random ones until `train.prefill_steps`."""
+        turn = self._begin_episodes()
+        train = self.config.train
+        if self.step < train.prefill_steps:
+            shape = self.pool.action_shape
+            actions = np.stack([rng.uniform(-1.0, 1.0, shape).astype(np.float32) for rng in self.prefill])
+            self.carry = None  # filtering begins with the first action after the prefill
+        else:
+            actions, self.carry = agent.act(
+                np.stack(self.observations), self.carry, explore=train.exploration_noise, generator=self.exploration
+            )
+        for i, reply in enumerate(self.pool.step(list(actions))):
+            observation, reward, terminated, truncated, _ = reply
+            turn[i].append(Row(observation, actions[i], float(reward), False, bool(terminated or truncated)))
+            self.observations[i] = None if terminated or truncated else observation
+        self.step += self.config.turn_steps
+        return turn
+
+    def _begin_episodes(self) -> Turn:
+        """Reset where an episode has ended; only the very first is seeded, later ones continue the streams."""
+        fresh = [observation is None for observation in self.observations]
+        if not any(fresh):
+            return [[] for _ in fresh]
+        replies = self.pool.begin(fresh) if self.begun else self.pool.reset(self.seeds)
+        self.begun = True
+        action = np.zeros(self.pool.action_shape, np.float32)
+        turn: Turn = []
+        for i, reply in enumerate(replies):
+            turn.append([])
+            if reply is not None:
+                self.observations[i] = reply[0]
+                turn[i].append(Row(reply[0], action, 0.0, True, False))
+                if self.carry is not None:
+                    self.carry.reset(i)
+        return turn
+
+    def state(self) -> dict[str, Any]:
+        """All that a later process needs to play on bit for bit."""
+        carry = self.carry and {
+            "belief": self.carry.latent.belief,
+            "state": self.carry.latent.state,
+            "action": self.carry.action,
+        }
+        return {
+            "step": self.step,
+            "observations": self.observations,
+            "carry": carry,
+            "random": [generator_state(rng) for rng in self.prefill],
+            "exploration": [rng.get_state() for rng in self.exploration],
+            "environments": self.pool.get_states() if self.begun else None,
+        }
+
+    def restore(self, state: dict[str, Any], agent: Agent) -> None:
+        """The inverse of `state`."""
+        self.step, self.observations = state["step"], list(state["observations"])
+        self.prefill = [restore_generator(rng) for rng in state["random"]]
+        for rng, saved in zip(self.exploration, state["exploration"], strict=True):
+            restore_torch_generator(rng, saved)
+        self.carry = state["carry"] and agent.carry(**state["carry"])
+        self.begun = state["environments"] is not None
+        if self.begun:
+            self.pool.set_states(state["environments"])
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.pool.close()
+
+
+class Ahead:
+    """Collects one block of turns in a thread, while the learner learns from what was collected before.
+
+    A block ends with the turn after which updates are due, or the run is over. It is played with the weights as
+    they are when it begins, and nobody sees its rows before it has ended: what a run learns does not depend on which
+    of the two was faster. The environments must live in processes of their own.
+
+    agent: plays the blocks; its weights are overwritten by those of the learner.
+    """
+
+    def __init__(self, collector: Collector, agent: Agent):
+        self.collector, self.agent = collector, agent.eval()
+        self._thread = ThreadPoolExecutor(1, "collector")
+        self._block: Future[list[Turn]] | None = None
+        device = agent.device
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+
+    def begin(self, learner: Agent) -> None:
+        """Begin a block with the learner's weights."""
+        self.agent.load_state_dict(learner.state_dict())
+        if self._stream is not None:  # else its kernels would queue behind those of the updates
+            self._stream.wait_stream(torch.cuda.current_stream(self.agent.device))
+        self._block = self._thread.submit(self._play)
+
+    def turns(self) -> list[Turn]:
+        """The block that was begun, waiting for its end; none if none was.
+
+        Raises:
+            EnvironmentFailure: an environment failed, died or hung.
+        """
+        return self._block.result() if self._block is not None else []
+
+    def take(self) -> list[Turn]:
+        """`turns`, which are then the caller's."""
+        turns, self._block = self.turns(), None
+        return turns
+
+    def state(self) -> list[dict[str, np.ndarray]]:
+        """The rows of the block for a checkpoint: for each environment its columns, [rows, ...] each."""
+        lanes = [[row for rows in lane for row in rows] for lane in zip(*self.turns(), strict=True)]
+        return [{name: np.stack([getattr(row, name) for row in lane]) for name in Row._fields} for lane in lanes]
+
+    def restore(self, state: Sequence[dict[str, np.ndarray]]) -> None:
+        """The inverse of `state`."""
+        if not state:
+            return
+        lanes: list[list[list[Row]]] = []
+        for columns in state:
+            lanes.append([[]])
+            for observation, action, reward, is_first, is_last in zip(*(columns[n] for n in Row._fields), strict=True):
+                lanes[-1][-1].append(Row(observation, action, float(reward), bool(is_first), bool(is_last)))
+                if not is_first:
+                    lanes[-1].append([])
+            lanes[-1].pop()
+        self._block = Future()
+        self._block.set_result([list(turn) for turn in zip(*lanes, strict=True)])
+
+    def close(self) -> None:
+        """Wait for the end of the block; it is lost."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _play(self) -> list[Turn]:
+        collector, config, turns = self.collector, self.collector.config, []
+        due = config.updates_due(collector.step)
+        with torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext():
+            while config.updates_due(collector.step) == due and collector.step < config.train.total_steps:
+                turns.append(collector.turn(self.agent))
+        return turns

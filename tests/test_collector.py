@@ -1,0 +1,215 @@
+"""Several environments side by side, and blocks that are collected while the learner learns."""
+
+import functools
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import torch
+from faulty_envs import Dying
+from small_runs import TINY, run_in_parts, tiny
+
+from denoised_mdp import checkpoint, collector, lanes
+from denoised_mdp import trainer as trainer_module
+from denoised_mdp.cli import main
+from denoised_mdp.collector import Ahead, Collector, Row
+from denoised_mdp.compare import compare
+from denoised_mdp.errors import UserError
+from denoised_mdp.lanes import Lanes
+from denoised_mdp.loading import environment_maker, prepare
+from denoised_mdp.replay import Replay
+from denoised_mdp.runs import RunFolder
+from denoised_mdp.trainer import Trainer
+
+SEVERAL = ["train.collect_envs=3", "distractors=camera_jitter,video_background", "train.total_steps=160"]
+AHEAD = ["train.overlap=true", "train.collect_workers=1"]
+
+
+@pytest.fixture(autouse=True)
+def undo_determinism():
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def identical(first, second):
+    return {verdict.part: verdict.difference for verdict in compare(first, second) if verdict.difference} == {}
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """A run of three environments in this process, in one go."""
+    config = tiny(tmp_path_factory.mktemp("several") / "run", *SEVERAL)
+    run_in_parts(config)
+    return config.run_dir
+
+
+@pytest.fixture(scope="module")
+def ahead(tmp_path_factory):
+    """A run of three environments in a process, one block ahead of the learner, in one go."""
+    config = tiny(tmp_path_factory.mktemp("ahead") / "run", *SEVERAL, *AHEAD)
+    run_in_parts(config)
+    return config.run_dir
+
+
+def test_processes_change_nothing(several, tmp_path):
+    run_in_parts(tiny(tmp_path / "run", *SEVERAL, "train.collect_workers=2"))
+    assert identical(several, tmp_path / "run")
+
+
+def test_several_environments_resume_exactly(several, tmp_path):
+    run_in_parts(tiny(tmp_path / "run", *SEVERAL), 7, 15)  # units: a turn of three actions, or an update
+    assert identical(several, tmp_path / "run")
+
+
+def test_a_run_that_collects_ahead_resumes_exactly(ahead, several, tmp_path):
+    """Stopped between the updates of a round, while the next block is being played, and after a block."""
+    run_in_parts(tiny(tmp_path / "run", *SEVERAL, *AHEAD), 15, 2, 1)
+    assert identical(ahead, tmp_path / "run")
+    assert not identical(ahead, several)
+
+
+class Synchronous:
+    """An executor that has done everything before `submit` returns."""
+
+    def __init__(self, *_):
+        pass
+
+    def submit(self, function):
+        future = Future()
+        future.set_result(function())
+        return future
+
+    def shutdown(self, **_):
+        pass
+
+
+def test_what_is_learned_does_not_depend_on_who_is_faster(ahead, tmp_path, monkeypatch):
+    monkeypatch.setattr(collector, "ThreadPoolExecutor", Synchronous)
+    run_in_parts(tiny(tmp_path / "run", *SEVERAL, *AHEAD))
+    assert identical(ahead, tmp_path / "run")
+
+
+def test_a_block_is_played_with_the_weights_before_the_round_and_arrives_after_it(tmp_path, monkeypatch):
+    config = tiny(tmp_path / "run", *AHEAD, "train.updates=3")
+    run = RunFolder.create(config.run_dir)
+    prepare(config, run)
+    trainer, rounds = Trainer(config, run), []
+    weight = trainer.agent.world_model.encoder.output.weight
+    learn, begin = trainer.learn, Ahead.begin
+
+    def begun(self, learner):
+        begin(self, learner)
+        rounds.append((weight.detach().clone(), trainer.step, len(trainer.replay)))
+
+    def learned():
+        learn()
+        before, step, rows = rounds[-1]
+        assert torch.equal(trainer.ahead.agent.world_model.encoder.output.weight, before)
+        assert not torch.equal(weight, before)
+        assert (trainer.step, len(trainer.replay)) == (step, rows) or trainer.step == 200
+
+    monkeypatch.setattr(Ahead, "begin", begun)
+    trainer.learn = learned
+    trainer.run_to_end()
+    trainer.close()
+    assert [step for _, step, _ in rounds] == [80, 120, 160]  # at 200 the run is over
+    assert trainer.updates == 12 and trainer.step == 200
+    assert [row for *_, row in rounds] == [42, 63, 84]  # an episode of 40 steps has 21 rows
+
+
+def test_blocks_survive_a_checkpoint(tmp_path):
+    """Rows that begin and end episodes come back in the turns that they were in."""
+    config = tiny(tmp_path / "run", *SEVERAL, *AHEAD, "train.collect_envs=2", "train.prefill_steps=120")
+    player = Collector(config, environment_maker(config), "cpu")
+    agent = trainer_module.build_agent(config, 2)
+    block, again = Ahead(player, agent), Ahead(player, agent)
+    block.begin(agent)
+    again.restore(block.state())
+    turns, restored = block.take(), again.take()
+    block.close(), again.close(), player.close()
+    assert len(turns) == len(restored) == 30 and len(turns[20][0]) == 2
+    for turn, other in zip(turns, restored, strict=True):
+        for rows, others in zip(turn, other, strict=True):
+            for row, one in zip(rows, others, strict=True):
+                for name in Row._fields:
+                    np.testing.assert_array_equal(getattr(row, name), getattr(one, name))
+    assert block.turns() == [] == block.state()
+
+
+def test_the_first_of_several_environments_is_the_one_that_plays_alone(several, tmp_path):
+    config = tiny(tmp_path / "run", *SEVERAL, "train.collect_envs=1", "train.total_steps=80")
+    run_in_parts(config)
+    replays = []
+    for path in (config.run_dir, several):
+        _, state = checkpoint.load(RunFolder(path).checkpoints)
+        replays.append(Lanes.open(RunFolder(path).replay, state["replay"], read_only=True))
+    alone, (first, *others) = replays[0].lanes[0], replays[1].lanes
+    rows = np.arange(14)  # random actions, 28 of 80 steps
+    expected = alone.read(rows)
+    for name, column in first.read(rows).items():
+        np.testing.assert_array_equal(column, expected[name])
+    for other in others:
+        assert (other.read(rows)["observation"] != expected["observation"]).any((1, 2, 3)).all()
+        assert (other.read(rows)["action"][1:] != expected["action"][1:]).all()
+    for replay in replays:
+        replay.close()
+
+
+def test_segments_come_from_all_lanes_alike(tmp_path):
+    """Lanes of episodes of 5, 9 and 3 rows: 2, 6 and 0 segments of 4 rows, all equally likely, none mixed."""
+    replay = Lanes(tmp_path, 3, 60, (2, 2, 3), 1)
+    for lane, length in enumerate((5, 9, 3)):
+        for row in range(length):
+            image = np.full((2, 2, 3), 10 * lane + row, np.uint8)
+            replay.add(lane, image, np.array([row]), 100 * lane + row, row == 0)
+    assert len(replay) == 17
+    batch = replay.sample(8000, 4, np.random.default_rng(0))
+    first = batch["observation"][0, :, 0, 0, 0]
+    np.testing.assert_array_equal(batch["observation"][:, :, 1, 1, 2], first + np.arange(4)[:, None])
+    np.testing.assert_array_equal(batch["reward"], first // 10 * 100 + batch["action"][..., 0])
+    starts, counts = np.unique(first, return_counts=True)
+    assert starts.tolist() == [0, 1, 10, 11, 12, 13, 14, 15]
+    assert ((counts - 1000) ** 2 / 1000).sum() < 24.3  # chi-square of 7 degrees of freedom, one in a thousand
+    replay.close()
+
+
+def test_lanes_share_the_disk(tmp_path, monkeypatch):
+    """Each would fit, all together do not."""
+    needed = Lanes.bytes_needed(3, 30, (64, 64, 3), 1)
+    assert needed == 3 * Replay.bytes_needed(10, (64, 64, 3), 1)
+    usage = type("Usage", (), {"free": needed - 1})
+    monkeypatch.setattr(lanes.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(UserError, match="replay of 3 environments needs"):
+        Lanes(tmp_path, 3, 30, (64, 64, 3), 1)
+    usage.free = needed
+    Lanes(tmp_path, 3, 30, (64, 64, 3), 1).close()
+    with pytest.raises(UserError, match="another number of environments"):
+        Lanes(tmp_path, 1, 30, (64, 64, 3), 1)
+
+
+def test_compare_names_the_environment(several, ahead):
+    differences = {verdict.part: verdict.difference for verdict in compare(several, ahead)}
+    assert differences["replay"].startswith("environment 0, row ")
+
+
+def test_an_environment_that_dies_ends_the_run_behind_its_last_checkpoint(tmp_path, monkeypatch, capsys):
+    options = [*TINY, "train.collect_workers=1", "train.total_steps=120", f"run_dir={tmp_path / 'run'}"]
+    monkeypatch.setattr(
+        trainer_module, "environment_maker", lambda config: functools.partial(Dying, environment_maker(config))
+    )
+    assert main(["train", *options]) == 4
+    printed = capsys.readouterr().err
+    assert "dot died with its worker process (exit code 3) in the episode of seed 0" in printed
+    monkeypatch.undo()
+    assert main(["train", *options]) == 0
+    assert checkpoint.list_steps(tmp_path / "run" / "checkpoints")[-1] == 120
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    (["train.overlap=true"], "set train.collect_workers=1"),
+    (["train.collect_envs=8"], "one segment needs at least"),  # none of the eight has played one after the prefill
+    (["train.collect_envs=2", "replay.capacity=21"], "must be at least"),
+])  # fmt: skip
+def test_what_cannot_work_is_refused(tmp_path, options, words):
+    with pytest.raises(UserError, match=words):
+        tiny(tmp_path / "run", *options)
