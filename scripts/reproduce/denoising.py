@@ -1,11 +1,16 @@
-"""What the latents of finished runs hold: factor matrix, invariance, returns under seen and unseen backgrounds.
+"""What the latents of finished runs hold: factor matrix, invariance, returns under seen and unseen distractors.
 
     python scripts/reproduce/denoising.py            # of all finished runs of learning_curves.py that were not probed
     python scripts/reproduce/denoising.py RUN ...    # of others; all must have one task, one policy and one budget
     python scripts/reproduce/denoising.py --draw     # table and picture from what is there
+    python scripts/reproduce/denoising.py runs/learning_curves/camera_jitter-* --out results/denoising_jitter \
+        --title "cheetah_run with camera jitter"     # another set of runs has a folder of its own
 
 It computes what `denoised-mdp probe factors` and `denoised-mdp probe invariance` do, with one difference: all actions
 are random, and so runs of one seed are asked about the very same pictures, whatever their policies have learned.
+
+Unseen distractors are clips that were never trained on, or without a video, a distractor of twice the strength
+(`unseen` says which); "none" are no distractors at all.
 
 denoising.csv has one row per run, factors.csv the factor matrix of each. A run that is in denoising.csv is not probed
 again. The table and the picture show mean and spread over seeds; no seed is left out.
@@ -38,7 +43,7 @@ SCORES = {
 COLUMNS = (
     "run", "model", "seed", "step", "parameters", *SCORES, *(f"ratio_{part}" for part in (*LATENTS, "action")),
     *(f"{kind}_{part}" for part in LATENTS for kind in ("other_noise", "other_state")), "action_change",
-    *(f"return_{name}" for name in RETURNS), "unseen_change", "unseen_change_error", "seconds", "machine",
+    *(f"return_{name}" for name in RETURNS), "unseen", "unseen_change", "unseen_change_error", "seconds", "machine",
 )  # fmt: skip
 FACTORS = ("run", "model", "seed", "probe", "part", "factor", "source", "quadrant", "r2", "r2_std", "mean_predictor_r2")
 
@@ -112,7 +117,7 @@ def probe(run: Path, episodes: int) -> tuple[dict, list[dict]]:
 
 
 def earn(run: Path, episodes: int) -> dict[str, float]:
-    """Columns of a run's row that say what it earns, on the same physics under each background."""
+    """Columns of a run's row that say what it earns, on the same physics under each kind of distractors."""
     from denoised_mdp.analysis.data import probe_seeds
     from denoised_mdp.analysis.invariance import paired_change, variations
     from denoised_mdp.evaluation import evaluate
@@ -120,10 +125,13 @@ def earn(run: Path, episodes: int) -> dict[str, float]:
 
     config, agent, _ = load_run(run, device="cpu")
     seeds, kinds = probe_seeds(2, episodes), variations(config)
+    changed = [kind for kind in kinds if kind not in RETURNS.values()]  # unseen clips first, if there are any
+    asked = RETURNS | ({"unseen": changed[0]} if changed else {})
     results = {name: evaluate(agent, environment_maker(*kinds[kind]), seeds)
-               for name, kind in RETURNS.items() if kind in kinds}  # fmt: skip
+               for name, kind in asked.items() if kind in kinds}  # fmt: skip
     row = {f"return_{name}": result.mean for name, result in results.items()}
     if "unseen" in results:
+        row["unseen"] = asked["unseen"]
         row["unseen_change"], row["unseen_change_error"] = paired_change(results["unseen"], results["seen"])
     return rounded(row)
 
@@ -155,6 +163,9 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path, matrices = options.out / "denoising.csv", options.out / "factors.csv"
+    rows = read(path)
+    if rows and set(rows[0]) != set(COLUMNS):  # written when there were fewer columns
+        rewrite(path, [{column: row.get(column, "") for column in COLUMNS} for row in rows])
     if not options.draw:
         runs = options.runs or sorted(Path("runs/learning_curves").glob("video_background-*backprop-*"))
         if not runs:

@@ -13,8 +13,8 @@ from denoised_mdp.envs.factors import QUADRANTS, Factor
 ARMS = {"2b": "Denoised MDP 2b", "2c": "Denoised MDP 2c", "dreamer": "Dreamer"}
 COLORS = {"2b": "#1f5fa8", "2c": "#7b5ea7", "dreamer": "#e4572e"}
 LATENTS = ("x", "y", "z")
-RETURNS = {"seen": "as trained", "unseen": "unseen clips"}
-"""column return_... -> name among the variations of `denoised-mdp probe invariance`"""
+RETURNS = {"seen": "as trained", "unseen": "", "none": "no distractors"}
+"""column return_... -> name among the variations of `denoised-mdp probe invariance`; `unseen`: see that column"""
 LABELS = {
     "parameters": "parameters of the world model",
     "recall_ridge": "signal recall (R² of the signal from x), ridge; high is good",
@@ -27,13 +27,14 @@ LABELS = {
     "noise_from_z": "R² of the noise from z, ridge; low is good",
     "signal_from_encoder": "R² of the signal from the raw encoder, ridge",
     "noise_from_encoder": "R² of the noise from the raw encoder, ridge",
-    "ratio_x": "distance of x: other background / other state; low is good",
+    "ratio_x": "distance of x: other distractors / other state; low is good",
     "ratio_y": "the same of y; high is good",
     "ratio_z": "the same of z; low is good",
     "ratio_action": "the same of the action; low is good",
-    "action_change": "mean change of an action under another background (range: 2)",
-    "return_seen": "return under the clips of training",
-    "return_unseen": "return under unseen clips",
+    "action_change": "mean change of an action under other distractors (range: 2)",
+    "return_seen": "return under the distractors of training",
+    "return_unseen": "return under {unseen}",
+    "return_none": "return without distractors",
 }
 """column -> row of the table"""
 
@@ -42,6 +43,12 @@ def groups(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
     """Rows of each model in order of the seeds; models in the order of `ARMS`, unknown ones last."""
     models = sorted({row["model"] for row in rows}, key=lambda model: [*ARMS, model].index(model))
     return {model: sorted((r for r in rows if r["model"] == model), key=lambda r: int(r["seed"])) for model in models}
+
+
+def unseen(rows: list[dict[str, str]]) -> str:
+    """What the unseen distractors of these runs are, in words."""
+    named = next((row["unseen"] for row in rows if row["unseen"]), "")
+    return named.replace("_", " ") or "unseen clips"  # all that there was before the column
 
 
 def values(rows: list[dict[str, str]], column: str) -> list[float]:
@@ -66,7 +73,7 @@ def table(rows: list[dict[str, str]]) -> str:
             cell = f"{statistics.mean(found):,.{digits}f}{spread}{each}" if found else "-"
             cells.append(f"{statistics.mean(found):,.0f}" if column == "parameters" else cell)
         if set(cells) != {"-"}:
-            lines.append(f"| {label} | {' | '.join(cells)} |")
+            lines.append(f"| {label.format(unseen=unseen(rows))} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -117,13 +124,14 @@ def draw(rows: list[dict[str, str]], factors: list[dict[str, str]], title: str, 
     handles = [Patch(color=COLORS.get(m, "#8a94a0"), alpha=0.75, label=ARMS.get(m, m)) for m in arms]
     figure.legend(handles=handles, loc="upper right", bbox_to_anchor=(1 - 0.25 / width, 1 - 0.2 / height),
                   ncols=len(arms), frameon=False, fontsize=9.5)  # fmt: skip
+    label = "\n".join(unseen(rows).partition(" at ")[2].split() or unseen(rows).split())
     panels = [
         (["recall_ridge", "recall_mlp"], ["ridge", "MLP"], "Signal recall", "R² of the signal from x: high is good"),
         (["leakage_ridge", "leakage_mlp"], ["ridge", "MLP"], "Leakage", "R² of the noise from x: low is good"),
         (["ratio_x", "ratio_y", "ratio_z", "ratio_action"], [*LATENTS, "action"], "Invariance",
-         "distance, other background / other state"),
-        ([f"return_{name}" for name in RETURNS], ["seen\nclips", "unseen\nclips"], "Return",
-         "same physics, other clips"),
+         "distance, other distractors / other state"),
+        ([f"return_{name}" for name in RETURNS], ["as\ntrained", label, "none"], "Return",
+         "same physics, other distractors"),
     ]  # fmt: skip
     shares = [2, 2, 2.6, 2]
     room, between = width - 0.75 - 0.3 - 3 * 0.62, 0.62

@@ -2,6 +2,7 @@
 
     python scripts/reproduce/learning_curves.py                      # everything that is still missing, one by one
     python scripts/reproduce/learning_curves.py --only sac --seeds 0 # a part of it
+    python scripts/reproduce/learning_curves.py --only "camera jitter" backprop # not trained unless it is named
     python scripts/reproduce/learning_curves.py --draw               # table and picture from what is there
 
 Every arm sees the same budget of steps and updates and goes through the same code and data path; only the model's
@@ -33,7 +34,10 @@ SETTINGS = [f"env.task={TASK}", "train.total_steps=16_000", "train.eval_every=2_
 VARIANTS = {
     "noiseless": ["distractors=none"],
     "video background": [],  # as the preset has it
+    "camera jitter": ["distractors=camera_jitter"],
 }
+ON_REQUEST = ("camera jitter",)
+"""variants that are trained only if `--only` names them"""
 ARMS = {
     f"{title}, {policy}": [f"model={model}", f"policy={policy}"]
     for model, title in (("2b", "Denoised MDP"), ("dreamer", "Dreamer"))
@@ -49,6 +53,13 @@ RETURNS = ("variant", "arm", "seed", "mean", "standard_error", "random", "random
 def slug(*parts: object) -> str:
     """A folder's name from the names of variant, arm and seed."""
     return "-".join(str(part).lower().replace(",", "").replace(" ", "_") for part in parts)
+
+
+def wanted(variant: str, name: str, only: list[str]) -> bool:
+    """Whether `--only` asks for the run called `name` of a variant; a word may have spaces or underscores."""
+    words = [slug(word) for word in only]
+    named = variant not in ON_REQUEST or any(word in slug(variant) for word in words)
+    return named and all(word in name for word in words)
 
 
 def command(*arguments: str) -> str:
@@ -123,10 +134,13 @@ def draw(curves: list[dict[str, str]], returns: list[dict[str, str]], path: Path
     """One panel per variant: mean over seeds, the range of seeds as a band, the random policy as a dashed line."""
     from denoised_mdp.analysis.plots import new_figure
 
-    figure = new_figure(10, 4)
+    shown = [variant for variant in VARIANTS if any(row["variant"] == variant for row in curves)]
+    if not shown:
+        return
+    figure = new_figure(5 * max(2, len(shown)), 4)
     figure.set_layout_engine("constrained")
-    axes = figure.subplots(1, len(VARIANTS), sharey=True, squeeze=False)[0]
-    for axis, variant in zip(axes, VARIANTS, strict=True):
+    axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    for axis, variant in zip(axes, shown, strict=True):
         for arm in ARMS:
             rows = [row for row in curves if (row["variant"], row["arm"]) == (variant, arm)]
             seeds = sorted({row["seed"] for row in rows})
@@ -153,7 +167,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--preset", default="quickstart", help="preset that sets sizes and budget")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="+", default=[], help="train only what has all of these words in its name")
+    parser.add_argument("--only", nargs="+", default=[],
+                        help="train only what has all of these words in its name; camera jitter only so")  # fmt: skip
     parser.add_argument("--runs", type=Path, default=Path("runs/learning_curves"), help="folder of the runs")
     parser.add_argument("--out", type=Path, default=Path("results/learning_curves"), help="folder of the results")
     parser.add_argument("--draw", action="store_true", help="train nothing")
@@ -166,7 +181,7 @@ def main() -> None:
             for variant in VARIANTS:
                 for arm in ARMS:
                     name = slug(variant, arm, seed)
-                    if (variant, arm, seed) in done or not all(word in name for word in options.only):
+                    if (variant, arm, seed) in done or not wanted(variant, name, options.only):
                         continue
                     train(options.preset, variant, arm, seed, options.runs, options.out, options.overrides)
     curves, returns = read(options.out / "curves.csv"), read(options.out / "returns.csv")
