@@ -6,6 +6,7 @@ that we can explain; writing through the map would kill the process with SIGBUS.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import mmap
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .disk import sync_folder
 from .errors import UserError
 
 Layout = dict[str, tuple[np.dtype, tuple[int, ...]]]
@@ -78,6 +80,7 @@ class Columns:
                 np.lib.format.open_memmap(
                     folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(places, *shape)
                 )
+            sync_folder(folder)
         except OSError as error:
             raise _disk_error(folder, error) from error
         return cls(folder, layout, places)
@@ -120,7 +123,11 @@ class Columns:
         self._files[name].forget()
 
     def flush(self) -> None:
-        """Return once all rows would survive a power failure."""
+        """Return once all rows would survive a power failure.
+
+        Raises:
+            UserError: the disk is full, or a file was deleted, replaced or moved: what was written is lost.
+        """
         try:
             for file in self._files.values():
                 file.flush()
@@ -172,6 +179,13 @@ class _File:
 
     def flush(self) -> None:
         os.fsync(self._file)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._file), os.stat(self._path)):
+                return
+        raise UserError(
+            f"{self._path} was deleted, replaced or moved while it was written. Put the folder back as it was and run"
+            " the same command again: it continues from the last checkpoint. Else start in a new run_dir."
+        )
 
     def close(self) -> None:
         os.close(self._file)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
 import shutil
 import sys
 import time
+import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 import torch
 
+from .disk import replace_file, sync_folder
 from .errors import UserError
 
 
@@ -74,24 +77,22 @@ class Logger:
         run_dir = Path(run_dir)
         self.path = run_dir / "metrics.jsonl"
         with self._disk_errors():
-            kept = [] if resume_step is None else _lines_until(self.path, resume_step)[:lines]
-            unfinished = self.path.with_suffix(".tmp")
-            with open(unfinished, "w", encoding="utf-8") as file:
-                file.writelines(kept)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(self.path)
+            kept = [] if resume_step is None else _lines_until(self.path, resume_step, lines)
+            replace_file(self.path, "".join(kept).encode())
             self._file = open(self.path, "a", encoding="utf-8", buffering=1)
             self._tensorboard = run_dir / "tensorboard"
             purge = None
             if resume_step is None or events is not None:
-                _cut_back(self._event_files(), events or {})
+                _cut_back(self._tensorboard, events or {})
             else:
                 purge = resume_step + 1
             self._earlier = set(self._event_files())
             self._writer = SummaryWriter(str(self._tensorboard), purge_step=purge)
         self.lines = len(kept)
         """lines in metrics.jsonl, to be saved in checkpoints"""
+        if lines is not None and len(kept) < lines:
+            text = f"{self.path} lacks {lines - len(kept):,} of the {lines:,} lines that the checkpoint counts"
+            warnings.warn(f"{text}: they are missing or damaged, and the run goes on without them", stacklevel=2)
 
     def log(self, step: int, metrics: Mapping[str, float | np.ndarray | torch.Tensor]) -> None:
         """Write scalar metrics of one environment step: numbers, arrays or tensors of one element."""
@@ -117,13 +118,15 @@ class Logger:
             for path in set(self._event_files()) - self._earlier:
                 with open(path, "rb") as file:
                     os.fsync(file.fileno())
+            with contextlib.suppress(FileNotFoundError):  # who deletes the curves loses no more than them
+                sync_folder(self._tensorboard)
 
     def events(self) -> dict[str, int]:
         """Return the size in bytes of every file of TensorBoard, to be saved in checkpoints; call `flush` before."""
         return {path.name: path.stat().st_size for path in self._event_files()}
 
     def _event_files(self) -> list[Path]:
-        return sorted(self._tensorboard.glob("events.out.tfevents.*"))
+        return _event_files(self._tensorboard)
 
     def close(self) -> None:
         """Write what is left and close the files."""
@@ -141,17 +144,26 @@ class Logger:
             ) from error
 
 
-def _cut_back(files: Iterable[Path], sizes: Mapping[str, int]) -> None:
+def _event_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("events.out.tfevents.*"))
+
+
+def _cut_back(folder: Path, sizes: Mapping[str, int]) -> None:
     """Cut TensorBoard's files back to `sizes`, at which whole records end, and delete those that have none.
 
     Its own way, a record that makes readers forget later steps, knows no part of a step: what was logged for the
     checkpoint's step but after it would appear twice.
     """
-    for path in files:
-        if path.name not in sizes:
+    found = {path.name: path for path in _event_files(folder)}
+    for name, path in found.items():
+        if name not in sizes:
             path.unlink()
-        elif path.stat().st_size > sizes[path.name]:
-            os.truncate(path, sizes[path.name])
+        elif path.stat().st_size > sizes[name]:
+            os.truncate(path, sizes[name])
+    lacking = [name for name, size in sizes.items() if name not in found or found[name].stat().st_size < size]
+    if lacking:
+        text = f"{folder / lacking[0]} is missing or shorter than the checkpoint counts"
+        warnings.warn(f"{text}: TensorBoard will show a gap", stacklevel=3)
 
 
 def is_wall_clock(name: str) -> bool:
@@ -159,16 +171,16 @@ def is_wall_clock(name: str) -> bool:
     return "second" in name.rpartition("/")[2]
 
 
-def _lines_until(path: Path, step: int) -> list[str]:
-    """Return the whole lines of a metrics file up to `step`; a line torn by a crash is dropped."""
+def _lines_until(path: Path, step: int, count: int | None = None) -> list[str]:
+    """Return those of the first `count` lines of a metrics file that are whole and not after `step`."""
     if not path.exists():
         return []
     lines = []
     with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
+        for line in itertools.islice(file, count):
             try:
                 keep = line.endswith("\n") and json.loads(line)["step"] <= step
-            except (ValueError, TypeError, LookupError):
+            except (ValueError, TypeError, LookupError, RecursionError):
                 keep = False
             if keep:
                 lines.append(line)
@@ -199,8 +211,8 @@ class Progress:
         stream: TextIO | None = None,
     ):
         self.total, self.window = total, window
-        self.stream = sys.stderr if stream is None else stream
-        self._terminal = self.stream.isatty()
+        self.stream = sys.stderr if stream is None else stream  # None in a process that was started without one
+        self._terminal = self.stream is not None and self.stream.isatty()
         self._interval = 0.2 if self._terminal else interval
         self._began = (time.monotonic(), step, updates)
         self._updates = updates
@@ -253,21 +265,23 @@ class Progress:
         return " | ".join(parts)
 
     def _write(self, now: float) -> None:
-        if self._terminal:
-            room = shutil.get_terminal_size().columns - 1
-            self.stream.write(f"\r\x1b[K{self._line[:room]}")
-        else:
-            self.stream.write(f"{self._line}\n")
-        self.stream.flush()
+        """Show the line. That nobody can read it any more (a closed pipe, a full disk) is no reason to end a run."""
+        room = shutil.get_terminal_size().columns - 1
+        self._tell(f"\r\x1b[K{self._line[:room]}" if self._terminal else f"{self._line}\n")
         self._written = now
+
+    def _tell(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: closed
+            if self.stream is not None:
+                self.stream.write(text)
+                self.stream.flush()
 
     def close(self) -> None:
         """Leave the last state on a line of its own."""
         if self._line:
             self._write(time.monotonic())
             if self._terminal:
-                self.stream.write("\n")
-                self.stream.flush()
+                self._tell("\n")
             self._line = ""
 
 

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from .disk import unfinished_name
 from .errors import UserError, did_you_mean
 
 _LOCK = ".lock"
@@ -42,7 +43,8 @@ class RunFolder:
         run = cls(path)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
-            strangers = sorted(entry.name for entry in run.path.iterdir() if entry.name != _LOCK)
+            ours = {_LOCK, unfinished_name(run.config).name}  # all that a start may leave that was killed at once
+            strangers = sorted(entry.name for entry in run.path.iterdir() if entry.name not in ours)
         except OSError as error:
             raise UserError(
                 f"The run folder {path} cannot be used ({error.strerror}). Choose another run_dir."

@@ -13,7 +13,7 @@ ROOT = Path(denoised_mdp.__file__).parent
 
 # From the bottom to the top; a module may import from lower rows, and packages from within themselves.
 LAYERS = (
-    "errors",
+    "disk errors",
     "columns event_files schema",
     "envs graph gru networks replay checkpoint runs logging runtime machine stopping",
     "composition validation rssm finite lanes",

@@ -46,6 +46,8 @@ def _store(path: Path, array: np.ndarray) -> None:
     try:
         with open(temporary, "xb") as file:
             np.save(file, array)
+            file.flush()
+            os.fsync(file.fileno())  # else a power failure could leave an empty file under the final name
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
