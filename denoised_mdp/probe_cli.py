@@ -51,7 +51,8 @@ def add_probe_commands(
 
 def _add_joints(probes: argparse._SubParsersAction, positive: Callable, natural: Callable, device: Callable) -> None:
     help = "finetune encoders to read joint positions from pictures, and compare them"
-    parser = probes.add_parser("joints", help=help, description=help)
+    more = ". Finished finetunings are kept in --output: the same command goes on where it was stopped."
+    parser = probes.add_parser("joints", help=help, description=help + more)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, e.g. runs/quickstart")
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="data set, of probe joints-data")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: probes, and RUN/probes of each run")

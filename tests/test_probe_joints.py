@@ -1,18 +1,16 @@
 """Joint position regression: targets in closed form, finetuning against brute force, and the command."""
 
+import contextlib
 import copy
 import csv
-import dataclasses
 import json
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from joints_case import TASK, make_run, small_data
 
-from denoised_mdp import checkpoint
-from denoised_mdp.agent import build_agent
 from denoised_mdp.analysis.joint_targets import JointTargets
 from denoised_mdp.analysis.joints import (
     Regressor,
@@ -22,33 +20,21 @@ from denoised_mdp.analysis.joints import (
     predict,
     scaled_sizes,
 )
-from denoised_mdp.analysis.joints_data import JointData, Plan
+from denoised_mdp.analysis.joints_data import JointData
 from denoised_mdp.analysis.joints_probe import _names
-from denoised_mdp.analysis.joints_record import RANDOM, collect
 from denoised_mdp.analysis.report_data import read_run
 from denoised_mdp.analysis.report_parts import other_part
 from denoised_mdp.cli import main
-from denoised_mdp.config import load_config, save_config
+from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.joints import Joint
-
-TASK = ["env.task=cartpole_swingup", "distractors=[video_background]", "env.action_repeat=4"]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> JointData:
     """Two policies, three episodes of each, of 20 frames."""
-    folder = tmp_path_factory.mktemp("joints")
-    config = load_config(TASK)
-    environment = dict(vars(config.env), distractors=config.distractors, split="train", clips_seed=0)
-    plan = Plan(environment | {"episode_steps": 76}, ("right", RANDOM), episodes=3, frames=20, test_share=0.34)
-    acts = {
-        "right": lambda features, rng: np.ones(1, np.float32),
-        RANDOM: lambda features, rng: rng.uniform(-1, 1, 1).astype(np.float32),
-    }
-    store = collect(folder, plan, acts)
-    yield store
-    store.close()
+    with contextlib.closing(small_data(tmp_path_factory.mktemp("joints"))) as store:
+        yield store
 
 
 def test_targets_in_closed_form():
@@ -165,16 +151,6 @@ def test_weight_decay_is_an_l2_penalty(data, monkeypatch):
     after, before = (weight.detach() for weight in weights)
     large = before.abs() > 1e-3
     torch.testing.assert_close((after - before)[large], -1e-4 * before.sign()[large], rtol=1e-2, atol=1e-6)
-
-
-def make_run(path: Path, *overrides: str) -> Path:
-    """A run of the data set's environment whose checkpoint has initial weights."""
-    config = load_config(["preset=debug", *TASK, f"run_dir={path}", *overrides])
-    path.mkdir()
-    save_config(config, path / "config.yaml")
-    state = {"action_size": 1, "agent": build_agent(config, 1).state(), "config": dataclasses.asdict(config)}
-    checkpoint.save(path / "checkpoints", 40, state)
-    return path
 
 
 def test_command_compares_runs_and_leaves_them_alone(data, tmp_path, capsys):

@@ -135,6 +135,10 @@ class JointData:
                 raise UserError(f"{self.folder} is damaged (episode {number}). Restore it, or make it in a new folder.")
             self._columns.forget("observation")
 
+    def fingerprint(self) -> str:
+        """A checksum of all that the manifest tells, the checksums of all episodes among it."""
+        return f"{zlib.crc32(json.dumps(self.manifest, sort_keys=True).encode()):08x}"
+
     def choose(self, split: str, count: int | None, seed: int) -> np.ndarray:
         """`count` rows of a side of the split, the same number from each policy, without repetition; None: all.
 

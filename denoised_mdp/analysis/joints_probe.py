@@ -22,6 +22,8 @@ from . import joint_plots
 from .contrastive import contrastive_encoder
 from .joints import PAPER_SIZES, PAPER_TEST, WEIGHT_DECAY, Curve, Schedule, finetune, fresh_encoder, scaled_sizes
 from .joints_data import JointData
+from .joints_record import locked
+from .joints_resume import FinishedCurves, fingerprint
 from .plots import save_figure
 from .progress import progress_bar
 from .results import Subject, make_folder, subjects, write_csv, write_json
@@ -63,22 +65,25 @@ def probe_joints(
 ) -> list[str]:
     """Finetune every encoder on every train size; write JSON, CSV and plots; return lines to print.
 
+    A finished finetuning is kept at once in the folder of results. Whenever this is interrupted, the same call goes on
+    with the next one, and on a CPU its results are the same to the last byte.
+
     sizes: training pairs, or "scaled" (`scaled_sizes`). stack: numbers of frames whose features are concatenated.
     references: which of "from scratch" and "contrastive" join the comparison. contrastive: options of
     `train_contrastive`. The checkpoints of the runs are only read.
 
     Raises:
-        UserError: no such run or data set, too few pairs, or a run of another environment.
+        UserError: no such run or data set, too few pairs, a run of another environment, or a folder of results that
+            holds those of another call.
     """
     schedule = schedule or Schedule()
     folder, members = make_folder(output or Path("probes")), list(subjects(runs, checkpoint, device, output))
-    with contextlib.closing(JointData(data)) as store:
+    with locked(folder), contextlib.closing(JointData(data)) as store:
         for subject in members:
             _check(subject.config, store)
         train, test = _rows(store, sizes, test_pairs)
         names = _names([subject.config for subject in members], [subject.path for subject in members])
         config, where = members[0].config, resolve_device(device)
-        results = []
         encoders: list[tuple[str, str, Callable[[int], Encoder]]] = [
             (name, str(subject.path), lambda _, subject=subject: subject.agent.world_model.encoder)
             for name, subject in zip(names, members, strict=True)
@@ -87,18 +92,36 @@ def probe_joints(
             (name, "", lambda seed, name=name: _reference(name, config, store, seed, where, contrastive or {}))
             for name in references
         ]
-        for name, run, make in encoders:
-            decay = 0.0 if name == SCRATCH else WEIGHT_DECAY
-            for seed in range(seeds):
-                encoder = make(seed)
-                for frames in stack:
-                    for size in train:
-                        rows = store.choose("train", size, seed)
-                        what = f"{name}, {frames} frame{'s' * (frames > 1)}, {size:,} pairs, seed {seed}"
-                        with _bar(what, schedule.updates) as show:
-                            curve = finetune(encoder, store, rows, test, schedule, stack=frames, weight_decay=decay,
-                                             seed=seed, progress=show)  # fmt: skip
-                        results.append(Result(name, run, frames, size, seed, curve))
+        makers = {(name, run): make for name, run, make in encoders}
+        keys = [(*one, frames, size, seed) for one in makers for seed in range(seeds) for frames in stack
+                for size in train]  # fmt: skip
+        finished = FinishedCurves(folder, {
+            "runs": [{"name": name, "path": str(one.path), "step": one.step,
+                      "encoder": fingerprint(one.agent.world_model.encoder)}
+                     for name, one in zip(names, members, strict=True)],
+            "references": references, "sizes": train, "test_pairs": len(test), "stack": stack, "seeds": seeds,
+            "finetuning": dataclasses.asdict(schedule), "contrastive": contrastive or {}, "device": where.type,
+            "data": str(store.folder), "data_checksums": store.fingerprint(),
+        })  # fmt: skip
+        curves = {key: curve for key in keys if (curve := finished.get(key)) is not None}
+        with progress_bar("joints", len(keys), "finetuning", initial=len(curves), smoothing=0) as count:
+            last = None, None  # the encoder that was made last, and of what
+            for key in keys:
+                name, run, frames, size, seed = key
+                if key in curves:
+                    continue
+                if last[1] != (name, run, seed):
+                    last = makers[name, run](seed), (name, run, seed)
+                rows = store.choose("train", size, seed)
+                what = f"{name}, {frames} frame{'s' * (frames > 1)}, {size:,} pairs, seed {seed}"
+                with _bar(what, schedule.updates) as show:
+                    curves[key] = finetune(
+                        last[0], store, rows, test, schedule, stack=frames, seed=seed, progress=show,
+                        weight_decay=0.0 if name == SCRATCH else WEIGHT_DECAY,
+                    )  # fmt: skip
+                finished.put(key, curves[key])
+                count(len(curves))
+        results = [Result(*key, curves[key]) for key in keys]
         return _report(members, results, store, folder, output, schedule, len(test))
 
 

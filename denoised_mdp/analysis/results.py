@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ def number(mean: float, spread: float) -> str:
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> Path:
     """Write JSON; numbers that it does not have (nan) become null."""
-    return _write(path, json.dumps(_finite(tree), indent=1, allow_nan=False) + "\n")
+    return write_whole(path, json.dumps(_finite(tree), indent=1, allow_nan=False) + "\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -92,7 +93,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
-    return _write(path, text.getvalue())
+    return write_whole(path, text.getvalue())
 
 
 def make_folder(path: Path) -> Path:
@@ -108,9 +109,19 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def _write(path: Path, text: str) -> Path:
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file, whole or not at all, in the place of an earlier one.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    temporary = path.with_name(f"{path.name}.tmp")
     try:
-        path.write_text(text, "utf-8")
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}). Choose another --output.") from error
     return path
