@@ -29,7 +29,7 @@ from .machine import GIB, cpu_name, peak_memory, random_batch
 from .policies import PolicyBatch
 from .policies.base import without_gradients
 from .rssm import kl_divergence
-from .runtime import configure
+from .runtime import configure, precision_name
 from .schema import Config
 from .world_model import image_nll, scalar_nll
 
@@ -87,7 +87,7 @@ def machine(device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
-        "precision": "bf16" if dtype else "float32",
+        "precision": precision_name(device, dtype),
         "torch": torch.__version__,
         "mujoco": version("mujoco"),
         "load when it began": round(os.getloadavg()[0], 1),

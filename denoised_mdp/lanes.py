@@ -57,6 +57,12 @@ class Lanes:
         capacity, slack = _share(capacity, count), _share(slack, count)
         return count * Replay.bytes_needed(capacity, observation_shape, action_size, slack)
 
+    @property
+    def bytes(self) -> int:
+        """Size of all rows, when they are written."""
+        lane = self.lanes[0]
+        return len(self.lanes) * Replay.bytes_needed(lane.places, lane.observation_shape, lane.action_size)
+
     def __len__(self) -> int:
         """Return the number of rows that can be sampled."""
         return sum(map(len, self.lanes))

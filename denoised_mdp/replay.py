@@ -154,6 +154,11 @@ class Replay:
         """Return the size of a full replay on disk in bytes."""
         return bytes_needed(_layout(observation_shape, action_size), capacity + slack)
 
+    @property
+    def places(self) -> int:
+        """Rows that the files have room for; never less than what can be sampled."""
+        return len(self._ring)
+
     def __len__(self) -> int:
         """Return the number of rows that can be sampled."""
         return self.total - self._oldest
@@ -252,10 +257,17 @@ class Replay:
         self._columns.close()
 
 
-def sample_segments(
+def choose_segments(
     replays: Sequence[Replay], batch_size: int, length: int, rng: np.random.Generator
-) -> dict[str, np.ndarray]:
-    """Sample segments from all episodes of several replays as `Replay.sample` does from one."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose segments of all episodes of several replays, all starts equally likely.
+
+    Returns:
+        int [B], which of the replays each is in, and int [T, B], its rows.
+
+    Raises:
+        UserError: no episode is long enough.
+    """
     tables = [replay.episodes() for replay in replays]
     first, rows = (np.concatenate(column) for column in zip(*tables, strict=True))
     counts = np.maximum(rows - length + 1, 0)  # segment starts per episode
@@ -271,11 +283,18 @@ def sample_segments(
         )
     chosen = rng.integers(ends[-1], size=batch_size)  # [B], numbers among all starts
     episode = np.searchsorted(ends, chosen, side="right")
-    segments = first[episode] + chosen - (ends - counts)[episode] + np.arange(length)[:, None]  # [T, B], rows
+    source = np.repeat(np.arange(len(replays)), [len(table[0]) for table in tables])[episode]
+    return source, first[episode] + chosen - (ends - counts)[episode] + np.arange(length)[:, None]
+
+
+def sample_segments(
+    replays: Sequence[Replay], batch_size: int, length: int, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Sample segments from all episodes of several replays as `Replay.sample` does from one."""
+    source, rows = choose_segments(replays, batch_size, length, rng)
     if len(replays) == 1:
-        return replays[0].read(segments)
-    source = np.repeat(np.arange(len(replays)), [len(table[0]) for table in tables])[episode]  # [B], which replay
-    parts = [(source == index, replay.read(segments[:, source == index])) for index, replay in enumerate(replays)]
+        return replays[0].read(rows)
+    parts = [(source == index, replay.read(rows[:, source == index])) for index, replay in enumerate(replays)]
     batch = {}
     for name, column in parts[0][1].items():
         batch[name] = np.empty((length, batch_size, *column.shape[2:]), column.dtype)

@@ -52,7 +52,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_precision(name: str, device: torch.device, *, deterministic: bool = False) -> torch.dtype | None:
-    """'auto', 'float32' or 'bf16' -> the compute type for `networks.set_compute_dtype` (None is float32)."""
+    """'auto', 'float32', 'tf32' or 'bf16' -> the compute type for `networks.set_compute_dtype` (None is float32)."""
     if name == "auto":
         name = "bf16" if has_fast_bf16(device) and not deterministic else "float32"
     return torch.bfloat16 if name == "bf16" else None
@@ -70,10 +70,19 @@ def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
         torch.set_num_threads(train.threads)
     elif train.deterministic:
         torch.set_num_threads(1)
+    for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        backend.allow_tf32 = train.precision == "tf32"  # PyTorch would let convolutions
     if train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     return device, resolve_precision(train.precision, device, deterministic=train.deterministic)
+
+
+def precision_name(device: torch.device, dtype: torch.dtype | None) -> str:
+    """The arithmetic that `configure` has chosen, by its name in the configuration."""
+    if dtype == torch.bfloat16:
+        return "bf16"
+    return "tf32" if device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32 else "float32"
 
 
 def restore_generator(generator: torch.Generator, state: torch.Tensor) -> None:

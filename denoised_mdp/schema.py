@@ -160,7 +160,8 @@ class TrainConfig:
     log_every: int = option(1000, "steps between log entries", low=1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|cuda(:\d+)?")
     precision: str = option(
-        "auto", "arithmetic of the large products", choices=("auto", "float32", "bf16")
+        "auto", "arithmetic of the large products (tf32: of a GPU's; a CPU takes float32)",
+        choices=("auto", "float32", "tf32", "bf16"),
     )
     cuda_graph: bool = option(False, "on a GPU, record an update once and replay it instead of launching each kernel")
     threads: int | None = option(None, "CPU threads of the learner; null: choose", low=1)
@@ -172,6 +173,10 @@ class ReplayConfig:
     """The replay on disk."""
 
     capacity: int | None = option(None, "rows kept; null: all rows of the run", low=1)
+    memory: str = option(
+        "auto", "what batches are drawn from: disk, device (a copy in its memory), auto (a GPU's, if half suffices)",
+        choices=("auto", "disk", "device"),
+    )
 
 
 @dataclass

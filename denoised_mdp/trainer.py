@@ -25,8 +25,9 @@ from .lanes import Lanes
 from .loading import environment_maker, fitting, prepare
 from .logging import Logger, Progress, data_size
 from .machine import record_start
+from .resident import ResidentReplay
 from .runs import RunFolder
-from .runtime import configure
+from .runtime import configure, precision_name
 from .schema import Config
 from .stopping import Stop, StopRequest
 
@@ -50,7 +51,7 @@ class Trainer:
     def __init__(self, config: Config, run: RunFolder, stop: StopRequest | None = None):
         self.config, self.run, self.stop = config, run, stop or StopRequest()
         device, dtype = configure(config.train)
-        self.precision = "bf16" if dtype == torch.bfloat16 else "float32"
+        self.precision = precision_name(device, dtype)
         self.make_environment = environment_maker(config)
         self.collector = Collector(config, self.make_environment, device)
         actions = self.collector.pool.action_shape[0]
@@ -78,6 +79,7 @@ class Trainer:
         else:
             self.replay = self.open_replay(None)
             self.logger = Logger(run.path)
+        self.batches = self.batch_source()
         self.progress = Progress(config.train.total_steps, step=self.step, updates=self.updates)
 
     def open_replay(self, state: dict[str, Any] | None) -> Lanes:
@@ -89,6 +91,13 @@ class Trainer:
         sizes = count, capacity, shape, self.agent.mdp.action_size, slack
         print(f"replay: up to {capacity:,} rows, {data_size(Lanes.bytes_needed(*sizes))} on disk in {self.run.replay}")
         return Lanes(self.run.replay, *sizes)
+
+    def batch_source(self) -> Lanes | ResidentReplay:
+        """What batches are drawn from: the replay on disk, or a copy of it in the device's memory."""
+        memory, device = self.config.replay.memory, self.agent.device
+        if memory == "device" or memory == "auto" and ResidentReplay.fits(self.replay.bytes, device):
+            return ResidentReplay(self.replay, device)
+        return self.replay
 
     def announce(self) -> None:
         """Say what is about to happen, before it takes hours."""
@@ -153,7 +162,7 @@ class Trainer:
     def learn(self) -> None:
         """One batch, one update; metrics stay tensors until they are logged."""
         train = self.config.train
-        batch = self.replay.sample(train.batch_size, train.segment_length, self.random)
+        batch = self.batches.sample(train.batch_size, train.segment_length, self.random)
         metrics = self.agent.update(batch, policy=self.updates >= train.policy_after)
         self.finite.add(self.step, self.updates, batch, metrics)
         for name, value in metrics.items():

@@ -9,7 +9,7 @@ import torch
 from faulty_envs import Dying
 from small_runs import TINY, run_in_parts, tiny
 
-from denoised_mdp import checkpoint, collector, lanes
+from denoised_mdp import checkpoint, collector, lanes, resident
 from denoised_mdp import trainer as trainer_module
 from denoised_mdp.cli import main
 from denoised_mdp.collector import Ahead, Collector, Row
@@ -18,6 +18,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.lanes import Lanes
 from denoised_mdp.loading import environment_maker, prepare
 from denoised_mdp.replay import Replay
+from denoised_mdp.resident import ResidentReplay
 from denoised_mdp.runs import RunFolder
 from denoised_mdp.trainer import Trainer
 
@@ -171,6 +172,45 @@ def test_segments_come_from_all_lanes_alike(tmp_path):
     assert starts.tolist() == [0, 1, 10, 11, 12, 13, 14, 15]
     assert ((counts - 1000) ** 2 / 1000).sum() < 24.3  # chi-square of 7 degrees of freedom, one in a thousand
     replay.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_copy_on_the_device_gives_the_same_batches(tmp_path, count, monkeypatch):
+    """While rows arrive, others are evicted, and after the replay was opened again with more room."""
+    monkeypatch.setattr(resident, "CHUNK", 7)
+    rng, device = np.random.default_rng(1), torch.device("cpu")
+    replay = Lanes(tmp_path, count, 20 * count, (4, 4, 3), 2, slack=5 * count)
+    copy = ResidentReplay(replay, device)
+
+    def same():
+        one, two = (np.random.default_rng(3) for _ in range(2))
+        expected, batch = replay.sample(9, 4, one), copy.sample(9, 4, two)
+        assert expected.keys() == batch.keys() and one.bit_generator.state == two.bit_generator.state
+        for name, column in expected.items():
+            np.testing.assert_array_equal(batch[name].numpy(), column)
+
+    def add(rows, begin):
+        for row in range(rows):
+            for lane in range(count):
+                image = rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+                replay.add(lane, image, rng.normal(size=2), rng.normal(), row % 8 == 0 and begin)
+
+    for rows in (8, 1, 3, 24, 40):
+        add(rows, begin=True)
+        same()
+    state = replay.state()
+    replay.close()
+    replay = Lanes.open(tmp_path, state, 40 * count, 5 * count)
+    copy = ResidentReplay(replay, device)
+    same()
+    add(30, begin=False)
+    same()
+    replay.close()
+
+
+def test_a_run_from_the_copy_is_the_same_run(several, tmp_path):
+    run_in_parts(tiny(tmp_path / "run", *SEVERAL, "replay.memory=device"), 20)
+    assert identical(several, tmp_path / "run")
 
 
 def test_lanes_share_the_disk(tmp_path, monkeypatch):
