@@ -35,9 +35,9 @@ from .stopping import Stop, StopRequest
 class Trainer:
     """Trains one agent in one environment, and continues exactly where a checkpoint was taken.
 
-    Every unit of work is one action in the environment or one update; how many updates are due follows from the
-    number of steps alone. So the loop can stop and continue between any two of them, and in the middle of the work
-    that only looks (evaluation, rendering), which then begins anew.
+    Every unit of work is one action in every environment (or the block of them that was collected ahead), or one
+    update; how many updates are due follows from the number of steps alone. So the loop can stop and continue between
+    any two of them, and in the middle of the work that only looks (evaluation, rendering), which then begins anew.
 
     Args:
         config: what to train, and how.
