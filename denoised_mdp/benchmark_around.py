@@ -21,6 +21,7 @@ from .envs import make_env
 from .envs.pool import EnvironmentPool
 from .errors import UserError
 from .loading import environment_maker
+from .machine import resident_memory
 from .replay import Replay
 from .schema import Config
 
@@ -128,13 +129,14 @@ def filled_replay(config: Config, rows: int) -> Iterator[tuple[Path, Replay]]:
 
 
 def replays(config: Config, rows: tuple[int, ...]) -> dict[str, dict[str, Any]]:
-    """Milliseconds of a batch, of one more row and of opening, by number of rows."""
+    """By number of rows: milliseconds of a batch, of one more row and of opening, and the memory after batches."""
     table, (length, size) = {}, (config.train.segment_length, config.train.batch_size)
     shape = (config.env.size, config.env.size, 3)
     for count in rows:
         with filled_replay(config, count) as (folder, replay):
             rng, new = np.random.default_rng(0), (np.zeros(shape, np.uint8), np.zeros(ACTIONS, np.float32), 0.0, False)
             batch = milliseconds(lambda replay=replay, rng=rng: replay.sample(size, length, rng), 10)
+            table[f"{count:,} rows: the process's memory then, MB"] = resident_memory() / 1e6
             row = milliseconds(lambda replay=replay, new=new: replay.add(*new), 200)
             replay.flush()
             state = replay.state()

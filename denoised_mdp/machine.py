@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import resource
@@ -34,6 +35,14 @@ def cpu_name() -> str:
 def peak_memory() -> int:
     """Bytes of memory that this process held at its largest."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def resident_memory() -> float:
+    """Bytes of memory that this process holds now, files that it maps included; nan where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text("utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return math.nan
 
 
 def random_batch(config: Config, actions: int) -> dict[str, np.ndarray]:
