@@ -6,6 +6,7 @@ Heavy imports wait until a command needs them, so that ``--help`` answers at onc
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import re
@@ -13,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from denoised_mdp import __version__
 from denoised_mdp.errors import EnvironmentFailure, UserError, did_you_mean
@@ -29,6 +30,11 @@ MACHINE_ERRORS = {
     for name in "ENOSPC EDQUOT EFBIG EACCES EPERM EROFS ENAMETOOLONG ENOTDIR EISDIR EIO ESTALE EMFILE ENFILE".split()
     if hasattr(errno, name)
 }
+# How Python, NumPy and PyTorch refuse to hold so much: their exceptions have nothing in common but words.
+TOO_LARGE = (
+    "MemoryError|OutOfMemoryError|can't allocate memory|calculation overflowed|array is too big"
+    "|[Mm]aximum allowed (size|dimension)"
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -222,19 +228,25 @@ def _train_help() -> str:
     return train_help()
 
 
+def _tell(text: str, file: TextIO | None = None) -> None:
+    """Print a line for the user. That nobody can read it (a closed pipe, a full disk) changes nothing else."""
+    with contextlib.suppress(OSError):
+        print(f"denoised-mdp: {text}", file=file or sys.stderr)
+
+
 def _stopped(code: int = 130, more: str = "") -> int:
-    print(f"denoised-mdp: stopped.{more}", file=sys.stderr)
+    _tell(f"stopped.{more}")
     return code
 
 
 def _fail(message: object, code: int = 2) -> int:
-    print(f"denoised-mdp: error: {message}", file=sys.stderr)
+    _tell(f"error: {message}")
     return code
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
     """Print a warning as one line that says what matters to a user, not where it comes from."""
-    print(f"denoised-mdp: warning: {' '.join(str(message).split())}", file=file or sys.stderr)
+    _tell(f"warning: {' '.join(str(message).split())}", file)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -252,10 +264,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 return _run(argv)
             finally:
-                sys.stdout.flush()
+                if sys.stdout is not None:  # it is None in a process that was started without one
+                    sys.stdout.flush()
         except BrokenPipeError:  # who read our output has left, e.g. `| head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains at its exit
             return 128 + 13
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                try:
+                    stream and stream.flush()
+                except OSError:  # else Python complains at its exit, with a code of its own
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run(argv: list[str]) -> int:
@@ -268,6 +286,14 @@ def _run(argv: list[str]) -> int:
         return arguments.function(arguments)
     except (UserError, EnvironmentFailure) as error:
         return _fail(error, error.exit_code)
+    except (MemoryError, RuntimeError, ValueError) as error:
+        if not re.search(TOO_LARGE, f"{type(error).__name__} {error}"):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        return _fail(
+            f"this needs more memory than there is ({reason}). Set a smaller train.batch_size, train.segment_length,"
+            " model or policy; 'denoised-mdp doctor' measures what a configuration needs."
+        )
     except OSError as error:
         if error.errno not in MACHINE_ERRORS:
             raise

@@ -50,8 +50,9 @@ class RunFolder:
                 f"The run folder {path} cannot be used ({error.strerror}). Choose another run_dir."
             ) from error
         if strangers and not run.config.is_file():
+            remedy = "Restore that file from a copy, or choose" if run.checkpoints.is_dir() else "Choose"
             raise UserError(
-                f"{path} is no run folder: it holds {strangers[0]} but no config.yaml. Choose an empty or new"
+                f"{path} is no run folder: it holds {strangers[0]} but no config.yaml. {remedy} an empty or new"
                 " run_dir."
             )
         return run

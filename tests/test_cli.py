@@ -7,7 +7,9 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from denoised_mdp import cli
 from denoised_mdp.composition import option_keys
@@ -93,6 +95,29 @@ def test_what_the_machine_refuses_is_one_line_and_exit_code_2(error, words, monk
     monkeypatch.setattr("denoised_mdp.config.load_config", raising(error))
     assert cli.main(["train"]) == 2
     assert capsys.readouterr().err == f"denoised-mdp: error: {words}\n"
+
+
+@pytest.mark.parametrize("allocate", [
+    lambda: np.zeros((10**6, 10**9)),
+    lambda: np.zeros((2**40, 2**40)),
+    lambda: np.random.default_rng(0).integers(3, size=10**18),
+    lambda: torch.zeros(10**15),
+    lambda: torch.zeros(10**12, 10**12),
+    lambda: torch.nn.Linear(10**9, 10**9),
+])  # fmt: skip
+def test_too_little_memory_is_one_line_and_exit_code_2(allocate, monkeypatch, capsys):
+    monkeypatch.setattr("denoised_mdp.config.load_config", lambda _: allocate())
+    assert cli.main(["train"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "needs more memory than there is" in error and "train.batch_size" in error
+
+
+def test_a_process_without_standard_output_can_end(monkeypatch):
+    """As `denoised-mdp ... >&- 2>&-` has none."""
+    monkeypatch.setattr("denoised_mdp.config.load_config", raising(UserError("Enough.")))
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert cli.main(["train"]) == 2
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "gone", "x"), ValueError("a"), OSError("b")])

@@ -4,7 +4,9 @@ import contextlib
 import io
 import json
 import math
+import os
 import resource
+import sys
 import time
 from types import SimpleNamespace
 
@@ -118,6 +120,40 @@ def test_resume_within_a_step(tmp_path):
     assert lines(tmp_path) == [{"step": 1, "a": 1}, {"step": 2, "a": 2}, {"step": 2, "b": 2}]
 
 
+def test_lines_that_are_lost_are_told(tmp_path):
+    """A line that the checkpoint counts is missing or damaged: nothing takes its place, and a warning says so."""
+    for damage in (lambda kept: kept[1:], lambda kept: [kept[0], kept[1][:-4] + "\n", *kept[2:]], lambda kept: []):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        logger = Logger(folder)
+        for name in "abc":
+            logger.log(2, {name: 1})
+        counted = logger.lines
+        logger.log(2, {"after the checkpoint": 1})
+        logger.close()
+        written = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (folder / "metrics.jsonl").write_text("".join(damage(written[:counted])))
+        with pytest.warns(UserWarning, match=r"metrics.jsonl lacks \d of the 3 lines that the checkpoint counts"):
+            logger = Logger(folder, resume_step=2, lines=counted)
+        logger.close()
+        assert logger.lines == len(lines(folder)) < counted
+        assert not any("after the checkpoint" in line for line in lines(folder))
+
+
+@pytest.mark.parametrize("damage", ["delete", "truncate"])
+def test_curves_that_are_lost_are_told(tmp_path, damage):
+    logger = Logger(tmp_path)
+    logger.log(1, {"a": 1})
+    logger.flush()
+    state = {"resume_step": 1, "lines": logger.lines, "events": logger.events()}
+    logger.close()
+    path = next((tmp_path / "tensorboard").iterdir())
+    path.unlink() if damage == "delete" else path.write_bytes(path.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="tfevents.* is missing or shorter than the checkpoint counts.*a gap"):
+        Logger(tmp_path, **state).close()
+    assert len(lines(tmp_path)) == 1
+
+
 def test_a_new_run_begins_anew(tmp_path, restart):
     for step in (7, 3):  # the first was killed before its first checkpoint
         restart()
@@ -139,6 +175,26 @@ def test_a_full_disk_is_one_message(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         with contextlib.suppress(UserError):
             logger.close()
+
+
+def broken_pipe():
+    reading, writing = os.pipe()
+    os.close(reading)
+    return os.fdopen(writing, "w", buffering=1)
+
+
+@pytest.mark.parametrize("make", [io.StringIO, broken_pipe, lambda: None])
+def test_a_line_that_nobody_can_read_ends_nothing(make, clock, monkeypatch):
+    """Of a stream that is closed, of a pipe without a reader, and of a process that has no standard error."""
+    stream = make()
+    monkeypatch.setattr(sys, "stderr", stream)
+    progress = Progress(1000)
+    if isinstance(stream, io.StringIO):
+        stream.close()
+    assert train(clock, progress, 3) == (110, 30)
+    progress.close()
+    with contextlib.suppress(AttributeError, OSError):
+        stream.close()
 
 
 class Terminal(io.StringIO):

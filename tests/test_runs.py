@@ -23,6 +23,8 @@ def test_create_makes_and_continues(tmp_path):
     with run.lock():
         pass
     RunFolder.create(run.path)  # killed before it wrote its configuration
+    (run.path / "config.yaml.tmp").write_text("seed")
+    RunFolder.create(run.path)  # killed while it wrote its configuration
     make_run(run.path)
     names = {name: getattr(RunFolder.create(str(run.path)), name).name for name in (
         "config", "metrics", "tensorboard", "checkpoints", "replay", "videos")}
@@ -39,6 +41,11 @@ def test_create_refuses_what_is_no_run(tmp_path):
     with pytest.raises(UserError, match="cannot be used"):
         RunFolder.create(tmp_path / "thesis.tex" / "a")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    run = make_run(tmp_path / "run")
+    run.checkpoints.mkdir()
+    run.config.unlink()
+    with pytest.raises(UserError, match="holds checkpoints but no config.yaml. Restore that file"):
+        RunFolder.create(run.path)
 
 
 def test_existing_names_the_nearest_run(tmp_path):
