@@ -16,10 +16,10 @@ import sys
 
 from denoised_mdp.benchmark_around import milliseconds
 from denoised_mdp.envs import make_env, tasks
-from denoised_mdp.envs.options import DISTRACTORS
+from denoised_mdp.envs.options import fitting_distractors
 from denoised_mdp.machine import cpu_name
 
-ALL = {name: {} for name, info in DISTRACTORS.items() if "dmc" in info.suites}
+ALL = {name: {} for name in fitting_distractors("dmc")}
 VARIANTS = {
     "none": {},
     "video_background": {"video_background": {}},

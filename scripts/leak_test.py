@@ -15,14 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from denoised_mdp.envs import make_env
+from denoised_mdp.envs.options import fitting_distractors
 
-DISTRACTORS = ("body_color", "lighting", "camera_pose", "video_background", "noisy_sensor", "camera_jitter")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def cycle(task: str, quality: str) -> None:
     """One environment from beginning to end."""
-    env = make_env(task, distractors={name: {} for name in DISTRACTORS}, quality=quality)
+    env = make_env(task, distractors={name: {} for name in fitting_distractors("dmc", task)}, quality=quality)
     env.reset(seed=0)
     env.step(env.action_space.sample())
     env.close()

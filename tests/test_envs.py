@@ -340,6 +340,17 @@ BAD = [
     (("cheetah_run",), {"distractors": {"lighting": {"dynamic": 1}}}, "true or false"),
     (("counting",), {"suite": "toy", "distractors": {"camera_jitter": {}}}, "takes no distractors"),
     (("cheetah_run",), {"action_repeat": 0}, "at least 1"),
+    (("cheetah_run",), {"size": "big"}, "size must be a whole number"),
+    (("cheetah_run",), {"episode_steps": 2.5}, "episode_steps must be a whole number"),
+    (("cheetah_run",), {"seed": -1}, "seed must be a whole number of at least 0"),
+    (("cheetah_run",), {"clips_seed": "x"}, "clips_seed must be a whole number"),
+    (("cheetah_run",), {"clips": 5}, "text or a path"),
+    (("cheetah_run",), {"distractors": 3}, "given as name and options"),
+    (("cheetah_run",), {"distractors": {"camera_jitter": 3}}, "given as name and options"),
+    (("cheetah_run",), {"distractors": ["camera_jiter"]}, "Did you mean 'camera_jitter'"),
+    (("tv_green_hue",), {}, "'tv_green_hue' is none of suite 'dmc': choose suite 'robodesk'"),
+    (("tv_green_hue",), {"suite": "robodesk", "distractors": ["noisy_sensor"]}, "no scalar sensor"),
+    (("tv_green_hue",), {"suite": "robodesk", "distractors": ["lighting"]}, "takes: tv, button_noise"),
     (("cheetah_run",), {"camera": 99}, r"no camera 99.*0 \(side\)"),
     (("cheetah_run",), {"render_mode": "human"}, "rgb_array"),
 ]
@@ -357,6 +368,15 @@ def test_distractors_have_one_order_and_all_their_options():
     assert list(checked) == ["video_background", "camera_jitter"]
     expected = {"strength": 1.0, "matte": "matte", "color": True, "frames": 1000, "dynamic": True}
     assert checked["video_background"] == expected
+
+
+def test_distractors_can_be_chosen_by_names_alone():
+    by_mapping = check_distractors({"video_background": {}, "camera_jitter": None})
+    for names in (["camera_jitter", "video_background"], "camera_jitter, video_background"):
+        assert check_distractors(names) == by_mapping
+    assert check_distractors(None) == check_distractors("none") == check_distractors([]) == {}
+    env = make_env("dot", suite="toy", distractors=["camera_jitter"], size=np.int64(32))
+    assert "camera_jitter/dx" in env.noise_names and env.reset(seed=0)[0].shape == (32, 32, 3)
 
 
 def test_spaces_are_gymnasiums():

@@ -1,6 +1,7 @@
 """Environments as Gymnasium citizens: ids, the checker, vectors, pickling; and what importing them costs."""
 
 import importlib.util
+import itertools
 import pickle
 import subprocess
 import sys
@@ -9,10 +10,13 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
-from denoised_mdp.envs import make_env, register_envs, tasks
+from denoised_mdp.envs import DISTRACTORS, check_distractors, make_env, register_envs, tasks
+from denoised_mdp.envs.options import fitting_distractors
 from denoised_mdp.envs.sensors import SENSORS
+from denoised_mdp.errors import UserError
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
@@ -30,6 +34,39 @@ def test_every_task_is_registered_with_what_fits_it():
         has_sensor = task in SENSORS
         assert (f"denoised_mdp/{task}-video_background-noisy_sensor-v0" in ids) == has_sensor
         assert f"denoised_mdp/{task}-noisy_sensor-v0" not in ids
+
+
+@pytest.mark.parametrize(
+    "suite, task",
+    [("dmc", "cheetah_run"), ("dmc", "dog_stand"), ("robodesk", "stack"), ("toy", "dot"), ("toy", "counting")],
+)
+def test_ids_are_what_can_be_made(suite, task):
+    """Every set of distractors, in their order: there is an id if and only if `check_distractors` allows it."""
+    for members in itertools.product((False, True), repeat=len(DISTRACTORS)):
+        names = list(itertools.compress(DISTRACTORS, members))
+        try:
+            allowed = list(check_distractors(names, task, suite)) == names
+        except UserError:
+            allowed = False
+        identity = "-".join(["robodesk_" * (suite == "robodesk") + task, *names, "v0"])
+        assert (f"denoised_mdp/{identity}" in gym.registry) == allowed, identity
+    fitting = fitting_distractors(suite, task)
+    assert set(check_distractors(fitting, task, suite)) == set(fitting)  # all of them together
+
+
+def test_keywords_choose_clips_and_distractors(cache):
+    """What `gymnasium.make` is told goes before what the id says, and stays in the spec, as JSON too."""
+    name = "denoised_mdp/dot-video_background-v0"
+    frames = {}
+    for split in ("train", "test", "all"):
+        env = gym.make(name, split=split, size=32)
+        frames[split] = env.reset(seed=0)[0]
+        again = gym.make(EnvSpec.from_json(env.spec.to_json()))
+        np.testing.assert_array_equal(again.reset(seed=0)[0], frames[split])
+    assert (frames["train"] != frames["test"]).mean() > 0.5
+    env = gym.make(name, distractors=["camera_jitter"])
+    assert [part.split("/")[0] for part in env.unwrapped.noise_names[-2:]] == ["camera_jitter"] * 2
+    assert not any(part.startswith("video_background/") for part in env.unwrapped.noise_names)
 
 
 @pytest.mark.filterwarnings("error::UserWarning")

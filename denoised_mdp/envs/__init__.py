@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
+from numbers import Integral
+from typing import Any
 
 import gymnasium as gym
 
-from denoised_mdp.envs.options import DISTRACTORS, check_distractors, tasks
+from denoised_mdp.envs.options import (
+    DISTRACTORS,
+    SHOWING_CLIPS,
+    SUITES,
+    check_distractors,
+    named_distractors,
+    tasks,
+)
 from denoised_mdp.envs.registration import register_envs
 from denoised_mdp.errors import UserError, did_you_mean
 
@@ -17,14 +27,14 @@ def make_env(
     task: str,
     *,
     suite: str = "dmc",
-    distractors: Mapping[str, Mapping] | None = None,
+    distractors: Mapping[str, Mapping | None] | Iterable[str] | None = None,
     size: int = 64,
     action_repeat: int = 2,
     episode_steps: int = 1000,
     camera: int | str = 0,
     quality: str = "fast",
     reward: str = "dense",
-    clips: str = "procedural",
+    clips: str | os.PathLike = "procedural",
     split: str = "train",
     clips_seed: int = 0,
     seed: int | None = None,
@@ -36,7 +46,8 @@ def make_env(
         task: 'domain_task' of the DeepMind Control Suite, or a task of suite "robodesk" or "toy", see `tasks`.
         suite: "dmc", "robodesk" or "toy".
         distractors: name -> options, e.g. ``{"video_background": {"color": True}, "camera_jitter": {}}``; see
-            `DISTRACTORS`. They are applied in the package's order, whatever the mapping's.
+            `DISTRACTORS`. Names alone do as well: ``["video_background", "camera_jitter"]``. They are applied in the
+            package's order, whatever theirs.
         size: height and width of the observation in pixels.
         action_repeat: inner steps per action.
         episode_steps: inner steps per episode.
@@ -54,20 +65,29 @@ def make_env(
     Raises:
         UserError: a name, option or value that does not exist, or a distractor that does not fit the task.
     """
+    distractors = named_distractors(distractors)
+    clips = os.fspath(clips) if isinstance(clips, os.PathLike) else clips
     recipe = dict(locals())
     from denoised_mdp.envs.pixels import PixelEnv
 
     for name, number in (("size", size), ("action_repeat", action_repeat), ("episode_steps", episode_steps)):
-        if number < 1:
-            raise UserError(f"{name} must be at least 1, not {number!r}.")
+        _check_whole(name, number, 1)
+    _check_whole("clips_seed", clips_seed, 0)
+    if seed is not None:
+        _check_whole("seed", seed, 0)
+    if not isinstance(clips, str):
+        raise UserError(f"clips must be a text or a path, such as 'procedural' or a folder, not {clips!r}.")
     if render_mode not in (None, "rgb_array"):
         raise UserError(f"There is no render_mode {render_mode!r}: use 'rgb_array'.")
-    known = tasks(suite)
-    if task not in known:
-        raise UserError(f"Unknown task {task!r}.{did_you_mean(task, known)}")
+    if task not in (known := tasks(suite)):
+        for other in SUITES:
+            if task in tasks(other):
+                hint = f"choose suite {other!r} (env={other} on the command line)."
+                raise UserError(f"Task {task!r} is none of suite {suite!r}: {hint}")
+        raise UserError(f"Unknown task {task!r}.{did_you_mean(str(task), known)}")
     if reward != "dense" and suite != "robodesk":
         raise UserError(f"Suite {suite!r} has no choice of rewards: reward must be 'dense', not {reward!r}.")
-    chosen = check_distractors(distractors or {}, task, suite)
+    chosen = check_distractors(distractors, task, suite)
     if suite == "toy":
         from denoised_mdp.envs.toy import CountingEnv, ToyEnv
 
@@ -81,7 +101,12 @@ def make_env(
 
         world = DMCEnv(task, size, episode_steps, camera, quality)
     for name, options in chosen.items():
-        if name in ("video_background", "tv"):
+        if name in SHOWING_CLIPS:
             options = {**options, "clips": clips, "split": split, "clips_seed": clips_seed}
         world = DISTRACTORS[name].load()(world, **options)
     return PixelEnv(world, action_repeat, seed, recipe)
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise UserError(f"{name} must be a whole number of at least {least}, not {value!r}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -43,7 +43,7 @@ _TASKS = {
     ),
     "toy": ("dot", "counting"),
 }
-SENSOR_TASKS = tuple(name for name in _TASKS["dmc"] if name in SENSORS)
+SUITES = tuple(_TASKS)
 
 
 def tasks(suite: str = "dmc") -> tuple[str, ...]:
@@ -120,41 +120,72 @@ DISTRACTORS: dict[str, DistractorInfo] = {
     "noisy_sensor": DistractorInfo("NoisySensor", {"strength": _STRENGTH}, ("dmc",)),
     "camera_jitter": DistractorInfo("CameraJitter", _SCENE, ("dmc", "robodesk", "toy")),
 }
+SHOWING_CLIPS = ("video_background", "tv")  # `clips`, `split` and `clips_seed` of `make_env` are theirs
+
+
+def named_distractors(distractors: Mapping[str, Mapping | None] | Iterable[str] | None) -> dict[str, dict[str, Any]]:
+    """Return name -> options of distractors chosen in any way: by such a mapping, or by names, in a list or as "a,b".
+
+    Neither names nor values are checked, see `check_distractors`.
+
+    Raises:
+        UserError: something else, or options that are no mapping.
+    """
+    if isinstance(distractors, str):
+        distractors = [name.strip() for name in distractors.split(",") if name.strip() not in ("", "none")]
+    if not isinstance(distractors, Mapping):
+        names = list(distractors) if isinstance(distractors, Iterable) else [distractors]
+        distractors = {} if distractors is None else dict.fromkeys(names)
+    for name, options in distractors.items():
+        if not isinstance(name, str) or not isinstance(options, Mapping | None):
+            example = "{'camera_jitter': {'strength': 0.5}}, or ['camera_jitter']"
+            raise UserError(f"Distractors are given as name and options, such as {example}: not {name!r}: {options!r}.")
+    return {name: dict(options or {}) for name, options in distractors.items()}
+
+
+def fitting_distractors(suite: str = "dmc", task: str | None = None) -> tuple[str, ...]:
+    """Return the names of all distractors that fit a suite, or one of its tasks, in the order of application.
+
+    All of them together can be asked for; without video_background, noisy_sensor cannot.
+    """
+    if task == "counting":
+        return ()
+    found = tuple(name for name, info in DISTRACTORS.items() if suite in info.suites)
+    without_sensor = task is not None and task not in SENSORS
+    return tuple(name for name in found if not (without_sensor and name == "noisy_sensor"))
 
 
 def check_distractors(
-    distractors: Mapping[str, Mapping | None], task: str | None = None, suite: str = "dmc"
+    distractors: Mapping[str, Mapping | None] | Iterable[str] | None, task: str | None = None, suite: str = "dmc"
 ) -> dict[str, dict[str, Any]]:
     """Return the distractors in the order of application with all options filled in.
 
     Args:
-        distractors: name -> options (None or empty: the defaults).
+        distractors: name -> options (None or empty: the defaults), or names alone, see `named_distractors`.
         task, suite: if given, also check that the distractors fit the task.
 
     Raises:
         UserError: an unknown name or option, a value out of range, or a distractor that does not fit.
     """
+    distractors = named_distractors(distractors)
     for name, options in distractors.items():
         if name not in DISTRACTORS:
             raise UserError(f"Unknown distractor {name!r}.{did_you_mean(name, DISTRACTORS)}")
         allowed = DISTRACTORS[name].options
-        for key, value in (options or {}).items():
+        for key, value in options.items():
             if key not in allowed:
                 raise UserError(f"Distractor {name} has no option {key!r}.{did_you_mean(key, allowed)}")
             if not allowed[key].allows(value):
                 raise UserError(f"Distractor {name}: {key} must be {allowed[key].words}, not {value!r}.")
-    if distractors and task == "counting":
-        raise UserError("Task 'counting' takes no distractors: every one of its pixels counts.")
+    fitting = fitting_distractors(suite, task)
     for name in distractors if task is not None else ():
-        if suite not in DISTRACTORS[name].suites and name != "noisy_sensor":
-            fitting = [other for other, info in DISTRACTORS.items() if suite in info.suites]
-            raise UserError(f"Distractor {name} does not fit suite {suite!r}, which takes: {', '.join(fitting)}.")
-    if "noisy_sensor" in distractors:
-        if "video_background" not in distractors:
-            raise UserError(
-                "Distractor noisy_sensor reads the background video: add video_background as well."
-            )
-        if task is not None and task not in SENSORS:
+        if task == "counting":
+            raise UserError("Task 'counting' takes no distractors: every one of its pixels counts.")
+        if name not in fitting and name == "noisy_sensor":
             why = WITHOUT_SENSOR.get(task, "it is not of the DeepMind Control Suite")
             raise UserError(f"Task {task!r} has no scalar sensor for noisy_sensor: {why}.")
+        if name not in fitting:
+            raise UserError(f"Distractor {name} does not fit suite {suite!r}, which takes: {', '.join(fitting)}.")
+    if "noisy_sensor" in distractors and "video_background" not in distractors:
+        raise UserError("Distractor noisy_sensor reads the background video: add video_background as well.")
     return {name: info.complete(distractors[name]) for name, info in DISTRACTORS.items() if name in distractors}

@@ -3,7 +3,7 @@
 A variant of an environment is described by a mapping; every key may be left out:
 
 =================  ==================================================================================================
-``distractors``    the whole set, name -> options, instead of the environment's own; ``{}``: none
+``distractors``    the whole set, as for `make_env`, instead of the environment's own; ``{}``: none
 ``without``        names of distractors to leave out
 ``change``         name -> options that replace single ones; a distractor that is not there yet is added
 ``clips``          where background clips come from; ``split``: train, test or all; ``clips_seed``: their order
@@ -29,6 +29,7 @@ import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs import make_env
+from denoised_mdp.envs.options import named_distractors
 from denoised_mdp.errors import UserError, did_you_mean
 
 ORIGINAL = "original"
@@ -66,8 +67,7 @@ def make_variant(env: gym.Env, variant: Mapping) -> gym.Env:
     if recipe is None:
         raise UserError("Variants can be made of environments that make_env or gymnasium.make made, only.")
     recipe = dict(recipe)
-    chosen = variant.get("distractors", recipe["distractors"]) or {}
-    chosen = {name: dict(options or {}) for name, options in chosen.items()}
+    chosen = named_distractors(variant.get("distractors", recipe["distractors"]))
     for name in variant.get("without", ()):
         if name not in chosen:
             raise UserError(f"There is no distractor {name!r} to leave out.{did_you_mean(name, chosen)}")

@@ -10,8 +10,7 @@ from itertools import combinations
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
-from denoised_mdp.envs.options import DISTRACTORS, check_distractors, tasks
-from denoised_mdp.errors import UserError
+from denoised_mdp.envs.options import fitting_distractors, tasks
 
 
 def register_envs() -> None:
@@ -20,20 +19,16 @@ def register_envs() -> None:
     Keyword arguments of `gymnasium.make` go to `denoised_mdp.envs.make_env`.
     """
     for suite in ("dmc", "robodesk", "toy"):
-        fitting = [name for name, info in DISTRACTORS.items() if suite in info.suites]
-        subsets = [names for count in range(len(fitting) + 1) for names in combinations(fitting, count)]
         for task in tasks(suite):
-            for names in subsets:
-                _register(suite, task, names)
+            fitting = fitting_distractors(suite, task)
+            for count in range(len(fitting) + 1):
+                for names in combinations(fitting, count):
+                    if "noisy_sensor" not in names or "video_background" in names:
+                        _register(suite, task, names)
 
 
 def _register(suite: str, task: str, names: tuple[str, ...]) -> None:
-    distractors = {name: {} for name in names}
-    try:
-        check_distractors(distractors, task, suite)
-    except UserError:
-        return
-    options = {"task": task, "suite": suite, "distractors": distractors}
+    options = {"task": task, "suite": suite, "distractors": {name: {} for name in names}}
     if suite == "robodesk":
         task, options["size"] = f"robodesk_{task}", 96
     identity = f"denoised_mdp/{'-'.join([task, *names])}-v0"

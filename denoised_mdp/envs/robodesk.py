@@ -202,13 +202,16 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
 
     def frame(self) -> np.ndarray:
         """Draw the current state, uint8 [H, W, 3]; advances nothing."""
-        if self._renderer is None:
-            self._renderer = RoomRenderer(self._model, *self._look, stage=self.stage)
+        renderer = self._get_renderer()
         self._show_lamps()
         self._show_lighting()
         if self.room:
-            self._renderer.upload_picture(self._model.texture("tv").id, self.screen())
-        return self._renderer.film(self._data, *self.camera_shift)
+            renderer.upload_picture(self._model.texture("tv").id, self.screen())
+        return renderer.film(self._data, *self.camera_shift)
+
+    def gl_device(self) -> str:
+        """Return what draws the frames, see `Renderer.device`."""
+        return self._get_renderer().device()
 
     def close(self) -> None:
         """Free the renderer; a later frame makes a new one."""
@@ -235,6 +238,11 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         self._rng = restore_generator(state["random"])
         self._start = {block: place.copy() for block, place in state["start"].items()}
         self._steps, self._solved = state["steps"], state["solved"]
+
+    def _get_renderer(self) -> RoomRenderer:
+        if self._renderer is None:
+            self._renderer = RoomRenderer(self._model, *self._look, stage=self.stage)
+        return self._renderer
 
     def situation(self) -> Situation:
         """Return what the reward looks at now."""

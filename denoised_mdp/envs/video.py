@@ -79,8 +79,8 @@ class Stream:
             for clip in clips:
                 if filled < self.frames and (array := clip.frames()) is not None:
                     shown.append((clip, array))
+                    progress.update(min(len(array), self.frames - filled))
                     filled += len(array)
-                    progress.update(len(array))
         if not shown:
             names = ", ".join(clip.name for clip in clips[:3])
             raise UserError(f"None of the {len(clips)} videos can be read (such as {names}).")
