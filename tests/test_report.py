@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from report_runs import add_probes, add_video, make_run
 
+from denoised_mdp.analysis import report_plots
 from denoised_mdp.analysis.report import render, write_report
 from denoised_mdp.analysis.report_data import read_run, speed_of
 from denoised_mdp.analysis.report_groups import band, confidence, differing_options, group_runs
@@ -132,10 +133,40 @@ def test_groups_show_means_of_seeds_and_what_differs(tmp_path):
         add_probes(run, recall=recall)
     page = page_of(*runs, make_run(tmp_path / "other", "model=dreamer"))
     tags = Tags(page)
-    half = T_975[1] * 5.0  # deviation of 10 and 20 is 5 sqrt 2, over sqrt 2
-    assert f"15.0 ± {half:.1f}" in tags.text and "mean of 2 seeds" in page
+    assert "15.0 (10.0, 20.0)" in tags.text and "mean of 2 seeds" in page
+    assert "signal recall 0.60 · leakage 0.20" in tags.text
     assert sum(attributes.get("class") == "heatmap" for _, attributes in tags.found) == 3
     assert "model.name" in tags.text and "dreamer" in tags.text
+    assert tags.text.count("of the other seeds and clips (1)") == 2  # health and invariance
+    assert "Band:" not in page
+    runs.append(make_run(tmp_path / "s3", "seed=3", returns=(3, 30.0)))
+    tags = Tags(page_of(*runs))
+    half = T_975[2] * 10.0 / math.sqrt(3)  # deviation of 10, 20 and 30 is 10
+    assert f"20.0 ± {half:.1f}" in tags.text and "Band:" in tags.text
+
+
+def test_title_has_what_the_groups_share(tmp_path):
+    one, other = make_run(tmp_path / "a"), make_run(tmp_path / "b", "model=dreamer")
+    page = page_of(one, other)
+    assert "<h1>dot · backprop</h1>" in page and "2 configurations compared · 2 runs" in page
+    assert ["2b", "dreamer"] == [group.name for group in group_runs([read_run(one), read_run(other)])]
+    assert "<h1>mine</h1>" in page_of(one, other, title="mine")
+    assert "<h1>dot · 2b · backprop</h1>" in page_of(one) and "configurations compared" not in page_of(one)
+
+
+def test_wide_bands_do_not_flatten_the_curves(tmp_path, monkeypatch):
+    """Three seeds of which one is far off in the middle: the frame shows every run, and of the band what fits."""
+    limits = []
+    monkeypatch.setattr(report_plots, "svg_uri", lambda figure: limits.append(figure.axes[0].get_ylim()) or "data:")
+    returns = [(1.0, 10.0, 3.0), (1.0, 0.0, 3.0), (1.0, 20.0, 3.0)]
+    runs = [make_run(tmp_path / str(seed), f"seed={seed}", returns=r) for seed, r in enumerate(returns)]
+    groups = group_runs([read_run(run) for run in runs])
+    report_plots.curves_plot(groups, "eval/return", "")
+    half = T_975[2] * 10.0 / math.sqrt(3)
+    ((low, high),) = limits
+    assert -half < -6.5 <= low <= 0.0 and 20.0 <= high <= 26.5 < 10 + half
+    report_plots.curves_plot(groups, "model/kl_x", "")  # always 1.5: the limits are still a range
+    assert limits[1][0] < 1.5 < limits[1][1]
 
 
 def test_text_of_runs_is_escaped(tmp_path):

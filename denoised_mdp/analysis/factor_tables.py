@@ -15,11 +15,11 @@ from .factors import FactorMatrix
 from .results import Subject, number
 
 
-def headline_text(matrix: FactorMatrix, probe: str, split: str) -> str:
-    """The line below a heat map's title."""
+def headline_text(matrix: FactorMatrix, probe: str, split: str, numbers: Mapping[str, float] | None = None) -> str:
+    """The line below a heat map's title; numbers: instead of the matrix's `headline`."""
     clips = {"train": "clips of training", "test": "unseen clips", "across": "fitted on clips of training, tested on"
              " unseen ones"}[split]  # fmt: skip
-    numbers = matrix.headline(probe)
+    numbers = matrix.headline(probe) if numbers is None else numbers
     leakage = "" if math.isnan(numbers["leakage"]) else f" · leakage {numbers['leakage']:.2f}"
     recall = f"signal recall {numbers['signal_recall']:.2f}"
     return f"R² on held-out episodes · {probe} · {clips} · {recall}{leakage}"

@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 
 from .. import __version__
 from ..errors import UserError
 from .factor_tables import from_tree, headline_text, pooled
 from .plots import color_of
 from .report_data import RunData, read_run
-from .report_groups import Group, differing_options, group_runs
+from .report_groups import Group, differing_options, group_runs, shared_words
 from .report_parts import (
     KNOWN,
     MODEL,
     RETURNS,
+    factor_dict,
     factor_part,
     health_part,
     invariance_part,
@@ -35,7 +37,7 @@ from .report_parts import (
     plots,
     safely,
 )
-from .report_plots import heat_map
+from .report_plots import BAND_FROM, heat_map
 
 VIDEOS = ("one", "all", "none")
 """of each group of seeds one, of every run, or none"""
@@ -75,8 +77,10 @@ def render(runs: Sequence[RunData], *, videos: str = "one", title: str | None = 
     """The page about runs that were read, as HTML."""
     groups = group_runs(runs)
     common: list[str] = []
+    shared = shared_words(groups)
     found = {
-        "title": title or (groups[0].name if len(groups) == 1 else f"{len(groups)} configurations compared"),
+        "title": title or (groups[0].name if len(groups) == 1 else shared or f"{len(groups)} configurations compared"),
+        "compared": len(groups) if len(groups) > 1 and (title or shared) else 0,
         "groups": [
             {"name": group.name, "color": color_of(n), "count": len(group.runs), "overview": overview(group)}
             for n, group in enumerate(groups)
@@ -94,7 +98,8 @@ def render(runs: Sequence[RunData], *, videos: str = "one", title: str | None = 
         "version": __version__,
         "runs": [str(run.path) for run in runs],
     }
-    found["several"] = any(len(group.runs) > 1 for group in groups)
+    most = max(len(group.runs) for group in groups)
+    found |= {"several": most > 1, "bands": most >= BAND_FROM}
     return _template().render(found)
 
 
@@ -140,8 +145,10 @@ def _means(group: Group) -> list[dict[str, str]]:
         def make(same=same, split=split, title=title) -> dict[str, str]:
             mean = pooled(same)
             probe = "ridge" if "ridge" in mean.scores else next(iter(mean.scores))
-            note = headline_text(mean, probe, split if split in ("train", "test", "across") else "train")
-            return {"title": title, "note": note, "picture": heat_map(mean, probe, title, note)}
+            heads = [one.headline(probe) for one in same]
+            numbers = {name: float(np.mean([head[name] for head in heads])) for name in heads[0]}
+            note = headline_text(mean, probe, split if split in ("train", "test", "across") else "train", numbers)
+            return factor_dict(title, note, heat_map(mean, probe, title, note), numbers)
 
         means.append(safely(group.first.problems, "The mean factor matrix", make))
     return list(filter(None, means))

@@ -53,15 +53,30 @@ def _same_but_seed(one: Config | None, other: Config | None) -> bool:
     return not differences(one, dataclasses.replace(other, seed=one.seed))
 
 
+def _words(group: Group) -> list[str]:
+    """Task and distractors, model, policy; nothing of a configuration that cannot be read."""
+    config = group.first.config
+    if config is None:
+        return []
+    return [" + ".join([config.env.task, *config.distractors]), config.model.name, config.policy.name]
+
+
+def _shared(words: Sequence[list[str]]) -> list[bool]:
+    """Which of the words are the same in all of several groups."""
+    known = [one for one in words if one]
+    return [len(known) == len(words) > 1 and len(set(column)) == 1 for column in zip(*known, strict=True)]
+
+
+def shared_words(groups: Sequence[Group]) -> str:
+    """What the names of several groups leave out because all have it in common; may be empty."""
+    words = [_words(group) for group in groups]
+    return " · ".join(word for word, same in zip(words[0], _shared(words), strict=False) if same)
+
+
 def _name(groups: Sequence[Group]) -> None:
     """Name groups by what they learn, of many only what tells them apart; where that is not enough, by folders too."""
-    words = []
-    for group in groups:
-        config = group.first.config
-        what = [] if config is None else [" + ".join([config.env.task, *config.distractors])]
-        words.append(what + ([] if config is None else [config.model.name, config.policy.name]))
-    known = [one for one in words if one]
-    shared = [len(known) == len(groups) > 1 and len(set(column)) == 1 for column in zip(*known, strict=True)]
+    words = [_words(group) for group in groups]
+    shared = _shared(words)
     for group, one in zip(groups, words, strict=True):
         told = [word for word, same in zip(one, shared, strict=False) if not same]
         group.name = " · ".join(told) or group.first.name

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..logging import duration
 from .factor_tables import from_tree, headline_text
 from .report_data import BROKEN, RunData, one_line
 from .report_groups import Group, confidence
-from .report_plots import bars_plot, curves_plot, heat_map
+from .report_plots import BAND_FROM, bars_plot, curves_plot, heat_map
 
 RETURNS = {
     "eval/return": ("Return of held-out episodes", "the actor's mode, always the same episodes"),
@@ -50,12 +50,14 @@ def safely(problems: list[str], what: str, make: Callable[[], Any]) -> Any:
 
 
 def mean_text(values: Sequence[float], digits: int = 1) -> str:
-    """Mean and 95 % confidence interval of the finite ones; a dash without any."""
+    """Mean and 95 % confidence interval of the finite ones; of two, both instead of it; a dash without any."""
     known = np.array([value for value in values if value is not None and math.isfinite(value)])
     if not len(known):
         return "-"
-    half = confidence(known)
-    return f"{known.mean():,.{digits}f}" + ("" if math.isnan(half) else f" ± {half:,.{digits}f}")
+    mean = f"{known.mean():,.{digits}f}"
+    if len(known) < BAND_FROM:
+        return mean + ("" if len(known) < 2 else f" ({', '.join(f'{value:,.{digits}f}' for value in known)})")
+    return f"{mean} ± {confidence(known):,.{digits}f}"
 
 
 def overview(group: Group) -> dict[str, str]:
@@ -67,7 +69,6 @@ def overview(group: Group) -> dict[str, str]:
     if totals and max(totals) > min(steps):
         progress += f" of {max(totals):,}"
     seconds = [run.speed.seconds for run in runs if run.speed]
-    speeds = [run.speed.steps_per_second for run in runs if run.speed]
     return {
         "Seeds": ", ".join("?" if run.seed is None else str(run.seed) for run in runs),
         "Steps": progress,
@@ -76,8 +77,8 @@ def overview(group: Group) -> dict[str, str]:
                                     if "random/return" in run.metrics]),
         "Signal recall": mean_text([headline(run, "signal_recall") for run in runs], 2),
         "Leakage": mean_text([headline(run, "leakage") for run in runs], 2),
+        "Ratio of x": mean_text([ratio_of_x(run) for run in runs], 2),
         "Training time": duration(float(np.mean(seconds))) if seconds else "-",
-        "Steps/s": mean_text([float(np.mean(speeds))], 1) if speeds else "-",
     }  # fmt: skip
 
 
@@ -90,6 +91,15 @@ def headline(run: RunData, name: str) -> float:
             return float(value)
     logged = run.metrics.get({"signal_recall": "probe/signal_from_x", "leakage": "probe/noise_from_x"}[name])
     return float(logged[1][-1]) if logged else math.nan
+
+
+def ratio_of_x(run: RunData) -> float:
+    """How far other distractors move x, relative to another state; nan without `probe invariance`."""
+    for tree in run.probes.get("invariance", []):
+        found = tree.get("distances")
+        row = found.get("x") if isinstance(found, dict) else None
+        return _float(row.get("ratio")) if isinstance(row, dict) else math.nan
+    return math.nan
 
 
 def plots(groups: Sequence[Group], wanted: dict[str, tuple[str, str]], problems: list[str]) -> list[dict[str, str]]:
@@ -115,14 +125,13 @@ def factor_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
     probe = "ridge" if "ridge" in matrix.scores else next(iter(matrix.scores))
     note = headline_text(matrix, probe, tree["split"] if tree["split"] in ("train", "test", "across") else "train")
     title = f"{run.name} · seed {run.seed} · step {tree['step']:,}"
-    numbers = matrix.headline(probe)
-    return {
-        "title": title,
-        "note": note,
-        "picture": heat_map(matrix, probe, title, note),
-        "recall": f"{numbers['signal_recall']:.2f}",
-        "leakage": f"{numbers['leakage']:.2f}",
-    }
+    return factor_dict(title, note, heat_map(matrix, probe, title, note), matrix.headline(probe))
+
+
+def factor_dict(title: str, note: str, picture: str, numbers: Mapping[str, float]) -> dict[str, str]:
+    """What the template shows of a factor matrix."""
+    heads = {"recall": _show(numbers["signal_recall"], 2), "leakage": _show(numbers["leakage"], 2)}
+    return {"title": title, "note": note, "picture": picture, **heads}
 
 
 def invariance_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +147,7 @@ def invariance_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
         for name, row in (tree.get("returns") or {}).items()
     ]  # fmt: skip
     return {
-        "title": f"{run.name} · seed {run.seed} · step {tree['step']:,} · clips of {tree['split'] or 'training'}",
+        "title": f"{run.name} · seed {run.seed} · step {tree['step']:,}{' · unseen clips' * (tree['split'] == 'test')}",
         "rows": rows,
         "returns": returns,
         "action": _show(tree.get("action_change")),
@@ -164,7 +173,8 @@ def health_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
 def other_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
     """Pictures that another probe (as of joint positions) wrote beside its numbers, and its plain numbers."""
     path: Path = tree["file"]
-    pictures = [png for png in sorted(path.parent.glob("*.png")) if png.stem.startswith(path.stem)]
+    pictures = [png for png in path.parent.glob("*.png") if png.stem.startswith(path.stem)]
+    pictures.sort(key=lambda png: (not png.stem.endswith("_sizes"), png.stem))  # what sums it up first
     plain = {key: value for key, value in tree.items() if isinstance(value, int | float | str) and key != "probe"}
     return {
         "title": f"{run.name} · seed {run.seed} · step {tree['step']:,}",

@@ -16,6 +16,9 @@ from .report_groups import Group, band
 
 SIZE = (4.3, 2.75)
 """inches of one plot"""
+RETURNS = ("eval/return", "train/return")
+BAND_FROM = 3
+"""runs; the interval of two (Student's t) is ± 9 standard deviations, which tells nothing"""
 
 
 def svg_uri(figure: Figure) -> str:
@@ -29,24 +32,34 @@ def svg_uri(figure: Figure) -> str:
 def curves_plot(groups: Sequence[Group], metric: str, ylabel: str) -> str | None:
     """One metric of all groups: the mean as a line, its 95 % confidence interval as a band, each run thin.
 
-    None if no run has it.
+    Returns have the random policy's mean beside them. A band that is much wider than the curves is cut off by the
+    frame, and there is none of fewer than `BAND_FROM` runs. None if no run has the metric.
     """
     figure, axes = _plot()
-    drawn = False
+    extent: list[float] = []
     for number, group in enumerate(groups):
         curves, color = group.curves(metric), color_of(number)
         if not curves:
             continue
-        drawn = True
         steps, mean, half, count = band(curves)
         few = {"marker": "o", "markersize": 3} if len(steps) < 15 else {}
         axes.plot(steps / 1000, mean, color=color, linewidth=1.7, **few)
+        extent += [value for _, values in curves for value in (values.min(), values.max())]
         if len(curves) > 1:
-            axes.fill_between(steps / 1000, mean - half, mean + half, where=count > 1, color=color, alpha=0.16, lw=0)
+            low, high, many = mean - half, mean + half, count >= BAND_FROM
+            axes.fill_between(steps / 1000, low, high, where=many, color=color, alpha=0.16, lw=0)
             for own_steps, values in curves:
-                axes.plot(own_steps / 1000, values, color=color, linewidth=0.6, alpha=0.45)
-    if not drawn:
+                axes.plot(own_steps / 1000, values, color=color, linewidth=0.7, alpha=0.55)
+        if metric in RETURNS:
+            earned = [values.mean() for _, values in group.curves("random/return")]
+            if earned:
+                axes.axhline(np.mean(earned), color=color, linewidth=0.9, linestyle=(0, (4, 3)), alpha=0.7)
+                extent.append(float(np.mean(earned)))
+    if not extent:
         return None
+    low, high = axes.get_ylim()  # of all that was drawn, bands too
+    room = 0.3 * (max(extent) - min(extent)) or 0.05 * abs(max(extent)) or 0.05
+    axes.set_ylim(max(low, min(extent) - room), min(high, max(extent) + room))
     axes.set_xlabel("thousand environment steps")
     axes.set_ylabel(ylabel)
     return svg_uri(figure)
