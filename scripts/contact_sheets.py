@@ -9,10 +9,11 @@ episode, whose physics is the same in all rows.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from denoised_mdp.envs import make_env, tasks
 from denoised_mdp.envs.paired import replay_paired
@@ -35,6 +36,7 @@ VARIANTS = {
     "the three + color video": {"distractors": {"body_color": {}, "lighting": {}, "camera_pose": {}, **COLOR}},
 }
 MATTES = ("none", "matte", "sky", "paper")
+HEAD = 14  # pixels for a line of text
 CAMERA = {"quadruped": 2, "dog_fetch": 2, "lqr": 1}  # of tasks and domains whose camera 0 hardly shows them
 
 
@@ -66,29 +68,31 @@ def all_tasks(options: argparse.Namespace, columns: int = 9) -> None:
     for task in tasks("dmc"):
         camera = CAMERA.get(task, CAMERA.get(task.split("_")[0], 0))
         env = make_env(task, distractors=COLOR, clips=options.clips, clips_seed=len(cells), camera=camera)
-        cells.append((task, played(env)))
+        cells.append((task, played(env, seed=len(cells))))
         env.close()
     save(options.out / "suite_backgrounds.png", grid(cells, columns, 2))
 
 
 def mattes(options: argparse.Namespace) -> None:
     """Some tasks with each kind of matte: where the paper's rule by colour eats the body and the exact one does not."""
-    chosen = ("cheetah_run", "walker_walk", "reacher_easy", "ball_in_cup_catch", "manipulator_insert_peg")
+    chosen = (
+        "cheetah_run", "walker_walk", "reacher_easy", "ball_in_cup_catch", "manipulator_insert_peg", "finger_spin",
+    )  # fmt: skip
     cells = []
     for matte in MATTES:
         distractors = {} if matte == "none" else {"video_background": {"matte": matte, "color": True}}
         frames = []
-        for task in (*chosen, "finger_spin"):
+        for task in chosen:
             env = make_env(task, distractors=distractors, clips=options.clips)
             frames.append(played(env))
             env.close()
         cells.append((matte, frames))
-    save(options.out / "mattes.png", table(cells, 2, 60))
+    save(options.out / "mattes.png", table(cells, 2, 60, chosen))
 
 
-def played(env, steps: int = 10) -> np.ndarray:
+def played(env, steps: int = 10, seed: int = 1) -> np.ndarray:
     """The observation after some random actions."""
-    env.reset(seed=1)
+    env.reset(seed=seed)
     env.action_space.seed(1)
     for _ in range(steps):
         observation = env.step(env.action_space.sample())[0]
@@ -100,28 +104,41 @@ def enlarge(frame: np.ndarray, scale: int) -> Image.Image:
     return Image.fromarray(frame.repeat(scale, 0).repeat(scale, 1))
 
 
-def table(rows: list[tuple[str, list[np.ndarray]]], scale: int, margin: int) -> Image.Image:
-    """Named rows of frames."""
+def table(
+    rows: list[tuple[str, list[np.ndarray]]], scale: int, margin: int, titles: Sequence[str] = ()
+) -> Image.Image:
+    """Named rows of frames, the columns under titles if there are any."""
     side = rows[0][1][0].shape[0] * scale + 4
-    sheet = Image.new("RGB", (margin + side * len(rows[0][1]), side * len(rows)), "white")
+    head = HEAD if titles else 0
+    sheet = Image.new("RGB", (margin + side * len(rows[0][1]), head + side * len(rows)), "white")
     draw = ImageDraw.Draw(sheet)
+    write(draw, [(margin + column * side + 2, 0, title) for column, title in enumerate(titles)], side)
     for row, (name, frames) in enumerate(rows):
-        draw.text((4, row * side + side // 2 - 6), name, "black")
+        top = head + row * side
+        draw.text((4, top + side // 2 - 6), name, "black")
         for column, frame in enumerate(frames):
-            sheet.paste(enlarge(frame, scale), (margin + column * side, row * side + 2))
+            sheet.paste(enlarge(frame, scale), (margin + column * side, top + 2))
     return sheet
 
 
 def grid(cells: list[tuple[str, np.ndarray]], columns: int, scale: int) -> Image.Image:
     """Named frames, row by row."""
     side = cells[0][1].shape[0] * scale + 4
-    sheet = Image.new("RGB", (side * columns, (side + 14) * -(-len(cells) // columns)), "white")
-    draw = ImageDraw.Draw(sheet)
-    for index, (name, frame) in enumerate(cells):
-        x, y = index % columns * side, index // columns * (side + 14)
-        draw.text((x + 2, y), name if len(name) < 22 else name[:20] + "..", "black")
-        sheet.paste(enlarge(frame, scale), (x, y + 13))
+    places = [(index % columns * side, index // columns * (side + HEAD)) for index in range(len(cells))]
+    sheet = Image.new("RGB", (side * columns, (side + HEAD) * -(-len(cells) // columns)), "white")
+    write(ImageDraw.Draw(sheet), [(x + 2, y, name) for (x, y), (name, _) in zip(places, cells, strict=True)], side)
+    for (x, y), (_, frame) in zip(places, cells, strict=True):
+        sheet.paste(enlarge(frame, scale), (x, y + HEAD - 1))
     return sheet
+
+
+def write(draw: ImageDraw.ImageDraw, texts: list[tuple[int, int, str]], width: int) -> None:
+    """Write each text at x, y, all in the largest size in which none is wider than a frame."""
+    sizes = (size / 2 for size in range(22, 0, -1))
+    fonts = (ImageFont.load_default(size) for size in sizes)
+    font = next(font for font in fonts if all(draw.textlength(text, font) <= width - 4 for *_, text in texts))
+    for x, y, text in texts:
+        draw.text((x, y), text, "black", font)
 
 
 def save(path: Path, sheet: Image.Image) -> None:
