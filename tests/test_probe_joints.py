@@ -5,14 +5,17 @@ import copy
 import csv
 import json
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from joints_case import TASK, make_run, small_data
 
+from denoised_mdp.analysis.joint_plots import figures, short_names
 from denoised_mdp.analysis.joint_targets import JointTargets
 from denoised_mdp.analysis.joints import (
+    Curve,
     Regressor,
     Schedule,
     finetune,
@@ -125,6 +128,7 @@ def test_errors_of_finetuning_equal_those_by_hand(data):
     mean_error = [np.square(middle[0] - position[test, 0]).mean(), np.square(np.angle(np.exp(1j * turn))).mean()]
     np.testing.assert_allclose(curve.baseline, mean_error, rtol=1e-9)
     np.testing.assert_allclose(curve.relative, curve.mse / mean_error, rtol=1e-9)
+    np.testing.assert_allclose(curve.pooled, [sum(row) / sum(mean_error) for row in curve.mse], rtol=1e-9)
 
 
 def test_finetuning_learns_what_a_picture_shows(data):
@@ -183,6 +187,30 @@ def test_command_compares_runs_and_leaves_them_alone(data, tmp_path, capsys):
     part = other_part(read, read.probes["joints"][0])  # what a report shows
     assert len(part["pictures"]) == 3 and float(part["numbers"]["relative_mse"]) > 0
     assert len(list((data.folder / "contrastive").iterdir())) == 1  # trained once for both
+
+
+def test_names_lose_a_first_word_that_all_share():
+    def short(*names):
+        return short_names([Joint(name, "m", "scalar", (0,)) for name in names])
+
+    assert short("panda0_joint1", "panda0_finger_joint1") == ["joint1", "finger_joint1"]
+    assert short("bthigh", "bshin") == ["bthigh", "bshin"] and short("a_b") == ["a_b"]
+    assert short("left_knee", "left_knee_2") == ["knee", "knee_2"]
+
+
+@pytest.mark.parametrize("worst", [0.9, 400.0])
+def test_axes_are_logarithmic_only_where_a_joint_needs_it(worst):
+    """A joint of millimetres whose error is far above that of its mean does not press the others onto the axis."""
+    joints = [Joint("desk_arm", "rad", "scalar", (0,)), Joint("desk_finger", "m", "scalar", (1,))]
+    curve = Curve(np.array([1, 2]), np.array([[0.5, worst], [0.4, worst]]), np.ones(2))
+    groups = {("a", 1, size): [SimpleNamespace(curve=curve, encoder="a", stack=1, size=size)] for size in (10, 20)}
+    made = figures(groups, joints, "title")
+    kind = "log" if worst > 5 else "linear"
+    assert made["sizes"].axes[0].get_yscale() == kind and made["sizes"].axes[1].get_yscale() == "linear"
+    assert {axes.get_yscale() for axes in made["curves"].axes} == {kind}
+    (legend,) = made["sizes"].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a"]
+    assert [label.get_text() for label in made["each_joint"].axes[0].get_xticklabels()] == ["arm", "finger"]
 
 
 def test_runs_that_differ_in_their_seed_share_a_name(tmp_path):

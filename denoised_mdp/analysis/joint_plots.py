@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,9 @@ from .plots import DARK, FAINT, INK, color_of, literal, new_figure, plain_axes
 if TYPE_CHECKING:
     from .joints_probe import Result
 
+RELATIVE = "test MSE / that of the mean,\nmean over joints"
+LOG_FROM = 5.0
+"""relative error from which an axis is logarithmic"""
 DASHES = {1: "-", 3: "--"}
 Groups = Mapping[tuple[str, int, int], Sequence["Result"]]
 """(encoder, frames, pairs) -> finetunings"""
@@ -37,15 +41,17 @@ def size_figure(groups: Groups, joints: Sequence[Joint], title: str) -> Figure:
             own = [[value(one)[-1] for one in groups[key]] for key in keys]
             _draw(axes, np.array(sizes), own, _label(name, stack), _style(groups, name, stack), marker="o")
     units = ", ".join(f"{unit}²" for unit in dict.fromkeys(joint.unit for joint in joints))
-    left.set_ylabel("test MSE / that of the mean")
+    left.set_ylabel(RELATIVE)
     right.set_ylabel(f"test MSE, mean over joints ({units})")
+    _scale([left], [value for results in groups.values() for one in results for value in _relative(one)[-1:]])
+    right.set_ylim(0, None)
     for axes in (left, right):
-        axes.set(xscale="log", ylim=(0, None), xlabel="training pairs")
+        axes.set(xscale="log", xlabel="training pairs")
         sizes = sorted({key[2] for key in groups})
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30)
         axes.minorticks_off()
     left.axhline(1, color=FAINT, linewidth=0.8, linestyle=":")
-    left.legend(frameon=False, fontsize=8)
+    _legend(figure, left)
     return figure
 
 
@@ -59,10 +65,12 @@ def curve_figure(groups: Groups, title: str) -> Figure:
             if own == size:
                 values = [list(each) for each in zip(*(_relative(one) for one in results), strict=True)]
                 _draw(axes, results[0].curve.updates, values, _label(name, stack), _style(groups, name, stack))
-        axes.set(xlabel="updates", ylabel="test MSE / that of the mean", ylim=(0, None))
+        axes.set(xlabel="updates", ylabel=RELATIVE)
         axes.set_title(f"{size:,} training pairs", fontsize=9, color=INK, loc="left")
         axes.axhline(1, color=FAINT, linewidth=0.8, linestyle=":")
-    panels[0].legend(frameon=False, fontsize=8)
+    drawn = [one for key, results in groups.items() if key[2] in shown for one in results]
+    _scale(panels, [value for one in drawn for value in _relative(one)])
+    _legend(figure, panels[0])
     return figure
 
 
@@ -77,16 +85,39 @@ def joint_figure(groups: Groups, joints: Sequence[Joint], title: str) -> Figure:
                     color=INK)  # fmt: skip
     axes = figure.subplots()
     axes.imshow(1 - np.nan_to_num(values, nan=1.0).clip(0, 1), cmap=DARK, vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(joints)), [joint.name for joint in joints], rotation=40, ha="right", fontsize=8)
+    axes.set_xticks(range(len(joints)), short_names(joints), rotation=40, ha="right", fontsize=8)
     axes.set_yticks(range(len(keys)), [_label(name, stack) for name, stack, _ in keys], fontsize=9)
     axes.tick_params(length=0, colors=INK)
     for side in axes.spines.values():
         side.set_visible(False)
     for row, column in np.ndindex(values.shape) if len(joints) <= 24 else ():
         value = values[row, column]
-        text = "-" if np.isnan(value) else f"{value:.2f}"
+        text = "-" if np.isnan(value) else f"{value:.2f}" if value < 10 else f"{value:,.0f}"
         axes.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if value < 0.45 else INK)
     return figure
+
+
+def short_names(joints: Sequence[Joint]) -> list[str]:
+    """Names of joints without a first word that all of them have."""
+    names = [joint.name for joint in joints]
+    shared = os.path.commonprefix(names).rpartition("_")[0] if len(names) > 1 else ""
+    return [name[len(shared) + 1 :] if shared else name for name in names]
+
+
+def _scale(panels: Sequence, values: Sequence[float]) -> None:
+    """Linear from 0; logarithmic where a joint that hardly counts in the loss makes some values very large."""
+    known = [value for value in values if np.isfinite(value) and value > 0]
+    wide = bool(known) and max(known) > LOG_FROM
+    for axes in panels:
+        axes.set_yscale("log" if wide else "linear")
+        if not wide:
+            axes.set_ylim(0, None)
+
+
+def _legend(figure: Figure, axes) -> None:
+    """The names of the lines of `axes`, below everything, where they cover nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8.5)
 
 
 def _relative(result: Result) -> np.ndarray:
@@ -126,7 +157,7 @@ def _draw(axes, x: np.ndarray, values: Sequence[Sequence[float]], label: str, st
 
 
 def _axes(count: int, title: str):
-    figure = new_figure(4.6 * count + 0.6, 3.7)
+    figure = new_figure(4.6 * max(count, 2) + 0.6, 4.2)
     figure.set_layout_engine("constrained")
     figure.suptitle(literal(title), x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     panels = np.atleast_1d(figure.subplots(1, count))

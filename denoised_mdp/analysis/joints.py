@@ -56,6 +56,11 @@ class Curve:
         """`mse` / `baseline` [n, J]; 1 is no better than the mean. nan for a joint that never moves."""
         return self.mse / np.where(self.baseline > 1e-12, self.baseline, np.nan)
 
+    @property
+    def pooled(self) -> np.ndarray:
+        """Sum over joints of `mse` / sum of `baseline` [n]: the ratio of what a loss in physical units adds up."""
+        return self.mse.sum(1) / max(float(self.baseline.sum()), 1e-12)
+
 
 class Regressor(nn.Module):
     """An encoder and a head of three layers of 256: pictures [N, stack, H, W, 3] -> encoded positions [N, K].

@@ -29,6 +29,8 @@ from .progress import progress_bar
 from .results import Subject, make_folder, subjects, write_csv, write_json
 
 SCRATCH, CONTRASTIVE = "from scratch", "contrastive"
+FAR = 5.0
+"""relative error of a joint of which the output says why it is so large"""
 MUST_AGREE = ("suite", "task", "size", "camera", "quality")
 """options of a run's environment that decide what its encoder reads at all"""
 
@@ -194,13 +196,24 @@ def _report(
     joints = store.targets.joints
     options = {**dataclasses.asdict(schedule), "data": str(store.folder), "test_pairs": tested, "split": "train"}
     title = f"{' + '.join([store.plan.environment['task'], *store.plan.environment['distractors']])} · joint positions"
-    lines = [title, f"  {'encoder':28s}{'frames':>7s}{'pairs':>9s}{'relative MSE':>14s}   MSE of each joint"]
-    lines.append(f"  {'':58s}   {'  '.join(f'{joint.name} ({joint.unit}^2)' for joint in joints)}")
+    heads = [f"{short} ({joint.unit}^2)" for short, joint in zip(joint_plots.short_names(joints), joints, strict=True)]
+    lines = [title, f"  {'encoder':28s}{'frames':>7s}{'pairs':>9s}{'relative':>10s}{'pooled':>9s}   MSE of each joint"]
+    lines.append(f"  {'':63s}   {'  '.join(f'{head:>10s}' for head in heads)}")
+    worst = np.zeros(len(joints))
     for (name, stack, size), group in grouped(results).items():
         final = np.mean([one.curve.mse[-1] for one in group], 0)
         relative = np.mean([np.nanmean(one.curve.relative[-1]) for one in group])
-        cells = "  ".join(f"{value:.4g}" for value in final)
-        lines.append(f"  {name:28s}{stack:7d}{size:9,d}{relative:14.3f}   {cells}")
+        pooled = np.mean([one.curve.pooled[-1] for one in group])
+        worst = np.fmax(worst, np.mean([one.curve.relative[-1] for one in group], 0))
+        cells = "  ".join(f"{value:>{max(10, len(head))}.4g}" for value, head in zip(final, heads, strict=True))
+        lines.append(f"  {name:28s}{stack:7d}{size:9,d}{relative:10.3f}{pooled:9.3f}   {cells}")
+    lines.append("  relative: MSE / that of predicting the mean, mean over joints; pooled: the same of their sums")
+    far = [head for head, value in zip(heads, worst, strict=True) if value > FAR]
+    if far and schedule.scale == "physical":
+        lines.append(
+            f"  far worse than predicting the mean: {', '.join(far)}; what moves little hardly counts in a loss"
+        )
+        lines.append("    in physical units: give more --updates, or --scale standard, which counts all alike")
     tree = {"probe": "joints", "options": options, "joints": [dataclasses.asdict(joint) for joint in joints]}
     parts = [(folder / "joints", tree | {"runs": [str(one.path) for one in members]}, results)]
     for subject in members:
@@ -209,6 +222,7 @@ def _report(
         numbers = {
             "train_size": best.size,
             "relative_mse": float(np.nanmean(best.curve.relative[-1])),
+            "pooled_mse": float(best.curve.pooled[-1]),
             "mse": float(best.curve.mse[-1].mean()),
         }
         about = subject.about(**options) | numbers
