@@ -9,7 +9,6 @@ opening a checkpoint runs no code of whoever wrote it.
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import json
 import math
@@ -26,7 +25,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from .disk import sync_folder
+from .disk import remedy, sync_folder
 from .errors import UserError
 
 FORMAT = 3  # raise it when an older version of this package could no longer read what this one writes
@@ -127,10 +126,9 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> 
         shutil.rmtree(unfinished, ignore_errors=True)
         steps = list_steps(folder)
         intact = f"That of step {steps[-1]:,} is intact. " if steps else ""
-        remedy = "Make room" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "Mend that"
         raise UserError(
-            f"The checkpoint of step {step:,} cannot be saved in {folder} ({error.strerror}). {intact}{remedy} and"
-            " run the same command again."
+            f"The checkpoint of step {step:,} cannot be saved in {folder} ({error.strerror}). {intact}{remedy(error)}"
+            " and run the same command again."
         ) from error
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)

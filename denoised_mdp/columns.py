@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .disk import sync_folder
+from .disk import remedy, sync_folder
 from .errors import UserError
 
 Layout = dict[str, tuple[np.dtype, tuple[int, ...]]]
@@ -80,7 +80,7 @@ class Columns:
                 np.lib.format.open_memmap(
                     folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(places, *shape)
                 )
-            sync_folder(folder)
+            sync_folder(folder), sync_folder(folder.parent)
         except OSError as error:
             raise _disk_error(folder, error) from error
         return cls(folder, layout, places)
@@ -228,6 +228,6 @@ def _check_disk(folder: Path, layout: Layout, places: int) -> None:
 
 def _disk_error(folder: Path, error: OSError) -> UserError:
     return UserError(
-        f"The replay in {folder} cannot be written ({error.strerror}). Make room and run the same command"
+        f"The replay in {folder} cannot be written ({error.strerror}). {remedy(error)} and run the same command"
         " again: it continues from the last checkpoint."
     )

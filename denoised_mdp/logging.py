@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import sys
+import threading
 import time
 import warnings
 from collections import deque
@@ -19,7 +20,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from .disk import replace_file, sync_folder
+from .disk import remedy, replace_file, sync_folder
 from .errors import UserError
 
 
@@ -88,6 +89,7 @@ class Logger:
                 purge = resume_step + 1
             self._earlier = set(self._event_files())
             self._writer = SummaryWriter(str(self._tensorboard), purge_step=purge)
+        self._hook_before, threading.excepthook = threading.excepthook, self._thread_failed
         self.lines = len(kept)
         """lines in metrics.jsonl, to be saved in checkpoints"""
         if lines is not None and len(kept) < lines:
@@ -132,6 +134,14 @@ class Logger:
         """Close the files. Never an error: what counts was flushed, and an error in flight tells more."""
         with contextlib.suppress(OSError), contextlib.closing(self._writer):
             self._file.close()
+        if threading.excepthook == self._thread_failed:
+            threading.excepthook = self._hook_before
+
+    def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
+        """Show no traceback of the thread that writes for TensorBoard: `log` and `flush` raise its error, explained."""
+        ours = type(failure.thread).__module__.startswith("tensorboard.")
+        if not (ours and isinstance(failure.exc_value, OSError)):
+            self._hook_before(failure)
 
     @contextlib.contextmanager
     def _disk_errors(self) -> Iterator[None]:
@@ -139,7 +149,7 @@ class Logger:
             yield
         except OSError as error:
             raise UserError(
-                f"Metrics cannot be written to {self.path.parent} ({error.strerror}). Make room and run the"
+                f"Metrics cannot be written to {self.path.parent} ({error.strerror}). {remedy(error)} and run the"
                 " same command again: it continues from the last checkpoint."
             ) from error
 

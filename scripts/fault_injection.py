@@ -70,7 +70,7 @@ def start(arguments: list[str], log: Path, alarm: tuple[int, int, float] | None 
 def set_alarm(number: int, call: int, seconds: float) -> None:
     """Let this process be ended `seconds` after it begins to force the `call`-th file of its n-th checkpoint to disk.
 
-    With its folders, a checkpoint has five.
+    With its folders, a checkpoint has six.
     """
     save, fsync, count = checkpoint.save, os.fsync, Counter()
 
@@ -131,7 +131,7 @@ def disturb(arguments: list[str], folder: Path, kills: int, rng: random.Random, 
     made, step, log = 0, 0, folder.with_suffix(".log")
     while made < kills:
         if rng.random() < 0.5:
-            child = start(arguments, log, (rng.randint(1, 3), rng.randint(1, 5), rng.uniform(1e-6, 2e-3)))
+            child = start(arguments, log, (rng.randint(1, 3), rng.randint(1, 6), rng.uniform(1e-6, 2e-3)))
             code = wait(child)
             kind = "kills by an alarm in a checkpoint"
         else:

@@ -205,10 +205,16 @@ def test_what_a_gpu_saved_loads_on_a_cpu(tmp_path):
     step, state = checkpoint.load(tmp_path / "run" / "checkpoints")
     state["collector"]["exploration"] = [torch.arange(16, dtype=torch.uint8)]
     state["agent"]["random"] = torch.arange(16, dtype=torch.uint8)
-    checkpoint.save(tmp_path / "run" / "checkpoints", step, state)
+    state["config"]["train"] |= {"device": "cuda", "cuda_graph": True}
+    for optimizer in state["agent"]["optimizers"].values():
+        for group in optimizer["param_groups"]:
+            group["capturable"] = True  # as recorded updates need it
+    checkpoint.save(tmp_path / "run" / "checkpoints", step, state | {"precision": "bf16"})
     denoised_mdp.load(tmp_path / "run", device="cpu")
-    with pytest.warns(UserWarning, match="another kind of device"):
+    with pytest.warns(UserWarning) as warned:
         assert train(config)
+    told = [str(warning.message) for warning in warned]
+    assert sum("another kind of device" in text for text in told) == 2 and any("began in bf16" in text for text in told)
     draws = []
     for value in (1, 1, 2):
         generator = torch.Generator()

@@ -1,0 +1,263 @@
+"""What a checkpoint counts is on the disk before it has its name; full disks, lost folders, signals at any time."""
+
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import time
+import warnings
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import TINY, lines, tiny
+
+from denoised_mdp import checkpoint
+from denoised_mdp.cli import main
+from denoised_mdp.compare import compare, report
+from denoised_mdp.disk import replace_file
+from denoised_mdp.errors import UserError
+from denoised_mdp.logging import Logger
+from denoised_mdp.trainer import Trainer, train
+
+SHORT = ["policy.hidden=8", "train.eval_episodes=1", "train.device=cpu"]
+
+
+@pytest.fixture(autouse=True)
+def nondeterministic_again():
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nobody disturbed."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    assert train(tiny(path, *SHORT))
+    torch.use_deterministic_algorithms(False)
+    return path
+
+
+def command(path: Path, *more: str) -> list[str]:
+    return ["train", *TINY, *SHORT, f"run_dir={path}", *more]
+
+
+def start(arguments: list[str], before=lambda: None) -> tuple[int, int]:
+    """Run a command in a forked process: (its id, a pipe from which its output can be read)."""
+    reading, writing = os.pipe()
+    if child := os.fork():
+        os.close(writing)
+        return child, reading
+    code = 70
+    try:
+        os.dup2(writing, 1)
+        os.dup2(writing, 2)
+        os.close(reading)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+        before()
+        code = main(arguments)
+    finally:
+        os._exit(code)
+
+
+def finish(child: int, reading: int) -> tuple[int, str]:
+    """Wait for a process: (exit code, output)."""
+    with os.fdopen(reading, errors="replace") as output:
+        text = output.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+
+
+def contents(folder: Path) -> dict[Path, object]:
+    """Everything below a run folder that a checkpoint relies on: checksums of files, names in folders."""
+    found: dict[Path, object] = {folder: sorted(os.listdir(folder))}
+    for path in folder.rglob("*"):
+        if path.name not in (".lock", "machine.jsonl"):  # nothing is lost with them
+            found[path] = sorted(os.listdir(path)) if path.is_dir() else zlib.crc32(path.read_bytes())
+    return found
+
+
+@pytest.mark.parametrize("environments", [1, 2])
+def test_all_that_a_checkpoint_counts_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, environments):
+    """A simulated power failure may take whatever was not forced to the disk: at the rename, that is nothing."""
+    run, durable, checked = tmp_path / "run", {}, []
+    real_fsync, real_rename, real_replace = os.fsync, os.rename, os.replace
+
+    def fsync(file):
+        real_fsync(file)
+        path = Path(os.readlink(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}"))
+        durable[path] = sorted(os.listdir(path)) if path.is_dir() else zlib.crc32(path.read_bytes())
+
+    def rename(old, new):
+        if Path(new).name.startswith("step_") and Path(old).name.startswith(".tmp-"):
+            now = contents(run)
+            now.pop(run / "checkpoints")  # is forced to the disk when the name is in it
+            for path in list(now):
+                if run / "checkpoints" in path.parents and old not in (path, *path.parents):
+                    del now[path]  # an earlier checkpoint
+            lost = [path for path, value in now.items() if durable.get(path) != value]
+            assert not lost, f"not yet on the disk: {lost}"
+            checked.append(new)
+        real_rename(old, new)
+        if checked and new == checked[-1]:
+            durable.pop(run / "checkpoints", None)
+
+    def replace(old, new):
+        real_replace(old, new)
+        durable[Path(new)] = durable.pop(Path(old))
+
+    if not os.path.exists("/proc/self/fd"):
+        pytest.skip("needs /proc")
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    assert main(command(run, f"train.collect_envs={environments}", "train.total_steps=120")) == 0
+    assert len(checked) == 2
+    assert checked[-1].name in durable[run / "checkpoints"]
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file"
+    replace_file(path, b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError):
+            replace_file(path, b"new" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_bytes() == b"old" and [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    (tmp_path / "file.tmp").write_bytes(b"left by a kill")
+    replace_file(path, b"new")
+    assert path.read_bytes() == b"new" and [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def full_disk(patch: type, method: str, update: int, size: int):
+    """Let files grow no larger than `size` bytes from the first call of a method after so many updates."""
+    real, count = getattr(patch, method), [0]
+    learn = Trainer.learn
+
+    def counted(trainer):
+        learn(trainer)
+        count[0] += 1
+
+    def limited(*arguments, **options):
+        if count[0] >= update:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        return real(*arguments, **options)
+
+    Trainer.learn = counted
+    setattr(patch, method, limited)
+
+
+@pytest.mark.parametrize(("method", "size", "words"), [
+    ((Trainer, "collect"), 0, "replay in .* cannot be written"),
+    ((Logger, "log"), 0, "Metrics cannot be written"),
+    ((Logger, "flush"), 0, "(Metrics|replay in .*) cannot be written|checkpoint of step 160 cannot be saved"),
+    ((Trainer, "save"), 700_000, "checkpoint of step 160 cannot be saved .*That of step 80 is intact. Make room"),
+])  # fmt: skip
+def test_a_disk_that_fills_up_costs_nothing_but_the_last_interval(tmp_path, whole, method, size, words):
+    """One line and exit code 2, whatever meets the limit first; with room again, the same command ends the same."""
+    run = tmp_path / "run"
+    process = start(command(run), lambda: full_disk(*method, update=4, size=size))
+    code, text = finish(*process)
+    errors = [line for line in text.splitlines() if "error" in line]
+    assert code == 2 and len(errors) == 1 and "Traceback" not in text, text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert checkpoint.load(run / "checkpoints")[0] == 80
+    assert re.search(words, errors[0]), errors
+    assert not list((run / "checkpoints").glob(".tmp*"))
+    assert main(command(run)) == 0
+    assert report(compare(whole, run))
+
+
+def test_a_disk_that_is_full_at_the_start_does_not_spoil_the_folder(tmp_path):
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    code, text = finish(*start(command(tmp_path / "run"), lambda: resource.setrlimit(
+        resource.RLIMIT_FSIZE, (0, limit[1]))))
+    assert code == 2 and text.count("error") == 1 and "Traceback" not in text, text
+    assert main(command(tmp_path / "run", "train.total_steps=80")) == 0
+
+
+def at_update(monkeypatch, number: int, action) -> None:
+    """Do something before an update of the next runs, once."""
+    learn, done = Trainer.learn, []
+
+    def spoiled(trainer):
+        if trainer.updates == number and not done:
+            done.append(action())
+        learn(trainer)
+
+    monkeypatch.setattr(Trainer, "learn", spoiled)
+
+
+def test_checkpoints_that_are_deleted_while_it_runs_are_made_anew(tmp_path, whole, monkeypatch):
+    at_update(monkeypatch, 5, lambda: shutil.rmtree(tmp_path / "run" / "checkpoints"))
+    assert main(command(tmp_path / "run")) == 0
+    assert report(compare(whole, tmp_path / "run"))
+
+
+def test_a_replay_that_is_deleted_while_it_runs_ends_the_run(tmp_path, monkeypatch, capfd):
+    """Else checkpoints would count rows that nobody can read any more."""
+    at_update(monkeypatch, 5, lambda: shutil.rmtree(tmp_path / "run" / "replay"))
+    assert main(command(tmp_path / "run")) == 2
+    error = capfd.readouterr().err.strip().splitlines()[-1]
+    assert "was deleted, replaced or moved" in error
+    assert checkpoint.list_steps(tmp_path / "run" / "checkpoints") == [80]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's thread
+def test_a_run_folder_that_is_moved_while_it_runs_continues_at_its_new_place(tmp_path, whole, monkeypatch, capfd):
+    at_update(monkeypatch, 5, lambda: (tmp_path / "run").rename(tmp_path / "moved"))
+    assert main(command(tmp_path / "run")) == 2
+    assert "Traceback" not in capfd.readouterr().err and not (tmp_path / "run" / "checkpoints").exists()
+    assert main(command(tmp_path / "moved")) == 0
+    assert report(compare(whole, tmp_path / "moved"))
+
+
+def test_checkpoints_on_a_disk_that_is_not_there_are_not_begun_anew(tmp_path, whole):
+    """A link that leads nowhere must not cost the replay and the metrics."""
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    (run / "checkpoints").symlink_to(tmp_path / "mount")
+    with pytest.raises(UserError, match="checkpoints is no folder. Put the checkpoints back"):
+        train(tiny(run, *SHORT))
+    assert lines(run) == lines(whole)
+    (tmp_path / "elsewhere").rename(tmp_path / "mount")
+    assert train(tiny(run, *SHORT))
+    assert report(compare(whole, run))
+
+
+def test_signals_at_any_moment(tmp_path, whole):
+    """At the start, while rows are collected, in updates, evaluations and checkpoints: saved, and never a traceback."""
+    rng, run, codes = random.Random(1), tmp_path / "run", []
+    began = time.monotonic()
+    assert finish(*start(command(tmp_path / "pace", "train.total_steps=80")))[0] == 0
+    pace = 2 * (time.monotonic() - began)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT) * 2:
+        child, pipe = start(command(run))
+        time.sleep(pace * rng.uniform(0.02, 0.3))
+        os.kill(child, number)
+        code, text = finish(child, pipe)
+        assert "Traceback" not in text and "Exception" not in text, text
+        assert code in (0, 128 + number, -number)  # minus: before the trainer listened
+        codes.append(code)
+    assert len(set(codes)) > 1
+    assert main(command(run)) == 0
+    assert report(compare(whole, run))
+
+
+def test_output_that_nobody_reads_does_not_end_a_training(tmp_path, whole):
+    """The terminal is gone, or `| head` has read enough."""
+    child, pipe = start(command(tmp_path / "run"))
+    text = b""
+    while b"starting, to step" not in text:
+        assert (more := os.read(pipe, 1000))
+        text += more
+    os.close(pipe)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert report(compare(whole, tmp_path / "run"))
