@@ -68,9 +68,10 @@ def _shared(words: Sequence[list[str]]) -> list[bool]:
 
 
 def shared_words(groups: Sequence[Group]) -> str:
-    """What the names of several groups leave out because all have it in common; may be empty."""
+    """What the names of several groups leave out because all have it in common; empty if their tasks differ."""
     words = [_words(group) for group in groups]
-    return " · ".join(word for word, same in zip(words[0], _shared(words), strict=False) if same)
+    shared = _shared(words)
+    return " · ".join(word for word, same in zip(words[0], shared, strict=False) if same and shared[0])
 
 
 def _name(groups: Sequence[Group]) -> None:
