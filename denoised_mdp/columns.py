@@ -1,13 +1,16 @@
 """Rows on disk: one plain ``.npy`` file per column, which any NumPy program can memory-map.
 
-Rows are written with ``pwrite`` and read through a memory map, because a full disk then raises an error
-that we can explain; writing through the map would kill the process with SIGBUS.
+Rows are written with ``pwrite``, because a full disk then raises an error that we can explain; writing through a
+memory map would kill the process with SIGBUS. Small rows are read through a map. Large ones are read with
+``preadv``, a run of them at a time, where the system has it: of files larger than the memory a map fetches one page
+per fault.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import math
 import mmap
 import os
@@ -23,6 +26,7 @@ from .errors import UserError
 Layout = dict[str, tuple[np.dtype, tuple[int, ...]]]
 """column -> dtype and shape of one row, in the order in which the columns of a row are written"""
 
+IOV_MAX = 1024  # buffers that one preadv takes, on all systems that have it
 HEADER = 128
 """bytes before the rows of each file; NumPy leaves room in it for a larger number of rows"""
 
@@ -103,6 +107,19 @@ class Columns:
         """Return a column, read-only: [places or more, ...]."""
         return self._files[name].rows
 
+    def read(self, name: str, places: np.ndarray) -> np.ndarray:
+        """Copy the rows at these places, int array [T, ...], of a column.
+
+        Places that follow one another along T are read at once.
+        """
+        file = self._files[name]
+        if file.row_bytes >= mmap.PAGESIZE and hasattr(os, "preadv"):
+            return file.read(places)
+        rows = file.rows[places]
+        if file.row_bytes >= mmap.PAGESIZE:
+            file.forget()
+        return rows
+
     def write(self, place: int, row: Mapping[str, object]) -> None:
         """Write a whole row, column by column in the order of the layout.
 
@@ -152,7 +169,7 @@ class _File:
     def _map(self) -> None:
         self._mapped = np.load(self._path, mmap_mode="r")
         self.rows = np.asarray(self._mapped)  # [rows, ...], read only
-        self._row_bytes = self._mapped[:1].nbytes
+        self.row_bytes = self._mapped[:1].nbytes
 
     def grow(self, places: int) -> None:
         """Append rows of zeros, if there are fewer than `places`."""
@@ -161,7 +178,7 @@ class _File:
         begin = self._mapped.offset
         header = _header(self.rows.dtype, (places, *self.rows.shape[1:]))
         assert len(header) == begin, "the header has no room for a larger number of rows"
-        os.ftruncate(self._file, begin + places * self._row_bytes)
+        os.ftruncate(self._file, begin + places * self.row_bytes)
         os.fsync(self._file)  # a header must never promise rows that the file lacks
         os.pwrite(self._file, header, 0)
         os.fsync(self._file)
@@ -169,10 +186,43 @@ class _File:
 
     def write(self, place: int, row: np.ndarray) -> None:
         data = row.tobytes()
-        offset = self._mapped.offset + place * self._row_bytes
+        offset = self._mapped.offset + place * self.row_bytes
         while data:  # a disk that is nearly full accepts a part, then says why it stops
             written = os.pwrite(self._file, data, offset)
             data, offset = data[written:], offset + written
+
+    def read(self, places: np.ndarray) -> np.ndarray:
+        """See `Columns.read`."""
+        rows = np.empty((*places.shape, *self.rows.shape[1:]), self.rows.dtype)
+        if not places.size:
+            return rows
+        lines = places.reshape(len(places), -1)  # [T, N]
+        width = lines.shape[1] * self.row_bytes  # from one row of a line to the next
+        target = memoryview(rows.reshape(-1).view(np.uint8))
+        for line, column in enumerate(lines.T):
+            begins = [0, *(np.flatnonzero(np.diff(column) != 1) + 1), len(column)]
+            for first, end in itertools.pairwise(begins):
+                parts = []
+                for t in range(first, end):
+                    begin = t * width + line * self.row_bytes
+                    parts.append(target[begin : begin + self.row_bytes])
+                self._read_into(parts, int(column[first]))
+        return rows
+
+    def _read_into(self, parts: list[memoryview], place: int) -> None:
+        """Fill buffers of one row each from `place` on."""
+        for first in range(0, len(parts), IOV_MAX):
+            some = parts[first : first + IOV_MAX]
+            offset = self._mapped.offset + (place + first) * self.row_bytes
+            while some:
+                count = os.preadv(self._file, some, offset)
+                if not count:
+                    raise UserError(f"{self._path} is truncated. Restore it, or start in a new run_dir.")
+                offset += count
+                while some and count >= len(some[0]):
+                    count -= len(some.pop(0))
+                if count:
+                    some[0] = some[0][count:]
 
     def forget(self) -> None:
         self._mapped.base.madvise(mmap.MADV_DONTNEED)

@@ -225,9 +225,7 @@ class Replay:
             raise IndexError(f"the replay holds {held}, got {rows.min()} to {rows.max()}")
         places = self._places(rows)
         names = ("observation", "action", "reward", "is_first")
-        batch = {name: self._columns[name][places] for name in names}
-        self._columns.forget("observation")
-        return batch
+        return {name: self._columns.read(name, places) for name in names}
 
     def _digest(self, row: int) -> int:
         """Return a checksum of the content of one row."""
