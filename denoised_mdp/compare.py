@@ -8,9 +8,7 @@ settings that should not matter are a reason to compare.
 from __future__ import annotations
 
 import json
-import os
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import torch
 
 from . import checkpoint as checkpoints
 from .errors import UserError
+from .event_files import event_records
 from .lanes import Lanes
 from .logging import is_wall_clock
 from .replay import Replay
@@ -124,36 +123,13 @@ def scalars_of(folder: Path) -> list[tuple[int, str, float]]:
     out = []
     for path in sorted(folder.glob("events.out.tfevents.*")):
         try:
-            for record in _records(path):
+            for record in event_records(path):
                 event = Event.FromString(record)
                 scalars = [value for value in event.summary.value if value.HasField("simple_value")]
                 out += [(event.step, value.tag, value.simple_value) for value in scalars]
         except (OSError, ValueError, DecodeError) as error:
             raise UserError(f"{path} is damaged ({error}); continue the run to have a torn end repaired.") from error
     return sorted(out, key=lambda scalar: scalar[:2])
-
-
-def _records(path: Path) -> Iterator[bytes]:
-    """Yield the records of one of TensorBoard's files: length, its checksum, data, its checksum.
-
-    TensorBoard's own reader takes a damaged record for one that is being written, and ends there without a word.
-
-    Raises:
-        ValueError: a record is torn, or differs from its checksum.
-    """
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-
-    def part(size: int) -> bytes:
-        data = file.read(size)
-        if len(data) < size or file.read(4) != struct.pack("<I", masked_crc32c(data)):
-            raise ValueError(f"the record at byte {begin:,} is not whole")
-        return data
-
-    with open(path, "rb") as file:
-        end = os.fstat(file.fileno()).st_size
-        while (begin := file.tell()) < end:
-            (length,) = struct.unpack("<Q", part(8))
-            yield part(length)
 
 
 def _part(part: str, paths: tuple[str, ...], trees: list[dict[str, Any]]) -> Verdict:
