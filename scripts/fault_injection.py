@@ -1,6 +1,7 @@
 """Kill a training again and again, continue it each time, and compare with the run that nobody disturbed.
 
     python scripts/fault_injection.py --kills 100 --seed 0 --output results/fault_injection.json
+    python scripts/fault_injection.py --kills 20 train.overlap=true train.collect_workers=1 train.train_every=40
 
 Each training is the command `denoised-mdp train ...` in a process of its own, forked from one that has imported the
 package, which saves the seconds of the imports. Half of the kills are SIGKILL after a random time, which often meets
@@ -44,10 +45,11 @@ RUN = [
 ]  # fmt: skip
 
 
-def command(folder: Path, seed: int, steps: int) -> list[str]:
+def command(folder: Path, seed: int, steps: int, overrides: list[str]) -> list[str]:
     """The command that begins and continues run number `seed`; even ones use one policy, odd ones the other."""
     policy = ("backprop", "sac")[seed % 2]
-    return ["train", *RUN, f"train.total_steps={steps}", f"policy={policy}", f"seed={seed}", f"run_dir={folder}"]
+    own = [f"train.total_steps={steps}", f"policy={policy}", f"seed={seed}", f"run_dir={folder}"]
+    return ["train", *RUN, *own, *overrides]
 
 
 def start(arguments: list[str], log: Path, alarm: tuple[int, int, float] | None = None) -> int:
@@ -101,7 +103,7 @@ def wait(child: int, limit: float | None = None) -> int | None:
 
 def rows_written(folder: Path) -> int:
     """How many rows the replay in a run folder has ever seen, those after the newest checkpoint included."""
-    return int(np.load(folder / "replay" / "number.npy").max())
+    return sum(int(np.load(path).max()) for path in (folder / "replay").rglob("number.npy"))
 
 
 def inspect(folder: Path, before: int, found: Counter) -> int:
@@ -117,8 +119,10 @@ def inspect(folder: Path, before: int, found: Counter) -> int:
         warnings.simplefilter("error")  # a torn checkpoint under a final name would be one
         step, tree = checkpoint.load(checkpoints)
     assert step >= before, f"went back from step {before} to {step}"
-    lost = rows_written(folder) - tree["replay"]["total"]  # two steps per row, and one more row per episode
-    assert lost <= INTERVAL // 2 + 1, f"{lost} rows were lost"
+    lanes = tree["replay"].get("lanes", [tree["replay"]])
+    lost = rows_written(folder) - sum(lane["total"] for lane in lanes)
+    most = INTERVAL // 2 + len(lanes)  # two steps per row, and one more row per episode
+    assert lost <= most, f"{lost} rows were lost"
     found["most rows lost"] = max(found["most rows lost"], lost)
     return step
 
@@ -161,23 +165,26 @@ def run() -> int:
     parser.add_argument("--steps", type=int, default=800, help="length of a run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="write the result here, as JSON")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for every run")
     arguments = parser.parse_args()
     rng, found, runs, began = random.Random(arguments.seed), Counter(), 0, time.monotonic()
     work, kills = Path(tempfile.mkdtemp(prefix="fault-injection-")), 0
     while kills < arguments.kills:
         whole, disturbed = work / f"{runs}-whole", work / f"{runs}-disturbed"
         start_time = time.monotonic()
-        if wait(start(command(whole, runs, arguments.steps), whole.with_suffix(".log"))):
+        if wait(start(command(whole, runs, arguments.steps, arguments.overrides), whole.with_suffix(".log"))):
             sys.exit(f"the undisturbed run failed: see {whole}.log")
         pace = (time.monotonic() - start_time) / (arguments.steps / INTERVAL)
         limit = min(arguments.per_run, arguments.kills - kills)
-        kills += disturb(command(disturbed, runs, arguments.steps), disturbed, limit, rng, pace, found)
+        again = command(disturbed, runs, arguments.steps, arguments.overrides)
+        kills += disturb(again, disturbed, limit, rng, pace, found)
         print(f"run {runs}: {kills} kills so far, {dict(found)}", flush=True)
         if not report(compare(whole, disturbed)):
             sys.exit(f"{whole} and {disturbed} differ")
         runs += 1
     result = {"kills": kills, "runs": runs, "identical": runs, **found, "seconds": round(time.monotonic() - began),
-              "seed": arguments.seed, "torch": torch.__version__, "python": platform.python_version(),
+              "overrides": arguments.overrides, "seed": arguments.seed,
+              "torch": torch.__version__, "python": platform.python_version(),
               "machine": f"{platform.machine()}, {os.cpu_count()} cores"}  # fmt: skip
     print(json.dumps(result, indent=1))
     if arguments.output:
