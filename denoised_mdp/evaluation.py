@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from .agent import Agent, Carry
+from .envs.options import SHOWING_CLIPS
 from .envs.pool import EnvironmentPool
 from .envs.seeding import generator
 from .loading import environment_maker, load_run
@@ -173,5 +175,7 @@ def evaluate_run(
     workers: see `evaluate`.
     """
     config, agent, _ = load_run(run, checkpoint=checkpoint, device=device)
+    if split != "train" and not random and not set(SHOWING_CLIPS) & set(config.distractors):
+        warnings.warn(f"This run shows no clips: --split {split} changes nothing.", stacklevel=2)
     seeds = evaluation_seeds(config.seed if seed is None else seed, episodes)
     return evaluate(None if random else agent, environment_maker(config, split), seeds, workers=workers)

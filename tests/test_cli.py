@@ -159,9 +159,10 @@ def test_a_tiny_run_from_training_to_video(tmp_path, capsys):
     assert float(printed[3].split()[2]) == pytest.approx(sum(returns) / 3, abs=0.02)
     assert len(set(returns)) == 3 and "random policy" in printed[4]
 
-    assert cli.main(["evaluate", str(folder), "--episodes", "1", "--random"]) == 0
-    printed = capsys.readouterr().out
+    assert cli.main(["evaluate", str(folder), "--episodes", "1", "--random", "--split", "test"]) == 0
+    printed, told = capsys.readouterr()
     assert "nan" not in printed and "+-" not in printed and f"mean return   {returns[0]:8.2f}\n" in printed
+    assert "This run shows no clips: --split test changes nothing" in told
 
     assert cli.main(["render", str(folder), "--output", str(tmp_path / "look")]) == 0
     assert sorted(path.suffix for path in tmp_path.glob("look.*")) == [".mp4", ".png"]

@@ -46,6 +46,21 @@ def test_workers_change_nothing(random):
         assert torch.equal(ours.latent.state, theirs.latent.state)
 
 
+@pytest.mark.usefixtures("cache")
+def test_split_chooses_the_background_clips(tmp_path, monkeypatch, capsys):
+    """`evaluate --split test` shows clips of that split, in the environments of the run."""
+    made, make = [], evaluation.environment_maker
+    monkeypatch.setattr(evaluation, "environment_maker", lambda *which: lambda: made.append(make(*which)()) or made[-1])
+    clips = "distractors={video_background: {frames: 30}}"
+    assert train(tiny(tmp_path, clips, "train.total_steps=80", "train.eval_every=0"))
+    capsys.readouterr()
+    for split in ("train", "test"):
+        assert main(["evaluate", str(tmp_path), "--episodes", "1", "--split", split]) == 0
+        names = [clip.name for clip in made[-1].world._stream.clips]
+        assert names and all(name.startswith(f"procedural {split} clip") for name in names)
+        assert "changes nothing" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("what", "words"), [
     ("die", "died with its worker process .exit code 3. in the episode of seed 7"),
     ("hang", "no answer within 6 s in the episode of seed 7.*in hang"),

@@ -37,6 +37,15 @@ def push(world, color, steps=120):
         world.step(np.array([*np.clip(offset / 0.01, -1, 1), 0, -1]))
 
 
+def test_it_says_what_draws_it():
+    env, task = make_env("open_drawer", suite="robodesk"), make_env("cheetah_run")
+    for each in (env, task):
+        each.reset(seed=0)
+    assert env.world.unwrapped.gl_device() == task.world.unwrapped.gl_device() != ""
+    env.close()
+    task.close()
+
+
 def test_the_package_is_located_but_never_imported():
     import subprocess
     import sys
