@@ -49,6 +49,13 @@ setup(
         # Only its model files are used. Its own dependency gym is not: `pip install --no-deps robodesk` does as well.
         "robodesk": ["robodesk==1.0.0"],
         "sb3": ["stable-baselines3>=2.4"],  # for scripts/examples, and for the policies of `probe joints-data`
-        "test": ["hypothesis>=6.80", "pytest>=7.4", "pytest-timeout>=2.1", "ruff>=0.5", "stable-baselines3>=2.4"],
+        "test": [
+            "hypothesis>=6.80",
+            "pytest>=7.4",
+            "pytest-timeout>=2.1",
+            "pytest-xdist>=3.3",
+            "ruff>=0.5",
+            "stable-baselines3>=2.4",
+        ],
     },
 )
