@@ -144,7 +144,7 @@ def test_a_missing_file_falls_back_to_the_checkpoint_before(run, name):
     assert checkpoint.list_steps(run / "checkpoints")[-1] == 200
 
 
-@pytest.mark.parametrize("version", [0, -1, 3, 99, 1.5, True, None, "2", [2]])
+@pytest.mark.parametrize("version", [0, -1, checkpoint.FORMAT + 1, 99, 1.5, True, None, "2", [2]])
 def test_other_versions(run, version):
     for path in (run / "checkpoints").glob("*/manifest.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"format": version}))
