@@ -16,7 +16,7 @@ from denoised_mdp import checkpoint
 from denoised_mdp.cli import main
 from denoised_mdp.compare import compare, report, scalars_of
 from denoised_mdp.config import load_config, read_config
-from denoised_mdp.envs import DISTRACTORS
+from denoised_mdp.envs.options import fitting_distractors
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate
 from denoised_mdp.logging import is_wall_clock
@@ -24,11 +24,11 @@ from denoised_mdp.runtime import restore_generator
 from denoised_mdp.stopping import StopRequest
 from denoised_mdp.trainer import train
 
-FITTING = [name for name, info in DISTRACTORS.items() if "dmc" in getattr(info, "suites", ("dmc",))]
 ALL_DISTRACTORS = [
-    "env=dmc", "env.task=cheetah_run", f"distractors={','.join(FITTING)}", "train.total_steps=80",
-    "train.prefill_steps=40", "train.train_every=20", "train.eval_every=60", "train.checkpoint_every=40",
-    "train.log_every=20", "env.episode_steps=50", "policy.hidden=16", "train.eval_episodes=1",
+    "env=dmc", "env.task=cheetah_run", f"distractors={','.join(fitting_distractors('dmc', 'cheetah_run'))}",
+    "train.total_steps=80", "train.prefill_steps=40", "train.train_every=20", "train.eval_every=60",
+    "train.checkpoint_every=40", "train.log_every=20", "env.episode_steps=50", "policy.hidden=16",
+    "train.eval_episodes=1",
 ]  # fmt: skip
 
 
