@@ -128,8 +128,8 @@ class Doctor:
             from .envs.rendering import BACKEND
 
             renderer = BACKEND or "the display's"
-            if device := getattr(environment.unwrapped.world.unwrapped, "gl_device", None):
-                renderer = f"{renderer} on {device()}"
+            if device := environment.unwrapped.world.unwrapped.gl_device():
+                renderer = f"{renderer} on {device}"
         repeat = self.config.env.action_repeat
         _row("renderer", f"{renderer}; {1000 * frame:.1f} ms per frame")
         _row("environment", f"{1000 * action:.1f} ms per action ({repeat} steps and a frame)")
