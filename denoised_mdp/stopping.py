@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Stop(BaseException):
@@ -17,8 +17,9 @@ class Stop(BaseException):
 class StopRequest:
     """Whether, and by which signal, the run was asked to stop.
 
-    As a context it takes SIGINT, SIGTERM and SIGUSR1 over from Python. Normally they only set `requested`, and the
-    work in hand is completed; within `at_once` they abandon it. A second SIGINT raises KeyboardInterrupt anywhere.
+    As a context it takes SIGINT, SIGTERM, SIGUSR1 and SIGHUP (a terminal that was closed; left alone under `nohup`, which
+    has it ignored) over from Python. Normally they only set `requested`, and the work in hand is completed; within
+    `at_once` they abandon it. A second SIGINT raises KeyboardInterrupt anywhere.
     """
 
     def __init__(self):
@@ -34,7 +35,11 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            self._previous = {number: signal.signal(number, self._receive) for number in SIGNALS}
+            self._previous = {
+                number: signal.signal(number, self._receive)
+                for number in SIGNALS
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+            }
         return self
 
     def __exit__(self, *_) -> None:

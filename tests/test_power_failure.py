@@ -22,6 +22,7 @@ from denoised_mdp.compare import compare, report
 from denoised_mdp.disk import replace_file
 from denoised_mdp.errors import UserError
 from denoised_mdp.logging import Logger
+from denoised_mdp.stopping import StopRequest
 from denoised_mdp.trainer import Trainer, train
 
 SHORT = ["policy.hidden=8", "train.eval_episodes=1", "train.device=cpu"]
@@ -238,7 +239,8 @@ def test_signals_at_any_moment(tmp_path, whole):
     began = time.monotonic()
     assert finish(*start(command(tmp_path / "pace", "train.total_steps=80")))[0] == 0
     pace = 2 * (time.monotonic() - began)
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT) * 2:
+    numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP]
+    for number in [*numbers, *numbers[:3]]:
         child, pipe = start(command(run))
         time.sleep(pace * rng.uniform(0.02, 0.3))
         os.kill(child, number)
@@ -249,6 +251,21 @@ def test_signals_at_any_moment(tmp_path, whole):
     assert len(set(codes)) > 1
     assert main(command(run)) == 0
     assert report(compare(whole, run))
+
+
+def test_a_terminal_that_is_closed_stops_a_training_unless_nohup_has_it_ignored():
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for ignored in (True, False):
+            signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+            with StopRequest() as stop:
+                os.kill(os.getpid(), signal.SIGHUP)
+                time.sleep(0)
+                assert stop.requested != ignored
+            assert ignored or stop.exit_code == 129
+            assert signal.getsignal(signal.SIGHUP) == (signal.SIG_IGN if ignored else signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_output_that_nobody_reads_does_not_end_a_training(tmp_path, whole):
