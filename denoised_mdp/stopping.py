@@ -17,9 +17,9 @@ class Stop(BaseException):
 class StopRequest:
     """Whether, and by which signal, the run was asked to stop.
 
-    As a context it takes SIGINT, SIGTERM, SIGUSR1 and SIGHUP (a terminal that was closed; left alone under `nohup`, which
-    has it ignored) over from Python. Normally they only set `requested`, and the work in hand is completed; within
-    `at_once` they abandon it. A second SIGINT raises KeyboardInterrupt anywhere.
+    As a context it takes SIGINT, SIGTERM, SIGUSR1 and SIGHUP (a terminal that was closed; under `nohup`, which has
+    it ignored, it stays so) over from Python. Normally they only set `requested`, and the work in hand is completed;
+    within `at_once` they abandon it. A second SIGINT raises KeyboardInterrupt anywhere.
     """
 
     def __init__(self):
