@@ -7,10 +7,9 @@ import json
 import math
 import os
 import random
+import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import warnings
 
@@ -234,18 +233,13 @@ def test_a_newer_format_is_refused(tmp_path):
 def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path):
     """A limit on the size of files stands for a disk with too little room."""
     checkpoint.save(tmp_path, 1, small("whole"))
-    code = f"""
-import resource, torch
-from denoised_mdp import checkpoint
-from denoised_mdp.errors import UserError
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    checkpoint.save({str(tmp_path)!r}, 2, {{"agent": torch.zeros(100_000)}})
-except UserError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "step 2 cannot be saved" in done.stdout and "step 1 is intact" in done.stdout, done.stderr
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(UserError, match="step 2 cannot be saved .*step 1 is intact. Make room"):
+            checkpoint.save(tmp_path, 2, {"agent": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000000001"]
     assert checkpoint.load(tmp_path)[1]["value"] == "whole"
 
@@ -298,26 +292,31 @@ def test_interrupted_anywhere_leaves_a_whole_one(tmp_path, monkeypatch, call):
         assert all(path.name.startswith("step_") for path in tmp_path.iterdir())
 
 
+def save_for_ever(folder, started):
+    steps = checkpoint.list_steps(folder)
+    step = steps[-1] if steps else 0
+    os.write(started, b".")
+    while True:
+        step += 1
+        checkpoint.save(folder, step // 2, {"agent": torch.full((50_000,), float(step // 2))})
+
+
 def test_killed_while_saving(tmp_path):
     """A real kill at random moments: the newest checkpoint is always whole."""
-    code = f"""
-import torch
-from denoised_mdp import checkpoint
-steps = checkpoint.list_steps({str(tmp_path)!r})
-step = steps[-1] if steps else 0
-print("started", flush=True)
-while True:
-    step += 1
-    checkpoint.save({str(tmp_path)!r}, step // 2, {{"agent": torch.full((50_000,), float(step // 2))}})
-"""
     rng = random.Random(0)
-    for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        process.stdout.readline()
+    for _ in range(6):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                save_for_ever(tmp_path, writing)
+            finally:
+                os._exit(1)
+        os.read(reading, 1)
         time.sleep(0.1 + rng.random() * 0.1)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        os.kill(child, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        os.close(reading), os.close(writing)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             step, tree = checkpoint.load(tmp_path)
