@@ -31,7 +31,9 @@ class Lanes:
         folders = _folders(folder, count)
         self.lanes = [Replay(path, capacity, observation_shape, action_size, slack) for path in folders]
         needed = self.bytes_needed(count, capacity * count, observation_shape, action_size, slack * count)
-        if needed > (free := shutil.disk_usage(folder).free):  # the files of each were found to fit, all may not
+        there = sum(path.stat().st_blocks * 512 for path in Path(folder).rglob("*.npy"))
+        free = shutil.disk_usage(folder).free + there
+        if needed > free:  # the files of each were found to fit, all may not
             self.close()
             raise UserError(
                 f"The replay of {count} environments needs {needed:,} bytes but the disk of {folder} has {free:,} bytes"

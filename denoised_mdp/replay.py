@@ -109,12 +109,12 @@ class Replay:
         counted = np.arange(self._oldest, total)
         expected, found = counted + 1, columns["number"][self._places(counted)]
         missing = np.count_nonzero(found < expected)
-        if missing:
+        overwritten = np.count_nonzero(found > expected)  # by newer rows, hence the oldest ones
+        if missing or (found[:overwritten] == expected[:overwritten]).any():
             raise UserError(
-                f"{folder} lacks {missing:,} of the {len(counted):,} rows that the checkpoint counts: it is"
+                f"{folder} lacks {max(missing, 1):,} of the {len(counted):,} rows that the checkpoint counts: it is"
                 " damaged or of another run. Restore it, or start in a new run_dir."
             )
-        overwritten = np.count_nonzero(found > expected)  # by newer rows, hence the oldest ones
         if overwritten:
             warnings.warn(
                 f"{folder}: the {overwritten:,} oldest of {len(counted):,} rows were overwritten after this"

@@ -90,7 +90,7 @@ class ModelConfig:
         choices=("pytorch", "scaled"),
     )
     reward_hidden: int = option(400, "width of the reward nets", low=1)
-    reward_std: float = option(1.0, "std of the reward's likelihood; smaller: the reward counts for more", above=0)
+    reward_std: float = option(1.0, "std of the reward's likelihood; smaller: the reward counts for more", low=1e-3)
     kl: KLConfig = group(KLConfig, "weights of the KL terms")
     optimizer: OptimizerConfig = group(OptimizerConfig, "optimizer of the world model")
 
@@ -102,7 +102,7 @@ class BackpropConfig:
     name: str = option("backprop", "how the policy learns (choose it with policy=...)", choices=("backprop",))
     hidden: int = option(400, "width of the actor and the value net", low=1)
     actor_layers: int = option(4, "hidden layers of the actor", low=1)
-    initial_std: float = option(5.0, "std of an untrained actor before the squashing", above=0)
+    initial_std: float = option(5.0, "std of an untrained actor before the squashing", above=0, high=1e3)
     value_layers: int = option(3, "hidden layers of the value net", low=1)
     horizon: int = option(15, "imagined steps", low=2)
     gamma: float = option(0.99, "discount per action", above=0, high=1)
@@ -121,7 +121,7 @@ class SACConfig:
     name: str = option("sac", "how the policy learns (choose it with policy=...)", choices=("sac",))
     hidden: int = option(400, "width of the actor and the critics", low=1)
     actor_layers: int = option(4, "hidden layers of the actor", low=1)
-    initial_std: float = option(5.0, "std of an untrained actor before the squashing", above=0)
+    initial_std: float = option(5.0, "std of an untrained actor before the squashing", above=0, high=1e3)
     critic_layers: int = option(3, "hidden layers of each critic", low=1)
     gamma: float = option(0.99, "discount per action", above=0, high=1)
     tau: float = option(0.005, "rate at which the target critics follow", above=0, high=1)
@@ -164,7 +164,7 @@ class TrainConfig:
         choices=("auto", "float32", "tf32", "bf16"),
     )
     cuda_graph: bool = option(False, "on a GPU, record an update once and replay it instead of launching each kernel")
-    threads: int | None = option(None, "CPU threads of the learner; null: choose", low=1)
+    threads: int | None = option(None, "CPU threads of the learner; null: choose", low=1, high=1024)
     deterministic: bool = option(False, "bit-identical repetition at some cost in speed")
 
 

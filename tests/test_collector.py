@@ -217,7 +217,7 @@ def test_lanes_share_the_disk(tmp_path, monkeypatch):
     """Each would fit, all together do not."""
     needed = Lanes.bytes_needed(3, 30, (64, 64, 3), 1)
     assert needed == 3 * Replay.bytes_needed(10, (64, 64, 3), 1)
-    usage = type("Usage", (), {"free": needed - 1})
+    usage = type("Usage", (), {"free": needed // 2})
     monkeypatch.setattr(lanes.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(UserError, match="replay of 3 environments needs"):
         Lanes(tmp_path, 3, 30, (64, 64, 3), 1)

@@ -237,6 +237,9 @@ def test_paths_need_no_quotes(path):
         (["train.prefill_steps=97"], ["98"]),
         (["train.total_steps=4999"], ["train.total_steps=4999", "train.prefill_steps=5000"]),
         (["replay.capacity=98"], ["replay.capacity=98", "at least 99", "train.segment_length=50"]),
+        (["train.threads=100000"], ["train.threads=100000", "at most 1024"]),  # more crash the process
+        (["policy.initial_std=1e300"], ["policy.initial_std", "at most 1000"]),
+        (["model.reward_std=1e-300"], ["model.reward_std", "at least 0.001"]),
         (["env.episode_steps=3", "env.action_repeat=4"], ["env.episode_steps=3", "at least 4"]),
         ([f"seed={'9' * 400}"], ["whole number", "at most 2147483647"]),
         ([f"train.updates={'9' * 400}"], ["whole number", "at most"]),

@@ -63,6 +63,15 @@ def test_a_worker_that_fails_is_reported_at_once(what, parts):
     assert not multiprocessing.active_children()
 
 
+def test_an_error_in_this_process_is_reported_like_a_workers():
+    action = [np.zeros(1, np.float32)] * 2
+    with EnvironmentPool(functools.partial(Faulty, "fail"), 2, task="toy_faulty") as pool:
+        pool.reset([5, 7])
+        pool.step(action)
+        with pytest.raises(EnvironmentFailure, match="(?s)toy_faulty raised an error .* of seed 7.*exploded"):
+            pool.step(action)
+
+
 def test_a_mistake_in_the_options_is_the_same_mistake_in_a_worker():
     make = functools.partial(make_env, "dott", suite="toy")
     messages = []

@@ -359,6 +359,21 @@ def test_damaged_files_are_reported(tmp_path, name, keep):
         Replay.open(tmp_path, state)
 
 
+@pytest.mark.parametrize("bit", [1, 8, 20])
+def test_a_number_that_newer_rows_do_not_explain_is_damage(tmp_path, bit):
+    """Newer rows replace the oldest: a larger number in the middle is a flipped bit."""
+    replay = Replay(tmp_path, 20, SHAPE, ACTIONS, slack=4)
+    fill(replay, [12, 18])
+    state = replay.state()
+    replay.close()
+    column = np.load(tmp_path / "number.npy", mmap_mode="r+")
+    place = int(np.flatnonzero(column == 20)[0])  # 20 has none of these bits
+    column[place] += 1 << bit
+    column.flush()
+    with pytest.raises(UserError, match="lacks 1 of the 20 rows"):
+        Replay.open(tmp_path, state)
+
+
 def test_rows_never_written_are_reported(tmp_path):
     replay = Replay(tmp_path, 20, SHAPE, ACTIONS)
     fill(replay, [4])

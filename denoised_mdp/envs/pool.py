@@ -112,7 +112,7 @@ class EnvironmentPool:
     def _all(self, command: str, arguments: list) -> list:
         """Send each environment its argument; gather the replies in the environments' order."""
         if not self._workers:
-            return [_call(env, command, value) for env, value in zip(self._environments, arguments, strict=True)]
+            return [self._here(i, command, argument) for i, argument in enumerate(arguments)]
         workers = len(self._workers)
         for w, worker in enumerate(self._workers):
             with contextlib.suppress(OSError):  # it died: its reply says so
@@ -121,6 +121,16 @@ class EnvironmentPool:
         for w, reply in enumerate(self._replies(self.timeout)):
             replies[w::workers] = reply
         return replies
+
+    def _here(self, i: int, command: str, argument: Any) -> Any:
+        """What a worker does, in this process; errors of the system are the caller's."""
+        try:
+            return _call(self._environments[i], command, argument)
+        except (UserError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            what = f"{self.task} raised an error {self._playing[i]}"
+            raise EnvironmentFailure(f"{what}.\n{traceback.format_exc()}") from error
 
     def _replies(self, timeout: float) -> list:
         """One reply from every worker, or an `EnvironmentFailure` about the first that has none."""
