@@ -19,7 +19,7 @@ def replace_file(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        unfinished.replace(path)
+        os.replace(unfinished, path)
     except OSError:
         unfinished.unlink(missing_ok=True)
         raise

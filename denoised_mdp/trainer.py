@@ -203,8 +203,9 @@ class Trainer:
 
     def due(self, every: int) -> bool:
         """Whether the last steps crossed a multiple of `every` (0: never), or were the last of all."""
-        crossed = self.step // max(every, 1) > self.step_before // max(every, 1)
-        return every > 0 and (crossed or self.step >= self.config.train.total_steps)
+        return every > 0 and (
+            self.step // every > self.step_before // every or self.step >= self.config.train.total_steps
+        )
 
     def evaluate(self) -> None:
         """Play held-out episodes with the actor's mode, always the same ones."""

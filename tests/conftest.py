@@ -101,6 +101,13 @@ def make(cache):
 
 
 @pytest.fixture(autouse=True)
+def nondeterministic_again():
+    """A run with train.deterministic=true changes the whole process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
 def one_thread():
     """Tiny tensors: more threads only cost."""
     torch.set_num_threads(1)

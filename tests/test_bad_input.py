@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import tiny
@@ -31,12 +30,6 @@ from denoised_mdp.trainer import train
 
 REPEATABLE = settings(derandomize=True, deadline=None)
 FILES = ("tensors.safetensors", "state.json", "manifest.json")
-
-
-@pytest.fixture(autouse=True)
-def nondeterministic_again():
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @functools.cache

@@ -26,12 +26,6 @@ SEVERAL = ["train.collect_envs=3", "distractors=camera_jitter,video_background",
 AHEAD = ["train.overlap=true", "train.collect_workers=1"]
 
 
-@pytest.fixture(autouse=True)
-def undo_determinism():
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def identical(first, second):
     return {verdict.part: verdict.difference for verdict in compare(first, second) if verdict.difference} == {}
 

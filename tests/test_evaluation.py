@@ -26,7 +26,6 @@ TOY = functools.partial(make_env, "dot", suite="toy", distractors={"camera_jitte
 @pytest.fixture(autouse=True)
 def nothing_left():
     yield
-    torch.use_deterministic_algorithms(False)
     assert not multiprocessing.active_children()
 
 

@@ -12,12 +12,6 @@ from denoised_mdp.runs import RunFolder
 from denoised_mdp.trainer import Trainer
 
 
-@pytest.fixture(autouse=True)
-def nondeterministic_again():
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def spoil(monkeypatch, when, how):
     """Call `how(trainer)` before update number `when`."""
     learn = Trainer.learn

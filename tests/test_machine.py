@@ -6,17 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from small_runs import TINY
 
 from denoised_mdp.cli import main
-
-
-@pytest.fixture(autouse=True)
-def nondeterministic_again():
-    yield
-    torch.use_deterministic_algorithms(False)
-
 
 HOLD = """
 import sys

@@ -28,12 +28,6 @@ from denoised_mdp.trainer import Trainer, train
 SHORT = ["policy.hidden=8", "train.eval_episodes=1", "train.device=cpu"]
 
 
-@pytest.fixture(autouse=True)
-def nondeterministic_again():
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The run that nobody disturbed."""

@@ -32,12 +32,6 @@ ALL_DISTRACTORS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def nondeterministic_again():
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def identical(first: Path, second: Path) -> bool:
     """Whether two runs are bit-identical, and TensorBoard shows what metrics.jsonl holds, each once."""
     logged = [(line["step"], name) for line in lines(second) for name in line if name != "step"]

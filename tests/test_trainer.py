@@ -14,12 +14,6 @@ from denoised_mdp.runs import RunFolder
 from denoised_mdp.trainer import Trainer, train
 
 
-@pytest.fixture(autouse=True)
-def nondeterministic_again():
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "a"

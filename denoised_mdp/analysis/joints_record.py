@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 
 from ..columns import Columns, Layout, bytes_needed
 from ..config import load_config, read_config
+from ..disk import replace_file
 from ..envs import make_env
 from ..envs.joints import Joint
 from ..envs.seeding import generator
@@ -181,12 +181,7 @@ def _short(old: Any, new: Any) -> str:
 
 
 def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    temporary = folder / "manifest.json.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, folder / "manifest.json")
+    replace_file(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
 
 
 def _create(folder: Path, layout: Layout, rows: int) -> None:

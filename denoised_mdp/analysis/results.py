@@ -6,13 +6,13 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..agent import Agent
+from ..disk import replace_file
 from ..errors import UserError
 from ..loading import load_run
 from ..runs import RunFolder
@@ -115,13 +115,8 @@ def write_whole(path: Path, text: str) -> Path:
     Raises:
         UserError: it cannot be written.
     """
-    temporary = path.with_name(f"{path.name}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        replace_file(path, text.encode())
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}). Choose another --output.") from error
     return path
