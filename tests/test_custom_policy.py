@@ -72,15 +72,16 @@ def test_planner_trains_loads_and_acts(tmp_path, registered):
 
 def test_planner_prefers_what_the_model_rewards(registered):
     config = small_config()
-    config.policy = RandomShootingConfig(candidates=256, horizon=3)
+    config.policy = RandomShootingConfig(candidates=256, horizon=1)  # further ahead, a worse first step may pay
     agent = build_agent(config, 2)
     agent.mdp._reward = lambda features: features[..., :1]  # prefer a large first belief
     features = torch.randn(5, agent.mdp.feature_size)
     agent.policy.mdp = agent.mdp
-    chosen = agent.policy.act(features, None)
     belief, state = features.split([agent.mdp.belief_size, agent.mdp.state_size], -1)
-    reached = [
-        agent.mdp.step(belief, state, action, torch.zeros_like(state))[0][:, 0]
-        for action in (chosen, torch.zeros_like(chosen))
-    ]
-    assert (reached[0] > reached[1]).all()
+
+    def reached(action):  # the belief does not depend on the noise of the step that reaches it
+        return agent.mdp.step(belief, state, action, torch.zeros_like(state))[0][:, 0]
+
+    chosen = reached(agent.policy.act(features, None))  # [5]
+    others = torch.stack([reached(action) for action in torch.rand(400, 5, 2) * 2 - 1])  # [400, 5]
+    assert (chosen > others.quantile(0.95, 0)).all()  # the best of 256 misses the best twentieth once in 500,000
