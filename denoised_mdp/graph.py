@@ -57,7 +57,7 @@ class GraphedUpdate:
                 self._staging[name] = torch.empty_like(value, device="cpu").pin_memory()
             if value.shape != self._batch[name].shape:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, not {tuple(self._batch[name].shape)}")
-            source = value if value.is_cuda else self._staging[name].copy_(value)
+            source = value if value.is_cuda or value.is_pinned() else self._staging[name].copy_(value)
             self._batch[name].copy_(source, non_blocking=True)
         self._copied.record()
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .errors import UserError
-from .replay import Replay, sample_segments
+from .replay import Replay, choose_segments, read_segments
 
 
 class Lanes:
@@ -75,7 +75,7 @@ class Lanes:
 
     def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Sample segments, each of one episode of one lane, all starts equally likely; see `Replay.sample`."""
-        return sample_segments(self.lanes, batch_size, length, rng)
+        return read_segments(self.lanes, *choose_segments(self.lanes, batch_size, length, rng))
 
     def flush(self) -> None:
         """Return once all rows would survive a power failure. Call it before saving a checkpoint."""

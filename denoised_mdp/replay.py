@@ -211,7 +211,7 @@ class Replay:
         Raises:
             UserError: no episode is long enough.
         """
-        return sample_segments([self], batch_size, length, rng)
+        return read_segments([self], *choose_segments([self], batch_size, length, rng))
 
     def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Copy the rows of these numbers (int array of any shape), counted from the replay's very first row.
@@ -285,17 +285,14 @@ def choose_segments(
     return source, first[episode] + chosen - (ends - counts)[episode] + np.arange(length)[:, None]
 
 
-def sample_segments(
-    replays: Sequence[Replay], batch_size: int, length: int, rng: np.random.Generator
-) -> dict[str, np.ndarray]:
-    """Sample segments from all episodes of several replays as `Replay.sample` does from one."""
-    source, rows = choose_segments(replays, batch_size, length, rng)
+def read_segments(replays: Sequence[Replay], source: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Copy the segments that `choose_segments` returned: see `Replay.sample`."""
     if len(replays) == 1:
         return replays[0].read(rows)
     parts = [(source == index, replay.read(rows[:, source == index])) for index, replay in enumerate(replays)]
     batch = {}
     for name, column in parts[0][1].items():
-        batch[name] = np.empty((length, batch_size, *column.shape[2:]), column.dtype)
+        batch[name] = np.empty((*rows.shape, *column.shape[2:]), column.dtype)
         for mine, part in parts:
             batch[name][:, mine] = part[name]
     return batch

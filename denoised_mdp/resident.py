@@ -39,6 +39,10 @@ class ResidentReplay:
         where = torch.from_numpy(source * self.places + rows % self.places).to(self.device)
         return {name: column[where] for name, column in self._columns.items()}
 
+    def close(self) -> None:
+        """Close the replay."""
+        self.lanes.close()
+
     def _copy(self, number: int) -> None:
         """Bring one lane up to date."""
         lane = self.lanes.lanes[number]

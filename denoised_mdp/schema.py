@@ -174,8 +174,9 @@ class ReplayConfig:
 
     capacity: int | None = option(None, "rows kept; null: all rows of the run", low=1)
     memory: str = option(
-        "auto", "what batches are drawn from: disk, device (a copy in its memory), auto (a GPU's, if half suffices)",
-        choices=("auto", "disk", "device"),
+        "auto", "where batches come from: disk; ahead (disk, read while learning); device (a copy in its memory);"
+        " auto (disk; with a GPU, its memory if half of it suffices, else ahead)",
+        choices=("auto", "disk", "ahead", "device"),
     )
 
 

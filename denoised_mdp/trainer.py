@@ -25,6 +25,7 @@ from .lanes import Lanes
 from .loading import environment_maker, fitting, prepare
 from .logging import Logger, Progress, data_size
 from .machine import record_start
+from .read_ahead import ReadAhead
 from .resident import ResidentReplay
 from .runs import RunFolder
 from .runtime import configure, precision_name
@@ -92,12 +93,14 @@ class Trainer:
         print(f"replay: up to {capacity:,} rows, {data_size(Lanes.bytes_needed(*sizes))} on disk in {self.run.replay}")
         return Lanes(self.run.replay, *sizes)
 
-    def batch_source(self) -> Lanes | ResidentReplay:
-        """What batches are drawn from: the replay on disk, or a copy of it in the device's memory."""
+    def batch_source(self) -> Lanes | ReadAhead | ResidentReplay:
+        """Where batches come from: the replay on disk, at once or ahead, or a copy of it in the device's memory."""
         memory, device = self.config.replay.memory, self.agent.device
-        if memory == "device" or memory == "auto" and ResidentReplay.fits(self.replay.bytes, device):
+        if memory == "auto" and device.type == "cuda":
+            memory = "device" if ResidentReplay.fits(self.replay.bytes, device) else "ahead"
+        if memory == "device":
             return ResidentReplay(self.replay, device)
-        return self.replay
+        return ReadAhead(self.replay, pin=device.type == "cuda") if memory == "ahead" else self.replay
 
     def announce(self) -> None:
         """Say what is about to happen, before it takes hours."""
@@ -298,7 +301,7 @@ class Trainer:
         if self.ahead:
             self.ahead.close()
         self.collector.close()
-        self.replay.close()
+        self.batches.close()
         self.logger.close()
         self.progress.close()
 

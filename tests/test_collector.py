@@ -17,6 +17,7 @@ from denoised_mdp.compare import compare
 from denoised_mdp.errors import UserError
 from denoised_mdp.lanes import Lanes
 from denoised_mdp.loading import environment_maker, prepare
+from denoised_mdp.read_ahead import ReadAhead
 from denoised_mdp.replay import Replay
 from denoised_mdp.resident import ResidentReplay
 from denoised_mdp.runs import RunFolder
@@ -168,42 +169,87 @@ def test_segments_come_from_all_lanes_alike(tmp_path):
     replay.close()
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_copy_on_the_device_gives_the_same_batches(tmp_path, count, monkeypatch):
-    """While rows arrive, others are evicted, and after the replay was opened again with more room."""
-    monkeypatch.setattr(resident, "CHUNK", 7)
-    rng, device = np.random.default_rng(1), torch.device("cpu")
-    replay = Lanes(tmp_path, count, 20 * count, (4, 4, 3), 2, slack=5 * count)
-    copy = ResidentReplay(replay, device)
+class Source:
+    """Rows that arrive in a replay of several lanes, and another way to draw batches from it."""
 
-    def same():
-        one, two = (np.random.default_rng(3) for _ in range(2))
-        expected, batch = replay.sample(9, 4, one), copy.sample(9, 4, two)
+    def __init__(self, folder, count, source):
+        self.folder, self.count, self.source, self.rng = folder, count, source, np.random.default_rng(1)
+        self.streams = [np.random.default_rng(3) for _ in range(2)]
+        self.replay = Lanes(folder, count, 20 * count, (4, 4, 3), 2, slack=5 * count)
+        self.other = source(self.replay)
+
+    def add(self, rows, begin=True):
+        for row in range(rows):
+            for lane in range(self.count):
+                image = self.rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+                self.replay.add(lane, image, self.rng.normal(size=2), self.rng.normal(), row % 8 == 0 and begin)
+
+    def assert_same(self, size=9, length=4):
+        one, two = self.streams
+        expected, batch = self.replay.sample(size, length, one), self.other.sample(size, length, two)
         assert expected.keys() == batch.keys() and one.bit_generator.state == two.bit_generator.state
         for name, column in expected.items():
-            np.testing.assert_array_equal(batch[name].numpy(), column)
+            np.testing.assert_array_equal(np.asarray(batch[name]), column)
 
-    def add(rows, begin):
-        for row in range(rows):
-            for lane in range(count):
-                image = rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)
-                replay.add(lane, image, rng.normal(size=2), rng.normal(), row % 8 == 0 and begin)
+    def open_again(self):
+        state = self.replay.state()
+        self.other.close()
+        self.replay = Lanes.open(self.folder, state, 40 * self.count, 5 * self.count)
+        self.other = self.source(self.replay)
 
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("kind", ["device", "ahead"])
+def test_every_source_gives_the_same_batches(tmp_path, count, kind, monkeypatch):
+    """While rows arrive, others are evicted, and after the replay was opened again with more room."""
+    monkeypatch.setattr(resident, "CHUNK", 7)
+    device = torch.device("cpu")
+    make = {"device": lambda lanes: ResidentReplay(lanes, device), "ahead": lambda lanes: ReadAhead(lanes, pin=False)}
+    case = Source(tmp_path, count, make[kind])
     for rows in (8, 1, 3, 24, 40):
-        add(rows, begin=True)
-        same()
-    state = replay.state()
-    replay.close()
-    replay = Lanes.open(tmp_path, state, 40 * count, 5 * count)
-    copy = ResidentReplay(replay, device)
-    same()
-    add(30, begin=False)
-    same()
-    replay.close()
+        case.add(rows)
+        for _ in range(3):
+            case.assert_same()
+    case.open_again()
+    case.assert_same()
+    case.add(30, begin=False)
+    case.assert_same()
+    case.other.close()
 
 
-def test_a_run_from_the_copy_is_the_same_run(several, tmp_path):
-    run_in_parts(tiny(tmp_path / "run", *SEVERAL, "replay.memory=device"), 20)
+def test_what_was_read_ahead_counts_only_if_it_is_what_is_asked_for(tmp_path):
+    case = Source(tmp_path, 1, lambda lanes: ReadAhead(lanes, pin=False))
+    case.add(8)
+    for hits, change in enumerate((
+        lambda: None,
+        lambda: case.assert_same(size=8),
+        lambda: case.assert_same(length=3),
+        lambda: case.add(1, begin=False),
+        lambda: [stream.random() for stream in case.streams],
+    )):  # fmt: skip
+        change()
+        case.assert_same()
+        case.assert_same()
+        case.assert_same()
+        assert case.other.hits == 2 * (hits + 1)
+    case.other.close()
+
+
+def test_a_short_replay_is_reported_when_it_is_asked(tmp_path):
+    """Also where the batch that was read ahead could not be chosen."""
+    source = ReadAhead(Lanes(tmp_path, 1, 5, (4, 4, 3), 2), pin=False)
+    for row in range(4):
+        source.lanes.add(0, np.zeros((4, 4, 3), np.uint8), np.zeros(2), 0.0, row == 0)
+    rng = np.random.default_rng(0)
+    assert source.sample(2, 4, rng)["reward"].shape == (4, 2)
+    with pytest.raises(UserError, match="No segment of 5 rows"):
+        source.sample(2, 5, rng)
+    source.close()
+
+
+@pytest.mark.parametrize("memory", ["device", "ahead"])
+def test_a_run_from_another_source_is_the_same_run(several, tmp_path, memory):
+    run_in_parts(tiny(tmp_path / "run", *SEVERAL, f"replay.memory={memory}"), 20, 2)
     assert identical(several, tmp_path / "run")
 
 

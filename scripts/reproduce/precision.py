@@ -1,0 +1,228 @@
+"""Whether bf16 learns what float32 learns: the same runs in both, and how far their gradients agree.
+
+    python scripts/reproduce/precision.py                    # everything that is still missing, one by one
+    python scripts/reproduce/precision.py --only bf16 --seeds 0 1  # a part of it
+    python scripts/reproduce/precision.py --draw             # table and picture from what is there
+
+The runs are those of learning_curves.py without a background, Denoised MDP with backpropagation. Where the machine has
+no fast bf16, its products are made from float32 ones (`RoundedProducts`), which rounds the same numbers in the same
+places; the column `arithmetic` says so.
+
+curves.csv: by step, the return of held-out episodes and the mean errors of the model since the last line.
+returns.csv: the final checkpoints. gradients.csv: for each part of the agent, before and after training, the cosine of
+its float32 gradient with the bf16 one of the same weights, batch and noise - and with the float32 one of another batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+from learning_curves import EPISODES, SETTINGS, TASK, VARIANTS, append, read
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+PRECISIONS = ("float32", "bf16")
+COLORS = {"float32": "#1f5fa8", "bf16": "#e4572e"}
+ERRORS = {"model/image_error": "image_error", "model/reward_error": "reward_error"}
+PARTS = {"encoder": "world_model.encoder", "rssm": "world_model.rssm", "decoder": "world_model.decoder",
+         "reward": "world_model.rewards", "actor": "policy.actor", "value": "policy.value"}  # fmt: skip
+BATCHES = 8
+"""of each agent whose gradients are compared"""
+CURVES = ("precision", "arithmetic", "seed", "step", "return", *ERRORS.values())
+RETURNS = ("precision", "arithmetic", "seed", "mean", "standard_error")
+GRADIENTS = ("arithmetic", "seed", "step", "part", "cosine", "other_batch")
+
+
+class RoundedProducts(TorchDispatchMode):
+    """bf16 products and convolutions as a processor with bf16 makes them, for one that is slow at it.
+
+    Such a processor multiplies rounded factors, sums in float32 and rounds the sum. Here float32 kernels multiply the
+    same rounded factors. Only the order of the sums differs, as it does between any two processors.
+    """
+
+    KERNELS = {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten.convolution.default,
+        torch.ops.aten.convolution_backward.default,
+    }
+
+    def __torch_dispatch__(self, kernel, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        if kernel not in self.KERNELS or not any(value.dtype == torch.bfloat16 for value in tensors):
+            return kernel(*args, **kwargs)
+        result = kernel(*tree_map_only(torch.Tensor, torch.Tensor.float, args), **kwargs)
+        return tree_map_only(torch.Tensor, torch.Tensor.bfloat16, result)
+
+
+def arithmetic(precision: str) -> tuple[str, contextlib.AbstractContextManager]:
+    """What makes the products of a precision on this machine, and the context in which it does."""
+    from denoised_mdp.runtime import has_fast_bf16, resolve_device
+
+    if precision == "bf16" and not has_fast_bf16(resolve_device("auto")):
+        return "rounded float32", RoundedProducts()
+    return "native", contextlib.nullcontext()
+
+
+def train(precision: str, seed: int, runs: Path, out: Path, extra: list[str]) -> None:
+    """One run from its beginning (or where it was stopped) to its rows in the tables."""
+    from denoised_mdp.config import load_config
+    from denoised_mdp.evaluation import evaluate_run
+    from denoised_mdp.trainer import train
+
+    run = runs / f"{precision}-{seed}"
+    config = load_config(["preset=quickstart", *SETTINGS, *VARIANTS["noiseless"], *extra, f"seed={seed}",
+                          f"train.precision={precision}", f"run_dir={run}"])  # fmt: skip
+    made_by, context = arithmetic(precision)
+    key = {"precision": precision, "arithmetic": made_by, "seed": seed}
+    with context:
+        if not train(config):
+            sys.exit(1)
+        result = evaluate_run(run, episodes=EPISODES)
+    curve: dict[int, dict] = {}
+    for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        row = curve.setdefault(line["step"], {})
+        row |= {name: round(line[metric], 5) for metric, name in ERRORS.items() if metric in line}
+        row |= {"return": round(line["eval/return"], 2)} if "eval/return" in line else {}
+    append(out / "curves.csv", CURVES, [key | {"step": step} | row for step, row in curve.items() if row])
+    ended = {"mean": round(result.mean, 2), "standard_error": round(result.standard_error, 2)}
+    append(out / "returns.csv", RETURNS, [key | ended])
+    if precision == "float32":
+        append(out / "gradients.csv", GRADIENTS, agreement(run, seed))
+
+
+def agreement(run: Path, seed: int) -> list[dict]:
+    """Rows of gradients.csv: of new weights and of those of the run's end, on batches of its replay."""
+    import numpy as np
+
+    from denoised_mdp import checkpoint
+    from denoised_mdp.agent import build_agent
+    from denoised_mdp.config import read_config
+    from denoised_mdp.lanes import Lanes
+    from denoised_mdp.runs import RunFolder
+
+    folder = RunFolder.existing(run)
+    config = read_config(folder.config)
+    end, state = checkpoint.load(folder.checkpoints)
+    replay = Lanes.open(folder.replay, state["replay"], read_only=True)
+    random, sizes = np.random.default_rng(0), (config.train.batch_size, config.train.segment_length)
+    batches = [replay.sample(*sizes, random) for _ in range(BATCHES)]
+    made_by, context = arithmetic("bf16")
+
+    def gradients(step: int, dtype: torch.dtype | None, batch: dict) -> dict[str, torch.Tensor]:
+        agent = build_agent(config, state["action_size"], dtype=dtype)
+        if step:
+            agent.restore(state["agent"])
+        agent.update_eagerly(batch)
+        return {
+            part: torch.cat([p.grad.flatten() for p in agent.get_submodule(name).parameters() if p.grad is not None])
+            for part, name in PARTS.items()
+        }
+
+    rows = []
+    for step in (0, end):
+        exact = [gradients(step, None, batch) for batch in batches]
+        with context:
+            rounded = [gradients(step, torch.bfloat16, batch) for batch in batches]
+        others = exact[1:] + exact[:1]
+        for part in PARTS:
+            rows.append({"arithmetic": made_by, "seed": seed, "step": step, "part": part,
+                         "cosine": f"{cosine(exact, rounded, part):.5f}",
+                         "other_batch": f"{cosine(exact, others, part):.5f}"})  # fmt: skip
+    replay.close()
+    return rows
+
+
+def cosine(left: list[dict[str, torch.Tensor]], right: list[dict[str, torch.Tensor]], part: str) -> float:
+    """The mean over batches of the cosine of two gradients of a part."""
+    pairs = zip(left, right, strict=True)
+    return statistics.mean(torch.cosine_similarity(a[part], b[part], 0).item() for a, b in pairs)
+
+
+def table(returns: list[dict[str, str]], gradients: list[dict[str, str]]) -> str:
+    """Two Markdown tables: returns by precision, and the agreement of gradients by part, means over seeds."""
+    lines = ["| precision | seeds | mean return | std over seeds | each seed |", "|---|---|---|---|---|"]
+    for precision in PRECISIONS:
+        rows = sorted((row for row in returns if row["precision"] == precision), key=lambda row: int(row["seed"]))
+        if rows:
+            means = [float(row["mean"]) for row in rows]
+            spread = f"{statistics.stdev(means):.0f}" if len(means) > 1 else "-"
+            made_by = "" if rows[0]["arithmetic"] == "native" else f" ({rows[0]['arithmetic']})"
+            each = ", ".join(f"{mean:.0f}" for mean in means)
+            lines.append(f"| {precision}{made_by} | {len(rows)} | {statistics.mean(means):.0f} | {spread} | {each} |")
+    steps = sorted({int(row["step"]) for row in gradients})
+    heads = [f"step {step:,}: {what}" for step in steps for what in ("bf16", "another batch")]
+    lines += ["", " | ".join(["| cosine with the float32 gradient", *heads]) + " |", "|---" * (len(heads) + 1) + "|"]
+    for part in PARTS:
+        cells = []
+        for step in steps:
+            rows = [row for row in gradients if row["part"] == part and int(row["step"]) == step]
+            cells += [f"{statistics.mean(float(row[name]) for row in rows):.4f}" for name in ("cosine", "other_batch")]
+        lines.append(" | ".join([f"| {part}", *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(curves: list[dict[str, str]], path: Path) -> None:
+    """A panel for the return and one for each error of the model: every seed thin, their mean thick."""
+    from denoised_mdp.analysis.plots import new_figure, plain_axes
+
+    names = ("return", *ERRORS.values())
+    figure = new_figure(4.2 * len(names), 3.4)
+    figure.set_layout_engine("constrained")
+    for axis, name in zip(figure.subplots(1, len(names)), names, strict=True):
+        for precision in PRECISIONS:
+            by_step: dict[int, list[float]] = {}
+            seeds: dict[str, dict[int, float]] = {}
+            for row in curves:
+                if row["precision"] == precision and row[name]:
+                    by_step.setdefault(int(row["step"]), []).append(float(row[name]))
+                    seeds.setdefault(row["seed"], {})[int(row["step"])] = float(row[name])
+            for own in seeds.values():
+                axis.plot([step / 1000 for step in own], list(own.values()), color=COLORS[precision], lw=0.7, alpha=0.5)
+            steps = sorted(by_step)
+            means = [statistics.mean(by_step[step]) for step in steps]
+            label = f"{precision} ({len(seeds)} seeds)"
+            axis.plot([step / 1000 for step in steps], means, color=COLORS[precision], lw=2, label=label)
+        plain_axes(axis, 9)
+        axis.set(xlabel="thousand environment steps", ylabel=name.replace("_", " of the "))
+        if name != "return":
+            axis.set_yscale("log")
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    figure.axes[0].set_ylabel("return of held-out episodes")
+    figure.suptitle(f"{TASK} without a background: float32 and bf16", fontsize=10)
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Train what is missing, then write table and picture."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", choices=PRECISIONS, help="train only this precision")
+    parser.add_argument("--runs", type=Path, default=Path("runs/precision"), help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=Path("results/precision"), help="folder of the results")
+    parser.add_argument("--draw", action="store_true", help="train nothing")
+    parser.add_argument("overrides", nargs="*", default=[], help="key=value for every run, as of the machine")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    done = {(row["precision"], int(row["seed"])) for row in read(options.out / "returns.csv")}
+    if not options.draw:
+        for seed in options.seeds:
+            for precision in PRECISIONS:
+                if (precision, seed) not in done and options.only in (None, precision):
+                    train(precision, seed, options.runs, options.out, options.overrides)
+    text = table(read(options.out / "returns.csv"), read(options.out / "gradients.csv"))
+    (options.out / "table.md").write_text(text)
+    draw(read(options.out / "curves.csv"), options.out / "curves.png")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
