@@ -23,7 +23,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from .agent import Agent, build_agent
-from .benchmark_around import ACTIONS, environments, evaluations, filled_replay, replays, start_up
+from .benchmark_around import ACTIONS, acting, environments, evaluations, filled_replay, replays, start_up
 from .benchmark_plain import PlainUpdate
 from .machine import GIB, cpu_name, peak_memory, random_batch
 from .policies import PolicyBatch
@@ -33,7 +33,7 @@ from .runtime import configure, precision_name
 from .schema import Config
 from .world_model import image_nll, scalar_nll
 
-PARTS = ("update", "environments", "evaluation", "replay", "start")
+PARTS = ("update", "acting", "environments", "evaluation", "replay", "start")
 
 
 def benchmark(
@@ -57,6 +57,7 @@ def benchmark(
     _table("machine", result["machine"])
     functions = {
         "update": functools.partial(updates, config, device, dtype, repeats),
+        "acting": functools.partial(acting, config, device),
         "environments": functools.partial(environments, config),
         "evaluation": functools.partial(evaluations, config),
         "replay": functools.partial(replays, config, rows),

@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from .agent import build_agent
 from .envs import make_env
 from .envs.pool import EnvironmentPool
 from .errors import UserError
 from .loading import environment_maker
 from .machine import resident_memory
 from .replay import Replay
+from .runtime import resolve_precision
 from .schema import Config
 
 ACTIONS = 6
@@ -79,6 +82,26 @@ def environments(config: Config) -> dict[str, dict[str, Any]]:
         table["video_background, fast: times faster than dm_control as it comes"] = (repeat * step + plain) / fast
         frames["dm_control as it comes"] = plain
     return {"actions": table, "cpu ms per frame": frames}
+
+
+def acting(config: Config, learner: torch.device) -> dict[str, dict[str, Any]]:
+    """Milliseconds in which the agent acts in 1, 4 and 10 environments at once, on the CPU and on the learner's device.
+
+    A call filters one frame of each and asks the policy, and its actions come back to the host: `train.act_device`.
+    """
+    table = {}
+    for device in dict.fromkeys([torch.device("cpu"), learner]):
+        dtype = resolve_precision(config.train.precision, device, deterministic=config.train.deterministic)
+        agent = build_agent(config, ACTIONS, device=device, dtype=dtype).eval()
+        for count in (1, 4, 10):
+            images = np.zeros((count, config.env.size, config.env.size, 3), np.uint8)
+            generators = [torch.Generator(device).manual_seed(index) for index in range(count)]
+            _, carry = agent.act(images)
+            call = functools.partial(agent.act, images, carry, explore=0.3, generator=generators)
+            time_ = milliseconds(call, 20)
+            name = f"{device}, {count} at once"
+            table |= {f"{name}, ms": time_["wall"], f"{name}, cpu ms": time_["cpu"]}
+    return {"a call": table}
 
 
 def plain_dm_control(task: str, size: int, repeat: int) -> tuple[float, float]:

@@ -109,7 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="measure what updates, environments and the replay cost here")
     bench.add_argument("overrides", nargs="*", metavar="key=value", help="as for train (default: a paper preset)")
-    bench.add_argument("--parts", help="some of: update,environments,evaluation,replay,start (default: all)")
+    bench.add_argument("--parts", help="some of: update,acting,environments,evaluation,replay,start (default: all)")
     bench.add_argument("--repeats", type=positive, default=5, help="updates of each kind (default: %(default)s)")
     bench.add_argument("--rows", default="10000,100000", help="sizes of the replays (default: %(default)s)")
     bench.add_argument("--output", type=Path, metavar="FILE", help="write all numbers there as JSON")

@@ -24,7 +24,7 @@ LATENTS = {"2b": "xy", "2c": "xyz", "dreamer": "x"}  # the latents that a struct
 # A run may be continued although these keys changed: they do not alter what is learned up to a given step.
 MAY_CHANGE = frozenset(
     {"run_dir", "preset", "replay.capacity", "replay.memory"}
-    | {f"train.{key}" for key in ("total_steps", "device", "cuda_graph", "threads", "log_every")}
+    | {f"train.{key}" for key in ("total_steps", "device", "act_device", "cuda_graph", "threads", "log_every")}
     | {"train.collect_workers", "train.eval_workers"}
     | {f"train.{key}" for key in ("eval_every", "eval_episodes", "render_every", "probe_every", "checkpoint_every")}
 )

@@ -78,6 +78,12 @@ def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
     return device, resolve_precision(train.precision, device, deterministic=train.deterministic)
 
 
+def configure_acting(train: TrainConfig, learner: torch.device) -> tuple[torch.device, torch.dtype | None]:
+    """Device and compute type of the agent that collects (`train.act_device`)."""
+    device = learner if train.act_device == "learner" else resolve_device(train.act_device)
+    return device, resolve_precision(train.precision, device, deterministic=train.deterministic)
+
+
 def precision_name(device: torch.device, dtype: torch.dtype | None) -> str:
     """The arithmetic that `configure` has chosen, by its name in the configuration."""
     if dtype == torch.bfloat16:

@@ -148,6 +148,10 @@ class TrainConfig:
     collect_envs: int = option(1, "environments that collect side by side; each counts its own steps", low=1)
     collect_workers: int = option(0, "processes that run them; 0: the learner's", low=0)
     overlap: bool = option(False, "collect a round's steps while learning from those before; needs collect_workers")
+    act_device: str = option(
+        "learner", "where the agent acts while it collects: learner (where it learns), cpu, cuda or cuda:N",
+        pattern=r"learner|cpu|cuda(:\d+)?",
+    )
     exploration_noise: float = option(0.3, "std of the noise added to actions while collecting", low=0)
     eval_every: int = option(10_000, "steps between evaluations; 0: never", low=0)
     eval_episodes: int = option(10, "episodes per evaluation", low=1)

@@ -12,7 +12,7 @@ import imageio.v2 as imageio
 import torch
 
 from . import checkpoint as checkpoints
-from .agent import build_agent
+from .agent import Agent, build_agent
 from .analysis import render
 from .analysis.factors import QuickProbe
 from .collector import Ahead, Collector, Turn
@@ -28,7 +28,7 @@ from .machine import record_start
 from .read_ahead import ReadAhead
 from .resident import ResidentReplay
 from .runs import RunFolder
-from .runtime import configure, precision_name
+from .runtime import configure, configure_acting, precision_name
 from .schema import Config
 from .stopping import Stop, StopRequest
 
@@ -54,14 +54,16 @@ class Trainer:
         device, dtype = configure(config.train)
         self.precision = precision_name(device, dtype)
         self.make_environment = environment_maker(config)
-        self.collector = Collector(config, self.make_environment, device)
+        act_device, act_dtype = configure_acting(config.train, device)
+        self.collector = Collector(config, self.make_environment, act_device)
         actions = self.collector.pool.action_shape[0]
-        self.agent = build_agent(config, actions, device=device, dtype=dtype)
-        self.ahead = None
-        if config.train.overlap:
-            self.ahead = Ahead(self.collector, build_agent(config, actions, device=device, dtype=dtype))
+        self.agent = self.player = build_agent(config, actions, device=device, dtype=dtype)
+        if config.train.overlap or config.train.act_device != "learner":  # played by a copy of the agent
+            self.player = build_agent(config, actions, device=act_device, dtype=act_dtype).eval()
+        self.ahead = Ahead(self.collector, self.player) if config.train.overlap else None
         self.random = generator(config.seed, "replay")
         self.step = self.step_before = self.updates = 0  # step_before: where the last of the steps began
+        self.player_updates: int | None = None  # those that the weights of a copy have seen
         self.episode_return, self.last_return = [0.0] * self.collector.count, None
         self.window: dict[str, tuple[torch.Tensor, int]] = {}
         self.last_evaluation: EvaluationResult | None = None
@@ -142,10 +144,17 @@ class Trainer:
     def collect(self) -> None:
         """One action in every environment, or the block that was collected ahead, into the replay."""
         self.step_before = self.step
-        for turn in self.ahead and self.ahead.take() or [self.collector.turn(self.agent)]:
+        for turn in self.ahead and self.ahead.take() or [self.collector.turn(self.acting())]:
             self.accept(turn)
         if self.ahead and self.config.train.prefill_steps <= self.step < self.config.train.total_steps:
             self.ahead.begin(self.agent)
+
+    def acting(self) -> Agent:
+        """The agent that plays, with the weights of now."""
+        if self.player is not self.agent and self.player_updates != self.updates:
+            self.player.load_state_dict(self.agent.state_dict())
+            self.player_updates = self.updates
+        return self.player
 
     def accept(self, turn: Turn) -> None:
         """Add the rows of one action in every environment; log the returns of episodes that end with it."""
@@ -292,7 +301,7 @@ class Trainer:
                 " train.precision to keep to one",
                 stacklevel=2,
             )
-        self.collector.restore(state["collector"], self.agent)
+        self.collector.restore(state["collector"], self.player)
         if self.ahead:
             self.ahead.restore(state["ahead"])
 

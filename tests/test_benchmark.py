@@ -7,6 +7,7 @@ import torch
 from conftest import random_batch, small_agent
 
 from denoised_mdp.benchmark import count_work, update_parts
+from denoised_mdp.benchmark_around import acting
 from denoised_mdp.benchmark_plain import PlainUpdate
 from denoised_mdp.cli import main
 from denoised_mdp.config import load_config
@@ -54,6 +55,12 @@ def test_parts_and_work_of_an_update():
     small = count_work(agent, config)["GFLOP"]
     config.train.batch_size *= 2
     assert count_work(agent, config)["GFLOP"] == pytest.approx(2 * small, rel=0.02)
+
+
+def test_acting_is_measured_where_the_agent_may_act():
+    table = acting(load_config(["preset=debug"]), torch.device("cpu"))["a call"]
+    names = [f"cpu, {count} at once, {unit}" for count in (1, 4, 10) for unit in ("ms", "cpu ms")]
+    assert list(table) == names and all(value > 0 for value in table.values())
 
 
 def test_command_writes_json(tmp_path, capsys):

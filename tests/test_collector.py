@@ -253,6 +253,14 @@ def test_a_run_from_another_source_is_the_same_run(several, tmp_path, memory):
     assert identical(several, tmp_path / "run")
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_copy_that_acts_elsewhere_plays_the_same(several, ahead, tmp_path, overlap):
+    """With the weights of each moment, and after a stop; on the learner's own device no bit may differ."""
+    options = [*SEVERAL, *AHEAD] if overlap else SEVERAL
+    run_in_parts(tiny(tmp_path / "run", *options, "train.act_device=cpu"), 15, 7)
+    assert identical(ahead if overlap else several, tmp_path / "run")
+
+
 def test_lanes_share_the_disk(tmp_path, monkeypatch):
     """Each would fit, all together do not."""
     needed = Lanes.bytes_needed(3, 30, (64, 64, 3), 1)
