@@ -72,8 +72,10 @@ class RunFolder:
         return run
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, option: str = "run_dir") -> Iterator[None]:
         """Keep other processes from training in this folder while the context lasts.
+
+        option: what one chooses the folder with, for messages.
 
         The system ends the lock with the process, however that ends, so a crash leaves none behind. (Not
         flock: worker processes would inherit it and could outlive a killed trainer.)
@@ -85,7 +87,7 @@ class RunFolder:
             file = open(self.path / _LOCK, "a+")
         except OSError as error:
             problem = f"{self.path} cannot be written ({error.strerror})"
-            raise UserError(f"{problem}. Choose another run_dir.") from error
+            raise UserError(f"{problem}. Choose another {option}.") from error
         with file:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,11 +96,11 @@ class RunFolder:
                 holder = file.read().strip() or "unknown"
                 raise UserError(
                     f"{self.path} is in use by another process (id {holder}). Wait for it, stop it, or choose"
-                    " another run_dir."
+                    f" another {option}."
                 ) from error
             except OSError as error:  # some network file systems have no locks
                 warnings.warn(
-                    f"{self.path} cannot be locked ({error.strerror}): no other process may train in it.",
+                    f"{self.path} cannot be locked ({error.strerror}): no other process may write in it.",
                     stacklevel=3,
                 )
             file.truncate(0)

@@ -77,18 +77,16 @@ def qualities() -> None:
 
 
 MEMORY = """
-import os, sys
 from denoised_mdp.envs import make_env
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+from denoised_mdp.machine import resident_memory
 def make():
     env = make_env({task!r}, distractors={distractors!r}, quality={quality!r})
     env.reset(seed=0); env.step(env.action_space.sample())
     return env
 envs = [make()]
-first = resident()
+first = resident_memory()
 envs += [make() for _ in range(8)]
-print(first, (resident() - first) / 8)
+print(first / 2**20, (resident_memory() - first) / 8 / 2**20)
 """
 
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.options import fitting_distractors
-
-PAGE = os.sysconf("SC_PAGE_SIZE")
+from denoised_mdp.machine import resident_memory
 
 
 def cycle(task: str, quality: str) -> None:
@@ -31,8 +30,7 @@ def cycle(task: str, quality: str) -> None:
 def resources() -> tuple[float, int, int]:
     """Resident memory in MiB, open files, threads (those of GL included)."""
     gc.collect()
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE / 2**20
-    return resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    return resident_memory() / 2**20, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
 def run(

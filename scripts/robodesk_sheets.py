@@ -9,7 +9,6 @@ hand-made policy, which knows the true state, drives the hand onto the green but
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from contact_sheets import save, table
 
 from denoised_mdp.envs import make_env
+from denoised_mdp.machine import resident_memory
 
 ALL = {"tv": {}, "button_noise": {}, "moving_lights": {}, "camera_shake": {}}
 ROWS = {
@@ -102,7 +102,7 @@ def times(options: argparse.Namespace) -> None:
     for name, chosen in {"none (desk)": ("push_green", {}), "all four (room)": ("tv_green_hue", ALL)}.items():
         for quality in ("fast", "faithful"):
             task, distractors = chosen
-            before = resident()
+            before = resident_memory()
             env = make_env(
                 task, suite="robodesk", size=96, distractors=distractors, quality=quality, clips=options.clips
             )
@@ -111,16 +111,10 @@ def times(options: argparse.Namespace) -> None:
             action = np.zeros(5)
             step = milliseconds(lambda: env.world.step(action), 40)  # noqa: B023
             frame = milliseconds(env.world.frame, 40 if quality == "fast" else 5)
-            memory = resident() - before
+            memory = (resident_memory() - before) / 1e6
             env.close()
             numbers = f"{step[0]:.1f} | {frame[0]:.1f} | {frame[1]:.1f} | {first:.0f} | {memory:.0f}"
             print(f"| {name} | {quality} | {numbers} |", flush=True)
-
-
-def resident() -> float:
-    """Return the megabytes that this process holds (Linux)."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 1e6
 
 
 def milliseconds(function, count: int, rounds: int = 5) -> tuple[float, float]:

@@ -121,9 +121,9 @@ def test_stacks_begin_with_the_episode(whole):
 
 def test_damage_and_other_plans_are_told(whole, tmp_path):
     collect(tmp_path, plan(), acts()).close()
-    with pytest.raises(UserError, match="another frames .8 instead of 9"):
+    with pytest.raises(UserError, match="another command .frames: 8 instead of 9"):
         collect(tmp_path, plan(frames=9), acts())
-    with pytest.raises(UserError, match="environment .camera"):
+    with pytest.raises(UserError, match="environment, camera: 0 instead of 1"):
         collect(tmp_path, Plan(**{**vars(plan()), "environment": plan().environment | {"camera": 1}}), acts())
     with open(tmp_path / "observation.npy", "r+b") as file:
         file.seek(-5, 2)

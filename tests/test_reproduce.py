@@ -1,5 +1,6 @@
 """The scripts that train and probe the published comparisons: what they take, and what table and picture say."""
 
+import contextlib
 import csv
 import importlib
 import sys
@@ -7,7 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from conftest import random_batch, small_config
 
+from denoised_mdp.agent import build_agent
 from denoised_mdp.envs.factors import NOISE, SIGNAL
 
 FOLDER = Path(__file__).parents[1] / "scripts" / "reproduce"
@@ -16,10 +20,10 @@ UNSEEN = "camera_jitter at strength 2"
 
 @pytest.fixture(scope="module")
 def scripts():
-    """The scripts as modules: learning_curves, denoising, denoising_show."""
+    """The scripts as modules: learning_curves, denoising, denoising_show, precision."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FOLDER)
-        names = ("learning_curves", "denoising", "denoising_show")
+        names = ("learning_curves", "denoising", "denoising_show", "precision")
         yield {name: importlib.import_module(name) for name in names}
         for name in names:
             del sys.modules[name]
@@ -96,3 +100,60 @@ def test_rows_of_the_video_background_without_newer_columns(scripts):
     rows = [row | {"unseen": "", "return_none": ""} for row in rows_of(columns, {"2b": (0, 1)})]
     table = scripts["denoising_show"].table(rows)
     assert "return under unseen clips" in table and "without distractors" not in table
+
+
+def test_rounded_products_are_those_of_a_processor_with_bf16(scripts):
+    """Forwards and backwards: rounded factors, a sum in float32, a rounded sum; float32 products stay as they are."""
+    rounded, bf16 = scripts["precision"].RoundedProducts, torch.bfloat16
+    x, weight, out = torch.randn(5, 40), torch.randn(7, 40), torch.randn(5, 7)
+    factors = x.to(bf16).requires_grad_(), weight.to(bf16).requires_grad_()
+    with rounded():
+        result = torch.nn.functional.linear(*factors)
+        result.backward(out.to(bf16))
+        assert torch.equal(torch.nn.functional.linear(x, weight), x @ weight.T)
+    exact = [tensor.detach().double() for tensor in factors]
+    expected = exact[0] @ exact[1].T, out.to(bf16).double() @ exact[1], out.to(bf16).double().T @ exact[0]
+    for found, wanted in zip((result, factors[0].grad, factors[1].grad), expected, strict=True):
+        assert found.dtype == bf16
+        near = torch.stack([wanted.float().to(bf16), (wanted * (1 - 1e-5)).to(bf16), (wanted * (1 + 1e-5)).to(bf16)])
+        assert (found == near).any(0).all()  # the neighbour only where the sum lies between two
+
+
+def test_an_update_with_rounded_products_is_one_with_native_bf16(scripts):
+    """The kernels of a processor without bf16 are slow, but they are PyTorch's own."""
+    config, changes = small_config(), []
+    for context in (contextlib.nullcontext(), scripts["precision"].RoundedProducts()):
+        agent = build_agent(config, 2, dtype=torch.bfloat16)
+        before = torch.cat([p.detach().flatten().clone() for p in agent.parameters()])
+        with context:
+            agent.update(random_batch())
+        gradients = torch.cat([p.grad.flatten() for p in agent.world_model.parameters() if p.grad is not None])
+        changes.append(gradients)
+        assert not torch.equal(before, torch.cat([p.detach().flatten() for p in agent.parameters()]))
+    native, rounded = changes
+    assert (native - rounded).norm() < 0.01 * native.norm()
+
+
+def test_precision_table_and_picture(scripts, tmp_path):
+    precision = scripts["precision"]
+    returns = [
+        {"precision": name, "arithmetic": made, "seed": str(seed), "mean": str(mean + seed), "standard_error": "1"}
+        for name, made, mean in (("bf16", "rounded float32", 60), ("float32", "native", 50)) for seed in (2, 0)
+    ]  # fmt: skip
+    gradients = [
+        {"arithmetic": "native", "seed": str(seed), "step": str(step), "part": part, "cosine": str(0.9 + seed / 100),
+         "other_batch": "0.5"}
+        for part in precision.PARTS for step in (0, 1000) for seed in (0, 2)
+    ]  # fmt: skip
+    lines = precision.table(returns, gradients).splitlines()
+    assert lines[2] == "| float32 | 2 | 51 | 1 | 50, 52 |"
+    assert lines[3] == "| bf16 (rounded float32) | 2 | 61 | 1 | 60, 62 |"
+    assert lines[5].endswith("| step 0: bf16 | step 0: another batch | step 1,000: bf16 | step 1,000: another batch |")
+    assert lines[7] == "| encoder | 0.9100 | 0.5000 | 0.9100 | 0.5000 |" and len(lines) == 7 + len(precision.PARTS)
+    curves = [
+        {"precision": name, "seed": "0", "step": str(step), "return": "" if step == 1 else str(step),
+         "image_error": str(100 / step), "reward_error": "0.1"}
+        for name in precision.PRECISIONS for step in (1, 2, 3)
+    ]  # fmt: skip
+    precision.draw(curves, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000

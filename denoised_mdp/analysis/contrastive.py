@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..disk import replace_file
 from ..envs.seeding import generator, torch_seed
 from ..networks import Encoder
 from .augment import augment
@@ -112,7 +113,5 @@ def contrastive_encoder(
 
 def _save(encoder: Encoder, path: Path, about: str) -> None:
     path.parent.mkdir(exist_ok=True)
-    temporary = path.with_suffix(".tmp")
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in encoder.state_dict().items()}
-    safetensors.torch.save_file(weights, temporary, {"about": about})
-    temporary.replace(path)
+    replace_file(path, safetensors.torch.save(weights, {"about": about}))

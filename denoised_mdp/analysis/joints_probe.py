@@ -26,7 +26,7 @@ from .joints_record import locked
 from .joints_resume import FinishedCurves, fingerprint
 from .plots import save_figure
 from .progress import progress_bar
-from .results import Subject, make_folder, subjects, write_csv, write_json
+from .results import Subject, subjects, write_csv, write_json
 
 SCRATCH, CONTRASTIVE = "from scratch", "contrastive"
 FAR = 5.0
@@ -79,8 +79,8 @@ def probe_joints(
             holds those of another call.
     """
     schedule = schedule or Schedule()
-    folder, members = make_folder(output or Path("probes")), list(subjects(runs, checkpoint, device, output))
-    with locked(folder), contextlib.closing(JointData(data)) as store:
+    folder, members = output or Path("probes"), list(subjects(runs, checkpoint, device, output))
+    with contextlib.closing(JointData(data)) as store, locked(folder):
         for subject in members:
             _check(subject.config, store)
         train, test = _rows(store, sizes, test_pairs)

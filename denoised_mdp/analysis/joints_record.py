@@ -26,7 +26,7 @@ from .joint_targets import JointTargets, columns_of
 from .joints_data import FORMAT, JointData, Plan, layout_of, read_manifest
 from .joints_sac import STAGES, StateActor, import_sac, stage_path, state_features, train_stages
 from .progress import progress_bar
-from .results import make_folder
+from .results import first_difference, make_folder
 
 Act = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """(state features [F], the episode's generator) -> action [A]"""
@@ -163,21 +163,13 @@ def begin(folder: Path, about: Mapping[str, Any]) -> list[dict[str, Any]]:
             raise UserError(f"{folder} holds {strangers[0]} but no data set. Choose an empty or new folder.")
         _write_manifest(folder, {**about, "finished": []})
     manifest = read_manifest(folder)
-    for key, value in about.items():
-        if manifest.get(key) != value:
-            raise UserError(
-                f"{folder} holds a data set with another {key} ({_short(manifest.get(key), value)}). Choose another"
-                " folder, or repeat the command that began it to continue."
-            )
+    begun = {key: manifest.get(key) for key in about}
+    if begun != dict(about):
+        raise UserError(
+            f"{folder} holds the data set of another command ({first_difference(begun, about)}). Choose another"
+            " folder, or repeat the command that began it to continue."
+        )
     return list(manifest["finished"])
-
-
-def _short(old: Any, new: Any) -> str:
-    if isinstance(old, dict) and isinstance(new, dict):
-        key = next(key for key in {**old, **new} if old.get(key) != new.get(key))
-        return f"{key}: {old.get(key)!r} instead of {new.get(key)!r}"
-    text = f"{old!r} instead of {new!r}"
-    return text if len(text) < 200 else "see manifest.json"
 
 
 def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -216,5 +208,5 @@ def _play(environment: gym.Env, plan: Plan, seed: int, act: Act) -> Iterator[tup
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from writing into a data set's folder, which is made if missing."""
-    with RunFolder(make_folder(folder)).lock():
+    with RunFolder(make_folder(folder)).lock("--output"):
         yield

@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import UserError
 from ..networks import Encoder
 from .joints import Curve
-from .results import make_folder, write_whole
+from .results import first_difference, make_folder, write_whole
 
 FORMAT = 1
 Key = tuple[str, str, int, int, int]
@@ -55,8 +55,8 @@ class FinishedCurves:
             write_whole(self.folder / "command.json", json.dumps(self.about, indent=1))
         elif begun != self.about:
             raise UserError(
-                f"{folder} holds curves of another command ({_difference(begun, self.about)}). Choose another --output,"
-                " or repeat that command to continue it."
+                f"{folder} holds curves of another command ({first_difference(begun, self.about)}). Choose another"
+                " --output, or repeat that command to continue it."
             )
 
     def get(self, key: Key) -> Curve | None:
@@ -93,17 +93,3 @@ class FinishedCurves:
         except ValueError:
             return None
         return tree if isinstance(tree, dict) else None
-
-
-def _difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first thing in which two commands differ, in a few words."""
-    key = next(key for key in {**begun, **now} if begun.get(key) != now.get(key))
-    old, new = begun.get(key), now.get(key)
-    if isinstance(old, dict) and isinstance(new, dict):
-        return f"{key}, {_difference(old, new)}"
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        old, new = next((a, b) for a, b in zip(old, new, strict=True) if a != b)
-        if isinstance(old, dict) and isinstance(new, dict):
-            return f"{key}, {_difference(old, new)}"
-    text = f"{key}: {old!r} instead of {new!r}"
-    return text if len(text) < 200 else f"another {key}"

@@ -6,7 +6,6 @@ files, with new generators and a new episode: a training that was killed goes on
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import safetensors.numpy
 import torch
 
 from .. import checkpoint
+from ..disk import replace_file
 from ..envs.pixels import ActionRepeat
 from ..envs.seeding import torch_seed
 from ..errors import UserError
@@ -86,9 +86,7 @@ class StateActor:
     def save(self, path: Path) -> None:
         """Write the weights, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        safetensors.numpy.save_file(self.weights, temporary)
-        os.replace(temporary, path)
+        replace_file(path, safetensors.numpy.save(self.weights))
 
     @classmethod
     def load(cls, path: Path) -> StateActor:

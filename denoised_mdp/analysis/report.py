@@ -6,7 +6,6 @@ escaped by the template engine.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -38,6 +37,7 @@ from .report_parts import (
     safely,
 )
 from .report_plots import BAND_FROM, heat_map
+from .results import write_whole
 
 VIDEOS = ("one", "all", "none")
 """of each group of seeds one, of every run, or none"""
@@ -63,14 +63,7 @@ def write_report(
             raise UserError(f"There is no folder {folder} with results of probes.")
     once = {Path(run).resolve(): Path(run) for run in runs}
     page = render([read_run(run, probes) for run in once.values()], videos=videos, title=title)
-    temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(page, "utf-8")
-        temporary.replace(output)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"{output} cannot be written ({error.strerror}). Choose another --output.") from error
-    return output
+    return write_whole(output, page)
 
 
 def render(runs: Sequence[RunData], *, videos: str = "one", title: str | None = None) -> str:

@@ -122,6 +122,20 @@ def write_whole(path: Path, text: str) -> Path:
     return path
 
 
+def first_difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first thing in which two commands differ, in a few words."""
+    key = next(key for key in {**begun, **now} if begun.get(key) != now.get(key))
+    old, new = begun.get(key), now.get(key)
+    if isinstance(old, dict) and isinstance(new, dict):
+        return f"{key}, {first_difference(old, new)}"
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        old, new = next((a, b) for a, b in zip(old, new, strict=True) if a != b)
+        if isinstance(old, dict) and isinstance(new, dict):
+            return f"{key}, {first_difference(old, new)}"
+    text = f"{key}: {old!r} instead of {new!r}"
+    return text if len(text) < 200 else f"another {key}"
+
+
 def _finite(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {str(key): _finite(value) for key, value in tree.items()}
