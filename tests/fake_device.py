@@ -1,0 +1,125 @@
+"""Updates, filtering and acting on a device that does not exist: run as a program by test_fake_device.py.
+
+PyTorch lets a program name a backend of its own, and fake tensors know their shapes, types and devices without numbers.
+So a machine without a GPU finds the mistakes that a GPU would: a tensor left on the host, or mixed with one that is
+not; and what could not be recorded as a graph: a branch on data, a number that the host waits for. Prints one line of
+JSON for each case: the devices where its results lie, or the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from denoised_mdp import world_model
+from denoised_mdp.agent import Agent, build_agent
+from denoised_mdp.config import load_config
+from denoised_mdp.machine import random_batch
+from denoised_mdp.networks import images_to_float
+from denoised_mdp.rssm import RSSM, Latent
+
+DEVICE, ACTIONS = "imaginary:0", 3
+Generator = torch.Generator
+CASES = [
+    ("backprop", "2b", "bf16"), ("backprop", "2c", "float32"), ("backprop", "dreamer", "bf16"),
+    ("sac", "2b", "float32"), ("sac", "2c", "bf16"), ("sac", "dreamer", "float32"),
+]  # fmt: skip
+SMALL = ["preset=debug", "train.segment_length=4", "train.batch_size=3", "train.deterministic=false"]
+
+
+class AnyGenerator(type):
+    """The type of `HostGenerator`, of which every generator is an instance."""
+
+    def __instancecheck__(cls, thing: object) -> bool:
+        return isinstance(thing, Generator)
+
+
+class HostGenerator(metaclass=AnyGenerator):
+    """Makes generators of the host whatever device it is asked for: noise without numbers needs no more."""
+
+    def __new__(cls, *_):
+        return Generator()
+
+
+@contextlib.contextmanager
+def replaced(owner: object, **values):
+    """Attributes of an object, replaced for a while."""
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+def build(policy: str, model: str, precision: str) -> tuple[Agent, dict]:
+    """A small agent whose weights are on the device, and a batch that is not.
+
+    What fake tensors of such a backend cannot do while an agent is built is done another way: moving weights (they are
+    made there), tensors from numbers, generators.
+    """
+    horizon = ["policy.horizon=3"] if policy == "backprop" else []
+    config = load_config([*SMALL, f"policy={policy}", f"model={model}", *horizon])
+    dtype = torch.bfloat16 if precision == "bf16" else None
+    with torch.device(DEVICE), replaced(torch, tensor=lambda number: torch.full((), number)):
+        with replaced(nn.Module, to=lambda module, _: module):
+            agent = build_agent(config, ACTIONS, device=DEVICE, dtype=dtype)
+    return agent, random_batch(config, ACTIONS)
+
+
+def results(policy: str, model: str, precision: str) -> dict[str, list[str]]:
+    """By kind of result, the devices where they lie."""
+    agent, batch = build(policy, model, precision)
+    metrics = agent.update_eagerly(batch)
+    torch.stack([value.float() for value in metrics.values()])  # as a graph of the update does
+    parameters = list(agent.parameters())
+    images = agent.to_device(batch)["observation"][0]
+    carry = agent.observe_step(images, None, agent.random)
+    carry.action = agent.policy.act(carry.latent.features("x"), agent._noise(len(images), ACTIONS, agent.random))
+    carry.reset(0)
+    carry = agent.observe_step(images, carry, [agent.random] * len(images))
+    features = carry.latent.features("x")
+    lists = {
+        "weights": parameters,
+        "gradients": [p.grad for p in parameters if p.grad is not None],
+        "metrics": metrics.values(),
+        "acting": [carry.action, carry.latent.belief, carry.latent.state, agent.policy.act(features, None)],
+        "pictures": [agent.world_model.decode(carry.latent)],
+    }  # fmt: skip
+    return {name: sorted({str(tensor.device) for tensor in tensors}) for name, tensors in lists.items()}
+
+
+def forgetful(rssm: RSSM, batch: int) -> Latent:
+    """A planted mistake: the first latents are made on the host."""
+    return Latent(torch.zeros(batch, rssm.layout.belief_size), torch.zeros(batch, rssm.layout.state_size), rssm.layout)
+
+
+def curious(images: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A planted mistake: what is done depends on a number that the host must wait for."""
+    return images_to_float(images, dtype) if images.max() > 0 else images
+
+
+def main() -> None:
+    """Run every case, and one with each planted mistake."""
+    _setup_privateuseone_for_python_backend(DEVICE.partition(":")[0])
+    cases = [(case, None, contextlib.nullcontext()) for case in CASES]
+    cases.append((CASES[0], "forgetful", replaced(RSSM, initial=forgetful)))
+    cases.append((CASES[0], "curious", replaced(world_model, images_to_float=curious)))
+    for case, planted, context in cases:
+        with context, FakeTensorMode(allow_non_fake_inputs=True), replaced(torch, Generator=HostGenerator):
+            try:
+                found = results(*case)
+            except Exception as error:
+                found = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        print(json.dumps({"case": case, "planted": planted, "found": found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""What a GPU would refuse is found without one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("fake_device.py")
+
+
+@pytest.fixture(scope="module")
+def cases():
+    """What the program prints; in a process of its own, since it names a backend for good."""
+    done = subprocess.run([sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_everything_stays_on_the_device_and_nothing_waits_for_data(cases):
+    found = {tuple(case["case"]): case["found"] for case in cases if case["planted"] is None}
+    assert len(found) == 6
+    kinds = ("weights", "gradients", "metrics", "acting", "pictures")
+    assert found == {case: {kind: ["imaginary:0"] for kind in kinds} for case in found}
+
+
+def test_planted_mistakes_are_found(cases):
+    errors = {case["planted"]: case["found"].get("error", "") for case in cases if case["planted"]}
+    assert "same device" in errors["forgetful"]
+    assert errors["curious"].startswith("DataDependent")
