@@ -75,13 +75,19 @@ def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
     if train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+    if train.precision == "bf16" and not has_fast_bf16(device):
+        what = "processor" if device.type == "cpu" else "GPU"
+        told = f"train.precision=bf16: this {what} multiplies bf16 slowly; auto takes float32 here."
+        warnings.warn(told, stacklevel=2)
     return device, resolve_precision(train.precision, device, deterministic=train.deterministic)
 
 
 def configure_acting(train: TrainConfig, learner: torch.device) -> tuple[torch.device, torch.dtype | None]:
-    """Device and compute type of the agent that collects (`train.act_device`)."""
-    device = learner if train.act_device == "learner" else resolve_device(train.act_device)
-    return device, resolve_precision(train.precision, device, deterministic=train.deterministic)
+    """Device and compute type of the agent that collects (`train.act_device`); bf16 only where it is fast, if apart."""
+    apart = train.act_device != "learner"
+    device = resolve_device(train.act_device) if apart else learner
+    precision = "float32" if apart and not has_fast_bf16(device) else train.precision
+    return device, resolve_precision(precision, device, deterministic=train.deterministic)
 
 
 def precision_name(device: torch.device, dtype: torch.dtype | None) -> str:

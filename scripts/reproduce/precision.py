@@ -20,6 +20,7 @@ import contextlib
 import json
 import statistics
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -83,7 +84,8 @@ def train(precision: str, seed: int, runs: Path, out: Path, extra: list[str]) ->
                           f"train.precision={precision}", f"run_dir={run}"])  # fmt: skip
     made_by, context = arithmetic(precision)
     key = {"precision": precision, "arithmetic": made_by, "seed": seed}
-    with context:
+    with context, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "train.precision=bf16")  # slowly: not with these products
         if not train(config):
             sys.exit(1)
         result = evaluate_run(run, episodes=EPISODES)
