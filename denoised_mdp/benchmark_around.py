@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from .errors import UserError
 from .loading import environment_maker
 from .machine import resident_memory
 from .replay import Replay
-from .runtime import resolve_precision
+from .runtime import configure_acting
 from .schema import Config
 
 ACTIONS = 6
@@ -90,8 +91,8 @@ def acting(config: Config, learner: torch.device) -> dict[str, dict[str, Any]]:
     A call filters one frame of each and asks the policy, and its actions come back to the host: `train.act_device`.
     """
     table = {}
-    for device in dict.fromkeys([torch.device("cpu"), learner]):
-        dtype = resolve_precision(config.train.precision, device, deterministic=config.train.deterministic)
+    for where in dict.fromkeys(["cpu", str(learner)]):
+        device, dtype = configure_acting(replace(config.train, act_device=where), learner)
         agent = build_agent(config, ACTIONS, device=device, dtype=dtype).eval()
         for count in (1, 4, 10):
             images = np.zeros((count, config.env.size, config.env.size, 3), np.uint8)

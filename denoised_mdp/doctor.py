@@ -25,7 +25,7 @@ from .lanes import Lanes
 from .loading import environment_maker
 from .logging import data_size, duration
 from .machine import GIB, peak_memory, random_batch
-from .runtime import configure
+from .runtime import configure, configure_acting, precision_name
 from .schema import Config
 
 TV_ROWS = 60  # of the clips on RoboDesk's television
@@ -53,7 +53,8 @@ class Doctor:
         print(f"{config.env.task}{distractors}, model {config.model.name}, policy {config.policy.name}\n")
         self.check_machine()
         device, dtype = configure(config.train)
-        _row("device", f"{device}, {'bf16' if dtype else 'float32'}, {torch.get_num_threads()} CPU threads")
+        _row("device", f"{device}, {precision_name(device, dtype)}, {torch.get_num_threads()} CPU threads")
+        acting = self.attempt(lambda: configure_acting(config.train, device))
         self.attempt(self.check_run_folder)
         for name, size in (("video_background", config.env.size), ("tv", TV_ROWS)):
             if name in config.distractors:
@@ -66,7 +67,10 @@ class Doctor:
             environment.close()
             agent = build_agent(config, actions, device=device, dtype=dtype)
             self.show_parameters(agent)
-            self.check_speed(agent, action_seconds)
+            player = agent
+            if acting and acting[0] != device:
+                player = build_agent(config, actions, device=acting[0], dtype=acting[1])
+            self.check_speed(agent, player, action_seconds)
         return self.verdict()
 
     def attempt(self, check: Callable):
@@ -162,8 +166,8 @@ class Doctor:
             _row(title, f"{name:12} {count:>11,}")
         _row("", f"{'total':12} {sum(counts.values()):>11,}")
 
-    def check_speed(self, agent: Agent, action_seconds: float | None) -> None:
-        """Measure updates on random data and acting; project the time and the memory of the run."""
+    def check_speed(self, agent: Agent, player: Agent, action_seconds: float | None) -> None:
+        """Measure updates of `agent` on random data and acting of `player`; project time and memory of the run."""
         config, train = self.config, self.config.train
         batch = random_batch(config, agent.mdp.action_size)
         synchronize = torch.cuda.synchronize if agent.device.type == "cuda" else lambda: None
@@ -174,7 +178,7 @@ class Doctor:
 
         update()  # the first one allocates
         update_seconds = _median_seconds(update, 3)
-        acting = _median_seconds(lambda: agent.act(batch["observation"][0, 0]), 10)
+        acting = _median_seconds(lambda: player.act(batch["observation"][0, 0]), 10)
         _row("update", f"{update_seconds:.3g} s ({train.batch_size} segments of {train.segment_length} rows)")
         self.show_memory(agent.device)
 

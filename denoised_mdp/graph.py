@@ -54,11 +54,13 @@ class GraphedUpdate:
             value = torch.as_tensor(value)
             if name not in self._batch:
                 self._batch[name] = torch.empty_like(value, device=self._generator.device)
-                self._staging[name] = torch.empty_like(value, device="cpu").pin_memory()
             if value.shape != self._batch[name].shape:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, not {tuple(self._batch[name].shape)}")
-            source = value if value.is_cuda or value.is_pinned() else self._staging[name].copy_(value)
-            self._batch[name].copy_(source, non_blocking=True)
+            if not (value.is_cuda or value.is_pinned()):
+                if name not in self._staging:
+                    self._staging[name] = torch.empty_like(value).pin_memory()
+                value = self._staging[name].copy_(value)
+            self._batch[name].copy_(value, non_blocking=True)
         self._copied.record()
 
     def _record(self, policy: bool) -> tuple[torch.cuda.CUDAGraph, list[str], Tensor]:

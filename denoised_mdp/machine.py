@@ -71,11 +71,12 @@ def describe(device: torch.device, precision: str) -> dict[str, Any]:
     }
 
 
-def record_start(path: Path, step: int, device: torch.device, precision: str) -> None:
+def record_start(path: Path, step: int, device: torch.device, precision: str, acts_on: torch.device) -> None:
     """Append one line to `path`: when, at which step and on what a training starts; a full disk is a warning."""
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     try:
         with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"started": when, "step": step, **describe(device, precision)}) + "\n")
+            about = describe(device, precision) | {"acts_on": str(acts_on)}
+            file.write(json.dumps({"started": when, "step": step, **about}) + "\n")
     except OSError as error:
         warnings.warn(f"{path} cannot be written ({error.strerror}): reports will not know the machine.", stacklevel=2)

@@ -41,13 +41,16 @@ def has_fast_bf16(device: torch.device) -> bool:
     return capabilities.startswith("AVX512") and supported is not None and supported()
 
 
-def resolve_device(name: str) -> torch.device:
-    """'auto', 'cpu', 'cuda' or 'cuda:N' -> a device that exists, else UserError."""
+def resolve_device(name: str, option: str = "device", otherwise: str = "cpu or auto") -> torch.device:
+    """'auto', 'cpu', 'cuda' or 'cuda:N' -> a device that exists, else UserError.
+
+    option: where the name comes from, otherwise: what could be chosen instead; for the message.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = name.partition(":")
     if kind == "cuda" and not (torch.cuda.is_available() and int(index or 0) < torch.cuda.device_count()):
-        raise UserError(f"device {name}: PyTorch finds no such GPU here; use cpu or auto.")
+        raise UserError(f"{option} {name}: PyTorch finds no such GPU here; use {otherwise}.")
     return torch.device(kind, int(index)) if index else torch.device(kind)
 
 
@@ -66,6 +69,8 @@ def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
     """
     keep_freed_memory()
     device = resolve_device(train.device)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # events and graphs belong to the streams of the current one
     if train.threads is not None:
         torch.set_num_threads(train.threads)
     elif train.deterministic:
@@ -83,10 +88,15 @@ def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
 
 
 def configure_acting(train: TrainConfig, learner: torch.device) -> tuple[torch.device, torch.dtype | None]:
-    """Device and compute type of the agent that collects (`train.act_device`); bf16 only where it is fast, if apart."""
-    apart = train.act_device != "learner"
-    device = resolve_device(train.act_device) if apart else learner
-    precision = "float32" if apart and not has_fast_bf16(device) else train.precision
+    """Device and compute type of the agent that collects (`train.act_device`).
+
+    Those of the learner, or on another device bf16 only where it is fast.
+    """
+    device = learner
+    if train.act_device != "learner":
+        device = resolve_device(train.act_device, "train.act_device", "cpu or learner")
+    same = (device.type, device.index or 0) == (learner.type, learner.index or 0)
+    precision = train.precision if same or has_fast_bf16(device) else "float32"
     return device, resolve_precision(precision, device, deterministic=train.deterministic)
 
 

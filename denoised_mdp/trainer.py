@@ -108,11 +108,12 @@ class Trainer:
         """Say what is about to happen, before it takes hours."""
         config = self.config
         parameters = sum(self.agent.parameter_counts().values())
+        acts = f", acts on {self.player.device}" if self.player.device != self.agent.device else ""
         begins = f"continuing at step {self.step:,}" if self.step else "starting"
         print(
             f"{self.run.path}: {begins}, to step {config.train.total_steps:,}; {config.env.task} with"
             f" {', '.join(config.distractors) or 'no distractors'}; model {config.model.name}, policy"
-            f" {config.policy.name}, {parameters:,} parameters; {self.agent.device}, {self.precision}",
+            f" {config.policy.name}, {parameters:,} parameters; {self.agent.device}, {self.precision}{acts}",
             flush=True,
         )
 
@@ -174,7 +175,10 @@ class Trainer:
     def learn(self) -> None:
         """One batch, one update; metrics stay tensors until they are logged."""
         train = self.config.train
-        batch = self.batches.sample(train.batch_size, train.segment_length, self.random)
+        wanted = train.batch_size, train.segment_length, self.random
+        batch = self.batches.sample(*wanted)
+        if isinstance(self.batches, ReadAhead) and self.updates + 1 < self.updates_due():
+            self.batches.begin(*wanted)
         metrics = self.agent.update(batch, policy=self.updates >= train.policy_after)
         self.finite.add(self.step, self.updates, batch, metrics)
         for name, value in metrics.items():
@@ -330,7 +334,7 @@ def train(config: Config, stop: StopRequest | None = None) -> bool:
             return False
         save_config(config, run.config)  # what may change in a continued run, once its checkpoint has loaded
         trainer.announce()
-        record_start(run.machine, trainer.step, trainer.agent.device, trainer.precision)
+        record_start(run.machine, trainer.step, trainer.agent.device, trainer.precision, trainer.player.device)
         with contextlib.closing(trainer):
             trainer.run_to_end()
             return not stop.requested

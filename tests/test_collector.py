@@ -210,6 +210,9 @@ def test_every_source_gives_the_same_batches(tmp_path, count, kind, monkeypatch)
         case.add(rows)
         for _ in range(3):
             case.assert_same()
+            if kind == "ahead":
+                case.other.begin(9, 4, case.streams[1])
+    assert kind == "device" or case.other.hits == 10
     case.open_again()
     case.assert_same()
     case.add(30, begin=False)
@@ -221,29 +224,42 @@ def test_what_was_read_ahead_counts_only_if_it_is_what_is_asked_for(tmp_path):
     case = Source(tmp_path, 1, lambda lanes: ReadAhead(lanes, pin=False))
     case.add(8)
     for hits, change in enumerate((
-        lambda: None,
         lambda: case.assert_same(size=8),
         lambda: case.assert_same(length=3),
         lambda: case.add(1, begin=False),
         lambda: [stream.random() for stream in case.streams],
     )):  # fmt: skip
+        case.other.begin(9, 4, case.streams[1])
         change()
         case.assert_same()
+        assert case.other.hits == hits
+        case.other.begin(9, 4, case.streams[1])
         case.assert_same()
-        case.assert_same()
-        assert case.other.hits == 2 * (hits + 1)
+        assert case.other.hits == hits + 1
+        case.assert_same()  # nothing was begun
+        assert case.other.hits == hits + 1
     case.other.close()
 
 
+def test_all_batches_of_a_round_but_its_first_are_read_ahead(tmp_path):
+    config = tiny(tmp_path / "run", "replay.memory=ahead", "train.updates=3")
+    run = RunFolder.create(config.run_dir)
+    prepare(config, run)
+    trainer = Trainer(config, run)
+    trainer.run_to_end()
+    assert trainer.updates == 12 and trainer.batches.hits == 8
+    trainer.close()
+
+
 def test_a_short_replay_is_reported_when_it_is_asked(tmp_path):
-    """Also where the batch that was read ahead could not be chosen."""
     source = ReadAhead(Lanes(tmp_path, 1, 5, (4, 4, 3), 2), pin=False)
     for row in range(4):
         source.lanes.add(0, np.zeros((4, 4, 3), np.uint8), np.zeros(2), 0.0, row == 0)
     rng = np.random.default_rng(0)
     assert source.sample(2, 4, rng)["reward"].shape == (4, 2)
-    with pytest.raises(UserError, match="No segment of 5 rows"):
-        source.sample(2, 5, rng)
+    for ask in (source.sample, source.begin):
+        with pytest.raises(UserError, match="No segment of 5 rows"):
+            ask(2, 5, rng)
     source.close()
 
 
@@ -253,12 +269,22 @@ def test_a_run_from_another_source_is_the_same_run(several, tmp_path, memory):
     assert identical(several, tmp_path / "run")
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_copy_that_acts_elsewhere_plays_the_same(several, ahead, tmp_path, overlap):
+def test_a_copy_that_acts_elsewhere_plays_the_same(several, tmp_path, monkeypatch):
     """With the weights of each moment, and after a stop; on the learner's own device no bit may differ."""
-    options = [*SEVERAL, *AHEAD] if overlap else SEVERAL
-    run_in_parts(tiny(tmp_path / "run", *options, "train.act_device=cpu"), 15, 7)
-    assert identical(ahead if overlap else several, tmp_path / "run")
+    players, turn = [], Collector.turn
+
+    def watched(self, agent):
+        players.append(agent)
+        return turn(self, agent)
+
+    monkeypatch.setattr(Collector, "turn", watched)
+    config = tiny(tmp_path / "run", *SEVERAL, "train.act_device=cpu")
+    run_in_parts(config, 15, 7)
+    assert identical(several, tmp_path / "run")
+    trainer = Trainer(config, RunFolder(config.run_dir))
+    trainer.collector.turn(trainer.acting())
+    assert players[-1] is trainer.player is not trainer.agent and len(set(map(id, players))) == 4
+    trainer.close()
 
 
 def test_lanes_share_the_disk(tmp_path, monkeypatch):

@@ -3,7 +3,9 @@
 import re
 
 import pytest
+import torch
 
+from denoised_mdp import doctor
 from denoised_mdp.agent import build_agent
 from denoised_mdp.cli import main
 from denoised_mdp.config import load_config, save_config
@@ -53,6 +55,16 @@ def test_problems_are_one_line_each_and_the_other_checks_go_on(tmp_path, capsys)
     assert code == 1 and len(problems) == 1
     assert re.search(r"needs [\d.]+ PB \(1[\d,]{18,} bytes\)", problems[0]) and "replay.capacity" in problems[0]
     assert "\nupdate" in text
+
+
+def test_acting_elsewhere_is_examined(tmp_path, capsys, monkeypatch):
+    code, text = examine(tmp_path, capsys, "train.act_device=cuda:7")
+    assert code == 1 and "PROBLEM: train.act_device cuda:7: PyTorch finds no such GPU" in text
+    players = []
+    monkeypatch.setattr(doctor, "configure_acting", lambda train, learner: (torch.device("cpu", 0), torch.bfloat16))
+    monkeypatch.setattr(Doctor, "check_speed", lambda self, agent, player, seconds: players.extend((agent, player)))
+    assert examine(tmp_path, capsys)[0] == 0
+    assert [agent.world_model.encoder.compute_dtype for agent in players] == [None, torch.bfloat16]
 
 
 def test_the_replay_is_counted_with_the_rows_between_checkpoints(tmp_path, capsys):

@@ -14,6 +14,7 @@ from denoised_mdp.analysis import joints_sac
 from denoised_mdp.analysis.joints_data import JointData, Plan
 from denoised_mdp.analysis.joints_record import RANDOM, collect, make_data
 from denoised_mdp.analysis.joints_sac import StateActor, StateEnv, stage_path, train_stages
+from denoised_mdp.analysis.results import first_difference
 from denoised_mdp.cli import main
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
@@ -136,6 +137,16 @@ def test_damage_and_other_plans_are_told(whole, tmp_path):
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(UserError, match="no data set"):
         collect(tmp_path, plan(), acts())
+
+
+def test_the_first_difference_of_two_commands_is_named():
+    assert first_difference({"a": 1, "b": {"c": [1, {"d": 2}]}}, {"a": 1, "b": {"c": [1, {"d": 3}]}}) == (
+        "b, c, d: 2 instead of 3"
+    )
+    assert first_difference({"env": {"task": "a"}}, {"env": {"task": "a", "clips": None}}) == (
+        "env, clips: nothing instead of None"
+    )
+    assert first_difference({"a": "x" * 200}, {"a": "y"}) == "another a"
 
 
 def test_without_stable_baselines3_one_line_says_what_to_install(tmp_path, monkeypatch, capsys):

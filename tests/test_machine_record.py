@@ -28,4 +28,4 @@ def test_name_of_the_processor_is_the_systems():
 
 def test_a_disk_that_refuses_does_not_end_a_training(tmp_path):
     with pytest.warns(UserWarning, match="will not know the machine"):
-        record_start(tmp_path / "missing" / "machine.jsonl", 0, torch.device("cpu"), "float32")
+        record_start(tmp_path / "missing" / "machine.jsonl", 0, torch.device("cpu"), "float32", torch.device("cpu"))

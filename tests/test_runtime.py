@@ -60,5 +60,11 @@ def test_the_agent_acts_where_it_is_told(monkeypatch):
     assert configure_acting(TrainConfig(act_device="cpu"), GPU) == (CPU, None)
     assert configure_acting(TrainConfig(act_device="cpu", precision="bf16"), GPU) == (CPU, None)
     assert configure_acting(TrainConfig(precision="bf16"), CPU) == (CPU, torch.bfloat16)
-    with pytest.raises(UserError, match="cuda:1"):
+    with pytest.raises(UserError, match="train.act_device cuda:1: PyTorch finds no such GPU here; use cpu or learner"):
         configure_acting(TrainConfig(act_device="cuda:1"), CPU)
+
+
+def test_acting_on_the_learners_own_device_is_as_learning(fast):
+    """No bit may differ, slow or not."""
+    train = TrainConfig(act_device="cpu", precision="bf16")
+    assert configure_acting(train, CPU) == (CPU, torch.bfloat16)

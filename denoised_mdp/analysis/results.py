@@ -122,10 +122,18 @@ def write_whole(path: Path, text: str) -> Path:
     return path
 
 
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_ABSENT = _Absent()
+
+
 def first_difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first thing in which two commands differ, in a few words."""
-    key = next(key for key in {**begun, **now} if begun.get(key) != now.get(key))
-    old, new = begun.get(key), now.get(key)
+    """The first thing in which two different commands differ, in a few words."""
+    key = next(key for key in {**begun, **now} if begun.get(key, _ABSENT) != now.get(key, _ABSENT))
+    old, new = begun.get(key, _ABSENT), now.get(key, _ABSENT)
     if isinstance(old, dict) and isinstance(new, dict):
         return f"{key}, {first_difference(old, new)}"
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):

@@ -64,13 +64,18 @@ class RoundedProducts(TorchDispatchMode):
         return tree_map_only(torch.Tensor, torch.Tensor.bfloat16, result)
 
 
-def arithmetic(precision: str) -> tuple[str, contextlib.AbstractContextManager]:
-    """What makes the products of a precision on this machine, and the context in which it does."""
+def arithmetic(precision: str, device: str) -> tuple[str, contextlib.AbstractContextManager]:
+    """What makes the products of a precision on a device (its option), and the context in which it does."""
     from denoised_mdp.runtime import has_fast_bf16, resolve_device
 
-    if precision == "bf16" and not has_fast_bf16(resolve_device("auto")):
+    if precision == "bf16" and not has_fast_bf16(resolve_device(device)):
         return "rounded float32", RoundedProducts()
     return "native", contextlib.nullcontext()
+
+
+def folder(runs: Path, precision: str, seed: int) -> Path:
+    """Where a run lies."""
+    return runs / f"{precision}-{seed}"
 
 
 def train(precision: str, seed: int, runs: Path, out: Path, extra: list[str]) -> None:
@@ -79,16 +84,16 @@ def train(precision: str, seed: int, runs: Path, out: Path, extra: list[str]) ->
     from denoised_mdp.evaluation import evaluate_run
     from denoised_mdp.trainer import train
 
-    run = runs / f"{precision}-{seed}"
+    run = folder(runs, precision, seed)
     config = load_config(["preset=quickstart", *SETTINGS, *VARIANTS["noiseless"], *extra, f"seed={seed}",
                           f"train.precision={precision}", f"run_dir={run}"])  # fmt: skip
-    made_by, context = arithmetic(precision)
+    made_by, context = arithmetic(precision, config.train.device)
     key = {"precision": precision, "arithmetic": made_by, "seed": seed}
     with context, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "train.precision=bf16")  # slowly: not with these products
         if not train(config):
             sys.exit(1)
-        result = evaluate_run(run, episodes=EPISODES)
+        result = evaluate_run(run, episodes=EPISODES, device=config.train.device)
     curve: dict[int, dict] = {}
     for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
         row = curve.setdefault(line["step"], {})
@@ -96,13 +101,11 @@ def train(precision: str, seed: int, runs: Path, out: Path, extra: list[str]) ->
         row |= {"return": round(line["eval/return"], 2)} if "eval/return" in line else {}
     append(out / "curves.csv", CURVES, [key | {"step": step} | row for step, row in curve.items() if row])
     ended = {"mean": round(result.mean, 2), "standard_error": round(result.standard_error, 2)}
-    append(out / "returns.csv", RETURNS, [key | ended])
-    if precision == "float32":
-        append(out / "gradients.csv", GRADIENTS, agreement(run, seed))
+    append(out / "returns.csv", RETURNS, [key | ended])  # at last: this one says that the run is done
 
 
 def agreement(run: Path, seed: int) -> list[dict]:
-    """Rows of gradients.csv: of new weights and of those of the run's end, on batches of its replay."""
+    """Rows of gradients.csv: of new weights and of those at the end of a float32 run, on batches of its replay."""
     import numpy as np
 
     from denoised_mdp import checkpoint
@@ -110,19 +113,24 @@ def agreement(run: Path, seed: int) -> list[dict]:
     from denoised_mdp.config import read_config
     from denoised_mdp.lanes import Lanes
     from denoised_mdp.runs import RunFolder
+    from denoised_mdp.runtime import configure
 
-    folder = RunFolder.existing(run)
-    config = read_config(folder.config)
-    end, state = checkpoint.load(folder.checkpoints)
-    replay = Lanes.open(folder.replay, state["replay"], read_only=True)
+    found = RunFolder.existing(run)
+    config = read_config(found.config)
+    device, _ = configure(config.train)
+    end, state = checkpoint.load(found.checkpoints)
+    replay = Lanes.open(found.replay, state["replay"], read_only=True)
     random, sizes = np.random.default_rng(0), (config.train.batch_size, config.train.segment_length)
     batches = [replay.sample(*sizes, random) for _ in range(BATCHES)]
-    made_by, context = arithmetic("bf16")
+    replay.close()
+    made_by, context = arithmetic("bf16", config.train.device)
 
     def gradients(step: int, dtype: torch.dtype | None, batch: dict) -> dict[str, torch.Tensor]:
-        agent = build_agent(config, state["action_size"], dtype=dtype)
+        agent = build_agent(config, state["action_size"], device=device, dtype=dtype)
         if step:
             agent.restore(state["agent"])
+        for group in agent.model_optimizer.param_groups:
+            group["lr"] = 0.0  # else the policy's gradient would be one of another model
         agent.update_eagerly(batch)
         return {
             part: torch.cat([p.grad.flatten() for p in agent.get_submodule(name).parameters() if p.grad is not None])
@@ -139,7 +147,6 @@ def agreement(run: Path, seed: int) -> list[dict]:
             rows.append({"arithmetic": made_by, "seed": seed, "step": step, "part": part,
                          "cosine": f"{cosine(exact, rounded, part):.5f}",
                          "other_batch": f"{cosine(exact, others, part):.5f}"})  # fmt: skip
-    replay.close()
     return rows
 
 
@@ -149,17 +156,31 @@ def cosine(left: list[dict[str, torch.Tensor]], right: list[dict[str, torch.Tens
     return statistics.mean(torch.cosine_similarity(a[part], b[part], 0).item() for a, b in pairs)
 
 
-def table(returns: list[dict[str, str]], gradients: list[dict[str, str]]) -> str:
+def spread(values: list[float]) -> tuple[str, str, str]:
+    """Mean, standard deviation and each of some returns, as text."""
+    deviation = f"{statistics.stdev(values):.0f}" if len(values) > 1 else "-"
+    return f"{statistics.mean(values):.0f}", deviation, ", ".join(f"{value:.0f}" for value in values)
+
+
+def table(curves: list[dict[str, str]], returns: list[dict[str, str]], gradients: list[dict[str, str]]) -> str:
     """Two Markdown tables: returns by precision, and the agreement of gradients by part, means over seeds."""
-    lines = ["| precision | seeds | mean return | std over seeds | each seed |", "|---|---|---|---|---|"]
+    lines = [
+        "| precision | seeds | return at the end | std over seeds | each seed | mean of last 4 evaluations | each |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for precision in PRECISIONS:
         rows = sorted((row for row in returns if row["precision"] == precision), key=lambda row: int(row["seed"]))
-        if rows:
-            means = [float(row["mean"]) for row in rows]
-            spread = f"{statistics.stdev(means):.0f}" if len(means) > 1 else "-"
-            made_by = "" if rows[0]["arithmetic"] == "native" else f" ({rows[0]['arithmetic']})"
-            each = ", ".join(f"{mean:.0f}" for mean in means)
-            lines.append(f"| {precision}{made_by} | {len(rows)} | {statistics.mean(means):.0f} | {spread} | {each} |")
+        if not rows:
+            continue
+        made_by = "" if rows[0]["arithmetic"] == "native" else f" ({rows[0]['arithmetic']})"
+        cells = [f"{precision}{made_by}", str(len(rows)), *spread([float(row["mean"]) for row in rows])]
+        late = []
+        for row in rows:
+            seen = [one for one in curves if (one["precision"], one["seed"]) == (precision, row["seed"])]
+            values = [float(one["return"]) for one in sorted(seen, key=lambda one: int(one["step"])) if one["return"]]
+            late.append(statistics.mean(values[-4:]))
+        mean, _, each = spread(late)
+        lines.append(f"| {' | '.join([*cells, mean, each])} |")
     steps = sorted({int(row["step"]) for row in gradients})
     heads = [f"step {step:,}: {what}" for step in steps for what in ("bf16", "another batch")]
     lines += ["", " | ".join(["| cosine with the float32 gradient", *heads]) + " |", "|---" * (len(heads) + 1) + "|"]
@@ -220,9 +241,15 @@ def main() -> None:
             for precision in PRECISIONS:
                 if (precision, seed) not in done and options.only in (None, precision):
                     train(precision, seed, options.runs, options.out, options.overrides)
-    text = table(read(options.out / "returns.csv"), read(options.out / "gradients.csv"))
+            compared = {int(row["seed"]) for row in read(options.out / "gradients.csv")}
+            if seed not in compared and options.only != "bf16":
+                rows = agreement(folder(options.runs, "float32", seed), seed)
+                append(options.out / "gradients.csv", GRADIENTS, rows)
+    points = {(row["precision"], row["seed"], row["step"]): row for row in read(options.out / "curves.csv")}
+    curves = list(points.values())  # a run that was killed while it wrote its rows has written some twice
+    text = table(curves, read(options.out / "returns.csv"), read(options.out / "gradients.csv"))
     (options.out / "table.md").write_text(text)
-    draw(read(options.out / "curves.csv"), options.out / "curves.png")
+    draw(curves, options.out / "curves.png")
     print(text)
 
 
