@@ -104,10 +104,12 @@ def _unit(device: torch.device) -> str:
 
 
 def peak(device: torch.device, dtype: torch.dtype, size: int = 1536) -> float:
-    """The most that a square matrix product reaches, in `_unit`."""
+    """The most that a square matrix product reaches within two seconds, in `_unit`."""
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    column = 0 if device.type == "cuda" else 1
-    return 2 * size**3 / min(_seconds(lambda: a @ b, device)[column] for _ in range(6)) / 1e9
+    column, began, times = 0 if device.type == "cuda" else 1, time.perf_counter(), []
+    while len(times) < 6 or time.perf_counter() - began < 2:  # a processor takes a while to reach its full speed
+        times.append(_seconds(lambda: a @ b, device)[column])
+    return 2 * size**3 / min(times) / 1e9
 
 
 def sizes(config: Config) -> dict[str, Any]:
