@@ -1,24 +1,86 @@
-"""An update replayed as a CUDA graph does what the eager one does."""
+"""What only a GPU can show: a graph of the update, batches from pinned memory, acting on another device."""
 
+import numpy as np
 import pytest
 import torch
 from conftest import random_batch, small_agent
+from small_runs import tiny
+
+from denoised_mdp.lanes import Lanes
+from denoised_mdp.loading import prepare
+from denoised_mdp.read_ahead import ReadAhead
+from denoised_mdp.runs import RunFolder
+from denoised_mdp.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def test_graph_equals_eager():
-    """Ten updates on different batches, the first three without the policy: metrics, weights, noise."""
+def two_agents():
+    """Twins on the GPU, the second with a graph."""
     eager, graphed = (small_agent().to("cuda") for _ in range(2))
     for agent in (eager, graphed):
         agent.random = torch.Generator("cuda").manual_seed(0)
     graphed.use_graph()
+    return eager, graphed
+
+
+def assert_close(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name].double(), value.double(), rtol=1e-6, atol=1e-9, msg=name)
+
+
+def test_graph_equals_eager():
+    """Ten updates on different batches, the first three without the policy: metrics, weights, noise."""
+    eager, graphed = two_agents()
     for step in range(10):
         batch = random_batch(seed=step)
         found, expected = (agent.update(batch, policy=step >= 3) for agent in (graphed, eager))
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name].double(), value.double(), rtol=1e-6, atol=1e-9, msg=name)
-    for (name, a), b in zip(graphed.state_dict().items(), eager.state_dict().values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9, msg=name)
+        assert_close(found, expected)
+    assert_close(graphed.state_dict(), eager.state_dict())
     assert torch.equal(graphed.random.get_state(), eager.random.get_state())
+
+
+def test_batches_from_pinned_memory_are_the_same(tmp_path):
+    """A graph and an eager update take them; each is dropped at once, so that its memory is used again."""
+    replay, rng = Lanes(tmp_path, 1, 40, (64, 64, 3), 2), np.random.default_rng(0)
+    for row in range(40):
+        image = rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        replay.add(0, image, rng.uniform(-1, 1, 2), rng.normal(), row % 20 == 0)
+    pinned, streams = ReadAhead(replay, pin=True), [np.random.default_rng(1) for _ in range(2)]
+    eager, graphed = two_agents()
+    other, _ = two_agents()
+    for _ in range(10):
+        batch = pinned.sample(3, 4, streams[0])
+        assert all(column.is_pinned() for column in batch.values())
+        pinned.begin(3, 4, streams[0])
+        found = [agent.update(batch) for agent in (graphed, eager)]
+        del batch
+        expected = other.update(replay.sample(3, 4, streams[1]))
+        for metrics in found:
+            assert_close(metrics, expected)
+    assert pinned.hits == 9
+    pinned.close()
+
+
+@pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cpu", "cuda")])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_run_that_acts_on_another_device(tmp_path, devices, overlap):
+    """It comes to its end after a stop, and plays with the learner's weights."""
+    learner, player = devices
+    config = tiny(
+        tmp_path / "run", f"train.device={learner}", f"train.act_device={player}", "train.deterministic=false",
+        "train.collect_workers=1", f"train.overlap={overlap}",
+    )  # fmt: skip
+    for limit in (120, 200):
+        config.train.total_steps = limit
+        run = RunFolder.create(config.run_dir)
+        prepare(config, run)
+        trainer = Trainer(config, run)
+        trainer.run_to_end()
+        assert trainer.step == limit
+        weights = trainer.agent.state_dict()
+        for name, value in trainer.acting().state_dict().items():
+            assert value.device.type == player and weights[name].device.type == learner
+            torch.testing.assert_close(value.cpu(), weights[name].cpu(), rtol=0, atol=0)
+        trainer.close()
