@@ -24,7 +24,7 @@ def run(*arguments, **options):
     """Run the command in a process of its own."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "denoised_mdp", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, **options)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, **options)
 
 
 def test_help_of_train_names_every_option_and_choice(capsys):
