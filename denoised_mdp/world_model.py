@@ -50,14 +50,16 @@ class KLWeights:
 class _SquaredError(torch.autograd.Function):
     """0.5 * sum((prediction - image)^2), without the image-sized temporaries of the composed form.
 
-    Its gradient overwrites what it kept: it can be asked for once.
+    A prediction in bf16 is compared with the exact image: of a picture that is nearly right, the error of a rounded one
+    would be most of the gradient. What is kept for the gradient has the prediction's type. Its gradient overwrites
+    that: it can be asked for once.
     """
 
     @staticmethod
     def forward(ctx, prediction: Tensor, image: Tensor) -> Tensor:
-        ctx.difference = difference = prediction - image
-        accurate = torch.promote_types(difference.dtype, torch.float32)
-        return 0.5 * torch.linalg.vector_norm(difference, dim=(1, 2, 3), dtype=accurate).square().sum()
+        difference = prediction - image
+        ctx.difference = difference.to(prediction.dtype)
+        return 0.5 * torch.linalg.vector_norm(difference, dim=(1, 2, 3)).square().sum()
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
@@ -68,7 +70,7 @@ class _SquaredError(torch.autograd.Function):
 def image_nll(prediction: Tensor, image: Tensor) -> Tensor:
     """Negative log likelihood of images under N(prediction, 1), summed over pixels, mean over N: scalar, nats.
 
-    prediction and image [N, 3, H, W] of one type.
+    prediction and image [N, 3, H, W]; the image in float32 or float64, the prediction perhaps in a smaller type.
     """
     pixels = image[0].numel()
     return _SquaredError.apply(prediction, image) / len(image) + HALF_LOG_2PI * pixels
@@ -117,9 +119,8 @@ class WorldModel(nn.Module):
         )
 
     def float_images(self, observation: Tensor) -> Tensor:
-        """uint8 [..., H, W, 3] -> floats [N, 3, H, W] in [-0.5, 0.5] in the type that the convolutions use."""
-        dtype = self.encoder.compute_dtype or self.encoder.output.weight.dtype
-        return images_to_float(observation, dtype)
+        """uint8 [..., H, W, 3] -> floats [N, 3, H, W] in [-0.5, 0.5] in the parameters' type."""
+        return images_to_float(observation, self.encoder.output.weight.dtype)
 
     def embed(self, observation: Tensor) -> Tensor:
         """uint8 images [..., H, W, 3] -> embeddings [..., E]."""

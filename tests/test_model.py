@@ -10,9 +10,9 @@ from torch import nn
 
 from denoised_mdp.agent import build_agent
 from denoised_mdp.config import load_config
-from denoised_mdp.networks import Decoder, Encoder, float_to_images, images_to_float
+from denoised_mdp.networks import Decoder, Encoder, float_to_images, images_to_float, set_compute_dtype
 from denoised_mdp.rssm import Gaussian, kl_divergence
-from denoised_mdp.world_model import KLWeights, image_nll, scalar_nll
+from denoised_mdp.world_model import KLWeights, _SquaredError, image_nll, scalar_nll
 
 
 def observed(agent, noise_seed=0, **changes):
@@ -83,6 +83,26 @@ def test_likelihoods_are_those_of_unit_gaussians():
     torch.testing.assert_close(*gradients)
     nll = scalar_nll(torch.tensor(2.0), torch.tensor(0.5))
     assert nll.item() == pytest.approx(0.5 * 1.5**2 + 0.5 * math.log(2 * math.pi))
+
+
+def test_a_rounded_prediction_is_compared_with_the_exact_image():
+    """Nearly right pictures, whose error is of the size of bf16's rounding."""
+    image = torch.rand(4, 3, 8, 8) - 0.5
+    prediction = (image + 0.002 * torch.randn_like(image)).to(torch.bfloat16).requires_grad_()
+    loss = _SquaredError.apply(prediction, image)
+    difference = prediction.detach().float() - image
+    torch.testing.assert_close(loss, 0.5 * difference.square().sum())
+    loss.backward()
+    assert torch.equal(prediction.grad, difference.to(torch.bfloat16))
+
+
+def test_images_keep_their_bits_whatever_convolutions_compute_in():
+    model = small_agent().float().world_model
+    observation = random_batch()["observation"]
+    exact = model.float_images(torch.as_tensor(observation))
+    set_compute_dtype(model, torch.bfloat16)
+    assert torch.equal(model.float_images(torch.as_tensor(observation)), exact) and exact.dtype == torch.float32
+    assert torch.equal(float_to_images(exact), torch.as_tensor(observation).flatten(0, 1))
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
