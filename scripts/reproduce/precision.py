@@ -195,8 +195,10 @@ def table(curves: list[dict[str, str]], returns: list[dict[str, str]], gradients
 
 def draw(curves: list[dict[str, str]], path: Path) -> None:
     """A panel for the return and one for each error of the model: every seed thin, their mean thick."""
-    from denoised_mdp.analysis.plots import new_figure, plain_axes
+    from denoised_mdp.analysis.plots import FAINT, new_figure, plain_axes
 
+    label_of = {"return": "return of held-out episodes", "image_error": "model's image error, nats",
+                "reward_error": "model's reward error"}  # fmt: skip
     names = ("return", *ERRORS.values())
     figure = new_figure(4.2 * len(names), 3.4)
     figure.set_layout_engine("constrained")
@@ -215,11 +217,11 @@ def draw(curves: list[dict[str, str]], path: Path) -> None:
             label = f"{precision} ({len(seeds)} seeds)"
             axis.plot([step / 1000 for step in steps], means, color=COLORS[precision], lw=2, label=label)
         plain_axes(axis, 9)
-        axis.set(xlabel="thousand environment steps", ylabel=name.replace("_", " of the "))
+        axis.set(xlabel="thousand environment steps", ylabel=label_of[name])
         if name != "return":
             axis.set_yscale("log")
+            axis.tick_params(which="minor", labelsize=7, colors=FAINT)
     figure.axes[0].legend(frameon=False, fontsize=8)
-    figure.axes[0].set_ylabel("return of held-out episodes")
     figure.suptitle(f"{TASK} without a background: float32 and bf16", fontsize=10)
     figure.savefig(path)
 
