@@ -112,6 +112,12 @@ def train(preset: str, variant: str, arm: str, seed: int, runs: Path, out: Path,
     print(f"  {result.mean:.1f} +- {result.standard_error:.1f}, random {random.mean:.1f}", flush=True)
 
 
+def spread(values: list[float]) -> tuple[str, str, str]:
+    """Mean, standard deviation and each of some returns, as text."""
+    deviation = f"{statistics.stdev(values):.0f}" if len(values) > 1 else "-"
+    return f"{statistics.mean(values):.0f}", deviation, ", ".join(f"{value:.0f}" for value in values)
+
+
 def table(returns: list[dict[str, str]]) -> str:
     """A Markdown table: per variant and arm, the mean over seeds, the spread, and each seed."""
     lines = ["| variant | arm | seeds | mean return | std over seeds | each seed | random policy |",
@@ -121,12 +127,9 @@ def table(returns: list[dict[str, str]]) -> str:
             rows = [row for row in returns if (row["variant"], row["arm"]) == (variant, arm)]
             if not rows:
                 continue
-            means = [float(row["mean"]) for row in rows]
-            spread = f"{statistics.stdev(means):.0f}" if len(means) > 1 else "-"
+            mean, deviation, each = spread([float(row["mean"]) for row in rows])
             random = statistics.mean(float(row["random"]) for row in rows)
-            each = ", ".join(f"{mean:.0f}" for mean in means)
-            lines.append(f"| {variant} | {arm} | {len(rows)} | {statistics.mean(means):.0f} | {spread} | {each}"
-                         f" | {random:.0f} |")  # fmt: skip
+            lines.append(f"| {variant} | {arm} | {len(rows)} | {mean} | {deviation} | {each} | {random:.0f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -162,17 +165,22 @@ def draw(curves: list[dict[str, str]], returns: list[dict[str, str]], path: Path
     figure.savefig(path)
 
 
+def add_options(parser: argparse.ArgumentParser, name: str) -> None:
+    """The options of every script that trains runs and publishes them as `name`."""
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--runs", type=Path, default=Path("runs") / name, help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=Path("results") / name, help="folder of the results")
+    parser.add_argument("--draw", action="store_true", help="train nothing")
+    parser.add_argument("overrides", nargs="*", default=[], help="key=value for every run, as of the machine")
+
+
 def main() -> None:
     """Train what is missing, then write table and picture."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add_options(parser, "learning_curves")
     parser.add_argument("--preset", default="quickstart", help="preset that sets sizes and budget")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", default=[],
                         help="train only what has all of these words in its name; camera jitter only so")  # fmt: skip
-    parser.add_argument("--runs", type=Path, default=Path("runs/learning_curves"), help="folder of the runs")
-    parser.add_argument("--out", type=Path, default=Path("results/learning_curves"), help="folder of the results")
-    parser.add_argument("--draw", action="store_true", help="train nothing")
-    parser.add_argument("overrides", nargs="*", default=[], help="key=value for every run, as of the machine")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     done = {(row["variant"], row["arm"], int(row["seed"])) for row in read(options.out / "returns.csv")}

@@ -24,7 +24,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from learning_curves import EPISODES, SETTINGS, TASK, VARIANTS, append, read
+from learning_curves import EPISODES, SETTINGS, TASK, VARIANTS, add_options, append, read, spread
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -156,12 +156,6 @@ def cosine(left: list[dict[str, torch.Tensor]], right: list[dict[str, torch.Tens
     return statistics.mean(torch.cosine_similarity(a[part], b[part], 0).item() for a, b in pairs)
 
 
-def spread(values: list[float]) -> tuple[str, str, str]:
-    """Mean, standard deviation and each of some returns, as text."""
-    deviation = f"{statistics.stdev(values):.0f}" if len(values) > 1 else "-"
-    return f"{statistics.mean(values):.0f}", deviation, ", ".join(f"{value:.0f}" for value in values)
-
-
 def table(curves: list[dict[str, str]], returns: list[dict[str, str]], gradients: list[dict[str, str]]) -> str:
     """Two Markdown tables: returns by precision, and the agreement of gradients by part, means over seeds."""
     lines = [
@@ -229,12 +223,8 @@ def draw(curves: list[dict[str, str]], path: Path) -> None:
 def main() -> None:
     """Train what is missing, then write table and picture."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    add_options(parser, "precision")
     parser.add_argument("--only", choices=PRECISIONS, help="train only this precision")
-    parser.add_argument("--runs", type=Path, default=Path("runs/precision"), help="folder of the runs")
-    parser.add_argument("--out", type=Path, default=Path("results/precision"), help="folder of the results")
-    parser.add_argument("--draw", action="store_true", help="train nothing")
-    parser.add_argument("overrides", nargs="*", default=[], help="key=value for every run, as of the machine")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     done = {(row["precision"], int(row["seed"])) for row in read(options.out / "returns.csv")}
