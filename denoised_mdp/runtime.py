@@ -95,8 +95,9 @@ def configure_acting(train: TrainConfig, learner: torch.device) -> tuple[torch.d
     device = learner
     if train.act_device != "learner":
         device = resolve_device(train.act_device, "train.act_device", "cpu or learner")
-    same = (device.type, device.index or 0) == (learner.type, learner.index or 0)
-    precision = train.precision if same or has_fast_bf16(device) else "float32"
+    if (device.type, device.index or 0) == (learner.type, learner.index or 0):
+        device = learner  # cuda and cuda:0 are one, for whoever compares them
+    precision = train.precision if device == learner or has_fast_bf16(device) else "float32"
     return device, resolve_precision(precision, device, deterministic=train.deterministic)
 
 

@@ -68,3 +68,11 @@ def test_acting_on_the_learners_own_device_is_as_learning(fast):
     """No bit may differ, slow or not."""
     train = TrainConfig(act_device="cpu", precision="bf16")
     assert configure_acting(train, CPU) == (CPU, torch.bfloat16)
+
+
+def test_one_device_has_one_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for learner, act_device in (("cuda", "cuda:0"), ("cuda:0", "cuda")):
+        device, _ = configure_acting(TrainConfig(act_device=act_device, precision="float32"), torch.device(learner))
+        assert device == torch.device(learner)
