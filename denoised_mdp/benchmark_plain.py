@@ -93,7 +93,7 @@ class PlainUpdate:
     def decode(self, features: Tensor) -> Tensor:
         """[N, D + S] -> [N, 3, H, W]."""
         *hidden, last = self.model.decoder.convolutions
-        x = self.model.decoder.input(features)[..., None, None]
+        x = F.relu(self.model.decoder.input(features))[..., None, None]
         for layer in hidden:
             x = F.relu(layer(x))
         return last(x)

@@ -29,14 +29,17 @@ def set_compute_dtype(module: nn.Module, dtype: torch.dtype | None) -> None:
 def scale_initial_weights(model: nn.Module, generator: torch.Generator) -> None:
     """Draw the weights of linear and convolutional layers anew so that signals keep their size; biases become zero.
 
-    Gaussian with variance 2 / (inputs per output) before a ReLU (He et al. 2015), uniform in linear layers (Glorot and
-    Bengio 2010), small for the layer that paints the image. PyTorch's default shrinks the signal of an image in every
+    Before a ReLU: Gaussian with variance 2 / (inputs per output) (He et al. 2015). Other linear layers: uniform (Glorot
+    and Bengio 2010). The layer that paints the image: small. PyTorch's default shrinks the signal of an image in every
     convolution: a small model begins to learn later.
     """
-    decoders = [module.convolutions for module in model.modules() if isinstance(module, Decoder)]
-    first, last = ({layers[i] for layers in decoders} for i in (0, -1))
+    decoders = [module for module in model.modules() if isinstance(module, Decoder)]
+    first, last = ({decoder.convolutions[i] for decoder in decoders} for i in (0, -1))
+    before_relu = {decoder.input for decoder in decoders}
     for layer in model.modules():
-        if isinstance(layer, nn.Linear):
+        if layer in before_relu:
+            nn.init.normal_(layer.weight, 0.0, (2.0 / layer.in_features) ** 0.5, generator)
+        elif isinstance(layer, nn.Linear):
             nn.init.xavier_uniform_(layer.weight, generator=generator)
         elif isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
             taps = float(layer.kernel_size[0])
@@ -245,7 +248,8 @@ class Decoder(nn.Module):
 
     def forward(self, latent: Tensor) -> Tensor:
         """[N, inputs] -> [N, 3, size, size], floats around [-0.5, 0.5], in the compute type."""
-        x = dense(latent, self.input, self.compute_dtype or latent.dtype)[..., None, None]  # [N, embed, 1, 1]
+        x = F.relu(dense(latent, self.input, self.compute_dtype or latent.dtype), inplace=True)  # [N, embed]
+        x = x[..., None, None]  # [N, embed, 1, 1]
         for layer in self.convolutions[:-1]:
             x = upsample(x, layer, relu=True)
         return upsample(x, self.convolutions[-1])

@@ -121,8 +121,8 @@ def encode(w, images, size):
 
 
 def decode(w, features, size):
-    """All beliefs, then all states [N, .] -> mean images [N, 3, H, W]; the linear layer has no activation."""
-    v = linear(w, "decoder.input", features)[:, :, None, None]
+    """All beliefs, then all states [N, .] -> mean images [N, 3, H, W]; a ReLU follows the linear layer."""
+    v = torch.relu(linear(w, "decoder.input", features))[:, :, None, None]
     layers = {64: 4, 96: 5}[size]
     for i in range(layers):
         v = scatter(w, f"decoder.convolutions.{i}", v.clamp(min=0) if i else v, 2)

@@ -42,7 +42,7 @@ def test_networks_equal_the_plain_layers(size):
     for layer in encoder.convolutions:
         embedding = F.relu(layer(embedding))
     embedding = encoder.output(embedding.flatten(1))
-    image = decoder.input(latent)[..., None, None]
+    image = torch.relu(decoder.input(latent))[..., None, None]
     for layer in decoder.convolutions[:-1]:
         image = F.relu(layer(image))
     image = decoder.convolutions[-1](image)
