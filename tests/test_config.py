@@ -40,6 +40,9 @@ def test_paper_presets_have_the_betas_of_table_d5(task, policy):
     for (variant, distractors), beta in zip(VARIANTS.items(), BETA[task, policy], strict=True):
         config = load_config([f"preset=paper/{task}_{variant}", f"policy={policy}"])
         assert (config.env.task, list(config.distractors)) == (task, distractors)
+        for name, options in config.distractors.items():
+            papers = {"start": "continue", "resize": "bilinear"} if name == "video_background" else {}
+            assert options == distractor_defaults()[name] | papers
         assert (config.model.kl.beta_x, config.model.kl.beta_y, config.model.kl.beta_z) == (1, beta, beta)
         slow = policy == "sac" and task == "walker_walk"
         if policy == "sac":

@@ -334,6 +334,8 @@ BAD = [
     (("cheetah_run",), {"distractors": {"video_background": {"strength": 2}}}, "between 0 and 1"),
     (("cheetah_run",), {"distractors": {"video_background": {"matte": "green"}}}, "blue_ge"),
     (("cheetah_run",), {"distractors": {"video_background": {"frames": 1.5}}}, "whole number"),
+    (("cheetah_run",), {"distractors": {"video_background": {"start": "anywhere"}}}, "random, continue"),
+    (("cheetah_run",), {"distractors": {"video_background": {"resize": "area"}}}, "antialiased, bilinear"),
     (("cheetah_run",), {"distractors": {"noisy_sensor": {}}}, "add video_background"),
     (("lqr_lqr_2_1",), {"distractors": {"video_background": {}, "noisy_sensor": {}}}, "'lqr_lqr_2_1'.*quadratic"),
     (("dot",), {"suite": "toy", "distractors": {"lighting": {}}}, "lighting does not fit suite 'toy'"),
@@ -367,6 +369,7 @@ def test_distractors_have_one_order_and_all_their_options():
     checked = check_distractors({"camera_jitter": None, "video_background": {"color": True}})
     assert list(checked) == ["video_background", "camera_jitter"]
     expected = {"strength": 1.0, "matte": "matte", "color": True, "frames": 1000, "dynamic": True}
+    expected |= {"start": "random", "resize": "antialiased"}
     assert checked["video_background"] == expected
 
 

@@ -6,6 +6,7 @@ import stat
 import av
 import numpy as np
 import pytest
+import torch
 
 from denoised_mdp.envs import cache as cache_module
 from denoised_mdp.envs import make_env, video
@@ -36,8 +37,21 @@ def write_video(path, frames, color=(0, 0, 0)):
     return path
 
 
+def write_noise(path, frames=3, height=50, width=90):
+    """Write a lossless colour video of independent pixels; returns them, uint8 [N, height, width, 3]."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = np.random.default_rng(0).integers(0, 256, (frames, height, width, 3), dtype=np.uint8)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("ffv1", rate=25)
+        stream.width, stream.height, stream.pix_fmt = width, height, "bgr0"
+        for image in images:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, "rgb24").reformat(format="bgr0")))
+        container.mux(stream.encode())
+    return images
+
+
 def open_two(folder, **options):
-    return open_clips(str(folder), options.pop("split", "train"), 16, options.pop("color", False), 1000)
+    return open_clips(str(folder), options.pop("split", "train"), 16, options.pop("color", False), 1000, **options)
 
 
 def test_decoding_is_frame_exact(tmp_path):
@@ -47,6 +61,36 @@ def test_decoding_is_frame_exact(tmp_path):
     expected = 2 * np.arange(30)[:, None] + 20 + np.array([60, 0, 0])
     assert np.abs(frames.astype(int) - expected[:, None, None]).max() <= 1
     assert video.decode(path, 16, True, 12).shape[0] == 12  # a long clip is cut
+
+
+@pytest.mark.parametrize("size", [16, 64])  # both sides shrink; one shrinks and the other grows
+def test_bilinear_resizing_takes_the_four_pixels_about_each_sample(tmp_path, size):
+    """As PyTorch resizes without antialiasing, the whole frame, whatever its aspect; the default averages instead."""
+    images = write_noise(tmp_path / "a.mkv")
+    channels_first = torch.from_numpy(images).permute(0, 3, 1, 2).double()
+    expected, smooth = (
+        torch.nn.functional.interpolate(
+            channels_first, (size, size), mode="bilinear", align_corners=False, antialias=antialias
+        ).permute(0, 2, 3, 1).numpy()
+        for antialias in (False, True)
+    )  # fmt: skip
+    sharp = video.decode(tmp_path / "a.mkv", size, True, 10, "bilinear")
+    assert sharp.dtype == np.uint8 and np.abs(sharp - expected).max() <= 0.51
+    default = video.decode(tmp_path / "a.mkv", size, True, 10)
+    assert np.abs(default - smooth).mean() < 2 < np.abs(default - expected).mean()
+    gray = video.decode(tmp_path / "a.mkv", size, False, 10, "bilinear")
+    assert gray.shape == (3, size, size, 1)
+    assert np.abs(gray[..., 0] - expected @ [0.299, 0.587, 0.114]).max() <= 3
+
+
+def test_each_way_of_resizing_has_its_place_in_the_cache(tmp_path):
+    write_noise(tmp_path / "train" / "a.mkv")
+    write_noise(tmp_path / "test" / "b.mkv")
+    default, again, sharp = (open_two(tmp_path, **options)[0] for options in ({}, {}, {"resize": "bilinear"}))
+    assert default.key == again.key != sharp.key and default.identity == sharp.identity
+    assert (default.frames() != sharp.frames()).any()
+    made = [open_clips("procedural", "train", 8, False, 10, resize)[0].key for resize in ("antialiased", "bilinear")]
+    assert made[0] == made[1]  # made in its size
 
 
 def test_grayscale_is_luma(tmp_path):
@@ -277,6 +321,28 @@ def test_all_episodes_of_one_clips_seed_show_the_same_clips(folder, monkeypatch)
     other = make(folder, clips_seed=4)
     other.reset(seed=0)
     assert names(other) != names(training)
+
+
+def test_the_stream_can_continue_across_episodes(folder):
+    """As in the paper: drawn once, and the inner step that ends an episode does not advance it."""
+    distractors = {"video_background": {"frames": 20, "start": "continue"}}
+    env = make_env("dot", suite="toy", size=16, distractors=distractors, clips=str(folder), episode_steps=7, seed=3)
+    place = env.noise_names.index("video_background/stream_index")
+    start = index = env.reset()[1]["noise"][place]
+    for episode in range(5):
+        steps = []
+        for _ in range(4):  # of 2, 2, 2 and 1 inner steps
+            *_, truncated, info = env.step(env.action_space.sample())
+            steps.append(info["noise"][place])
+        assert truncated
+        np.testing.assert_array_equal(steps, (index + np.array([2, 4, 6, 6])) % 20)
+        index = (start + 6 * (episode + 1)) % 20
+        state = env.get_state()
+        assert env.reset()[1]["noise"][place] == index  # as shown last
+    assert {env.reset(seed=3)[1]["noise"][place] for _ in range(3)} == {start}  # a seed decides everything
+    assert len({env.reset(seed=seed)[1]["noise"][place] for seed in range(30)}) > 10
+    env.set_state(state)
+    assert env.reset()[1]["noise"][place] == index
 
 
 def test_a_state_continues_with_its_clips_wherever_they_are(folder, tmp_path):

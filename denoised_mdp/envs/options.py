@@ -86,6 +86,8 @@ def _is_number(value: Any) -> bool:
 
 
 _MATTES = ("matte", "sky", "paper", "blue", "blue_ge")
+_STARTS = ("random", "continue")
+_RESIZES = ("antialiased", "bilinear")
 _STRENGTH = Option(1.0, lambda value: _is_number(value) and value >= 0, "a finite number of at least 0")
 _SHARE = Option(1.0, lambda value: _is_number(value) and 0 <= value <= 1, "a number between 0 and 1")
 _DYNAMIC = Option(True, lambda value: isinstance(value, bool), "true or false")
@@ -115,6 +117,8 @@ DISTRACTORS: dict[str, DistractorInfo] = {
             "color": Option(False, lambda value: isinstance(value, bool), "true or false"),
             "frames": _FRAMES,
             "dynamic": _DYNAMIC,
+            "start": Option("random", lambda value: value in _STARTS, f"one of {', '.join(_STARTS)}"),
+            "resize": Option("antialiased", lambda value: value in _RESIZES, f"one of {', '.join(_RESIZES)}"),
         },
     ),
     "noisy_sensor": DistractorInfo("NoisySensor", {"strength": _STRENGTH}, ("dmc",)),

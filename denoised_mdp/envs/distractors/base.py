@@ -23,11 +23,13 @@ class Distractor(gym.Wrapper):
         self.noise_names = env.noise_names + tuple(f"{self.name}/{factor}" for factor in factors)
         self.size = env.size
         self.rng: np.random.Generator | None = None
+        self.reseeded = False  # whether the latest reset started a new generator
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Reset environment and noise; ``options["distractor_seed"]`` replaces `seed` for the noise alone."""
         own_seed = (options or {}).get("distractor_seed", seed)
-        if own_seed is not None or self.rng is None:
+        self.reseeded = own_seed is not None or self.rng is None
+        if self.reseeded:
             self.rng = generator(own_seed, self.name)
         result = self.env.reset(seed=seed, options=options)
         self._reset_noise()

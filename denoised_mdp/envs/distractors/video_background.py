@@ -13,9 +13,9 @@ from denoised_mdp.envs.video import Stream, open_clips, shuffled
 class VideoBackground(Distractor, gym.utils.EzPickle):
     """Replaces the background by a video that nobody controls.
 
-    A stream of `frames` frames holds whole clips in shuffled order; an episode starts anywhere in it and
-    shows the next frame after each inner step (Wang et al. 2022). `clips_seed` decides which clips fill the
-    stream, the distractor's generator where an episode starts: all episodes of a run show the same videos.
+    A stream of `frames` frames holds whole clips in shuffled order and shows the next one after each inner step
+    (Wang et al. 2022). `clips_seed` decides which clips fill the stream, the distractor's generator where an
+    episode starts: all episodes of a run show the same videos.
 
     Args:
         env: an environment with `frame_and_background`.
@@ -25,6 +25,11 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
         color: keep the video's colours instead of one brightness for all channels.
         frames: length of the stream.
         dynamic: false: an episode shows the same frame all along.
+        start: "random": an episode starts anywhere in the stream. "continue" (Wang et al. 2022): it goes on where the
+            last one ended; the place is drawn at the first reset and at one with a seed, and the inner step that ends
+            an episode does not advance it. An episode of 1000 steps then advances by 999 of the 1000 frames, so that
+            the background keeps almost in step with the episode's clock.
+        resize: how video files get their size, see `denoised_mdp.envs.video.decode`.
         clips, split, clips_seed: see `open_clips` and `shuffled`.
     """
 
@@ -39,19 +44,31 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
         color: bool = False,
         frames: int = 1000,
         dynamic: bool = True,
+        start: str = "random",
+        resize: str = "antialiased",
         clips: str = "procedural",
         split: str = "train",
         clips_seed: int = 0,
     ):
-        gym.utils.EzPickle.__init__(self, env, strength, matte, color, frames, dynamic, clips, split, clips_seed)
+        gym.utils.EzPickle.__init__(
+            self, env, strength, matte, color, frames, dynamic, start, resize, clips, split, clips_seed
+        )
         cells = np.ndindex(self.patches, self.patches)
         super().__init__(env, ("stream_index", "clip", "frame", *(f"brightness_{r}_{c}" for r, c in cells)))
         if matte == "paper":
             matte = "blue_ge" if getattr(env.unwrapped, "task_name", None) == "walker_walk" else "blue"
-        self.strength, self.matte, self.dynamic = strength, matte, dynamic
+        self.strength, self.matte, self.dynamic, self.start = strength, matte, dynamic, start
         self._source = (clips, split, clips_seed, frames)
-        self._clips = shuffled(open_clips(clips, split, env.size, color, frames), clips_seed)
+        self._clips = shuffled(open_clips(clips, split, env.size, color, frames, resize), clips_seed)
         self._stream, self._index = Stream(frames), 0
+
+    def step(self, action):
+        """Step the environment, then show the next frame: with ``start="continue"`` not after the last step."""
+        result = self.env.step(action)
+        ended = result[2] or result[3]
+        if not (ended and self.start == "continue"):
+            self._advance_noise()
+        return result
 
     def background(self) -> np.ndarray:
         """Return the video's current frame, uint8 [H, W, C] with one channel in grayscale."""
@@ -77,7 +94,8 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
     def _reset_noise(self) -> None:
         if not self._stream.clips:
             self._stream.fill(self._clips)
-        self._index = int(self.rng.integers(self._stream.frames))
+        if self.start == "random" or self.reseeded:
+            self._index = int(self.rng.integers(self._stream.frames))
 
     def _advance_noise(self) -> None:
         if self.dynamic:
