@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+import copy
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from . import schema
+from .acting import Carry, Generators, as_images, as_is_first, check_carry, check_explore, check_generator
 from .envs.seeding import torch_seed
 from .graph import GraphedUpdate
 from .networks import scale_initial_weights, set_compute_dtype
@@ -19,18 +20,6 @@ from .policies.base import adam, optimize, without_gradients
 from .rssm import Latent, structure
 from .runtime import restore_generator
 from .world_model import KLWeights, LatentMDP, WorldModel
-
-
-@dataclass
-class Carry:
-    """What acting remembers between steps: the filtered latent [B, ...] and the last action [B, A]."""
-
-    latent: Latent
-    action: Tensor
-
-    def reset(self, index: int) -> None:
-        """Forget episode `index` of the batch, so that its next observation begins a new one."""
-        self.latent.belief[index], self.latent.state[index], self.action[index] = 0.0, 0.0, 0.0
 
 
 class Agent(nn.Module):
@@ -42,6 +31,9 @@ class Agent(nn.Module):
     All noise is drawn from the generator `random` (training: posterior noise [T, B, S] first, then the policy's
     draws) or from one handed to `act`; nothing touches PyTorch's global generator.
     """
+
+    config: schema.Config | None = None
+    """what `build_agent` built it from: of a loaded run, the run's configuration"""
 
     def __init__(self, world_model: WorldModel, policy: Policy, *, lr: float, eps: float, clip: float | None):
         super().__init__()
@@ -98,49 +90,68 @@ class Agent(nn.Module):
         observation: np.ndarray,
         carry: Carry | None = None,
         *,
+        is_first: bool | np.ndarray | None = None,
         explore: float | None = None,
-        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        sample: bool = True,
+        generator: Generators = None,
     ) -> tuple[np.ndarray, Carry]:
         """Choose actions.
 
-        observation: uint8 [H, W, 3], or [B, H, W, 3] for B environments at once. carry: what the last call
-        returned; None begins an episode. explore: None takes the actor's mode; a number samples the actor and adds
-        Gaussian noise of that std. generator: source of all noise, or one for each of the B environments (default:
-        PyTorch's global one).
+        Args:
+            observation: uint8 [H, W, 3], or [B, H, W, 3] of B environments at once.
+            carry: what the last call returned; None begins an episode in every environment.
+            is_first: bool [B], where this observation begins an episode; what `carry` holds there does not count.
+            explore: None takes the actor's mode; a number samples the actor and adds Gaussian noise of that std.
+            sample: False filters with the posterior's mean instead of a sample.
+            generator: source of all noise, or one for each of the B environments (default: PyTorch's global one).
 
-        Returns actions in [-1, 1], float32 [A] or [B, A], and the carry for the next call.
+        Returns:
+            Actions in [-1, 1], float32 [A] or [B, A], and the carry for the next call. Both are the caller's:
+            nothing changes them later, and changing the actions changes no carry.
+
+        Raises:
+            ValueError: an argument of another type, shape or range.
         """
-        images = torch.as_tensor(observation, device=self.device)
-        single = images.ndim == 3
-        images = images[None] if single else images
-        if images.ndim != 4 or images.shape[1:] != (self.world_model.size, self.world_model.size, 3):
-            size = self.world_model.size
-            raise ValueError(
-                f"observation has shape {tuple(np.shape(observation))}: give uint8 [{size}, {size}, 3] or "
-                f"[B, {size}, {size}, 3]"
-            )
-        carry = self.observe_step(images, carry, generator)
+        images, single = as_images(observation, self.world_model.size)
+        check_explore(explore)
+        check_generator(generator, len(images), self.device)
+        if not isinstance(sample, bool):
+            raise ValueError(f"sample is {sample!r}: give True or False")
+        is_first = as_is_first(is_first, len(images)).to(self.device)
+        carry = self.observe_step(images.to(self.device), carry, generator, is_first=is_first, sample=sample)
         actions = self.mdp.action_size
-        noise = None if explore is None else self._noise(len(images), actions, generator)
-        action = self.policy.act(carry.latent.features("x"), noise)
+        noise = None if explore is None else self._noise(len(images), actions, generator)  # [B, A]
+        action = self.policy.act(carry.latent.features("x"), noise)  # [B, A]
         if explore:
             action = (action + explore * self._noise(len(images), actions, generator)).clamp(-1.0, 1.0)
-        carry.action = action
-        action = action.float().cpu().numpy()
-        return (action[0] if single else action), carry
+        given = action.float().cpu().numpy().copy()  # else the carry and the caller would share it
+        return (given[0] if single else given), replace(carry, action=action.clone())
 
     @torch.no_grad()
     def observe_step(
-        self, images: Tensor, carry: Carry | None, generator: torch.Generator | Sequence[torch.Generator] | None
+        self,
+        images: Tensor,
+        carry: Carry | None,
+        generator: Generators,
+        *,
+        is_first: Tensor | None = None,
+        sample: bool = True,
     ) -> Carry:
-        """Filter one more observation, uint8 [B, H, W, 3]; the latent is a posterior sample."""
+        """Filter one more observation, uint8 [B, H, W, 3]; the action of the carry stays the last one.
+
+        is_first: bool [B], see `act` (None: nowhere). sample: the latent is a posterior sample, else its mean.
+        """
         model, batch = self.world_model, len(images)
+        initial = model.rssm.initial(batch)
+        fresh = Carry(initial, initial.state.new_zeros(batch, self.mdp.action_size))
         if carry is None:
-            initial = model.rssm.initial(batch)
-            carry = Carry(initial, initial.state.new_zeros(batch, self.mdp.action_size))
-        noise = self._noise(batch, model.rssm.layout.state_size, generator)[None]
-        is_first = torch.zeros(1, batch, dtype=torch.bool, device=self.device)  # the carry is zero where it is
-        filtered = model.filter(images[None], carry.action[None], is_first, noise, carry.latent)
+            carry = fresh
+        check_carry(carry, fresh)
+        if is_first is None:
+            is_first = torch.zeros(batch, dtype=torch.bool, device=self.device)
+        states = model.rssm.layout.state_size
+        noise = self._noise(batch, states, generator) if sample else torch.zeros_like(initial.state)  # [B, S]
+        filtered = model.filter(images[None], carry.action[None], is_first[None], noise[None], carry.latent)
         return Carry(filtered.latent.map(lambda tensor: tensor[0]), carry.action)
 
     def carry(self, belief: Tensor, state: Tensor, action: Tensor) -> Carry:
@@ -148,7 +159,7 @@ class Agent(nn.Module):
         return Carry(Latent(belief.to(self.device), state.to(self.device), self.world_model.rssm.layout),
                      action.to(self.device))
 
-    def _noise(self, batch: int, size: int, generator: torch.Generator | Sequence[torch.Generator] | None) -> Tensor:
+    def _noise(self, batch: int, size: int, generator: Generators) -> Tensor:
         """Standard normal noise [batch, size], each row from its own generator if there are several."""
         like = self.world_model.encoder.output.weight
         kind = {"device": like.device, "dtype": like.dtype}
@@ -164,19 +175,19 @@ class Agent(nn.Module):
         return {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
 
     def state(self) -> dict[str, Any]:
-        """Everything that a later process needs to continue bit for bit: weights, optimizers, generator."""
+        """A copy of everything that a later process needs to continue bit for bit: weights, optimizers, generator."""
         return {
-            "weights": dict(self.state_dict()),
-            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
+            "weights": {name: value.clone() for name, value in self.state_dict().items()},
+            "optimizers": {name: copy.deepcopy(opt.state_dict()) for name, opt in self.optimizers.items()},
             "random": self.random.get_state(),
         }
 
     def restore(self, state: dict[str, Any], *, weights_only: bool = False) -> None:
-        """The inverse of `state`; `weights_only` for evaluation, rendering and probes."""
+        """The inverse of `state`, which stays as it is; `weights_only` for evaluation, rendering and probes."""
         self.load_state_dict(state["weights"])
         if not weights_only:
             for name, optimizer in self.optimizers.items():
-                optimizer.load_state_dict(state["optimizers"][name])
+                optimizer.load_state_dict(copy.deepcopy(state["optimizers"][name]))  # else it would learn in there
             restore_generator(self.random, state["random"])
             if self.graph is not None:  # it was recorded with the optimizers' old states
                 self.use_graph()
@@ -216,6 +227,7 @@ def build_agent(
         options = {k: v for k, v in vars(config.policy).items() if k != "name"}
         policy = POLICIES[config.policy.name](LatentMDP(world_model), **options).to(device)
     agent = Agent(world_model, policy, lr=m.optimizer.lr, eps=m.optimizer.eps, clip=m.optimizer.clip)
+    agent.config = copy.deepcopy(config)
     agent.random.manual_seed(torch_seed(config.seed, "update"))
     set_compute_dtype(agent, dtype)
     if config.train.cuda_graph and agent.device.type == "cuda":

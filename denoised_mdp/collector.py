@@ -11,7 +11,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from .agent import Agent, Carry
+from .acting import Carry
+from .agent import Agent
 from .envs.pool import EnvironmentPool
 from .envs.seeding import generator, generator_state, restore_generator, torch_seed
 from .runtime import restore_generator as restore_torch_generator
@@ -60,7 +61,8 @@ class Collector:
 
     def turn(self, agent: Agent) -> Turn:
         """One action in every environment; random ones until `train.prefill_steps`."""
-        turn = self._begin_episodes()
+        is_first = np.array([observation is None for observation in self.observations])
+        turn = self._begin_episodes(is_first)
         train = self.config.train
         if self.step < train.prefill_steps:
             shape = self.pool.action_shape
@@ -68,7 +70,11 @@ class Collector:
             self.carry = None  # filtering begins with the first action after the prefill
         else:
             actions, self.carry = agent.act(
-                np.stack(self.observations), self.carry, explore=train.exploration_noise, generator=self.exploration
+                np.stack(self.observations),
+                self.carry,
+                is_first=is_first,
+                explore=train.exploration_noise,
+                generator=self.exploration,
             )
         for i, reply in enumerate(self.pool.step(list(actions))):
             observation, reward, terminated, truncated, _ = reply
@@ -77,12 +83,11 @@ class Collector:
         self.step += self.config.turn_steps
         return turn
 
-    def _begin_episodes(self) -> Turn:
-        """Reset where an episode has ended; only the very first is seeded, later ones continue the streams."""
-        fresh = [observation is None for observation in self.observations]
-        if not any(fresh):
-            return [[] for _ in fresh]
-        replies = self.pool.begin(fresh) if self.begun else self.pool.reset(self.seeds)
+    def _begin_episodes(self, is_first: np.ndarray) -> Turn:
+        """Reset where `is_first` [B] says so; only the very first is seeded, later ones continue the streams."""
+        if not any(is_first):
+            return [[] for _ in is_first]
+        replies = self.pool.begin(is_first) if self.begun else self.pool.reset(self.seeds)
         self.begun = True
         action = np.zeros(self.pool.action_shape, np.float32)
         turn: Turn = []
@@ -91,8 +96,6 @@ class Collector:
             if reply is not None:
                 self.observations[i] = reply[0]
                 turn[i].append(Row(reply[0], action, 0.0, True, False))
-                if self.carry is not None:
-                    self.carry.reset(i)
         return turn
 
     def state(self) -> dict[str, Any]:
@@ -104,7 +107,7 @@ class Collector:
         }
         return {
             "step": self.step,
-            "observations": self.observations,
+            "observations": list(self.observations),
             "carry": carry,
             "random": [generator_state(rng) for rng in self.prefill],
             "exploration": [rng.get_state() for rng in self.exploration],

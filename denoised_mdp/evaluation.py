@@ -12,7 +12,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from .agent import Agent, Carry
+from .acting import Carry
+from .agent import Agent
 from .envs.options import SHOWING_CLIPS
 from .envs.pool import EnvironmentPool
 from .envs.seeding import generator

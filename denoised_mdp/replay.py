@@ -214,12 +214,14 @@ class Replay:
         return read_segments([self], *choose_segments([self], batch_size, length, rng))
 
     def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Copy the rows of these numbers (int array of any shape), counted from the replay's very first row.
+        """Copy the rows of these numbers (an int or an array of any shape), counted from the replay's very first row.
 
         Raises:
             IndexError: a row was evicted or not yet added.
         """
         rows = np.asarray(rows)
+        if rows.ndim == 0:  # the columns would give views of their files
+            return {name: column[0] for name, column in self.read(rows[None]).items()}
         if rows.size and (rows.min() < self._oldest or rows.max() >= self.total):
             held = f"rows {self._oldest} to {self.total - 1}"
             raise IndexError(f"the replay holds {held}, got {rows.min()} to {rows.max()}")

@@ -276,11 +276,11 @@ class Trainer:
             "action_size": self.agent.mdp.action_size,
             "precision": self.precision,
             "counters": {"step": self.step, "step_before": self.step_before, "updates": self.updates},
-            "episode_return": self.episode_return,
+            "episode_return": list(self.episode_return),
             "last_return": self.last_return,
             "ahead": self.ahead and self.ahead.state(),  # before the collector's, which it waits for
             "collector": self.collector.state(),
-            "window": self.window,
+            "window": dict(self.window),
             "agent": self.agent.state(),
             "config": dataclasses.asdict(self.config),
             "pending": self.pending,
@@ -295,7 +295,7 @@ class Trainer:
         if self.step_before is None:  # checkpoints of format 2 know only one environment, one action at a time
             self.step_before = self.step - self.config.env.action_repeat
         self.episode_return, self.last_return = list(state["episode_return"]), state["last_return"]
-        self.window, self.pending = state["window"], state["pending"]
+        self.window, self.pending = dict(state["window"]), state["pending"]
         self.agent.restore(state["agent"])
         self.replay = self.open_replay(state["replay"])
         self.random = restore_generator(state["random"])

@@ -9,6 +9,7 @@ JSON for each case: the devices where its results lie, or the error.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 
 import torch
@@ -82,9 +83,10 @@ def results(policy: str, model: str, precision: str) -> dict[str, list[str]]:
     parameters = list(agent.parameters())
     images = agent.to_device(batch)["observation"][0]
     carry = agent.observe_step(images, None, agent.random)
-    carry.action = agent.policy.act(carry.latent.features("x"), agent._noise(len(images), ACTIONS, agent.random))
-    carry.reset(0)
+    action = agent.policy.act(carry.latent.features("x"), agent._noise(len(images), ACTIONS, agent.random))
+    carry = dataclasses.replace(carry, action=action)
     carry = agent.observe_step(images, carry, [agent.random] * len(images))
+    carry = agent.observe_step(images, carry, None, sample=False)
     features = carry.latent.features("x")
     lists = {
         "weights": parameters,

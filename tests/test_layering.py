@@ -17,7 +17,7 @@ LAYERS = (
     "columns event_files schema",
     "envs graph gru networks replay checkpoint runs logging runtime machine stopping",
     "composition validation rssm finite lanes",
-    "compare config manual read_ahead resident world_model",
+    "acting compare config manual read_ahead resident world_model",
     "policies",
     "agent",
     "loading",

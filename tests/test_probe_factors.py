@@ -1,5 +1,6 @@
 """Probes on constructed latents, whose contents are known; and the factors that environments report."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -234,7 +235,8 @@ def test_filtering_in_chunks_equals_acting_step_by_step(monkeypatch):
         carry = agent.observe_step(image, carry, None)
         torch.testing.assert_close(carry.latent.belief[0].float(), whole[0].latent.belief[t], rtol=1e-5, atol=1e-6)
         if t < 9:
-            carry.action = torch.as_tensor(played[0].action[t + 1], dtype=carry.action.dtype)[None]
+            action = torch.as_tensor(played[0].action[t + 1], dtype=carry.action.dtype)[None]
+            carry = dataclasses.replace(carry, action=action)
 
 
 def test_episodes_of_different_length_are_filtered_alike():

@@ -1,0 +1,112 @@
+"""What acting takes and gives: the carry between steps, and checks of everything that a caller hands over.
+
+Symbols: B environments, A action size, D / S belief / state size summed over the latents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .rssm import Latent
+
+Generators = torch.Generator | Sequence[torch.Generator] | None
+"""the source of noise: PyTorch's global one, one for all environments, or one for each"""
+
+
+@dataclass(frozen=True)
+class Carry:
+    """What acting remembers from one step to the next: the filtered latent [B, ...] and the last action [B, A].
+
+    It is immutable: every step makes a new one, and nothing else holds its tensors. To go on from one moment in two
+    ways, use its carry twice.
+    """
+
+    latent: Latent
+    action: Tensor
+
+
+def as_images(observation: Any, size: int) -> tuple[Tensor, bool]:
+    """A copy of one observation or of B: uint8 [B, size, size, 3], and whether it was a single one.
+
+    Raises:
+        ValueError: it has another type or shape.
+    """
+    if not isinstance(observation, Tensor):
+        try:
+            observation = np.array(observation, order="C")
+        except ValueError as error:  # a list of images of several shapes
+            raise ValueError(_expected_images("a list of unequal parts", size)) from error
+    right = str(observation.dtype).removeprefix("torch.") == "uint8" and observation.ndim in (3, 4)
+    if not right or tuple(observation.shape[-3:]) != (size, size, 3) or not len(observation):
+        raise ValueError(_expected_images(describe(observation), size))
+    images = torch.as_tensor(observation)
+    return (images[None], True) if images.ndim == 3 else (images, False)
+
+
+def _expected_images(found: str, size: int) -> str:
+    return (
+        f"observation is {found}: give uint8 [{size}, {size}, 3], or [B, {size}, {size}, 3] of B environments, with"
+        " values from 0 to 255"
+    )
+
+
+def describe(array: np.ndarray | Tensor) -> str:
+    """Type and shape of an array in words; of one that holds a single object, the object."""
+    if array.ndim == 0:
+        return f"{array.item()!r}"
+    return f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}"
+
+
+def as_is_first(is_first: Any, batch: int) -> Tensor:
+    """Where episodes begin, bool [B], from a bool for all environments, one for each, or None (nowhere).
+
+    Raises:
+        ValueError: it has another type or shape.
+    """
+    flags = np.zeros(batch, bool) if is_first is None else np.array(is_first)
+    if flags.dtype != bool or flags.shape not in ((), (batch,)):
+        raise ValueError(f"is_first is {describe(flags)}: give a bool, or bool [{batch}]")
+    return torch.from_numpy(np.broadcast_to(flags, batch).copy())
+
+
+def check_explore(explore: Any) -> None:
+    """Raise ValueError unless `explore` is None or a std."""
+    number = isinstance(explore, Real) and not isinstance(explore, bool | np.bool_)
+    if explore is not None and not (number and 0 <= explore < math.inf):
+        raise ValueError(f"explore is {explore!r}: give None for the actor's mode, or the std of the noise, at least 0")
+
+
+def check_generator(generator: Any, batch: int, device: torch.device) -> None:
+    """Raise ValueError unless `generator` is None, one of `device`, or a sequence of one for each environment."""
+    if generator is None:
+        return
+    several = generator if isinstance(generator, Sequence) else [generator]
+    if not all(isinstance(one, torch.Generator) for one in several):
+        raise ValueError(f"generator is {generator!r}: give a torch.Generator, or a list of one for each environment")
+    if several is generator and len(several) != batch:
+        raise ValueError(f"generator is a list of {len(several)}: give one for each of the {batch} environments")
+    for one in several:
+        if one.device.type != device.type:
+            raise ValueError(f"generator is on {one.device}: give one on {device}, where the agent is")
+
+
+def check_carry(carry: Any, fresh: Carry) -> None:
+    """Raise ValueError unless `carry` has the shapes, and lies on the device, of `fresh`, one of a new episode."""
+    if not isinstance(carry, Carry):
+        raise ValueError(f"carry is {carry!r}: give what the last call of act returned, or None to begin an episode")
+    if len(carry.action) != len(fresh.action):
+        raise ValueError(
+            f"carry is of {len(carry.action)} environments, the observation of {len(fresh.action)}: give the carry that"
+            " the last call returned for these, or None to begin an episode"
+        )
+    ours, theirs = ([c.action, c.latent.belief, c.latent.state] for c in (fresh, carry))
+    if any(a.shape != b.shape or a.device != b.device for a, b in zip(ours, theirs, strict=True)):
+        raise ValueError("carry is of another agent: give what the last call of this one returned, or None")
