@@ -69,13 +69,13 @@ class Agent(nn.Module):
         """The same as `update`, kernel by kernel; static shapes, no branch on data."""
         batch = self.to_device(batch)
         noise = self.world_model.rssm.draw_noise(*batch["reward"].shape, generator=self.random)
-        loss, latent, metrics = self.world_model.loss(**batch, noise=noise)
+        loss, latent, reward, metrics = self.world_model.loss(**batch, noise=noise)
         metrics["model/gradient"] = optimize(loss, self.model_optimizer, self.clip)
         if not policy:
             return metrics
-        belief, state = latent.map(torch.detach)["x"]
+        signal = PolicyBatch(*latent.map(torch.detach)["x"], batch["action"], reward["x"].detach())
         with without_gradients(self.world_model):
-            policy_metrics = self.policy.update(PolicyBatch(belief, state, batch["action"]), self.mdp, self.random)
+            policy_metrics = self.policy.update(signal, self.mdp, self.random)
         return metrics | policy_metrics
 
     def to_device(self, batch: dict[str, np.ndarray | Tensor]) -> dict[str, Tensor]:

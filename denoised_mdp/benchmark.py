@@ -229,8 +229,9 @@ def update_parts(agent: Agent, config: Config, repeats: int) -> dict[str, float]
                 prediction = model.decode(latent)
             with part("losses"):
                 kl = model.rssm.layout.split_state(kl_divergence(posterior, prior))
-                reward = sum(model.reward_shares(latent).values())
-                loss = image_nll(prediction, images) + scalar_nll(reward, batch["reward"], model.reward_std).mean()
+                shares = model.reward_shares(latent)
+                reward_nll = scalar_nll(sum(shares.values()), batch["reward"], model.reward_std)
+                loss = image_nll(prediction, images) + reward_nll.mean()
                 loss = loss + model.kl.weighted({name: value.sum(-1) for name, value in kl.items()})
             with part("backward"):
                 agent.model_optimizer.zero_grad()
@@ -238,9 +239,9 @@ def update_parts(agent: Agent, config: Config, repeats: int) -> dict[str, float]
             with part("optimizer"):
                 torch.nn.utils.clip_grad_norm_(model.parameters(), agent.clip or float("inf"))
                 agent.model_optimizer.step()
-            belief, state = latent.map(torch.detach)["x"]
+            signal = PolicyBatch(*latent.map(torch.detach)["x"], batch["action"], shares["x"].detach())
             with part("policy"), without_gradients(model):
-                agent.policy.update(PolicyBatch(belief, state, batch["action"]), agent.mdp, agent.random)
+                agent.policy.update(signal, agent.mdp, agent.random)
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}
 
 

@@ -107,7 +107,7 @@ def _check(config: Config) -> None:
                 raise UserError(f"model.{name}.{key}={width}: must be 0: model={model.name} has no {name}.")
     if train.overlap and train.collect_workers == 0:
         raise UserError("train.overlap=true: the environments need their own process: set train.collect_workers=1.")
-    if kl.free_nats_strategy == "B" and kl.beta_y > kl.beta_x:
+    if kl.free_nats_strategy == "B" and kl.beta_y > kl.beta_x and model.name != "dreamer":
         raise UserError(f"model.kl.beta_y={kl.beta_y}: strategy B needs at most model.kl.beta_x={kl.beta_x}.")
     if env.episode_steps < env.action_repeat:
         raise UserError(f"env.episode_steps={env.episode_steps}: must be at least {env.action_repeat} (action_repeat).")

@@ -128,10 +128,10 @@ class SACConfig:
     actor_lr: float = option(3e-4, "learning rate of the actor", above=0)
     critic_lr: float = option(3e-4, "learning rate of the critics", above=0)
     temperature_lr: float = option(3e-4, "learning rate of the temperature", above=0)
-    initial_temperature: float = option(0.1, "weight of the entropy at the start", above=0)
+    initial_temperature: float = option(1.0, "weight of the entropy at the start", above=0)
     target_entropy: float | None = option(None, "entropy aimed at; null: minus the number of actions")
-    eps: float = option(1e-8, "Adam's epsilon", above=0)
-    clip: float | None = option(None, "largest gradient norm of each net; null: no clipping", above=0)
+    eps: float = option(1e-7, "Adam's epsilon", above=0)
+    actor_clip: float | None = option(None, "largest gradient norm of the actor; null: no clipping", above=0)
 
 
 @dataclass

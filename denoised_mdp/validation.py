@@ -15,6 +15,9 @@ from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.schema import POLICIES
 
+RETIRED = ("policy.clip",)
+"""options of saved configurations that no longer exist; where they are null, nothing is lost"""
+
 LARGEST = 2**63 - 1  # whole number; arrays and tensors hold no larger one
 
 
@@ -30,6 +33,8 @@ def build(kind: Any, tree: Any, path: str = "") -> Any:
     hints = typing.get_type_hints(kind)
     values = {}
     for key, value in tree.items():
+        if key not in fields and value is None and f"{path}{key}" in RETIRED:
+            continue
         if key not in fields:
             hint = did_you_mean(f"{path}{key}", [path + name for name in fields])
             raise UserError(f"unknown option '{path}{key}'.{hint}")

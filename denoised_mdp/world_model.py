@@ -24,7 +24,8 @@ class KLWeights:
     alpha scales all of them (1 at 64 pixels, 2 at 96); beta_y, beta_z in (0, 1]: smaller means a smaller,
     cleaner x, 1 is no regularization. Strategy A clamps each element of KL_x from below at `free_nats`. Strategy B
     splits beta_x KL_x = beta_y KL_x + (beta_x - beta_y) KL_x into the bound's own term and the regularizer, and
-    clamps KL_x in the first alone: beta_y max(KL_x, free_nats) + (beta_x - beta_y) KL_x.
+    clamps KL_x in the first alone: beta_y max(KL_x, free_nats) + (beta_x - beta_y) KL_x. Without y (Dreamer) there is
+    no regularizer, and B is A.
     """
 
     alpha: float = 1.0
@@ -37,7 +38,7 @@ class KLWeights:
     def weighted(self, kl: dict[str, Tensor]) -> Tensor:
         """KL per latent {name: [T, B]} nats -> the weighted scalar alpha * (...), mean over T and B."""
         clamped = kl["x"].clamp(min=self.free_nats).mean()
-        if self.free_nats_strategy == "A":
+        if self.free_nats_strategy == "A" or "y" not in kl:
             total = self.beta_x * clamped
         else:
             total = self.beta_y * clamped + (self.beta_x - self.beta_y) * kl["x"].mean()
@@ -142,12 +143,12 @@ class WorldModel(nn.Module):
 
     def loss(
         self, observation: Tensor, action: Tensor, reward: Tensor, is_first: Tensor, noise: Tensor
-    ) -> tuple[Tensor, Latent, dict[str, Tensor]]:
+    ) -> tuple[Tensor, Latent, dict[str, Tensor], dict[str, Tensor]]:
         """The variational bound of a batch: reconstruction + weighted KL (Wang et al. 2022, equation 5).
 
         observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first bool [T, B],
         noise [T, B, S]. Every segment starts from the zero latent. Returns the scalar loss in nats, the posterior
-        latents [T, B, ...] (still attached) and detached metrics as tensors.
+        latents [T, B, ...] and their reward shares {name: [T, B]} (still attached) and detached metrics as tensors.
         """
         images = self.float_images(observation)  # [T B, 3, H, W]
         embed = self.encoder(images).unflatten(0, observation.shape[:2])  # [T, B, E]
@@ -168,7 +169,7 @@ class WorldModel(nn.Module):
         }
         metrics |= {f"model/kl_{name}": part.mean() for name, part in kl.items()}
         metrics |= {f"model/reward_{name}": share.mean() for name, share in shares.items()}
-        return loss, latent, {name: value.detach() for name, value in metrics.items()}
+        return loss, latent, shares, {name: value.detach() for name, value in metrics.items()}
 
 
 class LatentMDP:

@@ -211,8 +211,8 @@ def model_loss(w, batch, noise, *, size, alpha, beta_y, beta_z, free_nats, strat
     reward_term = nll(sum(shares.values()), batch["reward"]).mean()
     kls = {n: kl(*(v[key] for key in ("q_mean", "q_std", "p_mean", "p_std"))) for n, v in latent.items()}
     clamped = kls["x"].clamp(min=free_nats)
-    x_term = clamped if strategy == "A" else beta_y * clamped + (1 - beta_y) * kls["x"]
-    weighted = x_term.mean()
+    b = beta_y if strategy == "B" and "y" in kls else 1.0  # without y nothing regularizes x
+    weighted = b * clamped.mean() + (1 - b) * kls["x"].mean()
     for n, beta in (("y", beta_y), ("z", beta_z)):
         if n in kls:
             weighted = weighted + beta * kls[n].mean()

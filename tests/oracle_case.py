@@ -51,7 +51,10 @@ def parameter_gradients(module):
 class Case:
     """A tiny agent with lively weights, a batch in which an episode begins inside a segment, and noise."""
 
-    def __init__(self, name="2b", size=64, policy=BackpropPolicy, strategy="A", model_eps=1e-7, returns=1.0, **options):
+    def __init__(
+        self, name="2b", size=64, policy=BackpropPolicy, strategy="A", clamped=0.5, model_eps=1e-7, returns=1.0,
+        **options,
+    ):  # fmt: skip
         torch.manual_seed(0)
         self.z_prior_uses_y = name != "2c-z-without-y"
         specs = structure(*STRUCTURES[name])
@@ -81,7 +84,7 @@ class Case:
         self.w, self.p = weights(self.model), weights(policy)
         self.kl = {"alpha": 2.0, "beta_y": 0.25, "beta_z": 0.5, "free_nats": 0.0}
         # Half of the elements of KL_x below the free nats, half above: a wrong or missing clamp shows.
-        self.kl["free_nats"] = float(self.oracle_loss()["kl"]["x"].detach().quantile(0.5))
+        self.kl["free_nats"] = float(self.oracle_loss()["kl"]["x"].detach().quantile(clamped))
         self.model.kl = KLWeights(**self.kl, free_nats_strategy=strategy)
 
     def oracle_loss(self, w=None, noise=None):
@@ -94,4 +97,5 @@ class Case:
     def x_latents(self):
         """The oracle's posterior (h^x, x) as a batch for a policy."""
         x = self.oracle_loss()["latent"]["x"]
-        return PolicyBatch(x["h"].detach(), x["s"].detach(), self.batch["action"])
+        h, s = x["h"].detach(), x["s"].detach()
+        return PolicyBatch(h, s, self.batch["action"], oracle.reward(self.w, "x", h, s).detach())

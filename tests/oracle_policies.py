@@ -78,14 +78,14 @@ def q_values(p, nets, features, action):
     return [mlp(p, f"{nets}.nets.{i}", v, layers=3)[..., 0] for i in range(2)]
 
 
-def sac_critic_loss(w, p, h, s, action, noise, gamma):
-    """1/2 squared error to r_x(x') + gamma (min Q_target(x', a') - temperature log pi(a' | x'))."""
+def sac_critic_loss(p, h, s, r, action, noise, gamma):
+    """1/2 squared error to r_x(x') + gamma (min Q_target(x', a') - temperature log pi(a' | x')); r_x of h, s is r."""
     features = torch.cat([h, s], -1).detach()
     following = features[1:]
     next_action, log_prob = act(p, following, noise)
     temperature = torch.exp(p["log_temperature"])
     future = torch.minimum(*q_values(p, "targets", following, next_action)) - temperature * log_prob
-    target = (reward(w, "x", h[1:], s[1:]) + gamma * future).detach()
+    target = (r[1:] + gamma * future).detach()
     return sum(0.5 * ((q - target) ** 2).mean() for q in q_values(p, "critics", features[:-1], action[1:]))
 
 
@@ -99,11 +99,11 @@ def sac_actor_loss(p, h, s, noise):
 
 
 def sac_temperature_loss(p, log_prob, target_entropy):
-    """-temperature (log pi + target entropy), mean."""
-    return -(torch.exp(p["log_temperature"]) * (log_prob.detach() + target_entropy)).mean()
+    """-log(temperature) (log pi + target entropy), mean."""
+    return -(p["log_temperature"] * (log_prob.detach() + target_entropy)).mean()
 
 
-def sac_step(w, p, h, s, action, next_noise, noise, optimizers, *, gamma, tau):
+def sac_step(p, h, s, r, action, next_noise, noise, optimizers, *, gamma, tau):
     """Critics, actor against the new critics, temperature, targets; returns new weights, losses, gradients."""
     losses, grads, new = {}, {}, p
 
@@ -113,7 +113,7 @@ def sac_step(w, p, h, s, action, next_noise, noise, optimizers, *, gamma, tau):
         grads.update(found)
         return optimizers[part].step(new, found)
 
-    new = step("critics", sac_critic_loss(w, new, h, s, action, next_noise, gamma))
+    new = step("critics", sac_critic_loss(new, h, s, r, action, next_noise, gamma))
     actor_loss, log_prob = sac_actor_loss(new, h, s, noise)
     new = step("actor", actor_loss)
     new = step("temperature", sac_temperature_loss(new, log_prob, -action.shape[-1]))

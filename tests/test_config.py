@@ -48,7 +48,7 @@ def test_paper_presets_have_the_betas_of_table_d5(task, policy):
         if policy == "sac":
             rates = (config.policy.actor_lr, config.policy.critic_lr, config.policy.temperature_lr)
             assert rates == (1e-4,) * 3 if slow else rates == (3e-4,) * 3
-            assert config.policy.clip == (100 if slow else None)
+            assert config.policy.actor_clip == (100 if slow else None)
         else:
             assert (config.policy.actor_lr, config.policy.value_lr, config.policy.clip) == (8e-5, 8e-5, 100)
 
@@ -72,6 +72,9 @@ def test_defaults_are_the_papers():
     assert (config.policy.horizon, config.policy.gamma, config.policy.lambda_) == (15, 0.99, 0.95)
     assert (config.env.size, config.env.action_repeat, config.env.episode_steps) == (64, 2, 1000)
     assert config.distractors == {}
+    sac = load_config(["policy=sac"]).policy
+    assert (sac.initial_temperature, sac.eps, sac.actor_clip, sac.target_entropy) == (1, 1e-7, None, None)
+    assert (sac.gamma, sac.tau, sac.actor_lr, sac.critic_lr, sac.temperature_lr) == (0.99, 0.005, *[3e-4] * 3)
 
 
 def test_structures_have_the_papers_sizes():
@@ -102,8 +105,8 @@ def test_every_preset_goes_with_every_structure_and_policy(preset, model, policy
 
 def test_the_command_line_wins_over_presets_in_any_order():
     preset = "preset=paper/walker_walk_video_background"
-    config = load_config(["model.kl.beta_y=0.5", "policy=sac", "policy.clip=null", preset, "distractors=none"])
-    assert (config.model.kl.beta_y, config.policy.clip, config.policy.actor_lr) == (0.5, None, 1e-4)
+    config = load_config(["model.kl.beta_y=0.5", "policy=sac", "policy.actor_clip=null", preset, "distractors=none"])
+    assert (config.model.kl.beta_y, config.policy.actor_clip, config.policy.actor_lr) == (0.5, None, 1e-4)
     assert config.distractors == {}
     config = load_config(["preset=debug", "model.y.belief=7", "model.x={belief: 5, state: 3}"])
     assert sizes(config)[:2] == ((5, 3), (7, 6))
@@ -369,6 +372,26 @@ def test_updates_fall_due_after_the_prefill_and_then_at_an_interval(prefill, eve
     config.train.prefill_steps, config.train.train_every, config.train.updates = prefill, every, updates
     for step in (0, prefill - 1, prefill, prefill + 1, prefill + every - 1, prefill + every, prefill + 7 * every):
         assert config.updates_due(step) == updates * sum(step >= prefill + n * every for n in range(9))
+
+
+def test_runs_of_sac_saved_with_the_clip_of_all_nets_are_read_if_it_was_off(tmp_path):
+    config = load_config(["policy=sac"])
+    save_config(config, tmp_path / "config.yaml")
+    tree = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    for clip in (None, 100.0):
+        old = tree | {"policy": {key: value for key, value in tree["policy"].items() if key != "actor_clip"}}
+        old["policy"]["clip"] = clip
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
+        if clip is None:
+            assert read_config(tmp_path) == config
+        else:
+            with pytest.raises(UserError, match="unknown option 'policy.clip'"):
+                read_config(tmp_path)
+
+
+def test_dreamer_has_no_use_for_a_regularizer():
+    """Strategy B splits by beta_y, which without y is nothing: no value of it is wrong."""
+    assert load_config(["model=dreamer", "model.kl.free_nats_strategy=B", "model.kl.beta_x=0.5"]).model.kl.beta_y == 1
 
 
 def test_derived_folders_tell_runs_apart():

@@ -186,7 +186,7 @@ def test_nats_and_reconstruction_of_a_frozen_model_are_the_loss_own():
         "reward": np.zeros((11, 3), np.float32),
         "is_first": np.arange(11)[:, None].repeat(3, 1) == 0,
     }
-    _, _, metrics = agent.world_model.loss(**agent.to_device(batch), noise=noise)
+    *_, metrics = agent.world_model.loss(**agent.to_device(batch), noise=noise)
     for name in "xyz":
         assert found.nats[name] == pytest.approx(float(metrics[f"model/kl_{name}"]), rel=1e-4)
 

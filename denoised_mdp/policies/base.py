@@ -28,6 +28,8 @@ class PolicyBatch:
     """x, a posterior sample, [T, B, S_x]"""
     action: Tensor
     """[T, B, A]: row t holds the action that *led to* latent t; row t + 1 what was done in latent t"""
+    reward: Tensor
+    """mean of r_x in these latents, [T, B], from the pass that made them; `LatentMDP.reward` has newer weights"""
 
     @property
     def features(self) -> Tensor:

@@ -48,13 +48,13 @@ class SACPolicy(Policy):
         actor_lr: float = 3e-4,
         critic_lr: float = 3e-4,
         temperature_lr: float = 3e-4,
-        initial_temperature: float = 0.1,
+        initial_temperature: float = 1.0,
         target_entropy: float | None = None,
-        eps: float = 1e-8,
-        clip: float | None = None,
+        eps: float = 1e-7,
+        actor_clip: float | None = None,
     ):
         super().__init__()
-        self.gamma, self.tau, self.clip = gamma, tau, clip
+        self.gamma, self.tau, self.actor_clip = gamma, tau, actor_clip
         self.target_entropy = -float(mdp.action_size) if target_entropy is None else target_entropy
         self.actor = Actor(
             mdp.feature_size, mdp.action_size, hidden=hidden, layers=actor_layers, initial_std=initial_std
@@ -75,17 +75,17 @@ class SACPolicy(Policy):
             torch.randn(like.shape, device=like.device, dtype=like.dtype, generator=generator) for _ in range(2)
         )
 
-    def critic_loss(self, batch: PolicyBatch, mdp: LatentMDP, noise: Tensor) -> Tensor:
+    def critic_loss(self, batch: PolicyBatch, noise: Tensor) -> Tensor:
         """Squared error to r + gamma (min Q_target(x', a') - temperature log pi(a' | x')), a' fresh at x'.
 
-        Mean over [T - 1, B], summed over the two nets, with the factor 1/2.
+        r is r_x(x') as the batch has it. Mean over [T - 1, B], summed over the two nets, with the factor 1/2.
         """
         features = batch.features  # [T, B, F]
         following = features[1:]
         with torch.no_grad():
             action, log_prob = self.actor.sample_with_log_prob(following, noise)
             soft_value = self.targets(following, action).amin(0) - self.log_temperature.exp() * log_prob
-            target = mdp.reward(following) + self.gamma * soft_value  # [T - 1, B]
+            target = batch.reward[1:] + self.gamma * soft_value  # [T - 1, B]
         return 0.5 * (self.critics(features[:-1], batch.action[1:]) - target).square().mean((1, 2)).sum()
 
     def actor_loss(self, batch: PolicyBatch, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,19 +96,25 @@ class SACPolicy(Policy):
         return (self.log_temperature.exp().detach() * log_prob - value).mean(), log_prob
 
     def temperature_loss(self, log_prob: Tensor) -> Tensor:
-        """Raises the temperature while the entropy is below its target."""
-        return -(self.log_temperature.exp() * (log_prob.detach() + self.target_entropy)).mean()
+        """-log(temperature) (log pi + target entropy), mean: raises it while the entropy is below its target.
+
+        In the logarithm: the gradient does not shrink with the temperature.
+        """
+        return -(self.log_temperature * (log_prob.detach() + self.target_entropy)).mean()
 
     def update(
         self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None, noise=None
     ) -> dict[str, Tensor]:
-        """Critics, then actor, then temperature, then the targets; `noise` overrides `draw_noise`'s."""
+        """Critics, then the actor on the new critics, then the temperature with the actor's log pi, then the targets.
+
+        `noise` overrides `draw_noise`'s.
+        """
         next_noise, noise = noise or self.draw_noise(batch, mdp, generator)
-        critic_loss = self.critic_loss(batch, mdp, next_noise)
-        critic_norm = optimize(critic_loss, self.optimizers["critics"], self.clip)
+        critic_loss = self.critic_loss(batch, next_noise)
+        critic_norm = optimize(critic_loss, self.optimizers["critics"], None)
         with without_gradients(self.critics):
             actor_loss, log_prob = self.actor_loss(batch, noise)
-            actor_norm = optimize(actor_loss, self.optimizers["actor"], self.clip)
+            actor_norm = optimize(actor_loss, self.optimizers["actor"], self.actor_clip)
         optimize(self.temperature_loss(log_prob), self.optimizers["temperature"], None)
         with torch.no_grad():
             for target, source in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
