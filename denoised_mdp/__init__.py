@@ -8,10 +8,11 @@ from .envs import register_envs
 from .errors import UserError
 
 if TYPE_CHECKING:
+    from .environments import make_env
     from .loading import load
 
 __version__ = "0.1.0"
-__all__ = ["UserError", "load", "register_envs"]
+__all__ = ["UserError", "load", "make_env", "register_envs"]
 
 register_envs()
 
@@ -21,4 +22,8 @@ def __getattr__(name: str):
         from .loading import load
 
         return load
+    if name == "make_env":  # neither is what reads configurations
+        from .environments import make_env
+
+        return make_env
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from .agent import build_agent
+from .environments import environment_maker
 from .envs import make_env
 from .envs.pool import EnvironmentPool
 from .errors import UserError
-from .loading import environment_maker
 from .machine import resident_memory
 from .replay import Replay
 from .runtime import configure_acting

@@ -18,11 +18,11 @@ import torch
 
 from .agent import Agent, build_agent
 from .config import differences, read_config
+from .environments import environment_maker
 from .envs.video import SPLITS, open_clips
 from .errors import UserError
 from .evaluation import MAX_PARALLEL
 from .lanes import Lanes
-from .loading import environment_maker
 from .logging import data_size, duration
 from .machine import GIB, peak_memory, random_batch
 from .runtime import configure, configure_acting, precision_name

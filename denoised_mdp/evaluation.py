@@ -14,10 +14,11 @@ import torch
 
 from .acting import Carry
 from .agent import Agent
+from .environments import environment_maker
 from .envs.options import SHOWING_CLIPS
 from .envs.pool import EnvironmentPool
 from .envs.seeding import generator
-from .loading import environment_maker, load_run
+from .loading import load_run
 from .rssm import Latent
 
 MAX_PARALLEL = 10

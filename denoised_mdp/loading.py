@@ -1,30 +1,20 @@
-"""From a run folder to a living agent and its environments."""
+"""From a run folder to a living agent."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import gymnasium as gym
 
 from . import checkpoint as checkpoints
 from .agent import Agent, build_agent
 from .config import differences, read_config, save_config
-from .envs import make_env
 from .errors import UserError
 from .runs import RunFolder
 from .runtime import resolve_device, resolve_precision
 from .schema import Config
 from .validation import build
-
-
-def environment_maker(config: Config, split: str = "train") -> Callable[[], gym.Env]:
-    """A function without arguments (picklable) that makes the run's environment with clips of `split`."""
-    options = dict(vars(config.env), distractors=config.distractors, split=split, clips_seed=config.seed)
-    return functools.partial(make_env, options.pop("task"), **options)
 
 
 def prepare(config: Config, run: RunFolder) -> None:
@@ -77,7 +67,8 @@ def load(run: Path | str, *, checkpoint: int | None = None, device: str = "auto"
     >>> agent = denoised_mdp.load("runs/quickstart")
     >>> action, carry = agent.act(observation, carry)   # carry=None begins an episode
 
-    observation: uint8 [H, W, 3] or [B, H, W, 3]; action: float32 [A] or [B, A] in [-1, 1].
+    observation: uint8 [H, W, 3] or [B, H, W, 3]; action: float32 [A] or [B, A] in [-1, 1]. `agent.config` is the run's
+    configuration, `denoised_mdp.make_env("runs/quickstart")` its environment.
 
     Args:
         run: the run folder. checkpoint: a step (default: the newest). device: auto, cpu, cuda or cuda:N.

@@ -17,12 +17,13 @@ from .analysis import render
 from .analysis.factors import QuickProbe
 from .collector import Ahead, Collector, Turn
 from .config import save_config
+from .environments import environment_maker
 from .envs.seeding import generator, generator_state, restore_generator
 from .errors import EnvironmentFailure, UserError
 from .evaluation import EvaluationResult, evaluate, evaluation_seeds
 from .finite import FiniteCheck
 from .lanes import Lanes
-from .loading import environment_maker, fitting, prepare
+from .loading import fitting, prepare
 from .logging import Logger, Progress, data_size
 from .machine import record_start
 from .read_ahead import ReadAhead

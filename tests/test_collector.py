@@ -14,9 +14,10 @@ from denoised_mdp import trainer as trainer_module
 from denoised_mdp.cli import main
 from denoised_mdp.collector import Ahead, Collector, Row
 from denoised_mdp.compare import compare
+from denoised_mdp.environments import environment_maker
 from denoised_mdp.errors import UserError
 from denoised_mdp.lanes import Lanes
-from denoised_mdp.loading import environment_maker, prepare
+from denoised_mdp.loading import prepare
 from denoised_mdp.read_ahead import ReadAhead
 from denoised_mdp.replay import Replay
 from denoised_mdp.resident import ResidentReplay

@@ -18,7 +18,7 @@ LAYERS = (
     "envs graph gru networks replay checkpoint runs logging runtime machine stopping",
     "composition validation rssm finite lanes",
     "acting compare config manual read_ahead resident world_model",
-    "policies",
+    "environments policies",
     "agent",
     "loading",
     "collector evaluation",
@@ -78,6 +78,7 @@ def test_every_layer_exists():
     "statement",
     [
         "import denoised_mdp; from denoised_mdp.envs import make_env; make_env('dot', suite='toy').reset(seed=0)",
+        "import denoised_mdp; denoised_mdp.make_env('dot', suite='toy').reset(seed=0)",
         "import denoised_mdp.replay",
         "from denoised_mdp.config import load_config; load_config(['preset=debug'])",
         "from denoised_mdp.cli import main; main(['train', 'env.taks=1'])",

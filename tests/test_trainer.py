@@ -6,10 +6,10 @@ import torch
 from small_runs import lines, tiny
 
 import denoised_mdp
+from denoised_mdp.environments import environment_maker
 from denoised_mdp.envs.toy import CountingEnv
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
-from denoised_mdp.loading import environment_maker
 from denoised_mdp.runs import RunFolder
 from denoised_mdp.trainer import Trainer, train
 

@@ -13,9 +13,10 @@ from small_runs import tiny
 from denoised_mdp import trainer as trainer_module
 from denoised_mdp.agent import build_agent
 from denoised_mdp.collector import Collector
+from denoised_mdp.environments import environment_maker
 from denoised_mdp.evaluation import evaluate
 from denoised_mdp.lanes import Lanes
-from denoised_mdp.loading import environment_maker, prepare
+from denoised_mdp.loading import prepare
 from denoised_mdp.resident import ResidentReplay
 from denoised_mdp.runs import RunFolder
 from denoised_mdp.schema import SACConfig

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from ..agent import Agent
+from ..environments import environment_maker
 from ..envs.options import DISTRACTORS
 from ..envs.paired import replay
 from ..errors import UserError
 from ..evaluation import EvaluationResult, evaluate
-from ..loading import environment_maker
 from ..rssm import Latent
 from ..schema import Config
 from .data import Frozen, Recording, freeze, probe_seeds, record

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..environments import environment_maker
 from ..envs.factors import factors
 from ..errors import UserError
-from ..loading import environment_maker
 from .data import freeze, probe_seeds, record
 from .factor_tables import as_tree, factor_lines, factor_rows, groups_of_seeds, headline_text, pooled
 from .factors import PROBES, FactorMatrix, Split, factor_matrix, random_splits, stack, targets_of

@@ -17,9 +17,10 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from ..agent import Agent
+from ..environments import environment_maker
 from ..errors import UserError
 from ..evaluation import Episode, evaluate, evaluation_seeds
-from ..loading import environment_maker, load_run
+from ..loading import load_run
 from ..networks import float_to_images
 from ..rssm import Latent
 

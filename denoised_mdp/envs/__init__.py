@@ -69,6 +69,7 @@ def make_env(
     clips = os.fspath(clips) if isinstance(clips, os.PathLike) else clips
     recipe = dict(locals())
     from denoised_mdp.envs.pixels import PixelEnv
+    from denoised_mdp.envs.video import check_split
 
     for name, number in (("size", size), ("action_repeat", action_repeat), ("episode_steps", episode_steps)):
         _check_whole(name, number, 1)
@@ -77,6 +78,7 @@ def make_env(
         _check_whole("seed", seed, 0)
     if not isinstance(clips, str):
         raise UserError(f"clips must be a text or a path, such as 'procedural' or a folder, not {clips!r}.")
+    check_split(split)
     if render_mode not in (None, "rgb_array"):
         raise UserError(f"There is no render_mode {render_mode!r}: use 'rgb_array'.")
     if task not in (known := tasks(suite)):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs.quadrants import quadrants_of
+from denoised_mdp.errors import did_you_mean
 
 
 class ActionRepeat(gym.Wrapper, gym.utils.EzPickle):
@@ -68,7 +71,11 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         With `seed` the physics and every distractor get new generators, each derived from it by name;
         without, their streams continue. ``options={"distractor_seed": int}`` replaces the seed for the
         distractors alone.
+
+        Raises:
+            ValueError: an option that does not exist, or of another type.
         """
+        _check_options(options)
         if seed is None:
             seed, self._first_seed = self._first_seed, None
         super().reset(seed=seed)
@@ -76,8 +83,14 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         return self.world.frame(), self.info()
 
     def step(self, action: np.ndarray):
-        """Apply `action` [A] for `action_repeat` inner steps and draw the frame after the last one."""
-        _, reward, terminated, truncated, _ = self._stepper.step(action)
+        """Apply `action` [A] for `action_repeat` inner steps and draw the frame after the last one.
+
+        Numbers beyond [-1, 1] count as the nearest within.
+
+        Raises:
+            ValueError: the action has another shape, or is not of finite numbers.
+        """
+        _, reward, terminated, truncated, _ = self._stepper.step(_checked_action(action, self.action_space.shape))
         return self.world.frame(), reward, terminated, truncated, self.info()
 
     def render(self) -> np.ndarray:
@@ -105,3 +118,27 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         """Continue exactly where `get_state` was taken, in this or an equally made environment."""
         self._first_seed = None
         self.world.set_state(state)
+
+
+def _checked_action(action: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a copy of an action: what the worlds do to it does not reach the caller's."""
+    try:
+        array = np.array(action)
+    except (TypeError, ValueError):  # a list of unequal parts, a tensor that is not on the host
+        array = np.array(None)
+    numbers, right = array.dtype.kind in "iuf", array.shape == shape
+    if not numbers or not right or not np.isfinite(array).all():
+        found = f"{array.dtype} {list(array.shape)}" if numbers and array.ndim and not right else repr(action)
+        raise ValueError(f"action is {found}: give {list(shape)} finite numbers, from -1 to 1")
+    return array
+
+
+def _check_options(options: Any) -> None:
+    """Raise ValueError unless these are options of a reset."""
+    if options is not None and not isinstance(options, Mapping):
+        raise ValueError(f"options are {options!r}: give None or a dict, such as {{'distractor_seed': 1}}")
+    for name, value in (options or {}).items():
+        if name != "distractor_seed":
+            raise ValueError(f"reset has no option {name!r}.{did_you_mean(str(name), ['distractor_seed'])}")
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"distractor_seed is {value!r}: give a whole number of at least 0")

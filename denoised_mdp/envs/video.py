@@ -142,8 +142,7 @@ def open_clips(
     Raises:
         UserError: no such folder, no videos there, or an unknown split.
     """
-    if split not in (*SPLITS, ALL):
-        raise UserError(f"Unknown split {split!r} of the clips.{did_you_mean(split, (*SPLITS, ALL))}")
+    check_split(split)
     kind, _, detail = clips.partition(":")
     if kind == "procedural":
         if not re.fullmatch(r"\d{0,9}", detail, re.ASCII):
@@ -156,6 +155,12 @@ def open_clips(
         return [_file(path, size, color, frames, resize) for path in find_videos(clips, split)]
     except OSError as error:
         raise UserError(f"Cannot look for videos at {clips} ({error}).") from error
+
+
+def check_split(split: str) -> None:
+    """Raise UserError when there is no such split."""
+    if split not in (*SPLITS, ALL):
+        raise UserError(f"Unknown split {split!r} of the clips.{did_you_mean(str(split), (*SPLITS, ALL))}")
 
 
 def find_videos(clips: str, split: str) -> list[Path]:

@@ -84,8 +84,8 @@ def probe(run: Path, episodes: int) -> tuple[dict, list[dict]]:
     from denoised_mdp.analysis.factors import factor_matrix, random_splits, stack, targets_of
     from denoised_mdp.analysis.invariance import measure_invariance, record_grid
     from denoised_mdp.analysis.results import subjects
+    from denoised_mdp.environments import environment_maker
     from denoised_mdp.envs.factors import factors
-    from denoised_mdp.loading import environment_maker
 
     began = time.process_time()
     subject = next(subjects([run], None, "cpu"))
@@ -120,8 +120,9 @@ def earn(run: Path, episodes: int) -> dict[str, float]:
     """Columns of a run's row that say what it earns, on the same physics under each kind of distractors."""
     from denoised_mdp.analysis.data import probe_seeds
     from denoised_mdp.analysis.invariance import paired_change, variations
+    from denoised_mdp.environments import environment_maker
     from denoised_mdp.evaluation import evaluate
-    from denoised_mdp.loading import environment_maker, load_run
+    from denoised_mdp.loading import load_run
 
     config, agent, _ = load_run(run, device="cpu")
     seeds, kinds = probe_seeds(2, episodes), variations(config)

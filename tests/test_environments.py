@@ -1,0 +1,153 @@
+"""The environment of a run, from Python; what environments refuse to be given."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_agent
+from small_runs import tiny
+
+import denoised_mdp
+from denoised_mdp.cli import main
+from denoised_mdp.config import save_config
+from denoised_mdp.environments import environment_maker
+from denoised_mdp.envs import make_env
+from denoised_mdp.errors import UserError
+from denoised_mdp.evaluation import evaluation_seeds
+from denoised_mdp.runs import RunFolder
+from denoised_mdp.trainer import train
+
+README = Path(__file__).parents[1] / "README.md"
+VIDEO = "distractors={camera_jitter: {}, video_background: {frames: 20, strength: 0.7}}"
+
+
+def readme(section: str) -> str:
+    """The first block of Python in a section of the README."""
+    return re.search(rf"### {section}\n.*?```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_readme_plays_what_evaluate_plays(tmp_path, clips, monkeypatch, capsys):
+    """With an action repeat, length, size and distractors of the run's own; `evaluate` prints hundredths."""
+    monkeypatch.chdir(tmp_path)
+    short = ["train.total_steps=80", "train.eval_every=0", "env.action_repeat=4", f"env.clips={clips}"]
+    assert train(tiny(Path("runs/quickstart"), VIDEO, *short))
+    capsys.readouterr()
+    shown = []
+    for split in ("train", "test"):
+        assert main(["evaluate", "runs/quickstart", "--episodes", "3", "--split", split, "--device", "cpu"]) == 0
+        printed = [float(value) for value in re.findall(r"episode +\d +return +(\S+)", capsys.readouterr().out)]
+        program = readme("Load").replace('make_env("runs/quickstart")', f'make_env("runs/quickstart", split="{split}")')
+        assert split in program and 'load("runs/quickstart")' in program
+        names = {}
+        exec(program, names)
+        env, agent = names["env"], names["agent"]
+        played = [names["play"](seed) for seed in evaluation_seeds(agent.config.seed, 3)]
+        np.testing.assert_allclose(played, printed, atol=0.00501)
+        assert len(set(printed)) == 3 and env.action_repeat == agent.config.env.action_repeat == 4
+        shown.append({clip.name for clip in env.world.env._stream.clips})
+        assert 'sample=False' in README.read_text()
+        observation, _ = env.reset(seed=1)
+        first, second = (agent.act(observation, sample=False, generator=torch.Generator()) for _ in range(2))
+        assert np.array_equal(first[0], second[0]) and torch.equal(first[1].latent.state, second[1].latent.state)
+        env.close()
+    assert shown[0] and shown[1] and not shown[0] & shown[1]
+
+
+def run_of(path, *options):
+    """A run folder with nothing but its configuration."""
+    config = tiny(path, *options)
+    save_config(config, RunFolder.create(path).config)
+    return config
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_run_has_its_own_environment(tmp_path, monkeypatch):
+    """Every field of `env` arrives, as do distractors, their options and the seed of the clips."""
+    options = ["env.action_repeat=4", "env.size=96", "env.clips=procedural:3", "seed=5"]
+    config = run_of(tmp_path / "dot", VIDEO, *options)  # a task's name, in a path
+    for source in (tmp_path / "dot", str(tmp_path / "dot")):
+        with_defaults = denoised_mdp.make_env(source)
+        assert with_defaults.recipe == environment_maker(config)().recipe
+        with_defaults.close()
+    expected = {**vars(config.env), "distractors": config.distractors, "clips_seed": 5, "split": "train"}
+    assert {name: with_defaults.recipe[name] for name in expected} == expected
+    other = denoised_mdp.make_env(tmp_path / "dot", split="test", episode_steps=7, seed=1)
+    assert other.recipe == with_defaults.recipe | {"split": "test", "episode_steps": 7, "seed": 1}
+    monkeypatch.chdir(tmp_path)
+    assert denoised_mdp.make_env("./dot").action_repeat == 4
+    assert denoised_mdp.make_env(Path("dot")).action_repeat == 4
+    assert denoised_mdp.make_env("dot", suite="toy").action_repeat == 2  # the task
+
+
+@pytest.mark.parametrize(("source", "options", "words"), [
+    ("runs/none", {}, "There is no run at runs/none: it does not exist"),
+    ("cheetah_rnu", {}, "'cheetah_rnu' is neither a run folder nor a task. Did you mean 'cheetah_run'?"),
+    ("dot", {}, "Task 'dot' is none of suite 'dmc': choose suite 'toy'"),
+    (None, {}, "make_env needs a run folder or the name of a task, not None"),
+    (small_agent, {}, "make_env needs a run folder or the name of a task"),
+    ("run", {"split": "tset"}, "Unknown split 'tset'.*Did you mean 'test'?"),
+    ("run", {"size": 0}, "size must be a whole number"),
+    ("empty", {}, "There is no run at empty: it has no config.yaml"),
+])  # fmt: skip
+def test_what_is_no_run_is_one_line(tmp_path, monkeypatch, source, options, words):
+    run_of(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words) as error:
+        denoised_mdp.make_env(source, **options)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("action", "words"), [
+    (0.5, "action is 0.5: give"),
+    (None, "action is None: give"),
+    ([0.1], r"action is float64 \[1\]: give"),
+    (np.zeros((2, 1)), r"action is float64 \[2, 1\]: give"),
+    (np.zeros(3, int), r"action is int64 \[3\]: give"),
+    ([0.1, float("nan")], "action is .*nan.*: give"),
+    (np.array([np.inf, 0.0]), "action is .*inf.*: give"),
+    ("up", "action is 'up': give"),
+    (["0.1", "0.2"], "action is .*'0.1'.*: give"),
+    ([True, False], "action is .*True.*: give"),
+    ([[0.1], [0.2, 0.3]], "action is .*: give"),
+    (np.array([1j, 0]), "action is .*: give"),
+])  # fmt: skip
+def test_wrong_actions_are_named(make, action, words):
+    """And the episode goes on as if nothing had been asked."""
+    env, other = (make("dot", suite="toy") for _ in range(2))
+    env.reset(seed=0), other.reset(seed=0)
+    with pytest.raises(ValueError, match=rf"{words} \[2\] finite numbers, from -1 to 1"):
+        env.step(action)
+    for right in ([0, 1], [0.5, -7.0], np.float32([0.25, 1]), torch.tensor([0.0, -0.5])):
+        ours, theirs = env.step(right), other.step(np.clip(np.array(right), -1, 1))
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        assert ours[1:4] == theirs[1:4]
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"distractors_seed": 1}, "reset has no option 'distractors_seed'. Did you mean 'distractor_seed'?"),
+    ({"distractor_seed": 1, "speed": 2}, "reset has no option 'speed'"),
+    ({"distractor_seed": -1}, "distractor_seed is -1: give a whole number of at least 0"),
+    ({"distractor_seed": 1.0}, "distractor_seed is 1.0"),
+    ({"distractor_seed": "1"}, "distractor_seed is '1'"),
+    ({"distractor_seed": True}, "distractor_seed is True"),
+    ({"distractor_seed": None}, "distractor_seed is None"),
+    ("distractor_seed", "options are 'distractor_seed': give None or a dict"),
+    ([("distractor_seed", 1)], "options are .*: give None or a dict"),
+])  # fmt: skip
+def test_wrong_options_of_a_reset_are_named(make, options, words):
+    """And its streams go on as if nothing had been asked."""
+    env, other = (make("dot", suite="toy", distractors=["camera_jitter"]) for _ in range(2))
+    env.reset(seed=0), other.reset(seed=0)
+    with pytest.raises(ValueError, match=words):
+        env.reset(seed=3, options=options)
+    for right in (None, {}, {"distractor_seed": np.int64(4)}):
+        np.testing.assert_array_equal(env.reset(options=right)[0], other.reset(options=right)[0])
+
+
+def test_an_unknown_split_is_refused_without_clips_too():
+    with pytest.raises(UserError, match="Unknown split 'tset'"):
+        make_env("dot", suite="toy", split="tset")
