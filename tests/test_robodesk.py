@@ -10,10 +10,11 @@ from gymnasium.utils.env_checker import check_env
 from robodesk_case import ALL, MARKS, actions
 
 from denoised_mdp.envs import make_env, tasks
+from denoised_mdp.envs.distractors import SmoothWalk
 from denoised_mdp.envs.robodesk import SUBSTEPS, RoboDeskEnv
 from denoised_mdp.envs.robodesk_arm import Arm
-from denoised_mdp.envs.robodesk_camera import DESK, OVERSAMPLING, ROOM, RoomRenderer
-from denoised_mdp.envs.robodesk_scene import COLORS, WOOD_GAIN, asset_folder, build_model, wood_brightness
+from denoised_mdp.envs.robodesk_camera import DESK, OVERSAMPLING, ROOM, RoomRenderer, View
+from denoised_mdp.envs.robodesk_scene import ARM, COLORS, WOOD_GAIN, asset_folder, build_model, wood_brightness
 from denoised_mdp.errors import UserError
 
 pytestmark = MARKS
@@ -155,11 +156,37 @@ def test_inverse_kinematics_reaches_its_target(axis, sign):
         np.testing.assert_array_equal(env._data.qpos, before)
 
 
-def test_out_of_reach_is_as_close_as_it_gets():
+def test_inverse_kinematics_iterates_as_dm_control():
+    """Where the rounding errors in the null space of dm_control's least squares are cut off, to the last digits."""
+    from dm_control import mujoco as dm
+    from dm_control.utils.inverse_kinematics import qpos_from_site_pose
+
+    env, rng = RoboDeskEnv("stack"), np.random.default_rng(0)
+    physics = dm.Physics.from_model(dm.wrapper.MjModel(env._model))
+    differences = []
+    for seed in range(12):
+        env.reset(seed=seed)
+        start = env._data.qpos[:6].copy()
+        for reach in (0.01, 0.3):
+            goal = env._data.site_xpos[env._hand] + rng.uniform(-reach, reach, 3)
+            physics.data.qpos[:] = env._data.qpos
+            theirs = qpos_from_site_pose(physics, "end_effector", goal, joint_names=list(ARM[:6])).qpos[:6]
+            ours = env._arm.reach(env._data.qpos, goal)
+            differences.append(np.abs(ours - theirs).max())
+            if reach < 0.1:  # never a longer way
+                assert np.linalg.norm(ours - start) < np.linalg.norm(theirs - start) + 1e-6
+    assert np.median(differences) < 1e-9
+
+
+def test_out_of_reach_is_the_last_iterate():
     env = RoboDeskEnv("stack")
     env.reset(seed=0)
-    angles = env._arm.reach(env._data.qpos, np.array([0.0, 5.0, 5.0]))
-    assert np.isfinite(angles).all()
+    with pytest.MonkeyPatch.context() as patch:
+        ends = []
+        for iterations in (3, 4):
+            patch.setattr("denoised_mdp.envs.robodesk_arm.MAX_ITERATIONS", iterations)
+            ends.append(env._arm.reach(env._data.qpos, np.array([0.0, 5.0, 5.0])))
+    assert np.isfinite(ends).all() and (ends[0] != ends[1]).any()
 
 
 def test_actions_move_hand_wrist_and_gripper():
@@ -211,22 +238,88 @@ def test_pressing_a_button_pays_and_changes_the_television():
     signal, reward, *_ = world.step(np.array([0, 0, -1, 0, -1]))
     seen = world.situation()
     assert seen.pressed("green") and not seen.pressed("red") and not seen.pressed("blue")
-    assert seen.joints["green_button"] < -0.00453
+    assert seen.joints["green_light"] < -0.00453
     hue = dict(zip(world.signal_names, signal, strict=True))["hue/green"]
-    assert hue == pytest.approx(min(0.75 * -seen.joints["green_button"] / 0.005, 1))
-    green = 128 * (1 - hue) + 255 * hue
-    assert world.screen()[..., 1].mean() == pytest.approx(green, abs=0.5)
+    assert hue == pytest.approx(min(0.75 * -seen.joints["green_light"] / 0.005, 1))
+    green = round(128 * (1 - hue) + 255 * hue)
+    np.testing.assert_array_equal(world.screen()[..., 1], green)
     np.testing.assert_array_equal(world.screen()[..., [0, 2]], 128)
     near = 1 - np.linalg.norm(seen.hand - seen.places["green_button"])
     assert reward == pytest.approx(0.5 * green / 255 + 0.25 * near + 0.25)
     frame = world.frame()
     television = frame[5:40, 20:76].reshape(-1, 3).mean(0) - before[5:40, 20:76].reshape(-1, 3).mean(0)
     assert television[1] > 60 and np.abs(television[[0, 2]]).max() < 10
-    world._data.qpos[world._buttons] = [0.0, -0.0005, -0.005]  # up, by a tenth, down
+    world.close()
+
+
+def joint(world, name):
+    """Where a joint's position is in qpos."""
+    return world._model.joint(name).qposadr[0]
+
+
+def test_the_lamps_joint_is_read_and_not_the_buttons():
+    """They are coupled, but softly: at rest and pressed the positions in millimetres are others."""
+    world = RoboDeskEnv("tv_green_hue")
+    world.reset(seed=0)
+    for _ in range(30):
+        world.step(np.zeros(5))
+    places = 1000 * world._data.qpos[[joint(world, "green_button"), joint(world, "green_light")]]
+    np.testing.assert_allclose(places, [-0.524, 0.023], atol=1e-3)
+    push(world, "green", 180)
+    places = 1000 * world._data.qpos[[joint(world, "green_button"), joint(world, "green_light")]]
+    np.testing.assert_allclose(places, [-11.1, -6.9], atol=0.3)
+
+    world.reset(seed=0)
+    for name, pressed in (("green_button", False), ("green_light", True)):
+        world._data.qpos[[joint(world, "green_button"), joint(world, "green_light")]] = 0
+        world._data.qpos[joint(world, name)] = -0.006
+        assert world.situation().pressed("green") == pressed
+        np.testing.assert_allclose(world.sensors(), [0, 1.2 * pressed, 0])
+        assert dict(zip(world.signal_names, world.signal(), strict=True))["hue/green"] == pytest.approx(0.9 * pressed)
+        assert world.screen()[0, 0, 1] == (round(0.1 * 128 + 0.9 * 255) if pressed else 128)
+
+
+def test_lamps_follow_the_noisy_sensors_and_without_noise_the_pressed_buttons():
+    world = RoboDeskEnv("push_green")
+    world.reset(seed=0)
+    world._data.qpos[world._lights] = [0.0, -0.0045, -0.0046]  # up, almost pressed, pressed
+    world.frame()
+    rgba = world._model.geom_rgba[world._lamps]
+    np.testing.assert_allclose(rgba[:, 3], [0, 0, 0.4])
+    np.testing.assert_array_equal(rgba[2, :3], [0, 0, 1])
+    world._data.qpos[world._lights] = [0.0, -0.0005, -0.005]
+    world.sensor_error = np.array([-0.02, 0.0, 0.0])
     world.frame()
     lamps = world._model.geom_rgba[world._lamps]
-    np.testing.assert_allclose(lamps, [[0.5, 0.5, 0.5, 0.32], [0, 1, 0, 0.28], [0, 0, 1, 1]], atol=1e-6)
+    np.testing.assert_allclose(lamps, [[0.3, 0.3, 0.3, 0.44], [0, 1, 0, 0.28], [0, 0, 1, 1]], atol=1e-6)
     world.close()
+
+
+def test_the_reward_reads_the_rounded_texture():
+    world = RoboDeskEnv("tv_green_hue")
+    world.reset(seed=0)
+    world.picture = np.random.default_rng(0).integers(0, 256, (60, 120, 3), dtype=np.uint8)
+    world._data.qpos[world._lights[1]] = -0.001
+    hue, green = 0.75 * 0.2, world.picture[..., 1].astype(float)
+    texture = np.rint(green * (1 - hue) + 255 * hue).repeat(2, 0)  # [120, 120]
+    assert world.situation().screen[1] == pytest.approx(texture.mean() / 255, abs=1e-12)
+    world.frame()
+    address = world._model.tex_adr[world._model.texture("tv").id]
+    uploaded = world._model.tex_data[address : address + 3 * texture.size].reshape(120, 120, 3)
+    np.testing.assert_array_equal(uploaded[..., 1], texture)
+    np.testing.assert_array_equal(uploaded[..., [0, 2]], world.picture.repeat(2, 0)[..., [0, 2]])
+    world.close()
+
+
+def test_a_dry_run_of_the_wrist_and_the_fingers():
+    """Targets in closed form: the measured angle and 0.02 of 2.9671, cut off there; both fingers, absolutely."""
+    env = RoboDeskEnv("stack")
+    env.reset(seed=0)
+    for angle, turn, grip in ((0.5, 1.0, 0.5), (2.96, 1.0, -1.0), (-2.9671, -0.3, 1.0)):
+        env._data.qpos[6] = angle
+        targets = env._arm.targets(env._data, np.array([0, 0, 0, turn, grip]))
+        assert targets[6] == pytest.approx(np.clip(angle + 0.02 * 2.9671 * turn, -2.9671, 2.9671))
+        np.testing.assert_allclose(targets[7:], 0.04 * (grip + 1) / 2)
 
 
 @pytest.mark.parametrize("color", COLORS)
@@ -236,7 +329,7 @@ def test_each_television_task_has_its_own_colour(color):
     channel = COLORS.index(color)
     for index, other in enumerate(COLORS):
         world._data.qpos[:] = world._model.qpos0
-        world._data.qpos[world._model.joint(f"{other}_button").qposadr[0]] = -0.005
+        world._data.qpos[joint(world, f"{other}_light")] = -0.005
         screen = world.screen().mean((0, 1))
         assert (screen[channel] > 200) == (index == channel)
         np.testing.assert_allclose(np.delete(screen, channel), 128)
@@ -274,7 +367,7 @@ def test_the_part_that_is_drawn_equals_the_whole_cut(view, size):
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     part = RoomRenderer(model, size, view, "fast")
-    whole_view = type(view)(view.target, view.distance, view.elevation, (0.0, 0.0, 1.0, 1.0))
+    whole_view = View(view.target, view.distance, view.elevation, (0.0, 0.0, 1.0, 1.0))
     whole = RoomRenderer(model, size, whole_view, "fast")
     side = round(OVERSAMPLING * size)
     try:
@@ -288,6 +381,101 @@ def test_the_part_that_is_drawn_equals_the_whole_cut(view, size):
     finally:
         part.close()
         whole.close()
+
+
+def test_what_is_kept_of_180_pixels():
+    renderer = RoomRenderer(build_model(True, "fast"), 96, ROOM, "fast")
+    assert renderer._rgb.shape == (141, 180, 3) and renderer._rows == (39, 180)
+    renderer.close()
+
+
+def turned(distance, azimuth, elevation):
+    """From the eye to the target [3]."""
+    azimuth, elevation = np.deg2rad([azimuth, elevation])
+    level = np.cos(elevation)
+    return distance * np.array([level * np.cos(azimuth), level * np.sin(azimuth), np.sin(elevation)])
+
+
+def test_the_camera_stands_where_it_should_and_shakes_before_the_views_offset():
+    """Brute force: shake the package's pose, measure distance and angles of what comes out, and add to them."""
+    target, eye = np.array([0, 0.535, 1.1]), np.array([0, 0.535, 1.1]) - turned(1.8, 90, -60)
+    still = ROOM.pose(np.zeros(3), np.zeros(3))
+    np.testing.assert_allclose(still[0], [0.875, 0.935, 1.975])
+    np.testing.assert_allclose(still[1:], [2.95, 90, -47])
+    for shifts in np.random.default_rng(0).normal(0, 0.05, (20, 2, 3)):
+        at, distance, azimuth, elevation = DESK.pose(*shifts)
+        np.testing.assert_allclose(at, target + shifts[1])
+        np.testing.assert_allclose(turned(distance, azimuth, elevation), target + shifts[1] - eye - shifts[0])
+        far = ROOM.pose(*shifts)
+        np.testing.assert_allclose(far[0], at + [0.875, 0.4, 0.875])
+        np.testing.assert_allclose(far[1:], [distance + 1.15, azimuth, elevation + 13])
+
+
+def pixel(point, at, distance, azimuth, elevation):
+    """Where a camera of 45 degrees sees `point`, in pixels of 96 that are squeezed from 180 columns and 141 rows."""
+    ahead = turned(1, azimuth, elevation)
+    right = turned(1, azimuth - 90, 0)
+    line = point - at + distance * ahead
+    focus = 90 / np.tan(np.deg2rad(22.5))
+    x, y = focus * np.array([line @ right, line @ np.cross(ahead, right)]) / (line @ ahead)
+    return x * 96 / 180, y * 96 / 141
+
+
+def test_how_far_the_shaken_picture_moves():
+    """Root mean squares in pixels, against those of the paper's picture on the desk and on the television.
+
+    With the view's offset added before the shake, the television moves by 1.06 pixels in x.
+    """
+    rng, eye, target = np.random.default_rng(0), SmoothWalk(3, 0.3), SmoothWalk(3, 0.65)
+    desk, television, places = np.array([0.875, 0.85, 0.76]), np.array([1.3, 1.825, 1.6]), []
+    for _ in range(12):
+        for walk in (eye, target):
+            walk.reset(rng)
+        for step in range(1000):
+            if step % 25 == 0:
+                pose = ROOM.pose(eye.value(), target.value())
+                places.append([pixel(point, *pose) for point in (desk, television)])
+            eye.step(rng)
+            target.step(rng)
+    (desk_x, desk_y), (television_x, television_y) = np.std(places, axis=0)
+    np.testing.assert_allclose([desk_x, desk_y, television_x], [0.62, 1.46, 1.46], rtol=0.12)
+    assert television_y == pytest.approx(1.08, rel=0.3)  # the one that hangs most on the episode
+
+
+def test_the_room():
+    """Neighbours without blocks and with unlit lamps, the television's looks, and no more joints than at the desk."""
+    import mujoco
+
+    model = build_model(True, "faithful")
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    assert model.nq == build_model(False, "faithful").nq == 38
+    visible = (model.geom_group <= 2) & (model.geom_rgba[:, 3] > 0)
+    aside = visible & (data.geom_xpos[:, 0] > 0.7) & (data.geom_xpos[:, 1] < 1.2)
+    for name in ("ball", "upright_block", "flat_block"):
+        color = model.geom_rgba[model.body(name).geomadr[0]]
+        assert not (aside & (model.geom_rgba == color).all(1)).any()
+    assert (model.geom_rgba[aside, 3] == 1).all()  # what rises in a lamp is translucent
+    assert (aside & (data.geom_xpos[:, 0] < 2)).sum() * 2 == aside.sum() > 30
+    tv = [model.geom(i) for i in np.flatnonzero(model.geom_bodyid == model.body("tv").id)]
+    np.testing.assert_allclose(model.body("tv").pos, [1.3, 1.825, 1.6])
+    bezel, stand, screen = tv
+    for geom, size, place, color in (
+        (bezel, [2.4, 0.03, 1.4], [0, 0.035, 0], [0.1, 0.1, 0.1, 1]),
+        (stand, [2.6, 0.2, 0.05], [0, 0, -1.5], [0.32, 0.137, 0.12, 1]),
+        (screen, [2.3, 1.34, 1e-6], [0, 0, 0], [0.5, 0.5, 0.5, 1]),
+    ):
+        for is_, should in ((geom.size, size), (geom.pos, place), (geom.rgba, color)):
+            np.testing.assert_allclose(is_, should, rtol=1e-6)
+    look = model.material("tv")
+    found = [float(value[0]) for value in (look.reflectance, look.shininess, look.specular, look.emission)]
+    np.testing.assert_allclose(found, [0.7, 1, 1, 0], rtol=1e-6)
+    assert model.material("plane_material").reflectance == pytest.approx(0.01)
+    assert build_model(False, "fast").material("plane_material").reflectance == pytest.approx(0.05)
+    lamp = model.geom("lamp/green")
+    np.testing.assert_allclose(lamp.size[:2], [0.06, 0.0075])
+    np.testing.assert_allclose(lamp.pos, [0, 0, 0.005])
+    assert lamp.bodyid == model.body("green_light").id
 
 
 def test_the_television_is_upright_and_not_mirrored():

@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 from robodesk_case import ALL, MARKS, actions
+from scipy.ndimage import correlate
+from scipy.stats import chisquare, kstest
 
+from denoised_mdp.envs.distractors import SmoothWalk
 from denoised_mdp.envs.paired import PairedWorlds
 from denoised_mdp.envs.robodesk import RoboDeskEnv
 from denoised_mdp.envs.robodesk_distractors import LAMP_PLACES, ButtonNoise, CameraShake, MovingLights
-from denoised_mdp.envs.robodesk_tv import TV, sharpen
+from denoised_mdp.envs.robodesk_tv import _CONTRASTED, _GAIN, TV, sharpen
 
 pytestmark = MARKS
 
@@ -97,21 +100,39 @@ def test_button_noise_follows_its_recursion():
         expected = 0.295 * drift + 0.0125 * rng.normal(size=3)
         np.testing.assert_allclose(env.noise_values(), expected)
     env._show()
-    travel = -env.unwrapped._data.qpos[env.unwrapped._buttons] / 0.005
+    travel = -env.unwrapped._data.qpos[env.unwrapped._lights] / 0.005
     np.testing.assert_allclose(env.unwrapped.sensors(), travel + expected)
 
 
 def test_button_noise_changes_lamps_and_television_but_not_whether_a_button_is_pressed():
     env = RoboDeskEnv("tv_green_hue")
     env.reset(seed=0)
-    env._data.qpos[env._buttons] = 0
+    env._data.qpos[env._lights] = 0
     quiet = env.situation()
     env.sensor_error = np.array([0.0, 1.0, 0.0])
     loud = env.situation()
     assert loud.pressed("green") == quiet.pressed("green") is False
-    assert loud.screen[1] == pytest.approx(0.25 * quiet.screen[1] + 0.75)
-    assert loud.screen[0] == quiet.screen[0]
-    np.testing.assert_allclose(env.screen().mean((0, 1)) / 255, loud.screen, atol=0.5 / 255)
+    assert loud.screen[1] == round(0.25 * 128 + 0.75 * 255) / 255
+    assert loud.screen[0] == quiet.screen[0] == 128 / 255
+
+
+def test_how_often_noise_lights_the_lamps_and_colours_the_television():
+    """At rest, over 200 inner steps: a fifth of the time and a hue of 0.023; with the wrong joint 0.8 and 0.086."""
+    env = ButtonNoise(RoboDeskEnv("tv_green_hue"))
+    env.reset(seed=0)
+    world = env.unwrapped
+    for _ in range(30):
+        world.step(np.zeros(5))
+    readings = []
+    for _ in range(150):
+        env._reset_noise()
+        for _ in range(200):
+            readings.append(world.sensors())
+            env._advance_noise()
+    lit = 6 * (np.array(readings) - 0.12) + 0.4 > 0
+    hue = np.clip(0.75 * np.array(readings), 0, 1)
+    assert lit.mean() == pytest.approx(0.2, abs=0.05)
+    assert hue.mean() == pytest.approx(0.023, abs=0.006)
 
 
 @pytest.mark.parametrize("room", [False, True])
@@ -126,14 +147,80 @@ def test_lights_in_closed_form(room):
         angles = (angles + np.clip(rng.normal(pace, pace / 2), 0, 0.8)) % (2 * np.pi)
         wave = 0.3 * np.sin(env._phase + time * np.sqrt([1, 8, 28]) / 15) - 0.15
         glow = np.clip(rng.normal(wave, 0.15), 0, 1)
-        places = LAMP_PLACES.copy()
-        places[:, :2] += np.array([[0.5], [0.707], [1.0]]) * np.column_stack([np.sin(angles), np.cos(angles)])
+        places, share = LAMP_PLACES.copy(), 1.0 if room else 0.7
+        places[:, :2] += share * np.array([[0.5], [0.707], [1.0]]) * np.column_stack([np.sin(angles), np.cos(angles)])
         shade = glow * (LAMP_PLACES**2).sum(1) / (places**2).sum(1)
         lighting = env.unwrapped.lighting
         np.testing.assert_allclose(lighting.places, places)
-        np.testing.assert_allclose(lighting.diffuse, np.clip(shade if room else 0.7 * shade + 0.09, 0, 1))
+        np.testing.assert_allclose(lighting.diffuse, share * shade + (1 - share) * 0.3)
         assert lighting.headlight == pytest.approx(0.9)
     np.testing.assert_allclose(env.noise_values()[2::3], lighting.diffuse)
+
+
+def test_lights_start_at_standard_normal_angles_and_phases():
+    env = MovingLights(RoboDeskEnv("push_green"))
+    env.rng = np.random.default_rng(0)
+    starts = []
+    for _ in range(1000):
+        env._start()
+        starts.append([*env._angle, *env._phase])
+        assert env._time == 0
+    assert kstest(np.ravel(starts), "norm").pvalue > 0.01
+    correlation = np.corrcoef(np.array(starts).T) - np.eye(6)
+    assert np.abs(correlation).max() < 0.12
+
+
+def test_lights_shine_on_the_origin_and_the_headlight_has_its_shares():
+    env = MovingLights(RoboDeskEnv("tv_green_hue"))
+    env.reset(seed=0)
+    env.frame()
+    world = env.unwrapped
+    light, model, data = world.lighting, world._model, world._data
+    np.testing.assert_allclose(data.light_xpos, light.places)
+    np.testing.assert_allclose(np.cross(data.light_xdir, light.places), 0, atol=1e-12)
+    np.testing.assert_allclose(np.linalg.norm(data.light_xdir, axis=1), 1)
+    assert ((data.light_xdir * light.places).sum(1) < 0).all() and (model.light_type == 1).all()  # directional
+    np.testing.assert_allclose(model.light_diffuse, light.diffuse[:, None].repeat(3, 1), rtol=1e-6)
+    head = model.vis.headlight
+    for found, expected in ((head.ambient, 0.225), (head.diffuse, 0.9), (head.specular, 0.9)):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    still = RoboDeskEnv("tv_green_hue")
+    still.reset(seed=0)
+    still.frame()
+    head = still._model.vis.headlight
+    for found, expected in ((head.ambient, 0.1), (head.diffuse, 0.4), (head.specular, 0.5)):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    env.close()
+    still.close()
+
+
+def test_the_smooth_walk_is_its_recursion():
+    walk, rng, twin = SmoothWalk(3, 0.65), np.random.default_rng(0), np.random.default_rng(0)
+    walk.reset(rng)
+    place, speed = twin.normal(0, 0.075 / np.sqrt(3), 3), twin.normal(0, 0.005, 3)
+    outside = 0
+    for _ in range(400):
+        np.testing.assert_allclose(walk.value(), 0.65 * place)
+        walk.step(rng)
+        far = np.linalg.norm(place) >= 0.075
+        push = -0.1 * place if far else twin.normal(0, 0.005, 3)
+        speed = (speed + 0.5 * push) * 0.9**0.5
+        place = place + 0.5 * speed
+        outside += far
+    assert 0 < outside < 400
+
+
+def test_camera_shake_starts_anew_at_every_reset():
+    env = CameraShake(RoboDeskEnv("push_green"))
+    env.rng = np.random.default_rng(0)
+    starts = []
+    for _ in range(500):
+        env._start()
+        starts.append(env.noise_values())
+        env._advance()
+    sizes = np.std(starts, 0)
+    np.testing.assert_allclose(sizes, np.repeat([0.3, 0.65], 3) * 0.075 / np.sqrt(3), rtol=0.12)
+    assert np.abs(np.corrcoef(starts[1:], starts[:-1], rowvar=False)[:6, 6:]).max() < 0.15
 
 
 def test_camera_shake_moves_eye_and_target():
@@ -158,6 +245,20 @@ def test_camera_shake_moves_eye_and_target():
     assert int(np.argmin(difference)) >= 4  # what is seen moves to the left
 
 
+def by_hand(frame):
+    """A source's picture, pixel by pixel: uint8 [60, 60, 3] -> same."""
+    contrast = np.clip(np.rint(1.3660353 * frame.astype(float) - 46.4864865), 0, 255)
+    out = np.zeros_like(frame)
+    for row in range(60):
+        for column in range(60):
+            total = 3 * contrast[row, column]
+            for r, c in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
+                r, c = (118 - i if i > 59 else abs(i) for i in (r, c))  # mirrored about the pixels of the border
+                total = total - 0.5 * contrast[r, c]
+            out[row, column] = np.clip(np.rint(total), 0, 255)
+    return out
+
+
 def test_television_scrolls_and_its_clips_run(clips):
     env = TV(RoboDeskEnv("tv_green_hue"), frames=100, clips=clips)
     env.reset(seed=0)
@@ -167,8 +268,7 @@ def test_television_scrolls_and_its_clips_run(clips):
         env._advance_noise()
         sides = [stream.frame((begin + step) % 100) for stream, begin in zip(streams, (left, right), strict=True)]
         if step % 40 == 0:
-            contrast = np.clip(np.rint(259 * 275 / (255 * 239) * (np.concatenate(sides, 1) - 128.0) + 128), 0, 255)
-            expected = np.roll(sharpen(contrast.astype(np.uint8)), step % 120, axis=1)
+            expected = np.roll(np.concatenate([by_hand(side) for side in sides], 1), step % 120, axis=1)
             np.testing.assert_array_equal(env.unwrapped.picture, expected)
             values = dict(zip(env.noise_names, env.noise(), strict=True))
             assert values["tv/phase_roll"] == pytest.approx(step % 120 / 120)
@@ -176,19 +276,49 @@ def test_television_scrolls_and_its_clips_run(clips):
             assert values["tv/green"] == pytest.approx(expected[..., 1].mean() / 255, abs=1e-5)
             corner = expected[40:, 100:].mean() / 255
             assert values["tv/brightness_2_5"] == pytest.approx(corner, abs=1e-5)
-    assert not {clip.identity for clip in streams[0].clips} & {clip.identity for clip in streams[1].clips}
     assert env.unwrapped.situation().screen[0] == pytest.approx(env.unwrapped.picture[..., 0].mean() / 255)
 
 
-def test_sharpen_equals_its_definition():
-    image = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
-    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)), mode="edge").astype(float)
-    for row in range(7):
-        for column in range(9):
-            mean = padded[row : row + 3, column : column + 3].mean((0, 1))
-            expected = np.clip(image[row, column] + 0.5 * (image[row, column] - mean), 0, 255)
-            assert np.abs(sharpen(image)[row, column] - expected).max() < 0.51
-    np.testing.assert_array_equal(sharpen(np.full((5, 5, 3), 77, np.uint8)), 77)
+def test_sharpen_is_a_correlation_with_its_kernel():
+    images = np.random.default_rng(0).integers(0, 256, (2, 7, 9, 3), dtype=np.uint8)
+    kernel = np.array([[0, -0.5, 0], [-0.5, 3, -0.5], [0, -0.5, 0]])[None, :, :, None]
+    exact = correlate(images.astype(float), kernel, mode="mirror")
+    np.testing.assert_array_equal(sharpen(images), np.clip(np.rint(exact), 0, 255))
+    np.testing.assert_array_equal(sharpen(np.full((1, 5, 5, 3), 77, np.uint8)), 77)
+
+
+def test_contrast_is_a_saturated_line():
+    gain, offset = 1.36604, -46.49  # of which the exact numbers are rounded
+    assert _GAIN == pytest.approx(gain, abs=5e-6) and 127 * (1 - _GAIN) == pytest.approx(offset, abs=5e-3)
+    exact = np.clip(gain * np.arange(256) + offset, 0, 255)
+    assert np.abs(_CONTRASTED - exact).max() < 0.51
+
+
+def test_both_sides_have_all_clips_in_orders_of_their_own(clips):
+    orders = []
+    for seed in range(8):
+        env = TV(RoboDeskEnv("tv_green_hue"), frames=100, clips="procedural", split="all", clips_seed=seed)
+        orders.append([[clip.identity for clip in side] for side in env._clips])
+        for side in orders[-1]:
+            assert len(side) == 8 and sorted(side) == sorted(orders[0][0])
+    assert sum(left == right for left, right in orders) <= 1
+    assert len({tuple(order) for pair in orders for order in pair}) >= 15
+
+
+def test_each_side_starts_anywhere_at_every_reset_and_the_picture_unrolled(clips):
+    env = TV(RoboDeskEnv("tv_green_hue"), frames=100, clips=clips)
+    env.reset(seed=0)
+    starts = []
+    for _ in range(2000):
+        env._start()
+        starts.append(env._index)
+        env._roll += 7
+        env._start()
+        assert env._roll == 0
+    starts = np.array(starts)
+    assert starts.min() == 0 and starts.max() == 99
+    assert chisquare(np.bincount(starts[:, 0], minlength=100)).pvalue > 0.01
+    assert abs(np.corrcoef(starts.T)[0, 1]) < 0.08
 
 
 def test_paired_worlds_show_the_same_state_under_other_distractors(make):
@@ -218,6 +348,9 @@ def test_clips_differ_between_splits_and_seeds(make):
     pictures = []
     for options in ({}, {"split": "test"}, {"clips_seed": 3}):
         env = make({"tv": {"frames": 100}}, **options)
-        env.reset(seed=0)
-        pictures.append(env.world.unwrapped.picture)
+        shown = []
+        for seed in range(4):
+            env.reset(seed=seed)
+            shown.append(env.world.unwrapped.picture)
+        pictures.append(np.stack(shown))
     assert (pictures[0] != pictures[1]).any() and (pictures[0] != pictures[2]).any()

@@ -14,7 +14,7 @@ def situation(hand=(0, 0, 0), joints=None, screen=(0.5, 0.5, 0.5), **places):
     where = {name: np.array([0.0, 0.0, 1.0]) for name in names}
     start = {block: where[block].copy() for block in BLOCKS}
     where |= {name: np.array(place, float) for name, place in places.items()}
-    zero = dict.fromkeys(("drawer_joint", "slide_joint", "red_button", "green_button", "blue_button"), 0.0)
+    zero = dict.fromkeys(("drawer_joint", "slide_joint", "red_light", "green_light", "blue_light"), 0.0)
     return Situation(np.array(hand, float), where, start, zero | (joints or {}), np.array(screen, float))
 
 
@@ -48,11 +48,11 @@ def test_open_drawer():
 
 @pytest.mark.parametrize("color", ["red", "green", "blue"])
 def test_push(color):
-    button = f"{color}_button"
+    button, light = f"{color}_button", f"{color}_light"
     assert dense(f"push_{color}", **{button: (0, 0, 0.2)}) == pytest.approx(0.75 * 0.8)
-    assert dense(f"push_{color}", joints={button: -0.005}, **{button: (0, 0, 0)}) == 1
-    assert [solved(f"push_{color}", joints={button: value}) for value in (-0.0045, -0.0046)] == [0, 1]
-    other = "red_button" if color != "red" else "blue_button"
+    assert dense(f"push_{color}", joints={light: -0.005}, **{button: (0, 0, 0)}) == 1
+    assert [solved(f"push_{color}", joints={light: value}) for value in (-0.00452, -0.00454)] == [0, 1]
+    other = "red_light" if color != "red" else "blue_light"
     assert solved(f"push_{color}", joints={other: -0.005}) == 0
 
 
@@ -99,7 +99,7 @@ def test_off_table_in_bin_in_shelf_and_lift(block):
 def test_television(channel, color):
     name, button = f"tv_{color}_hue", f"{color}_button"
     screen = np.array([0.1, 0.2, 0.3])
-    value = dense(name, screen=screen, joints={button: -0.005}, **{button: (0, 0.4, 0)})
+    value = dense(name, screen=screen, joints={f"{color}_light": -0.005}, **{button: (0, 0.4, 0)})
     assert value == pytest.approx(0.5 * screen[channel] + 0.25 * 0.6 + 0.25)
     assert dense(name, hand=(9, 9, 9), screen=screen) == pytest.approx(0.5 * screen[channel])
     for kind in ("sparse", "success"):

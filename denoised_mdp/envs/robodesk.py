@@ -23,12 +23,13 @@ from denoised_mdp.envs.robodesk_scene import (
     COLORS,
     FINGERS,
     TV_PIXELS,
+    TV_TEXTURE,
     build_model,
     lamp_geoms,
     wood_brightness,
     wood_geoms,
 )
-from denoised_mdp.envs.robodesk_tasks import REWARDS, Situation, find_task
+from denoised_mdp.envs.robodesk_tasks import PRESSED, REWARDS, Situation, find_task
 from denoised_mdp.envs.robodesk_tv import GRAY
 from denoised_mdp.envs.seeding import generator, generator_state, restore_generator
 from denoised_mdp.envs.world import World
@@ -59,9 +60,9 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
     the gripper's opening. The observation is the ground-truth signal, float32 [S]: joint positions and velocities,
     the hand's position and how far the button has changed the television's colour (names in `signal_names`).
 
-    What distractors may set: `sensor_error` [3] of the buttons' sensors (in button travels), `picture` on the
-    television before the buttons change its colour (uint8 [60, 120, 3]), `lighting`, and `camera_shift` (of the
-    camera and of its target, metres). None of it touches the physics; the sensor and the picture touch the
+    What distractors may set: `sensor_error` [3] of the buttons' sensors (in button travels; None: exact), `picture`
+    on the television before the buttons change its colour (uint8 [60, 120, 3]), `lighting`, and `camera_shift` (of
+    the camera and of its target, metres). None of it touches the physics; the sensor and the picture touch the
     reward of the television tasks.
 
     Args:
@@ -105,7 +106,8 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         self._model = build_model(self.room, quality)
         self._data = mujoco.MjData(self._model)
         self._arm = Arm(self._model)
-        self._buttons = [self._model.joint(f"{color}_button").qposadr[0] for color in COLORS]
+        # Whatever depends on a button reads the joint of its lamp, to which the button is softly coupled.
+        self._lights = [self._model.joint(f"{color}_light").qposadr[0] for color in COLORS]
         self._lamps = lamp_geoms(self._model)
         self._wood = wood_geoms(self._model) if quality == "fast" else []
         self._hand = self._model.site("end_effector").id
@@ -116,13 +118,13 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         }
         self._joints = {
             name: self._model.joint(name).qposadr[0]
-            for name in ("drawer_joint", "slide_joint", *(f"{color}_button" for color in COLORS))
+            for name in ("drawer_joint", "slide_joint", *(f"{color}_light" for color in COLORS))
         }
         self.action_space = gym.spaces.Box(-1.0, 1.0, (len(ACTIONS),), np.float32)
         self.signal_names = self._name_signal()
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (len(self.signal_names),), np.float32)
 
-        self.sensor_error = np.zeros(3)
+        self.sensor_error: np.ndarray | None = None
         self.picture = np.full((*TV_PIXELS, 3), GRAY, np.uint8)
         self.lighting = STILL_LIGHTING
         self.camera_shift = np.zeros(3), np.zeros(3)
@@ -191,7 +193,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
 
     def sensors(self) -> np.ndarray:
         """Return what the sensors of the three buttons read [3]: 0 up, 1 down, and their error."""
-        return self._travel() + self.sensor_error
+        return self._travel() if self.sensor_error is None else self._travel() + self.sensor_error
 
     def screen(self) -> np.ndarray:
         """Return the television's picture in the colour that the button gives it, uint8 [60, 120, 3]."""
@@ -206,7 +208,8 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         self._show_lamps()
         self._show_lighting()
         if self.room:
-            renderer.upload_picture(self._model.texture("tv").id, self.screen())
+            enlarged = self.screen().repeat(TV_TEXTURE[0] // TV_PIXELS[0], 0)  # uint8 [120, 120, 3]
+            renderer.upload_picture(self._model.texture("tv").id, enlarged)
         return renderer.film(self._data, *self.camera_shift)
 
     def gl_device(self) -> str:
@@ -246,8 +249,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
 
     def situation(self) -> Situation:
         """Return what the reward looks at now."""
-        hue, screen = self._hue(self.sensors()), self.picture.mean((0, 1)) / 255
-        screen[self._channel] = screen[self._channel] * (1 - hue) + hue
+        screen = self.screen().mean(0).mean(0) / 255  # [3]
         joints = {name: float(self._data.qpos[address]) for name, address in self._joints.items()}
         return Situation(self._data.site_xpos[self._hand], self._places, self._start, joints, screen)
 
@@ -259,8 +261,8 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         return value
 
     def _travel(self) -> np.ndarray:
-        """Return how far the buttons are pressed [3], 0 to 1, truly."""
-        return -self._data.qpos[self._buttons] / BUTTON_TRAVEL
+        """Return how far the buttons are pressed [3], truly: 0 up, 1 and more down."""
+        return -self._data.qpos[self._lights] / BUTTON_TRAVEL
 
     def _hue(self, sensors: np.ndarray) -> float:
         """Return the share of the button's colour on the television, 0 to 1, for readings [3]."""
@@ -268,10 +270,12 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
 
     def _show_lamps(self) -> None:
         """Let the desk's lamps glow in their colour, or cover them in gray, as their sensors say."""
-        glow = np.clip(6 * (self.sensors() - 0.12) + 0.4, -1.0, 1.0)
-        for channel, (geom, alpha) in enumerate(zip(self._lamps, glow, strict=True)):
-            color = np.eye(3)[channel] if alpha > 0 else np.full(3, 0.5)
-            self._model.geom_rgba[geom] = [*color, abs(alpha)]
+        if self.sensor_error is None:
+            glow = 0.4 * (self._data.qpos[self._lights] < PRESSED)  # [3]
+        else:
+            glow = np.clip(6 * (self.sensors() - 0.12) + 0.4, -1.0, 1.0)  # [3]
+        colors = np.where(glow[:, None] > 0, np.eye(3), 0.3)  # [3, 3]
+        self._model.geom_rgba[self._lamps] = np.column_stack([colors, np.abs(glow)])
 
     def _show_lighting(self) -> None:
         """Set brightness and direction of all lights; the next physics step forgets the directions again."""

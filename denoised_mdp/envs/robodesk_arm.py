@@ -11,6 +11,10 @@ import mujoco  # isort: skip
 HAND_REACH = 0.01  # metres per step along each axis
 WRIST_REACH = 0.02  # of the wrist's range, per step
 ACTIONS = ("x", "y", "z", "wrist", "gripper")
+MAX_ITERATIONS, PRECISION = 100, 1e-14
+FAR, DAMPING = 0.1, 0.03  # metres to the place from which the inverse is damped
+LONGEST = 2.0  # change of angles in one iteration
+STALLED = 20.0  # metres per radian at which no progress is made
 _REACHING = len(ARM) - 1  # all joints but the wrist bring the hand to its place
 
 
@@ -43,27 +47,28 @@ class Arm:
         targets[7:] = low + (high - low) * (action[4] + 1) / 2
         return targets
 
-    def reach(self, qpos: np.ndarray, place: np.ndarray, steps: int = 20, precision: float = 1e-6) -> np.ndarray:
+    def reach(self, qpos: np.ndarray, place: np.ndarray) -> np.ndarray:
         """Return angles [6] of all joints but the wrist that bring the hand to `place` [3].
 
-        Damped least squares from the present `qpos`; the smallest change of angles that does it. Where the place is
-        out of reach, the closest that was found.
+        Newton's method from the present `qpos` with the smallest change of angles; the iteration of
+        `dm_control.utils.inverse_kinematics.qpos_from_site_pose` without collision detection and without its rounding
+        errors in the null space. Where `place` is out of reach, this is the last iterate, however far from it.
         """
         model, scratch = self._model, self._scratch
         scratch.qpos[:] = qpos
-        best, least = scratch.qpos[:_REACHING].copy(), np.inf
-        for _ in range(steps):
+        for _ in range(MAX_ITERATIONS):
             mujoco.mj_kinematics(model, scratch)
-            error = place - scratch.site_xpos[self._site]
-            distance = float(np.linalg.norm(error))
-            if distance < least:
-                best, least = scratch.qpos[:_REACHING].copy(), distance
-            if distance < precision:
+            error = place - scratch.site_xpos[self._site]  # [3]
+            distance = np.linalg.norm(error)
+            if distance < PRECISION:
                 break
             mujoco.mj_comPos(model, scratch)
             mujoco.mj_jacSite(model, scratch, self._jacobian, None, self._site)
-            jacobian = self._jacobian[:, :_REACHING]
-            damping = 1e-9 + 0.01 * distance * distance  # vanishes with the error, so that the last steps are exact
-            change = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + damping * np.eye(3), error)
-            scratch.qpos[:_REACHING] += np.clip(change, -0.5, 0.5)
-        return best
+            jacobian = self._jacobian[:, :_REACHING]  # [3, 6]
+            damping = DAMPING if distance > FAR else 1e-15  # the latter only for a stretched arm
+            change = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + damping * np.eye(3), error)  # [6]
+            length = np.linalg.norm(change)
+            if distance > STALLED * length:
+                break
+            scratch.qpos[:_REACHING] += change * min(1.0, LONGEST / length)
+        return scratch.qpos[:_REACHING].copy()

@@ -19,23 +19,37 @@ CAMERAS = ("auto", "desk", "room")
 
 @dataclass(frozen=True)
 class View:
-    """A place to film from, and the part of the square picture that is kept (left, top, right, bottom in [0, 1])."""
+    """What is added to the package's pose of the camera, and the part of the square picture that is kept.
+
+    Attributes:
+        target: shift of the point that the camera looks at [3], metres.
+        distance, elevation: from there, metres and degrees.
+        part: left, top, right, bottom in [0, 1].
+    """
 
     target: tuple[float, float, float]
     distance: float
     elevation: float
     part: tuple[float, float, float, float]
 
-    @property
-    def eye(self) -> np.ndarray:
-        """Where the camera stands [3]: straight in front of its target, looking along y and down."""
-        elevation = np.deg2rad(self.elevation)
-        return np.asarray(self.target) - self.distance * np.array([0.0, np.cos(elevation), np.sin(elevation)])
+    def pose(self, eye_shift: np.ndarray, target_shift: np.ndarray) -> tuple[np.ndarray, float, float, float]:
+        """Return target [3], distance, azimuth and elevation (degrees) of a shaken camera.
+
+        The shifts [3] move the package's pose; the view is added afterwards, in angles and distance.
+        """
+        target = TARGET + target_shift  # [3]
+        line = target - (EYE + eye_shift)  # [3]
+        distance = float(np.linalg.norm(line))
+        azimuth = float(np.rad2deg(np.arctan2(line[1], line[0])))
+        elevation = float(np.rad2deg(np.arcsin(line[2] / distance)))
+        return target + self.target, distance + self.distance, azimuth, elevation + self.elevation
 
 
+TARGET = np.array([0.0, 0.535, 1.1])  # of the package's camera, which stands 1.8 m away and looks along y, 60 down
+EYE = TARGET - 1.8 * np.array([0.0, np.cos(np.deg2rad(60)), -np.sin(np.deg2rad(60))])
 # The package's own view, and the further one that has the television in it (Wang et al. 2022).
-DESK = View((0.0, 0.535, 1.1), 1.8, -60.0, (16.75 / 120, 25.0 / 120, 105.0 / 120, 88.75 / 120))
-ROOM = View((0.875, 0.935, 1.975), 2.95, -47.0, (0.0, 38.8 / 180, 1.0, 1.0))
+DESK = View((0.0, 0.0, 0.0), 0.0, 0.0, (16.75 / 120, 25.0 / 120, 105.0 / 120, 88.75 / 120))
+ROOM = View((0.875, 0.4, 0.875), 1.15, 13.0, (0.0, 39 / 180, 1.0, 1.0))
 
 
 def choose_view(camera: int | str, room: bool) -> View:
@@ -52,7 +66,7 @@ def choose_view(camera: int | str, room: bool) -> View:
 
 
 class RoomRenderer(Renderer):
-    """Films the scene from anywhere; draws only the part of the view that is kept.
+    """Films the scene with a moving camera; draws only the part of the view that is kept.
 
     Args:
         model: the scene.
@@ -79,13 +93,9 @@ class RoomRenderer(Renderer):
         mujoco.mjr_uploadTexture(self._model, self._context, texture)
 
     def film(self, data: mujoco.MjData, eye_shift: np.ndarray, target_shift: np.ndarray) -> np.ndarray:
-        """Return the view from a shifted place to a shifted target, uint8 [size, size, 3]."""
-        target = self.view.target + target_shift
-        line = target - (self.view.eye + eye_shift)
-        distance = np.linalg.norm(line)
-        self._camera.lookat[:], self._camera.distance = target, distance
-        self._camera.azimuth = np.rad2deg(np.arctan2(line[1], line[0]))
-        self._camera.elevation = np.rad2deg(np.arcsin(line[2] / distance))
+        """Return what the camera sees when it is shaken as in `View.pose`, uint8 [size, size, 3]."""
+        camera = self._camera
+        camera.lookat[:], camera.distance, camera.azimuth, camera.elevation = self.view.pose(eye_shift, target_shift)
         self._draw(data, skybox=True, floor=True)
         drawn = Image.fromarray(self._rgb[::-1])  # GL's first row is the lowest
         return np.array(drawn.resize((self.size, self.size), Image.Resampling.LANCZOS, self._box))

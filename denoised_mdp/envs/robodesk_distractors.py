@@ -63,9 +63,11 @@ class SceneDistractor(Distractor):
 class ButtonNoise(SceneDistractor, gym.utils.EzPickle):
     """The sensors of the three buttons drift and tremble; lamps and television follow the sensors, not the buttons.
 
+    Without it, sensors are exact and lamps are lit only while their buttons are pressed.
+
     Args:
         env: RoboDesk.
-        strength: factor of the noise.
+        strength: factor of the noise; 0 is as without it.
     """
 
     name = "button_noise"
@@ -94,7 +96,7 @@ class ButtonNoise(SceneDistractor, gym.utils.EzPickle):
         self._error = self.strength * (self.slow * self._drift + self.fast * self.rng.normal(size=3))
 
     def _show(self) -> None:
-        self.unwrapped.sensor_error = self._error.copy()
+        self.unwrapped.sensor_error = self._error.copy() if self.strength else None
 
     def _get_noise(self) -> dict:
         return {"drift": self._drift.copy(), "error": self._error.copy()}
@@ -116,33 +118,35 @@ class MovingLights(SceneDistractor, gym.utils.EzPickle):
     reach = np.array([0.5, 0.707, 1.0])
     pace = np.sqrt([5, 1, 1 / 3]) / 30  # mean radians per step
     frequency = np.sqrt([1, 8, 28]) / 15
+    share = 0.7  # of flicker and swing where there is no television
 
     def __init__(self, env: gym.Env, swing: float = 1.0, flicker: float = 1.0):
         gym.utils.EzPickle.__init__(self, env, swing, flicker)
         super().__init__(env, tuple(f"light_{k}/{what}" for k in range(3) for what in ("x", "y", "brightness")))
         self.swing, self.flicker = swing, flicker
-        self._steadiness = 0.0 if env.unwrapped.room else 0.3
+        self._share = 1.0 if env.unwrapped.room else self.share
         self._angle, self._phase, self._glow, self._time = np.zeros(3), np.zeros(3), np.zeros(3), 0
 
     def places(self) -> np.ndarray:
         """Return where the lights are [3, 3]."""
+        radius = self._share * self.swing * self.reach  # [3]
         places = LAMP_PLACES.copy()
-        places[:, 0] += self.swing * self.reach * np.sin(self._angle)
-        places[:, 1] += self.swing * self.reach * np.cos(self._angle)
+        places[:, 0] += radius * np.sin(self._angle)
+        places[:, 1] += radius * np.cos(self._angle)
         return places
 
     def diffuse(self) -> np.ndarray:
         """Return how bright the lights are [3]; farther ones are darker."""
         falloff = (LAMP_PLACES**2).sum(1) / (self.places() ** 2).sum(1)
-        noisy = (1 - self._steadiness) * self._glow * falloff + self._steadiness * LAMP_LIGHT
-        return np.clip(LAMP_LIGHT + self.flicker * (noisy - LAMP_LIGHT), 0.0, 1.0)
+        noisy = self._share * self._glow * falloff + (1 - self._share) * LAMP_LIGHT  # [3]
+        return np.maximum(LAMP_LIGHT + self.flicker * (noisy - LAMP_LIGHT), 0.0)
 
     def noise_values(self):
         """Return x, y and brightness of each light."""
         return np.column_stack([self.places()[:, :2], self.diffuse()]).ravel()
 
     def _start(self) -> None:
-        self._angle, self._phase = self.rng.uniform(0, 2 * np.pi, (2, 3))
+        self._angle, self._phase = self.rng.normal(size=(2, 3))
         self._time = 0
         self._glow = self._draw_glow()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
+import re
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +25,17 @@ COLORS = ("red", "green", "blue")
 BLOCKS = ("ball", "upright_block", "flat_block")
 ARM = tuple(f"panda0_joint{number}" for number in range(1, 8))
 FINGERS = ("panda0_finger_joint1", "panda0_finger_joint2")
-BUTTON_TRAVEL = 0.005  # metres that a button moves down, as a joint position of -0.005
+BUTTON_TRAVEL = 0.005  # metres from a reading of 0 to one of 1
 
 DESKS = (1.3, 2.6)  # where the neighbours stand, along x
 TV_PLACE = (1.3, 1.825, 1.6)
-TV_PIXELS = (60, 120)  # rows, columns
+TV_PIXELS = (60, 120)  # rows, columns of the picture
+TV_TEXTURE = (120, 120)  # that it is enlarged to
 
 WOOD_GAIN = 1.3
 HIDDEN = 5  # a geom group that is never drawn
 _BOX, _CYLINDER = mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_CYLINDER
+_NOT_COPIED = re.compile("panda0|" + "|".join(BLOCKS))
 _NO_CONTACT = {"contype": 0, "conaffinity": 0, "mass": 0.0, "group": 1}
 _WHITE = (0.95, 0.99, 0.92, 1.0)  # of the arm
 
@@ -88,27 +91,27 @@ def _compile(folder: str, room: bool, quality: str) -> mujoco.MjModel:
 
 
 def lamp_geoms(model: mujoco.MjModel) -> list[int]:
-    """Return the geoms of the red, green and blue lamp on the desk, whose rgba shows how bright they are."""
+    """Return the overlays of the red, green and blue lamp on the desk, whose rgba shows how bright they are."""
     return [model.geom(f"lamp/{color}").id for color in COLORS]
 
 
 def _add_neighbors(spec: mujoco.MjSpec) -> None:
-    """Add copies of everything visible but the arm, fixed and without collisions, to the right of the desk."""
-    originals = [body for body in spec.worldbody.bodies if not any(_is_arm(child) for child in body.bodies)]
+    """Add copies of what is visible of the desk, unlit and without arm and blocks, fixed, without collisions."""
+    originals = [
+        body
+        for body in spec.worldbody.bodies
+        if not any(_NOT_COPIED.match(each.name) for each in (body, *body.bodies))
+    ]
     for x in DESKS:
         for body in originals:
             _copy_visible(body, spec.worldbody, (x, 0.0, 0.0))
-
-
-def _is_arm(body) -> bool:
-    return body.name.startswith("panda0")
 
 
 def _copy_visible(body, parent, shift: tuple[float, float, float]) -> None:
     twin = parent.add_body(pos=np.add(body.pos, shift), quat=body.quat)
     twin.alt.type, twin.alt.euler = body.alt.type, body.alt.euler  # else the rotation is lost
     for geom in body.geoms:
-        if geom.group <= 1:
+        if geom.group <= 1 and geom.rgba[3] == 1:  # the rising part of a lamp is translucent
             part = twin.add_geom(
                 type=geom.type, size=geom.size, pos=geom.pos, quat=geom.quat, rgba=geom.rgba,
                 material=geom.material, meshname=geom.meshname, **_NO_CONTACT,
@@ -119,29 +122,32 @@ def _copy_visible(body, parent, shift: tuple[float, float, float]) -> None:
 
 
 def _add_television(spec: mujoco.MjSpec) -> None:
-    """Add a television behind the desks; its picture is the texture "tv", uint8 [*TV_PIXELS, 3]."""
-    rows, columns = TV_PIXELS
+    """Add a television behind the desks; its picture is the texture "tv", uint8 [*TV_TEXTURE, 3]."""
+    rows, columns = TV_TEXTURE
     kind, flat = mujoco.mjtTexture.mjTEXTURE_2D, mujoco.mjtBuiltin.mjBUILTIN_FLAT
     spec.add_texture(name="tv", type=kind, height=rows, width=columns, nchannel=3, builtin=flat, rgb1=[0.5] * 3)
-    screen = spec.add_material(name="tv", emission=0.5, specular=0.0, shininess=0.0)
+    screen = spec.add_material(name="tv", emission=0.0, specular=1.0, shininess=1.0, reflectance=0.7)
     screen.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "tv"
     body = spec.worldbody.add_body(name="tv", pos=TV_PLACE)
-    black = {"type": _BOX, "rgba": [0.05, 0.05, 0.05, 1.0], **_NO_CONTACT}
-    body.add_geom(size=[2.4, 0.03, 1.4], pos=[0.0, 0.04, 0.0], **black)
-    body.add_geom(size=[2.6, 0.2, 0.05], pos=[0.0, 0.0, -1.5], **black)
+    for size, place, color in (
+        ([2.4, 0.03, 1.4], [0.0, 0.035, 0.0], [0.1, 0.1, 0.1, 1.0]),  # bezel, wholly behind the screen
+        ([2.6, 0.2, 0.05], [0.0, 0.0, -1.5], [0.32, 0.137, 0.12, 1.0]),  # stand
+    ):
+        body.add_geom(type=_BOX, size=size, pos=place, rgba=color, **_NO_CONTACT)
     # A box shows a 2-D texture on its sides along z: it lies flat, and is turned upright.
     upright = [np.sqrt(0.5), np.sqrt(0.5), 0.0, 0.0]
     body.add_geom(name="tv", type=_BOX, size=[2.3, 1.34, 1e-6], quat=upright, material="tv", **_NO_CONTACT)
+    spec.material("plane_material").reflectance = 0.01  # of the floor
 
 
 def _add_lamps(spec: mujoco.MjSpec) -> None:
-    """Put a disc on each of the desk's lamps; the package's own, which rises out of a black one, is hidden."""
+    """Put an overlay on each of the desk's black lamps, in place of the package's, which rises out of it."""
     for color in COLORS:
         holder = spec.body(f"{color}_light")
         for geom in holder.bodies[0].geoms:
             geom.group = HIDDEN
         holder.add_geom(
-            name=f"lamp/{color}", type=_CYLINDER, size=[0.058, 0.001, 0.0], pos=[0.0, 0.0, 0.0135], **_NO_CONTACT
+            name=f"lamp/{color}", type=_CYLINDER, size=[0.06, 0.0075, 0.0], pos=[0.0, 0.0, 0.005], **_NO_CONTACT
         )
 
 

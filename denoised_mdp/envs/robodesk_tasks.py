@@ -16,7 +16,7 @@ from denoised_mdp.envs.options import tasks
 
 BLOCKS = ("ball", "upright_block", "flat_block")
 REWARDS = ("dense", "sparse", "success")
-PRESSED = -0.00453  # joint position below which a button counts as pressed
+PRESSED = -0.00453  # position of a lamp's joint below which its button counts as pressed
 LIFTED = {"upright_block": 0.86, "ball": 0.81, "flat_block": 0.78}  # height of the centre, metres
 STACKED = np.array([0.0, 0.0, 0.0377804])  # from the flat block's centre to the upright one's
 SHELF = np.array([0.4, 1.1])
@@ -31,7 +31,7 @@ class Situation:
         hand: position of the end effector [3].
         places: name -> position [3] of blocks, buttons (``red_button``...) and handles (``drawer``, ``slide``).
         start: block -> its position [3] when the episode began.
-        joints: name -> position of drawer, slide and buttons.
+        joints: name -> position of drawer, slide and lamps (``red_light``...), which rise as their buttons go down.
         screen: mean of the red, green and blue texture on the television, each in [0, 1].
     """
 
@@ -56,7 +56,7 @@ class Situation:
 
     def pressed(self, color: str) -> bool:
         """Whether a button is pressed."""
-        return self.joints[f"{color}_button"] < PRESSED
+        return self.joints[f"{color}_light"] < PRESSED
 
 
 @dataclass(frozen=True)

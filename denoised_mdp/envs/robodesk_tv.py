@@ -10,15 +10,15 @@ from denoised_mdp.envs.seeding import generator_state, restore_generator
 from denoised_mdp.envs.video import Stream, open_clips, shuffled
 
 GRAY = 128  # of a television without video
-CONTRAST = 20  # on a scale from -255 to 255
-SHARPNESS = 0.5
+CONTRAST = 20  # on a scale from -127 to 127
 
 
 class TV(SceneDistractor, gym.utils.EzPickle):
     """Two colour videos side by side on the television, which scroll sideways.
 
-    Each side shows a stream of `frames` frames (see `denoised_mdp.envs.video.Stream`), filled with every other clip;
-    an episode starts anywhere in both, and the picture moves by one pixel of 120 per inner step.
+    Each side shows a stream of `frames` frames (see `denoised_mdp.envs.video.Stream`), filled with all clips in an
+    order of its own; contrast and sharpness are raised. An episode starts anywhere in both, and the joined picture
+    moves to the right by one pixel of 120 per inner step.
 
     Args:
         env: RoboDesk with a television.
@@ -46,30 +46,31 @@ class TV(SceneDistractor, gym.utils.EzPickle):
         self.strength = strength
         rows, columns = env.unwrapped.picture.shape[:2]
         self._columns = columns
-        found = shuffled(open_clips(clips, split, rows, True, frames), clips_seed)
-        self._clips = (found[0::2], found[1::2] or found)
+        found = open_clips(clips, split, rows, True, frames)
+        self._clips = tuple(shuffled(found, clips_seed, f"{side} order") for side in ("left", "right"))
         self._source = (clips, split, clips_seed, frames)
         self._streams = (Stream(frames), Stream(frames))
         self._index, self._roll = [0, 0], 0
 
     def picture(self) -> np.ndarray:
         """Return what the television shows before the buttons change its colour, uint8 [60, 120, 3]."""
-        sides = [stream.frame(index) for stream, index in zip(self._streams, self._index, strict=True)]
-        video = np.roll(sharpen(_CONTRAST_TABLE[np.concatenate(sides, axis=1)]), self._roll, axis=1)
+        frames = [stream.frame(index) for stream, index in zip(self._streams, self._index, strict=True)]
+        sides = sharpen(_CONTRASTED.take(np.stack(frames)))  # uint8 [2, 60, 60, 3]
+        video = np.roll(np.concatenate(list(sides), axis=1), self._roll, axis=1)  # uint8 [60, 120, 3]
         if self.strength < 1:
             video = np.rint(self.strength * video + (1 - self.strength) * GRAY).astype(np.uint8)
         return video
 
     def noise_values(self):
         """Return place and clip of both sides, the roll as a phase, mean colours and brightness by patch."""
-        picture = self.unwrapped.picture / 255.0
+        picture = self.unwrapped.picture
         rows, columns = self.patches
         height, width = picture.shape[0] // rows, picture.shape[1] // columns
-        patches = picture.reshape(rows, height, columns, width, 3).mean((1, 3, 4))
+        patches = picture.reshape(rows, height, columns, width, 3).mean(1).mean(2) / 255  # [rows, columns, 3]
         values: list[float] = []
         for stream, index in zip(self._streams, self._index, strict=True):
             values += [index, *stream.position(index)]
-        return [*values, self._roll / self._columns, *picture.mean((0, 1)), *patches.ravel()]
+        return [*values, self._roll / self._columns, *patches.mean((0, 1)), *patches.mean(-1).ravel()]
 
     def follow(self, other: TV) -> None:
         """Take over the noise; where the clips are others, only the places in the streams."""
@@ -105,15 +106,13 @@ class TV(SceneDistractor, gym.utils.EzPickle):
         self._index, self._roll = list(noise["index"]), noise["roll"]
 
 
-def sharpen(image: np.ndarray) -> np.ndarray:
-    """Add `SHARPNESS` times what a 3x3 mean takes away, uint8 [H, W, 3] -> uint8 [H, W, 3]."""
-    height, width = image.shape[:2]
-    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)), mode="edge").astype(np.int16)
-    sums = padded[:height] + padded[1 : height + 1] + padded[2:]
-    sums = sums[:, :width] + sums[:, 1 : width + 1] + sums[:, 2:]
-    sharp = image * np.float32(1 + SHARPNESS) - sums * np.float32(SHARPNESS / 9)
-    return np.clip(np.rint(sharp), 0, 255).astype(np.uint8)
+def sharpen(images: np.ndarray) -> np.ndarray:
+    """Filter uint8 [N, H, W, C] with [[0, -1/2, 0], [-1/2, 3, -1/2], [0, -1/2, 0]], mirrored at the border."""
+    wide = np.pad(images.astype(np.int16), ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")  # [N, H + 2, W + 2, C]
+    around = wide[:, :-2, 1:-1] + wide[:, 2:, 1:-1] + wide[:, 1:-1, :-2] + wide[:, 1:-1, 2:]  # [N, H, W, C]
+    return _HALVED.take(6 * wide[:, 1:-1, 1:-1] - around + 4 * 255)
 
 
-_GAIN = 259 * (255 + CONTRAST) / (255 * (259 - CONTRAST))
-_CONTRAST_TABLE = np.clip(np.rint(_GAIN * (np.arange(256) - 128.0) + 128), 0, 255).astype(np.uint8)
+_GAIN = 131 * (127 + CONTRAST) / (127 * (131 - CONTRAST))
+_CONTRASTED = np.clip(np.rint(_GAIN * (np.arange(256) - 127.0) + 127), 0, 255).astype(np.uint8)
+_HALVED = np.clip(np.rint(np.arange(-4 * 255, 6 * 255 + 1) / 2), 0, 255).astype(np.uint8)  # of what is twice too large

@@ -117,9 +117,9 @@ class Stream:
         return int(clip), int(frame)
 
 
-def shuffled(clips: Sequence[Clip], seed: int) -> list[Clip]:
-    """Return the clips in an order that depends on `seed` alone; it does not change when others are added."""
-    return sorted(clips, key=lambda clip: generator(seed, f"order of {clip.identity}").random())
+def shuffled(clips: Sequence[Clip], seed: int, name: str = "order") -> list[Clip]:
+    """Return the clips in an order that depends on `seed` and `name`; it does not change when others are added."""
+    return sorted(clips, key=lambda clip: generator(seed, f"{name} of {clip.identity}").random())
 
 
 def open_clips(
