@@ -131,7 +131,7 @@ class Doctor:
         action = _median_seconds(lambda: environment.step(environment.action_space.sample()), actions)
         renderer = "none needed"
         if self.config.env.suite != "toy":
-            from .envs.rendering import BACKEND
+            from .envs.gl import BACKEND
 
             renderer = BACKEND or "the display's"
             if device := environment.unwrapped.world.unwrapped.gl_device():

@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 
+import mujoco
 import numpy as np
 import pytest
 
-from denoised_mdp.envs import rendering
+from denoised_mdp.envs import gl
+from denoised_mdp.envs.distractors.video_background import put_behind
 from denoised_mdp.envs.dmc import EPISODE_FIELDS, DMCEnv
 from denoised_mdp.errors import UserError
 
@@ -39,9 +41,6 @@ def test_matte_is_exact(task):
     assert (frame[background] == 0).all()
     frame, only_sky = env.frame_and_background("sky")
     np.testing.assert_array_equal(only_sky, sky)
-    kept, again = env.frame_and_background("matte", keep_background=True)
-    np.testing.assert_array_equal(kept, full)
-    np.testing.assert_array_equal(again, background)
     np.testing.assert_array_equal(env.frame(), full)  # nothing of the model was left changed
     blue = env.frame_and_background("blue")[1]
     red_, green_, blue_ = np.moveaxis(full.astype(int), -1, 0)
@@ -49,6 +48,35 @@ def test_matte_is_exact(task):
     np.testing.assert_array_equal(env.frame_and_background("blue_ge")[1], (blue_ >= red_) & (blue_ >= green_))
     env.close()
     env._physics.free()
+
+
+@pytest.mark.parametrize("task, matte", [("cheetah_run", "matte"), ("cheetah_run", "sky"), ("reacher_easy", "matte")])
+def test_multisampled_edges_mix_with_what_is_put_behind_them(task, matte):
+    """Before a picture of its own background, the composite is the plain picture, at edges too: no dark fringes."""
+    env = DMCEnv(task, quality="faithful")
+    env.reset(seed=1)
+    renderer, model = env._get_renderer(), env._physics.model.ptr
+    for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+        renderer._scene.flags[flag] = False  # else the background holds what bodies do to it
+    plain = env.frame().astype(int)
+    foreground, share = env.frame_and_background(matte)
+    hidden = ~np.isin(np.arange(model.ngeom), renderer._floor) if matte == "matte" else np.full(model.ngeom, True)
+    model.geom_rgba[hidden, 3], model.geom_matid[hidden] = 0, -1
+    composite = put_behind(env.frame(), foreground, share)
+    edges = (share > 0) & (share < 1)
+    assert edges.sum() > 40 and (share == 0).any() and (share == 1).any()
+    assert np.abs(composite - plain).max() <= 1  # of rounding
+    assert composite.dtype == np.uint8
+    env.close()
+
+
+def test_a_frame_of_faithful_quality_is_the_same_after_a_matte():
+    env = DMCEnv("cheetah_run", quality="faithful")
+    env.reset(seed=1)
+    frame = env.frame()
+    env.frame_and_background()
+    np.testing.assert_array_equal(env.frame(), frame)
+    env.close()
 
 
 def test_many_renderers_in_one_process_do_not_disturb_each_other():
@@ -102,33 +130,97 @@ def test_unknown_camera_and_quality():
 
 def test_backend_choice(monkeypatch):
     if not sys.platform.startswith("linux"):
-        assert rendering.choose_backend() is None
+        assert gl.choose_backend() is None
         return
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setenv("DISPLAY", ":77")  # nobody answers there
-    monkeypatch.setattr(rendering, "_has_egl_device", lambda: False)
-    monkeypatch.setattr(rendering, "_has_osmesa", lambda: True)
-    assert rendering.choose_backend() == os.environ["MUJOCO_GL"] == "osmesa"
+    monkeypatch.setattr(gl, "_has_egl_device", lambda: False)
+    monkeypatch.setattr(gl, "_has_osmesa", lambda: True)
+    assert gl.choose_backend() == os.environ["MUJOCO_GL"] == "osmesa"
     monkeypatch.setenv("MUJOCO_GL", "")
-    monkeypatch.setattr(rendering, "_has_osmesa", lambda: False)
+    monkeypatch.setattr(gl, "_has_osmesa", lambda: False)
     with pytest.raises(UserError, match="libegl1"):
-        rendering.choose_backend()
-    monkeypatch.setattr(rendering, "_has_display", lambda: True)
-    assert rendering.choose_backend() == os.environ["MUJOCO_GL"] == "glfw"
+        gl.choose_backend()
+    monkeypatch.setattr(gl, "_has_display", lambda: True)
+    assert gl.choose_backend() == os.environ["MUJOCO_GL"] == "glfw"
     monkeypatch.setenv("MUJOCO_GL", "elg")
     with pytest.raises(UserError, match="Did you mean 'egl'"):
-        rendering.choose_backend()
+        gl.choose_backend()
     monkeypatch.setenv("MUJOCO_GL", " EGL ")
-    assert rendering.choose_backend() == os.environ["MUJOCO_GL"] == "egl"
+    assert gl.choose_backend() == os.environ["MUJOCO_GL"] == "egl"
 
 
-def run(code, **variables):
-    """Run `code` in a new process without a display."""
+def run(code, timeout=None, **variables):
+    """Run `code` in a new process without a display, for at most `timeout` seconds."""
     unset = ("MUJOCO_GL", "PYOPENGL_PLATFORM", "DISPLAY", "WAYLAND_DISPLAY")
     environment = {key: value for key, value in os.environ.items() if key not in unset} | variables
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=timeout
     )
+
+
+ESCAPE = """
+from denoised_mdp.envs import make_env
+
+env = make_env("quadruped_escape", distractors=["video_background"], episode_steps=4)
+frame = env.reset(seed=0)[0]
+env.step(env.action_space.sample())
+assert (env.reset()[0] != frame).any()
+assert env.world.unwrapped._physics._contexts is None
+print("drew")
+"""
+
+
+DM_CONTROL_FIRST = """
+import warnings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it looks for a display
+    import dm_control.suite
+"""
+
+
+@pytest.mark.parametrize("first", ["", DM_CONTROL_FIRST], ids=["alone", "dm_control first"])
+def test_a_task_that_uploads_terrain_leaves_no_context_of_dm_control(first):
+    result = run(first + ESCAPE)
+    assert (result.stdout, result.stderr) == ("drew\n", "")
+
+
+FORK = """
+import os, gymnasium, warnings
+from denoised_mdp.envs import make_env, register_envs
+from denoised_mdp.errors import UserError
+
+warnings.simplefilter("ignore")
+register_envs()
+env = make_env("pendulum_swingup")
+env.reset(seed=0)
+if not (child := os.fork()):
+    try:
+        env.render()
+    except UserError as error:
+        print(error, flush=True)
+    env.close()
+    del env
+    os._exit(0)
+os.waitpid(child, 0)
+vector = gymnasium.make_vec(
+    "denoised_mdp/pendulum_swingup-v0", 1, vectorization_mode="async", vector_kwargs={"context": "fork"}
+)
+try:
+    vector.reset(seed=0)
+except UserError as error:
+    print(error)
+env.render()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_after_a_frame_is_one_line_and_no_hang():
+    result = run(FORK, timeout=100)
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert len(lines) == 2 and lines[0] == lines[1] and 'context="spawn"' in lines[0]
 
 
 def test_mujoco_imported_first_still_draws():
@@ -168,6 +260,6 @@ def test_a_renderer_that_cannot_start_is_one_line(backend):
     assert len(lines) == 2 and all("renderer" in line and "libegl1" in line for line in lines)
 
 
-@pytest.mark.skipif(not rendering._has_egl_device(), reason="needs EGL")
+@pytest.mark.skipif(not gl._has_egl_device(), reason="needs EGL")
 def test_the_name_of_the_backend_may_be_upper_case():
     assert run(DRAW_TWICE, MUJOCO_GL="EGL").stdout.startswith("drew")

@@ -143,7 +143,7 @@ class DMCEnv(World, gym.utils.EzPickle):
             self._task.random.seed(generator(seed, "physics").integers(2**32, size=8, dtype=np.uint32))
         self._steps = 0
         self.reward_sensor_offset = 0.0
-        with self._physics.reset_context():
+        with self._physics.reset_context(), self._without_rendering():
             self._task.initialize_episode(self._physics)
         if self._renderer:
             self._renderer.upload_terrain()
@@ -180,9 +180,9 @@ class DMCEnv(World, gym.utils.EzPickle):
         """Draw the current state, uint8 [H, W, 3]."""
         return self._get_renderer().frame(self._physics.data.ptr)
 
-    def frame_and_background(self, matte: str = "matte", keep_background: bool = False):
-        """Draw the current state and tell where it shows background, see `Renderer.frame_and_background`."""
-        return self._get_renderer().frame_and_background(self._physics.data.ptr, matte, keep_background)
+    def frame_and_background(self, matte: str = "matte"):
+        """Draw the current state before black, with the background's share, see `Renderer.frame_and_background`."""
+        return self._get_renderer().frame_and_background(self._physics.data.ptr, matte)
 
     def gl_device(self) -> str:
         """Return what draws the frames, see `Renderer.device`."""
@@ -230,6 +230,18 @@ class DMCEnv(World, gym.utils.EzPickle):
         if self._renderer is None:
             self._renderer = Renderer(self._physics.model.ptr, *self._look, stage=self.stage)
         return self._renderer
+
+    @contextlib.contextmanager
+    def _without_rendering(self):
+        """Let a task that asks its physics for GL contexts, to upload terrain, find those that are there or none.
+
+        dm_control would make them, with a backend of its own choice, and free them after the end of its display.
+        """
+        self._physics._make_rendering_contexts = lambda: None
+        try:
+            yield
+        finally:
+            del self._physics._make_rendering_contexts
 
     @contextlib.contextmanager
     def _shifted_sensor(self):

@@ -1,123 +1,18 @@
-"""Headless rendering on mujoco's public API: the choice of GL, render quality, and the exact matte.
-
-Importing this module chooses the GL backend, which has to happen before the first ``import mujoco``.
-"""
+"""Headless rendering on mujoco's public API: render quality, and the exact matte."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import ctypes
-import importlib
-import os
-import sys
-import warnings
-import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from denoised_mdp.envs.gl import check_process, close_at_exit, current_gl_context, gl_errors, keep_inherited
 from denoised_mdp.errors import UserError, did_you_mean
 
+import mujoco  # isort: skip
+
 QUALITIES = ("fast", "faithful")
-INSTALL_HINT = (
-    "On Debian or Ubuntu install 'libegl1 libegl-mesa0 libgl1-mesa-dri libgl1' (MUJOCO_GL=egl) "
-    "or 'libosmesa6' (MUJOCO_GL=osmesa)."
-)
-
-
-def _has_display() -> bool:
-    """Whether DISPLAY names an X server that answers: a set variable alone promises nothing."""
-    if not os.environ.get("DISPLAY"):
-        return False
-    try:
-        x11 = ctypes.CDLL("libX11.so.6")
-    except OSError:
-        return False
-    x11.XOpenDisplay.restype = ctypes.c_void_p
-    display = x11.XOpenDisplay(None)
-    if display:
-        x11.XCloseDisplay(ctypes.c_void_p(display))
-    return bool(display)
-
-
-def _has_egl_device() -> bool:
-    """Whether EGL is installed and offers a device, asked without creating a context."""
-    try:
-        egl = ctypes.CDLL("libEGL.so.1")
-        egl.eglGetProcAddress.restype = ctypes.c_void_p
-        address = egl.eglGetProcAddress(b"eglQueryDevicesEXT")
-    except (OSError, AttributeError):
-        return False
-    if not address:
-        return False
-    # EGLBoolean eglQueryDevicesEXT(EGLint max_devices, EGLDeviceEXT *devices, EGLint *num_devices)
-    signature = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
-    count = ctypes.c_int(0)
-    return bool(signature(address)(0, None, ctypes.byref(count))) and count.value > 0
-
-
-def _has_osmesa() -> bool:
-    """Whether an OSMesa library can be loaded."""
-    for name in ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"):
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(name)
-            return True
-    return False
-
-
-def choose_backend() -> str | None:
-    """Return the GL backend to use on Linux and set ``MUJOCO_GL`` to it; None elsewhere.
-
-    A value of ``MUJOCO_GL`` that the user set is kept, in the lower case that dm_control insists on.
-    Otherwise: GLFW where there is a display, then EGL, then OSMesa.
-
-    Raises:
-        UserError: the user's value is not a backend, or none can be used.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    works = {"glfw": _has_display, "egl": _has_egl_device, "osmesa": _has_osmesa}
-    backend = os.environ.get("MUJOCO_GL", "").strip().lower()
-    if backend and backend not in works:
-        hint = did_you_mean(backend, works)
-        raise UserError(f"MUJOCO_GL={backend!r} cannot render.{hint} Unset it to choose automatically.")
-    if not backend:
-        backend = next((name for name, can_start in works.items() if can_start()), None)
-    if not backend:
-        raise UserError(f"No headless renderer was found. {INSTALL_HINT}")
-    os.environ["MUJOCO_GL"] = backend
-    return backend
-
-
-BACKEND = choose_backend()
-
-
-@contextlib.contextmanager
-def gl_errors():
-    """Turn whatever is raised in the block, which loads or starts the GL backend, into one UserError."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="glfw")  # it warns of the same things
-            yield
-    except Exception as error:
-        # The backends raise all kinds of errors, some whose own message cannot be printed.
-        reason = f"The {BACKEND or 'default'} renderer cannot start ({type(error).__name__})."
-        raise UserError(f"{reason} {INSTALL_HINT}") from error
-
-
-with gl_errors():  # only after the backend is chosen, because this loads it
-    import mujoco
-
-
-def _current_gl_context(width: int, height: int):
-    """Create a GL context of the chosen backend, even when mujoco was imported earlier with another one."""
-    module = mujoco if BACKEND is None else importlib.import_module(f"mujoco.{BACKEND}")
-    gl = module.GLContext(width, height)
-    gl.make_current()
-    if BACKEND == "glfw" and not importlib.import_module("glfw").get_current_context():
-        raise RuntimeError("GLFW has no window")  # it goes on without, and MuJoCo then ends the process
-    return gl
 
 
 class Renderer:
@@ -162,24 +57,24 @@ class Renderer:
         self._floor = np.flatnonzero(flat & (model.body_weldid[model.geom_bodyid] == 0))
 
         with gl_errors():
-            gl = _current_gl_context(width, height)
+            gl = current_gl_context(width, height)
             with _offscreen_settings(model, height, width, quality):
                 self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
             mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._gl = gl
-        _close_at_exit(self)
+        close_at_exit(self)
 
     def device(self) -> str:
         """Return what draws, as OpenGL calls it: a graphics card, or "llvmpipe", which is the CPU."""
         from OpenGL import GL
 
-        self._gl.make_current()
+        self._bind()
         return GL.glGetString(GL.GL_RENDERER).decode(errors="replace")
 
     def upload_terrain(self) -> None:
         """Send the model's height fields to the GPU again: the start of an episode may have changed them."""
         if self._model.nhfield:
-            self._gl.make_current()
+            self._bind()
             for index in range(self._model.nhfield):
                 mujoco.mjr_uploadHField(self._model, self._context, index)
 
@@ -188,33 +83,38 @@ class Renderer:
         self._draw(data, skybox=True, floor=True)
         return self._rgb[::-1].copy()  # GL's first row is the lowest
 
-    def frame_and_background(
-        self, data: mujoco.MjData, matte: str = "matte", keep_background: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the view, uint8 [H, W, 3], and where it shows background, bool [H, W].
+    def frame_and_background(self, data: mujoco.MjData, matte: str = "matte") -> tuple[np.ndarray, np.ndarray]:
+        """Return the view before black, uint8 [H, W, 3], and the background's share of each pixel, [H, W].
+
+        The share is bool, or with multisampling ("faithful") float32 in [0, 1]: a pixel at an edge shows both.
+        The view holds the foreground's part of each pixel, so that view + share * picture has that picture behind it.
 
         Args:
             matte: what counts as background. "matte": everything but bodies (sky, and planes and height
                 fields that are fixed to the world), exactly, from the depth buffer. "sky": the same with the
                 floor kept as foreground. "blue": pixels whose blue is strictly the largest channel;
                 "blue_ge": blue >= both others. The latter two are the rules of Wang et al. 2022, which eat
-                blue foreground on some tasks.
-            keep_background: also draw the original background into the frame (a second pass for "matte" and
-                "sky"); otherwise its pixels are black there.
+                blue foreground on some tasks; they decide for whole pixels.
         """
         if matte in ("blue", "blue_ge"):
             frame = self.frame(data)
             red, green, blue = frame[..., 0], frame[..., 1], frame[..., 2]
             greater = np.greater if matte == "blue" else np.greater_equal
-            return frame, greater(blue, red) & greater(blue, green)
+            background = greater(blue, red) & greater(blue, green)
+            frame[background] = 0
+            return frame, background
         self._draw(data, skybox=False, floor=matte == "sky", depth=True)
-        background = self._depth[::-1] >= 1.0  # nothing was drawn there: the far plane
-        return (self.frame(data) if keep_background else self._rgb[::-1].copy()), background
+        frame = self._rgb[::-1].copy()
+        if not self._context.offSamples:
+            return frame, self._depth[::-1] >= 1.0  # nothing was drawn there: the far plane
+        # The depth buffer has one value per pixel, colours are means over several samples: so is a silhouette in white.
+        self._draw(data, skybox=False, floor=matte == "sky", silhouette=True)
+        return frame, 1 - self._rgb[::-1, :, 0] / np.float32(255)
 
     def close(self) -> None:
         """Free the GL objects while their own context is current: otherwise another renderer's are freed."""
         gl, self._gl = self._gl, None
-        if gl is not None:
+        if gl is not None and not keep_inherited(gl, self._context):
             gl.make_current()
             self._context.free()
             gl.free()
@@ -222,8 +122,15 @@ class Renderer:
     def __del__(self):
         self.close()
 
-    def _draw(self, data: mujoco.MjData, skybox: bool, floor: bool, depth: bool = False) -> None:
+    def _bind(self) -> None:
+        """Make the renderer's context that of the GL calls that follow."""
+        check_process()
         self._gl.make_current()
+
+    def _draw(
+        self, data: mujoco.MjData, skybox: bool, floor: bool, depth: bool = False, silhouette: bool = False
+    ) -> None:
+        self._bind()
         self._scene.flags[mujoco.mjtRndFlag.mjRND_SKYBOX] = skybox
         with contextlib.nullcontext() if floor else _invisible(self._model, self._floor):
             mujoco.mjv_updateScene(
@@ -231,7 +138,8 @@ class Renderer:
             )
         for dress in self._stage:
             dress(self._scene, self._model, data)
-        mujoco.mjr_render(self._viewport, self._scene, self._context)
+        with _white(self._scene) if silhouette else contextlib.nullcontext():
+            mujoco.mjr_render(self._viewport, self._scene, self._context)
         mujoco.mjr_readPixels(self._rgb, self._depth if depth else None, self._viewport, self._context)
 
 
@@ -285,13 +193,16 @@ def _invisible(model: mujoco.MjModel, geoms: np.ndarray):
         model.geom_rgba[geoms, 3], model.geom_matid[geoms] = alpha, material
 
 
-_open_renderers: weakref.WeakSet[Renderer] = weakref.WeakSet()
-
-
-def _close_at_exit(renderer: Renderer) -> None:
-    """Remember to close `renderer` at exit, before the backend's own exit handler ends its display."""
-    if not hasattr(_close_at_exit, "registered"):
-        # Handlers run last-in, first-out; the backend has registered its own with its first context.
-        atexit.register(lambda: [each.close() for each in list(_open_renderers)])
-        _close_at_exit.registered = True
-    _open_renderers.add(renderer)
+@contextlib.contextmanager
+def _white(scene: mujoco.MjvScene):
+    """Make all that `scene` holds shine white, as opaque as it is, without shadows and reflections in the block."""
+    for index in range(scene.ngeom):
+        geom = scene.geoms[index]
+        geom.rgba[:3], geom.emission, geom.specular, geom.reflectance, geom.matid = 1, 1, 0, 0, -1
+    flags = scene.flags.copy()
+    for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+        scene.flags[flag] = False
+    try:
+        yield
+    finally:
+        scene.flags[:] = flags

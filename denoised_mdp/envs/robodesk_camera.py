@@ -89,7 +89,7 @@ class RoomRenderer(Renderer):
         """Replace a texture of the model by `picture`, uint8 [H, W, 3], upside up on the television."""
         begin = self._model.tex_adr[texture]
         self._model.tex_data[begin : begin + picture.size] = picture.ravel()
-        self._gl.make_current()
+        self._bind()
         mujoco.mjr_uploadTexture(self._model, self._context, texture)
 
     def film(self, data: mujoco.MjData, eye_shift: np.ndarray, target_shift: np.ndarray) -> np.ndarray:

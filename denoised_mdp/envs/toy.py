@@ -69,10 +69,16 @@ class ToyEnv(World, gym.utils.EzPickle):
 
     def frame(self) -> np.ndarray:
         """Draw the current state, uint8 [H, W, 3]."""
-        return self.frame_and_background()[0]
+        return self._draw()[0]
 
-    def frame_and_background(self, matte: str = "matte", keep_background: bool = True):
-        """Return the frame and where it shows the texture, bool [H, W], exactly for every `matte`."""
+    def frame_and_background(self, matte: str = "matte"):
+        """Return the frame, black for the texture, and where that is, bool [H, W], exactly for every `matte`."""
+        frame, background = self._draw()
+        frame[background] = 0
+        return frame, background
+
+    def _draw(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the frame and where it shows the texture."""
         stripes = np.sin(2 * np.pi * (self._x + 0.5 * self._y + self._phase[0]))
         stripes = stripes + np.sin(2 * np.pi * (0.75 * self._y - 0.5 * self._x + self._phase[1]))
         frame = np.repeat((90 + 35 * stripes).astype(np.uint8)[..., None], 3, 2)

@@ -42,10 +42,10 @@ class Appearance(WalkingDistractor, gym.utils.EzPickle):
         with self._on_stage():
             return self.env.frame()
 
-    def frame_and_background(self, matte: str = "matte", keep_background: bool = False):
-        """Draw the changed scene and tell where it shows background, see `Renderer.frame_and_background`."""
+    def frame_and_background(self, matte: str = "matte"):
+        """Draw the changed scene before black, with the background's share, see `Renderer.frame_and_background`."""
         with self._on_stage():
-            return self.env.frame_and_background(matte, keep_background)
+            return self.env.frame_and_background(matte)
 
     def noise_values(self):
         """Return the factors, float64 [len(factors)]."""

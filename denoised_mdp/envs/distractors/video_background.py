@@ -76,11 +76,9 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
 
     def frame(self) -> np.ndarray:
         """Draw the current state in front of the video."""
-        frame, mask = self.env.frame_and_background(self.matte, keep_background=self.strength < 1)
-        video = self.background()
+        frame = put_behind(self.background(), *self.env.frame_and_background(self.matte))
         if self.strength < 1:
-            video = np.rint(self.strength * video + (1 - self.strength) * frame).astype(np.uint8)
-        np.copyto(frame, video, where=mask[..., None])
+            frame = np.rint(self.strength * frame + (1 - self.strength) * self.env.frame()).astype(np.uint8)
         return frame
 
     def noise_values(self):
@@ -115,3 +113,11 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
         else:
             self.rng = restore_generator(generator_state(other.rng))
             self._index = other._index % self._stream.frames
+
+
+def put_behind(background: np.ndarray, foreground: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Return uint8 [H, W, 3]: `background` [H, W, 3 or 1] behind what `Renderer.frame_and_background` returned."""
+    composite = foreground + share[..., None] * background  # bool: uint8, where one of the two is 0; else float32
+    if share.dtype != bool:
+        composite = np.clip(np.rint(composite), 0, 255).astype(np.uint8)
+    return composite

@@ -1,0 +1,157 @@
+"""The OpenGL that MuJoCo draws with: which one, one line when it cannot start, and its end with the process.
+
+Importing this module chooses the GL backend, which has to happen before the first ``import mujoco``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import importlib
+import os
+import sys
+import warnings
+import weakref
+
+from denoised_mdp.errors import UserError, did_you_mean
+
+INSTALL_HINT = (
+    "On Debian or Ubuntu install 'libegl1 libegl-mesa0 libgl1-mesa-dri libgl1' (MUJOCO_GL=egl) "
+    "or 'libosmesa6' (MUJOCO_GL=osmesa)."
+)
+
+
+def _has_display() -> bool:
+    """Whether DISPLAY names an X server that answers: a set variable alone promises nothing."""
+    if not os.environ.get("DISPLAY"):
+        return False
+    try:
+        x11 = ctypes.CDLL("libX11.so.6")
+    except OSError:
+        return False
+    x11.XOpenDisplay.restype = ctypes.c_void_p
+    display = x11.XOpenDisplay(None)
+    if display:
+        x11.XCloseDisplay(ctypes.c_void_p(display))
+    return bool(display)
+
+
+def _has_egl_device() -> bool:
+    """Whether EGL is installed and offers a device, asked without creating a context."""
+    try:
+        egl = ctypes.CDLL("libEGL.so.1")
+        egl.eglGetProcAddress.restype = ctypes.c_void_p
+        address = egl.eglGetProcAddress(b"eglQueryDevicesEXT")
+    except (OSError, AttributeError):
+        return False
+    if not address:
+        return False
+    # EGLBoolean eglQueryDevicesEXT(EGLint max_devices, EGLDeviceEXT *devices, EGLint *num_devices)
+    signature = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
+    count = ctypes.c_int(0)
+    return bool(signature(address)(0, None, ctypes.byref(count))) and count.value > 0
+
+
+def _has_osmesa() -> bool:
+    """Whether an OSMesa library can be loaded."""
+    for name in ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name)
+            return True
+    return False
+
+
+def choose_backend() -> str | None:
+    """Return the GL backend to use on Linux and set ``MUJOCO_GL`` to it; None elsewhere.
+
+    A value of ``MUJOCO_GL`` that the user set is kept, in the lower case that dm_control insists on.
+    Otherwise: GLFW where there is a display, then EGL, then OSMesa.
+
+    Raises:
+        UserError: the user's value is not a backend, or none can be used.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    works = {"glfw": _has_display, "egl": _has_egl_device, "osmesa": _has_osmesa}
+    backend = os.environ.get("MUJOCO_GL", "").strip().lower()
+    if backend and backend not in works:
+        hint = did_you_mean(backend, works)
+        raise UserError(f"MUJOCO_GL={backend!r} cannot render.{hint} Unset it to choose automatically.")
+    if not backend:
+        backend = next((name for name, can_start in works.items() if can_start()), None)
+    if not backend:
+        raise UserError(f"No headless renderer was found. {INSTALL_HINT}")
+    os.environ["MUJOCO_GL"] = backend
+    return backend
+
+
+BACKEND = choose_backend()
+
+
+@contextlib.contextmanager
+def gl_errors():
+    """Turn whatever is raised in the block, which loads or starts the GL backend, into one UserError."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="glfw")  # it warns of the same things
+            yield
+    except UserError:
+        raise
+    except Exception as error:
+        # The backends raise all kinds of errors, some whose own message cannot be printed.
+        reason = f"The {BACKEND or 'default'} renderer cannot start ({type(error).__name__})."
+        raise UserError(f"{reason} {INSTALL_HINT}") from error
+
+
+with gl_errors():  # only after the backend is chosen, because this loads it
+    import mujoco
+
+_started_in: int | None = None  # the process in which the first GL context was made
+_inherited: list = []
+
+
+def check_process() -> None:
+    """Raise UserError in a process that was forked after OpenGL was started: its threads are missing, so it hangs."""
+    if _started_in not in (None, os.getpid()):
+        raise UserError(
+            "This process was forked after a frame had been drawn, and OpenGL does not survive a fork: start processes"
+            ' with context="spawn", as in AsyncVectorEnv(..., context="spawn").'
+        )
+
+
+def keep_inherited(*objects) -> bool:
+    """Whether this is a forked process: GL `objects` are the other one's then, and are kept, as freeing them hangs."""
+    if _started_in in (None, os.getpid()):
+        return False
+    _inherited.append(objects)
+    return True
+
+
+def current_gl_context(width: int, height: int):
+    """Create a GL context of the chosen backend, even when mujoco was imported earlier with another one.
+
+    Raises:
+        UserError: see `check_process`; other errors are the backend's, see `gl_errors`.
+    """
+    global _started_in
+    check_process()
+    _started_in = os.getpid()
+    module = mujoco if BACKEND is None else importlib.import_module(f"mujoco.{BACKEND}")
+    gl = module.GLContext(width, height)
+    gl.make_current()
+    if BACKEND == "glfw" and not importlib.import_module("glfw").get_current_context():
+        raise RuntimeError("GLFW has no window")  # it goes on without, and MuJoCo then ends the process
+    return gl
+
+
+_open_renderers: weakref.WeakSet = weakref.WeakSet()
+
+
+def close_at_exit(renderer) -> None:
+    """Remember to close `renderer` (a `Renderer`) at exit, before the backend's own exit handler ends its display."""
+    if not hasattr(close_at_exit, "registered"):
+        # Handlers run last-in, first-out; the backend has registered its own with its first context.
+        atexit.register(lambda: [each.close() for each in list(_open_renderers)])
+        close_at_exit.registered = True
+    _open_renderers.add(renderer)
