@@ -187,11 +187,10 @@ class Doctor:
         updates = config.updates_due(train.total_steps)
         learning = updates * update_seconds
         playing = train.total_steps / config.env.action_repeat * ((action_seconds or 0) + acting)
-        evaluations = train.total_steps // train.eval_every if train.eval_every else 0
         steps = config.env.episode_steps / config.env.action_repeat
         parallel = -(-train.eval_episodes // MAX_PARALLEL)
         episode = train.eval_episodes * (action_seconds or 0) + parallel * acting
-        evaluating = evaluations * steps * episode
+        evaluating = config.evaluations * steps * episode
         total = learning + playing + evaluating
         shares = ", ".join(
             f"{name} {duration(seconds)}"

@@ -139,8 +139,8 @@ class TrainConfig:
     """The training loop and the machine it runs on."""
 
     total_steps: int = option(1_000_000, "length of training in steps, prefill included", low=1)
-    prefill_steps: int = option(5000, "steps with random actions before the first update", low=1)
-    train_every: int = option(1000, "steps between two rounds of updates", low=1)
+    prefill_steps: int = option(5000, "steps with random actions before the first update; intervals start here", low=1)
+    train_every: int = option(1000, "steps between two rounds of updates; the first follows the prefill", low=1)
     updates: int = option(100, "updates per round", low=1)
     policy_after: int = option(0, "updates of the world model before the policy begins to learn", low=0)
     batch_size: int = option(50, "segments per batch", low=1)
@@ -215,10 +215,26 @@ class Config:
         """Steps of one action in every environment that collects."""
         return self.train.collect_envs * self.env.action_repeat
 
+    def times_due(self, step: int, every: int) -> int:
+        """How often something has come due by a step: at the end of the prefill and every `every` steps from there.
+
+        Steps before the end of the prefill count backwards, from 0.
+        """
+        return 1 + (step - self.train.prefill_steps) // every
+
     def updates_due(self, step: int) -> int:
-        """Updates that should be done by a step: a round after the prefill, then one every `train_every` steps."""
-        rounds = 1 + (step - self.train.prefill_steps) // self.train.train_every
-        return max(0, rounds) * self.train.updates
+        """Updates that should be done by a step: a round after the prefill, then one every `train_every` steps.
+
+        None at the end of the run: nobody would act with what they learn.
+        """
+        last = max(self.train.total_steps - 1, self.train.prefill_steps)
+        return max(0, self.times_due(min(step, last), self.train.train_every)) * self.train.updates
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of the whole run: at the end of the prefill, every `eval_every` steps from there, at the end."""
+        train = self.train
+        return max(0, self.times_due(train.total_steps - 1, train.eval_every)) + 1 if train.eval_every else 0
 
     @property
     def replay_capacity(self) -> int:

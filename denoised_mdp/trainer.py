@@ -219,10 +219,11 @@ class Trainer:
         self.window = {}
 
     def due(self, every: int) -> bool:
-        """Whether the last steps crossed a multiple of `every` (0: never), or were the last of all."""
-        return every > 0 and (
-            self.step // every > self.step_before // every or self.step >= self.config.train.total_steps
-        )
+        """Whether `every` steps (0: never) have passed since the last time, or the run is at its end."""
+        if every == 0:
+            return False
+        times = self.config.times_due
+        return times(self.step, every) > times(self.step_before, every) or self.step >= self.config.train.total_steps
 
     def evaluate(self) -> None:
         """Play held-out episodes with the actor's mode, always the same ones."""
@@ -295,6 +296,8 @@ class Trainer:
         self.step, self.step_before, self.updates = (counters[name] for name in ("step", "step_before", "updates"))
         if self.step_before is None:  # checkpoints of format 2 know only one environment, one action at a time
             self.step_before = self.step - self.config.env.action_repeat
+        if state["config"] and state["config"]["train"]["total_steps"] <= self.step < self.config.train.total_steps:
+            self.step_before = self.step  # the run is made longer: what was due at its end is done
         self.episode_return, self.last_return = list(state["episode_return"]), state["last_return"]
         self.window, self.pending = dict(state["window"]), state["pending"]
         self.agent.restore(state["agent"])

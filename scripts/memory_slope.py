@@ -117,8 +117,9 @@ def run() -> None:
         if "bytes" in name:
             result[name]["MiB in 1,000,000 steps"] = [
                 round((estimate + sign * error) * 1e6 / 2**20, 1) for sign in (-1, 0, 1)]  # fmt: skip
-    result = {"steps": arguments.steps, "updates": updates, "evaluations": arguments.steps // config.train.eval_every,
-              "checkpoints": arguments.steps // config.train.checkpoint_every, "rounds measured": rounds,
+    times, every = config.times_due, config.train.checkpoint_every
+    result = {"steps": arguments.steps, "updates": updates, "evaluations": config.evaluations,
+              "checkpoints": times(arguments.steps - 1, every) - times(0, every) + 1, "rounds measured": rounds,
               "seconds": round(time.monotonic() - began), "CPU seconds": round(time.process_time()),
               "cores": os.cpu_count(), **result}  # fmt: skip
     print(json.dumps(result, indent=1))

@@ -19,7 +19,7 @@ TINY = [
 
 
 def tiny(path: Path, *overrides: str) -> Config:
-    """The configuration of a run of 200 steps in a toy environment: 100 actions and 8 updates."""
+    """The configuration of a run of 200 steps in a toy environment: 100 actions and 6 updates."""
     return load_config([*TINY, f"run_dir={path}", *overrides])
 
 

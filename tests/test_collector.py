@@ -110,7 +110,7 @@ def test_a_block_is_played_with_the_weights_before_the_round_and_arrives_after_i
     trainer.run_to_end()
     trainer.close()
     assert [step for _, step, _ in rounds] == [80, 120, 160]  # at 200 the run is over
-    assert trainer.updates == 12 and trainer.step == 200
+    assert trainer.updates == 9 and trainer.step == 200
     assert [row for *_, row in rounds] == [42, 63, 84]  # an episode of 40 steps has 21 rows
 
 
@@ -248,7 +248,7 @@ def test_all_batches_of_a_round_but_its_first_are_read_ahead(tmp_path):
     prepare(config, run)
     trainer = Trainer(config, run)
     trainer.run_to_end()
-    assert trainer.updates == 12 and trainer.batches.hits == 8
+    assert trainer.updates == 9 and trainer.batches.hits == 6
     trainer.close()
 
 

@@ -367,11 +367,21 @@ def test_options_that_came_after_a_run_was_saved_have_their_defaults(tmp_path):
 
 
 @pytest.mark.parametrize("prefill, every, updates", [(5000, 1000, 100), (7, 3, 2), (1, 1, 1), (10, 40, 3)])
-def test_updates_fall_due_after_the_prefill_and_then_at_an_interval(prefill, every, updates):
+@pytest.mark.parametrize("rounds", [0, 1, 6, 7])
+def test_updates_fall_due_after_the_prefill_and_then_at_an_interval_but_not_at_the_end(prefill, every, updates, rounds):
     config = Config()
     config.train.prefill_steps, config.train.train_every, config.train.updates = prefill, every, updates
-    for step in (0, prefill - 1, prefill, prefill + 1, prefill + every - 1, prefill + every, prefill + 7 * every):
-        assert config.updates_due(step) == updates * sum(step >= prefill + n * every for n in range(9))
+    end = config.train.total_steps = prefill + rounds * every
+    for step in (0, prefill - 1, prefill, prefill + 1, prefill + every - 1, prefill + every, end - 1, end, end + 1):
+        due = [prefill, *range(prefill + every, end, every)]  # a run of the prefill alone learns once
+        assert config.updates_due(step) == updates * sum(step >= one for one in due)
+
+
+@pytest.mark.parametrize("every, expected", [(0, 0), (10, 4), (15, 3), (30, 2), (100, 2)])
+def test_evaluations_are_counted_from_the_prefill_and_one_comes_at_the_end(every, expected):
+    config = Config()
+    config.train.prefill_steps, config.train.total_steps, config.train.eval_every = 20, 50, every
+    assert config.evaluations == expected
 
 
 def test_runs_of_sac_saved_with_the_clip_of_all_nets_are_read_if_it_was_off(tmp_path):

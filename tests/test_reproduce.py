@@ -137,7 +137,7 @@ def test_rounded_products_are_those_of_a_processor_with_bf16(scripts):
 
 
 def test_an_update_with_rounded_products_is_one_with_native_bf16(scripts):
-    """The kernels of a processor without bf16 are slow, but they are PyTorch's own."""
+    """PyTorch's own kernels, fast or slow; that they are others is what `done` shows."""
     gradients, done = [], []
     for context in (contextlib.nullcontext(), scripts["precision"].RoundedProducts()):
         agent, kernels = build_agent(small_config(), 2, dtype=torch.bfloat16), Kernels()
@@ -146,7 +146,7 @@ def test_an_update_with_rounded_products_is_one_with_native_bf16(scripts):
         gradients.append(torch.cat([p.grad.flatten() for p in agent.world_model.parameters() if p.grad is not None]))
         done.append(kernels.products)
     native, rounded = gradients
-    assert 0 < (native - rounded).norm() < 0.01 * native.norm()
+    assert (native - rounded).norm() < 0.01 * native.norm()  # 0 where the sums have the same order
     assert done[0][torch.bfloat16] > 20 and set(done[1]) == {torch.float32}
     assert sum(done[0].values()) == sum(done[1].values())
 

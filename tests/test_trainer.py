@@ -6,11 +6,13 @@ import torch
 from small_runs import lines, tiny
 
 import denoised_mdp
+from denoised_mdp import checkpoint
 from denoised_mdp.environments import environment_maker
 from denoised_mdp.envs.toy import CountingEnv
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
 from denoised_mdp.runs import RunFolder
+from denoised_mdp.schema import TrainConfig
 from denoised_mdp.trainer import Trainer, train
 
 
@@ -32,7 +34,57 @@ def test_run_leaves_everything_in_its_folder(finished):
     assert [line["step"] for line in logged if "random/return" in line] == [40, 80]
     assert [line["step"] for line in logged if "train/return" in line] == [120, 160, 200]
     updates = [line["train/updates"] for line in logged if "train/updates" in line]
-    assert updates == [2, 4, 6, 8]  # one round after prefill, one every 40 steps
+    assert updates == [2, 4, 6]  # one round after prefill, one every 40 steps, none at the end
+
+
+def test_the_papers_schedule(tmp_path):
+    """A million steps of nothing: when the defaults train, evaluate, save and act, and in which order."""
+    paper = [f"train.{key}={vars(TrainConfig())[key]}" for key in (
+        "total_steps", "prefill_steps", "train_every", "updates", "eval_every", "render_every", "checkpoint_every")]
+    config = tiny(tmp_path / "run", *paper, "env.episode_steps=1000", "env.action_repeat=100", "replay.capacity=100")
+    trainer, done = Trainer(config, RunFolder.create(config.run_dir)), []
+
+    def stand_in(name):
+        def do():
+            done.append((name, trainer.step))
+            if name == "act":
+                trainer.step_before, trainer.step = trainer.step, trainer.step + 100
+            trainer.updates += name == "train"
+
+        return do
+
+    save = trainer.save
+    for name in ("evaluate", "probe", "film", "save", "log"):
+        setattr(trainer, name, stand_in(name))
+    trainer.collect, trainer.learn = stand_in("act"), stand_in("train")
+    trainer.run_to_end()
+    trainer.save = save
+    trainer.close()
+
+    def steps(name):
+        return [step for what, step in done if what == name]
+
+    assert trainer.updates == len(steps("train")) == 99_500
+    assert sorted(set(steps("train"))) == list(range(5_000, 1_000_000, 1_000))
+    assert steps("evaluate") == [*range(5_000, 1_000_000, 10_000), 1_000_000]
+    assert len(steps("evaluate")) == config.evaluations
+    assert steps("film") == [*range(5_000, 1_000_000, 20_000), 1_000_000]
+    first = [name for name, step in done if step == 5_000]
+    assert first == ["train"] * 100 + ["evaluate", "probe", "film", "save", "act"]
+    assert not [name for name, step in done if step < 5_000 and name != "act"]
+
+
+def test_a_run_that_is_made_longer_learns_what_a_longer_run_learns(tmp_path):
+    """The round that the shorter run had no use for comes first; nothing is evaluated or logged twice."""
+    assert train(tiny(tmp_path / "whole"))
+    for total in (160, 200):
+        assert train(tiny(tmp_path / "parts", f"train.total_steps={total}"))
+    states = [checkpoint.load(tmp_path / name / "checkpoints")[1]["agent"]["weights"] for name in ("whole", "parts")]
+    assert all(torch.equal(states[0][name], weight) for name, weight in states[1].items())
+    names = [(line["step"], name) for line in lines(tmp_path / "parts") for name in line if name != "step"]
+    assert len(set(names)) == len(names)
+    evaluated = [line["step"] for line in lines(tmp_path / "parts") if "eval/return" in line]
+    assert evaluated == [80, 160, 200]
 
 
 def test_counting_environment_proves_the_alignment(tmp_path):
