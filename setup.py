@@ -43,11 +43,10 @@ setup(
         "scipy>=1.10",
         "tensorboard>=2.14",
         "torch>=2.4",
-        "tqdm>=4.60",
     ],
     extras_require={
-        # Only its model files are used. Its own dependency gym is not: `pip install --no-deps robodesk` does as well.
-        "robodesk": ["robodesk==1.0.0"],
+        # There is no extra for RoboDesk: of that package only the model files are used, and it would bring gym along.
+        # `pip install --no-deps robodesk==1.0.0`
         "sb3": ["stable-baselines3>=2.4"],  # for scripts/examples, and for the policies of `probe joints-data`
         "test": [
             "hypothesis>=6.80",

@@ -1,4 +1,4 @@
-"""The command line: ``denoised-mdp train | evaluate | render | compare | probe | report | doctor | bench``.
+"""The command line, ``denoised-mdp COMMAND``: its parser, training and the machine, and what errors look like.
 
 Heavy imports wait until a command needs them, so that ``--help`` answers at once.
 """
@@ -10,19 +10,18 @@ import contextlib
 import errno
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from denoised_mdp import __version__
+from denoised_mdp import __version__, progress
+from denoised_mdp.arguments import Parser, add_count, add_options, positive, suggest
 from denoised_mdp.errors import EnvironmentFailure, UserError, did_you_mean
 from denoised_mdp.probe_cli import add_probe_commands
-from denoised_mdp.report_cli import add_report_command
-
-if TYPE_CHECKING:
-    from denoised_mdp.evaluation import EvaluationResult
+from denoised_mdp.run_cli import add_run_commands
 
 # What the machine refuses, in contrast to what we did wrong.
 MACHINE_ERRORS = {
@@ -37,105 +36,111 @@ TOO_LARGE = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports a mistake like every other: one line, exit code 2."""
-
-    long_help = None
-
-    def error(self, message: str):
-        raise UserError(f"{message}; see '{self.prog} --help'.")
-
-    def format_help(self) -> str:
-        return self.long_help() if self.long_help else super().format_help()
-
-
-def positive(text: str) -> int:
-    """Parse a whole number of at least 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
-    return int(text)
-
-
-def natural(text: str) -> int:
-    """Parse a whole number of at least 0, for argparse."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, not '{text}'")
-    return int(text)
-
-
-def device(text: str) -> str:
-    """Check the form of a device's name, for argparse."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
-        raise argparse.ArgumentTypeError(f"must be auto, cpu, cuda or cuda:N, not '{text}'")
-    return text
-
-
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """Return the parser of all commands."""
-    parser = _Parser(prog="denoised-mdp", description="Learn world models that keep only what matters.")
+    parser = Parser(
+        prog="denoised-mdp", description="Learn world models that keep only what matters.",
+        examples=(
+            "denoised-mdp train preset=quickstart run_dir=runs/quickstart",
+            "denoised-mdp evaluate runs/quickstart",
+            "denoised-mdp probe factors runs/quickstart",
+            "denoised-mdp report runs/quickstart",
+            "",
+            "'denoised-mdp COMMAND --help' explains a command, 'denoised-mdp completion' the completion in your shell.",
+        ),
+    )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    train = commands.add_parser("train", help="train a model, or continue a run in its folder")
-    train.long_help = _train_help
+    help = "train a model, or continue a run in its folder"
+    train = commands.add_parser("train", help=help, long_help=_train_help, keyed="overrides")
+    add_options(train)
     train.add_argument("-m", "--multirun", action="store_true")
-    train.add_argument("overrides", nargs="*", metavar="key=value")
+    train.add_argument("-c", "--cfg", nargs="?", const="job")
     train.set_defaults(function=_train)
+    help = "print a composed configuration as YAML, without training"
+    config = commands.add_parser(
+        "config", help=help, description=f"{help.capitalize()}.", keyed="overrides",
+        examples=("denoised-mdp config preset=quickstart model=2c",),
+    )  # fmt: skip
+    add_options(config)
+    config.set_defaults(function=_config)
+    add_run_commands(commands)
+    add_probe_commands(commands)
 
-    evaluate = commands.add_parser("evaluate", help="play held-out episodes with a trained agent")
-    _add_run_arguments(evaluate, episodes=10)
-    evaluate.add_argument("--seed", type=natural, help="seed of the episodes (default: those of training)")
-    evaluate.add_argument("--random", action="store_true", help="play a random policy as well, same episodes")
-    evaluate.add_argument("--workers", type=natural, default=0, help="processes for the environments (default: 0)")
-    evaluate.set_defaults(function=_evaluate)
-
-    render = commands.add_parser("render", help="write a video and a picture of signal and noise")
-    _add_run_arguments(render, episodes=2)
-    render.add_argument("--output", type=Path, help="path without suffix (default: in RUN/videos)")
-    render.set_defaults(function=_render)
-
-    compare = commands.add_parser("compare", help="tell whether two runs are identical, or where they differ")
-    compare.add_argument("first", type=Path, metavar="RUN_A", help="folder of a run")
-    compare.add_argument("second", type=Path, metavar="RUN_B", help="folder of another")
-    compare.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest of each")
-    compare.set_defaults(function=_compare)
-
-    add_probe_commands(commands, positive, natural, device)
-    add_report_command(commands)
-
-    doctor = commands.add_parser("doctor", help="check this machine and a configuration before a long run")
-    doctor.add_argument("overrides", nargs="*", metavar="key=value", help="as for train")
+    help = "check this machine and a configuration before a long run"
+    doctor = commands.add_parser(
+        "doctor", help=help, description=f"{help.capitalize()}. The exit code is 1 if there are problems.",
+        keyed="overrides", examples=("denoised-mdp doctor preset=paper/cheetah_run_video_background",),
+    )  # fmt: skip
+    add_options(doctor)
     doctor.set_defaults(function=_doctor)
-
-    bench = commands.add_parser("bench", help="measure what updates, environments and the replay cost here")
-    bench.add_argument("overrides", nargs="*", metavar="key=value", help="as for train (default: a paper preset)")
-    bench.add_argument("--parts", help="some of: update,acting,environments,evaluation,replay,start (default: all)")
-    bench.add_argument("--repeats", type=positive, default=5, help="updates of each kind (default: %(default)s)")
-    bench.add_argument("--rows", default="10000,100000", help="sizes of the replays (default: %(default)s)")
+    help = "measure what updates, environments and the replay cost here"
+    bench = commands.add_parser(
+        "bench", help=help, description=f"{help.capitalize()}.", keyed="overrides",
+        examples=("denoised-mdp bench preset=quickstart --parts update,acting",),
+    )  # fmt: skip
+    add_options(bench, help="as for train (default: a paper preset)")
+    parts = "update,acting,environments,evaluation,replay,start"
+    bench.add_argument("--parts", metavar="NAMES", help=f"some of {parts} (default: all)")
+    add_count(bench, "--repeats", 5, "updates of each kind")
+    bench.add_argument(
+        "--rows", default="10000,100000", metavar="NUMBERS", help="rows of the replays; default: %(default)s"
+    )
     bench.add_argument("--output", type=Path, metavar="FILE", help="write all numbers there as JSON")
     bench.set_defaults(function=_bench)
+    help = "print what your shell needs to complete commands, options and values"
+    completion = commands.add_parser(
+        "completion", help=help, description=f"{help.capitalize()}.",
+        examples=(
+            "bash: echo 'eval \"$(denoised-mdp completion bash)\"' >> ~/.bashrc",
+            "zsh:  echo 'eval \"$(denoised-mdp completion zsh)\"' >> ~/.zshrc      (after compinit)",
+            "fish: denoised-mdp completion fish > ~/.config/fish/completions/denoised-mdp.fish",
+        ),
+    )  # fmt: skip
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.set_defaults(function=_completion)
     return parser
 
 
-def _add_run_arguments(parser: argparse.ArgumentParser, episodes: int) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run, e.g. runs/quickstart")
-    parser.add_argument("--episodes", type=positive, default=episodes, help="default: %(default)s")
-    parser.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest")
-    parser.add_argument("--split", choices=("train", "test"), default="train", help="background clips")
-    parser.add_argument("--device", type=device, default="auto", help="auto, cpu, cuda or cuda:N")
-
-
 def _train(arguments: argparse.Namespace) -> int:
+    if arguments.cfg is not None:
+        if "=" in arguments.cfg:  # --cfg key=value
+            arguments.overrides.append(arguments.cfg)
+        elif arguments.cfg != "job":
+            raise UserError(f"argument --cfg: must be job, or nothing, not '{arguments.cfg}'.")
+        return _config(arguments)
     if arguments.multirun:
         return _multirun(arguments.overrides)
     from denoised_mdp.config import load_config
 
     config = load_config(arguments.overrides)  # a typo is answered before PyTorch is imported
+    from denoised_mdp.doctor import days_on_a_cpu
     from denoised_mdp.stopping import StopRequest
     from denoised_mdp.trainer import train
 
+    if text := days_on_a_cpu(config):
+        _tell(f"note: {text}")
     stop = StopRequest()
-    return 0 if train(config, stop) else _stopped(stop.exit_code, " Everything is saved; the same command continues.")
+    if not train(config, stop):
+        return _stopped(stop.exit_code, " Everything is saved; the same command continues.")
+    run = config.run_dir
+    suggest(["evaluate", run, "--random"], ["render", run], ["probe", "factors", run], ["report", run])
+    return 0
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.config import as_yaml, load_config
+
+    print(as_yaml(load_config(arguments.overrides)), end="")
+    return 0
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.completion import script
+
+    print(script(arguments.shell))
+    return 0
 
 
 def _multirun(overrides: list[str]) -> int:
@@ -158,40 +163,6 @@ def _job(_) -> None:
     code = main(["train", *job.overrides.task, f"run_dir={job.runtime.output_dir}"])
     if code:
         raise SystemExit(code)
-
-
-def _evaluate(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.evaluation import evaluate_run
-
-    options = {key: getattr(arguments, key) for key in ("episodes", "split", "seed", "checkpoint", "device", "workers")}
-    result = evaluate_run(arguments.run, **options)
-    for number, value in enumerate(result.returns, 1):
-        print(f"episode {number:3d}   return {value:8.2f}")
-    print(f"mean return   {_mean(result)}" + (" (standard error)" if len(result.returns) > 1 else ""))
-    if arguments.random:
-        result = evaluate_run(arguments.run, **options, random=True)
-        print(f"random policy {_mean(result)} (same episodes)")
-    return 0
-
-
-def _mean(result: EvaluationResult) -> str:
-    """The mean and its standard error, which one episode does not have."""
-    return f"{result.mean:8.2f}" + (f" +- {result.standard_error:.2f}" if len(result.returns) > 1 else "")
-
-
-def _render(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.analysis.render import render_run
-
-    options = {key: getattr(arguments, key) for key in ("episodes", "split", "checkpoint", "device")}
-    for path in render_run(arguments.run, arguments.output, **options):
-        print(path)
-    return 0
-
-
-def _compare(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.compare import compare, report
-
-    return 0 if report(compare(arguments.first, arguments.second, checkpoint=arguments.checkpoint)) else 1
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -230,6 +201,7 @@ def _train_help() -> str:
 
 def _tell(text: str, file: TextIO | None = None) -> None:
     """Print a line for the user. That nobody can read it (a closed pipe, a full disk) changes nothing else."""
+    progress.clear()
     with contextlib.suppress(OSError):
         print(f"denoised-mdp: {text}", file=file or sys.stderr)
 
@@ -276,13 +248,33 @@ def main(argv: Sequence[str] | None = None) -> int:
                     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+COMMANDS = ("train", "config", "evaluate", "render", "compare", "probe", "report", "doctor", "bench", "completion")
+
+
+def _words(argv: list[str]) -> list[str]:
+    """Check that a command comes first, and say what could have been meant otherwise."""
+    if not argv or argv[0] == "help":
+        return [*argv[1:], "--help"]
+    first = argv[0]
+    if first in (*COMMANDS, "-h", "--help", "--version"):
+        return argv
+    later = next((word for word in argv if word in COMMANDS), None)
+    if later:
+        rest = [word for word in argv if word != later]
+        raise UserError(f"the command comes first: denoised-mdp {shlex.join([later, *rest])}")
+    if "=" in first or first.startswith("-"):
+        example = f"denoised-mdp train {shlex.quote(first.lstrip('-'))}" if "=" in first else "denoised-mdp --help"
+        raise UserError(f"'{first}' is no command. Name one first: {example}")
+    raise UserError(f"unknown command '{first}'.{did_you_mean(first, COMMANDS)}")
+
+
 def _run(argv: list[str]) -> int:
     parser = build_parser()
     try:
-        known = ("train", "evaluate", "render", "compare", "probe", "report", "doctor", "bench")
-        if argv and not argv[0].startswith("-") and argv[0] not in known:
-            raise UserError(f"unknown command '{argv[0]}'.{did_you_mean(argv[0], known)}")
-        arguments = parser.parse_args(argv or ["--help"])
+        from denoised_mdp.completion import answer
+
+        answer(parser)
+        arguments = parser.parse_args(_words(argv))
         return arguments.function(arguments)
     except (UserError, EnvironmentFailure) as error:
         return _fail(error, error.exit_code)

@@ -56,8 +56,12 @@ def default_run_dir(config: Config) -> str:
 
 def save_config(config: Config, path: str | os.PathLike) -> None:
     """Write the configuration as YAML to `path` (a file), whole or not at all."""
-    text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
-    replace_file(Path(path), text.encode())
+    replace_file(Path(path), as_yaml(config).encode())
+
+
+def as_yaml(config: Config) -> str:
+    """Return the whole configuration as YAML, which `read_config` understands."""
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
 def read_config(path: str | os.PathLike) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import platform
@@ -23,19 +24,60 @@ from .envs.video import SPLITS, open_clips
 from .errors import UserError
 from .evaluation import MAX_PARALLEL
 from .lanes import Lanes
-from .logging import data_size, duration
+from .logging import data_size
 from .machine import GIB, peak_memory, random_batch
-from .runtime import configure, configure_acting, precision_name
+from .progress import duration
+from .runtime import configure, configure_acting, precision_name, resolve_device
 from .schema import Config
 
 TV_ROWS = 60  # of the clips on RoboDesk's television
 SLOW_ACTION = 0.02  # seconds; a paper-sized run would spend three hours in the environment
 LONG_RUN = 48 * 3600  # seconds
+MANY_ROWS = 20_000_000  # learned from in a whole run: no CPU needs days for fewer
+ACTIONS = 6  # dimensions of an action, whose number hardly changes what an update costs
 
 
 def doctor(config: Config) -> int:
     """Print what was found and measured, then one line for each problem; returns 1 if there is one, else 0."""
     return Doctor(config).examine()
+
+
+def days_on_a_cpu(config: Config) -> str | None:
+    """Warn of a new run that would learn for days because it has no GPU; None for every other one.
+
+    Small updates are timed in CPU seconds of one thread, which other programs hardly disturb, and scaled by their rows
+    and the number of threads. This takes some seconds, and only where a run learns from so many rows that it could
+    matter. No random numbers of the run are drawn.
+    """
+    train = config.train
+    updates, rows = config.updates_due(train.total_steps), train.batch_size * train.segment_length
+    if resolve_device(train.device).type != "cpu" or updates * rows < MANY_ROWS or Path(config.run_dir).exists():
+        return None
+    length, count = min(10, train.segment_length), min(10, train.batch_size)
+    small = dataclasses.replace(config, train=dataclasses.replace(train, segment_length=length, batch_size=count))
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # training will say it again
+        device, dtype = configure(train)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            agent, batch = build_agent(small, ACTIONS, device=device, dtype=dtype), random_batch(small, ACTIONS)
+            agent.update(batch)  # the first one allocates
+            began = time.process_time()
+            agent.update(batch)
+            update_seconds = (time.process_time() - began) * rows / (length * count)
+        finally:
+            torch.set_num_threads(threads)
+    seconds = updates * update_seconds / threads
+    if seconds < LONG_RUN:
+        return None
+    part = rows // (length * count)
+    return (
+        f"without a GPU this run will learn for about {duration(seconds)}: {updates:,} updates of {update_seconds:.2g}"
+        f" CPU seconds on {threads} thread{'s' * (threads > 1)}, estimated from an update of 1/{part}"
+        " of the batch; environments and evaluations come on top. Use a GPU, or try preset=quickstart;"
+        " 'denoised-mdp doctor' measures it."
+    )
 
 
 class Doctor:

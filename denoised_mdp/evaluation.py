@@ -19,6 +19,7 @@ from .envs.options import SHOWING_CLIPS
 from .envs.pool import EnvironmentPool
 from .envs.seeding import generator
 from .loading import load_run
+from .progress import Phase
 from .rssm import Latent
 
 MAX_PARALLEL = 10
@@ -117,11 +118,15 @@ def evaluate(
     returns, recorders = [0.0] * len(seeds), []
     parallel = min(MAX_PARALLEL, len(seeds))
     task = next(iter(getattr(make_environment, "args", ())), "environment")
-    with EnvironmentPool(make_environment, parallel, workers=workers, task=str(task)) as pool:
+    what = "evaluating" if max_steps is None else "playing"
+    with (
+        Phase(what, len(seeds), "episodes") as phase,
+        EnvironmentPool(make_environment, parallel, workers=workers, task=str(task)) as pool,
+    ):
         for begin in range(0, len(seeds), parallel):
             chunk = list(seeds[begin : begin + parallel])
             group = [_Recorder() if begin + i < record else None for i in range(len(chunk))]
-            returns[begin : begin + len(chunk)] = _play(agent, pool, chunk, group, max_steps, explore)
+            returns[begin : begin + len(chunk)] = _play(agent, pool, chunk, group, max_steps, explore, phase)
             recorders += [recorder for recorder in group if recorder is not None]
     return EvaluationResult(returns, list(seeds), [recorder.episode() for recorder in recorders])
 
@@ -133,15 +138,20 @@ def _play(
     recorders: list[_Recorder | None],
     max_steps: int | None,
     explore: float | None,
+    phase: Phase,
 ) -> list[float]:
-    """Play one episode per environment in lockstep; an environment that has ended waits for the others."""
+    """Play one episode per environment in lockstep; an environment that has ended waits for the others.
+
+    phase: counts the episodes that have ended.
+    """
     n = len(seeds)
     recorders = list(recorders)
     noise = [torch.Generator(agent.device if agent else "cpu").manual_seed(seed) for seed in seeds]
     rngs = [np.random.default_rng(seed) for seed in seeds]
     observations, infos = map(list, zip(*pool.reset(seeds), strict=True))
-    returns, ended, carry = [0.0] * n, [False] * n, None
+    returns, ended, carry, before = [0.0] * n, [False] * n, None, phase.done
     for step in itertools.count():
+        phase.update(before + sum(ended), f"action {step:,}")
         if agent is None:
             actions = np.stack([rng.uniform(-1.0, 1.0, pool.action_shape).astype(np.float32) for rng in rngs])
         else:

@@ -1,4 +1,4 @@
-"""What a run tells: metrics.jsonl and TensorBoard for later, a progress line for now."""
+"""The metrics of a run: metrics.jsonl and TensorBoard."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import itertools
 import json
 import math
 import os
-import shutil
-import sys
 import threading
-import time
 import warnings
-from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -197,119 +193,9 @@ def _lines_until(path: Path, step: int, count: int | None = None) -> list[str]:
     return lines
 
 
-class Progress:
-    """A line about a running training: rewritten in place on a terminal, else printed at an interval.
-
-    Speeds and the time left are of the latest rounds that took at least `window` seconds together, a round
-    being all steps and updates from one beginning of learning to the next; a part of one would mislead.
-
-    Args:
-        total: environment steps of the whole run.
-        step, updates: where the run stands now.
-        interval: seconds between lines when `stream` is no terminal.
-        window: seconds.
-        stream: where to write; standard error if None.
-    """
-
-    def __init__(
-        self,
-        total: int,
-        step: int = 0,
-        updates: int = 0,
-        interval: float = 30.0,
-        window: float = 120.0,
-        stream: TextIO | None = None,
-    ):
-        self.total, self.window = total, window
-        self.stream = sys.stderr if stream is None else stream  # None in a process that was started without one
-        self._terminal = self.stream is not None and self.stream.isatty()
-        self._interval = 0.2 if self._terminal else interval
-        self._began = (time.monotonic(), step, updates)
-        self._updates = updates
-        self._rounds: deque[tuple[float, int, int]] = deque()  # (time, step, updates) where learning began
-        self._written = self._began[0]
-        self._line = ""
-
-    def update(
-        self, step: int, updates: int, train_return: float | None = None, evaluation: Any = None
-    ) -> None:
-        """Tell where the run stands; cheap enough for every step and every update.
-
-        Args:
-            step, updates: environment steps and updates so far.
-            train_return: of the latest training episode.
-            evaluation: the latest `EvaluationResult`; its mean and standard error are shown.
-        """
-        now = time.monotonic()
-        begins = updates > self._updates and (not self._rounds or step > self._rounds[-1][1])
-        self._updates = updates
-        if begins:
-            self._rounds.append((now, step, updates))
-            while len(self._rounds) > 2 and self._rounds[-1][0] - self._rounds[1][0] >= self.window:
-                self._rounds.popleft()
-        self._line = self._describe(step, self.speeds(now, step, updates), train_return, evaluation)
-        if now - self._written >= self._interval:
-            self._write(now)
-
-    def speeds(self, now: float, step: int, updates: int) -> tuple[float, float]:
-        """Return recent steps and updates per second."""
-        first, last = self._began, (now, step, updates)
-        if len(self._rounds) > 1:
-            first, last = self._rounds[0], self._rounds[-1]
-        seconds = max(last[0] - first[0], 1e-9)
-        return (last[1] - first[1]) / seconds, (last[2] - first[2]) / seconds
-
-    def _describe(
-        self, step: int, speeds: tuple[float, float], train_return: float | None, evaluation: Any
-    ) -> str:
-        steps_speed, updates_speed = speeds
-        parts = [f"step {step:,}/{self.total:,} ({step / max(self.total, 1):.1%})"]
-        if evaluation is not None:
-            error = evaluation.standard_error
-            parts.append(f"eval {evaluation.mean:.1f}" + (f" ± {error:.1f}" if math.isfinite(error) else ""))
-        if train_return is not None:
-            parts.append(f"train {train_return:.1f}")
-        parts.append(f"{steps_speed:.3g} steps/s, {updates_speed:.3g} updates/s")
-        if len(self._rounds) > 1 and steps_speed > 0:  # before, nobody knows what a round costs
-            parts.append(f"{duration((self.total - step) / steps_speed)} left")
-        return " | ".join(parts)
-
-    def _write(self, now: float) -> None:
-        """Show the line. That nobody can read it any more (a closed pipe, a full disk) is no reason to end a run."""
-        room = shutil.get_terminal_size().columns - 1
-        self._tell(f"\r\x1b[K{self._line[:room]}" if self._terminal else f"{self._line}\n")
-        self._written = now
-
-    def _tell(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # ValueError: closed
-            if self.stream is not None:
-                self.stream.write(text)
-                self.stream.flush()
-
-    def close(self) -> None:
-        """Leave the last state on a line of its own."""
-        if self._line:
-            self._write(time.monotonic())
-            if self._terminal:
-                self._tell("\n")
-            self._line = ""
-
-
 def data_size(count: int) -> str:
     """Return a number of bytes in decimal units and exactly, e.g. ``6.19 GB (6,193,152,000 bytes)``."""
     exponent = min((len(str(count)) - 1) // 3, 6)
     if exponent == 0:
         return f"{count} bytes"
     return f"{count / 1000**exponent:.2f} {' kMGTPE'[exponent]}B ({count:,} bytes)"
-
-
-def duration(seconds: float) -> str:
-    """Return a readable duration in its two largest units, e.g. ``3 h 12 min``."""
-    minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400
-    if days >= 1:
-        return f"{int(days)} d {int(hours % 24)} h"
-    if hours >= 1:
-        return f"{int(hours)} h {int(minutes % 60)} min"
-    if minutes >= 1:
-        return f"{int(minutes)} min {int(seconds % 60)} s"
-    return f"{max(int(seconds), 0)} s"

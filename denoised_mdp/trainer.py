@@ -24,8 +24,9 @@ from .evaluation import EvaluationResult, evaluate, evaluation_seeds
 from .finite import FiniteCheck
 from .lanes import Lanes
 from .loading import fitting, prepare
-from .logging import Logger, Progress, data_size
+from .logging import Logger, data_size
 from .machine import record_start
+from .progress import Phase, Training, shown
 from .read_ahead import ReadAhead
 from .resident import ResidentReplay
 from .runs import RunFolder
@@ -84,7 +85,7 @@ class Trainer:
             self.replay = self.open_replay(None)
             self.logger = Logger(run.path)
         self.batches = self.batch_source()
-        self.progress = Progress(config.train.total_steps, step=self.step, updates=self.updates)
+        self.progress = Training(config.train.total_steps, self.step, self.updates, config.train.prefill_steps)
 
     def open_replay(self, state: dict[str, Any] | None) -> Lanes:
         """A new replay, or (state) the one in the folder, grown if the run has become longer."""
@@ -150,6 +151,11 @@ class Trainer:
             self.accept(turn)
         if self.ahead and self.config.train.prefill_steps <= self.step < self.config.train.total_steps:
             self.ahead.begin(self.agent)
+        self.tell()
+
+    def tell(self) -> None:
+        """Show how far the run is."""
+        self.progress.update(self.step, self.updates, self.last_return, self.last_evaluation)
 
     def acting(self) -> Agent:
         """The agent that plays, with the weights of now."""
@@ -187,7 +193,7 @@ class Trainer:
             self.window[name] = (total + value, count + 1)
         self.updates += 1
         self.finite.check(wait=self.updates == self.updates_due())  # before anybody acts with bad weights
-        self.progress.update(self.step, self.updates, self.last_return, self.last_evaluation)
+        self.tell()
 
     def come_due(self) -> list[str]:
         """What to do now, after the updates of a round or an action without any."""
@@ -210,7 +216,7 @@ class Trainer:
             self.pending = [job, *self.pending]
             self.save()
             raise
-        self.progress.update(self.step, self.updates, self.last_return, self.last_evaluation)
+        self.tell()
 
     def log(self) -> None:
         """Write the mean of the updates' metrics since the last time."""
@@ -239,7 +245,7 @@ class Trainer:
         """Log how much of signal and noise each latent holds, in held-out episodes that are always the same."""
         began = time.perf_counter()
         try:
-            with self.stop.at_once():
+            with self.stop.at_once(), Phase("probing", 1, "agent"):
                 self.quick_probe = self.quick_probe or QuickProbe(self.make_environment)
                 scores = self.quick_probe(self.agent)
         except UserError as error:  # nor is a number for a curve
@@ -320,7 +326,6 @@ class Trainer:
         self.collector.close()
         self.batches.close()
         self.logger.close()
-        self.progress.close()
 
 
 def train(config: Config, stop: StopRequest | None = None) -> bool:
@@ -329,7 +334,7 @@ def train(config: Config, stop: StopRequest | None = None) -> bool:
     stop: tells afterwards which signal ended the run, if one did.
     """
     run, stop = RunFolder.create(config.run_dir), stop or StopRequest()
-    with run.lock(), stop:
+    with run.lock(), stop, shown():
         try:
             with stop.at_once():  # nothing is lost, because nothing was done
                 prepare(config, run)
@@ -339,6 +344,6 @@ def train(config: Config, stop: StopRequest | None = None) -> bool:
         save_config(config, run.config)  # what may change in a continued run, once its checkpoint has loaded
         trainer.announce()
         record_start(run.machine, trainer.step, trainer.agent.device, trainer.precision, trainer.player.device)
-        with contextlib.closing(trainer):
+        with contextlib.closing(trainer), trainer.progress:
             trainer.run_to_end()
             return not stop.requested

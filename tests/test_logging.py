@@ -1,14 +1,10 @@
-"""Metrics without gaps or duplicates over restarts, and a progress line that tells the truth."""
+"""Metrics without gaps or duplicates over restarts."""
 
 import contextlib
-import io
 import json
 import math
-import os
 import resource
-import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +12,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from denoised_mdp.errors import UserError
-from denoised_mdp.logging import Logger, Progress, as_floats, duration
+from denoised_mdp.logging import Logger, as_floats
 
 
 def lines(folder):
@@ -175,117 +171,3 @@ def test_a_full_disk_is_one_message(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         with contextlib.suppress(UserError):
             logger.close()
-
-
-def broken_pipe():
-    reading, writing = os.pipe()
-    os.close(reading)
-    return os.fdopen(writing, "w", buffering=1)
-
-
-@pytest.mark.parametrize("make", [io.StringIO, broken_pipe, lambda: None])
-def test_a_line_that_nobody_can_read_ends_nothing(make, clock, monkeypatch):
-    """Of a stream that is closed, of a pipe without a reader, and of a process that has no standard error."""
-    stream = make()
-    monkeypatch.setattr(sys, "stderr", stream)
-    progress = Progress(1000)
-    if isinstance(stream, io.StringIO):
-        stream.close()
-    assert train(clock, progress, 3) == (110, 30)
-    progress.close()
-    with contextlib.suppress(AttributeError, OSError):
-        stream.close()
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    now = SimpleNamespace(time=1000.0)
-    monkeypatch.setattr("denoised_mdp.logging.time.monotonic", lambda: now.time)
-    return now
-
-
-def train(clock, progress, rounds, seconds_per_step=0.01, seconds_per_update=1.0, **returns):
-    """Prefill of 50 steps, then rounds of 10 updates and 20 steps."""
-    step = updates = 0
-    for _ in range(25):
-        step, clock.time = step + 2, clock.time + seconds_per_step
-        progress.update(step, updates)
-    for _ in range(rounds):
-        for _ in range(10):
-            updates, clock.time = updates + 1, clock.time + seconds_per_update
-            progress.update(step, updates, **returns)
-        for _ in range(10):
-            step, clock.time = step + 2, clock.time + seconds_per_step
-            progress.update(step, updates, **returns)
-    return step, updates
-
-
-@pytest.mark.parametrize("rounds", [2, 3, 50])
-def test_speeds_are_of_whole_rounds(clock, rounds):
-    """Neither prefill nor the part of a round that runs now distorts the speeds."""
-    progress = Progress(1000, stream=io.StringIO())
-    step, updates = train(clock, progress, rounds)
-    seconds = 10 * 1.0 + 10 * 0.01
-    for waited in (0, 5):
-        steps_speed, updates_speed = progress.speeds(clock.time + waited, step, updates)
-        assert steps_speed == pytest.approx(20 / seconds)
-        assert updates_speed == pytest.approx(10 / seconds)
-    progress.close()
-    left = (1000 - step) / (20 / seconds)
-    assert progress.stream.getvalue().endswith(f"{duration(left)} left\n")
-
-
-def test_speeds_are_recent(clock):
-    progress = Progress(10**6, stream=io.StringIO())
-    train(clock, progress, 10)
-    step, updates = 250, 100
-    for _ in range(400):  # ten times as fast from here on
-        updates, clock.time = updates + 10, clock.time + 1
-        progress.update(step, updates)
-        step, clock.time = step + 20, clock.time + 0.01
-        progress.update(step, updates)
-    assert progress.speeds(clock.time, step, updates)[1] == pytest.approx(10 / 1.01)
-    assert len(progress._rounds) < 200
-
-
-def test_no_time_left_is_claimed_before_a_round_was_measured(clock):
-    progress = Progress(1000, stream=io.StringIO())
-    train(clock, progress, 1)
-    progress.close()
-    assert "left" not in progress.stream.getvalue() and "20.2 steps/s" not in progress.stream.getvalue()
-
-
-def test_plain_lines_at_an_interval(clock):
-    progress = Progress(1000, interval=20, stream=io.StringIO())
-    evaluation = SimpleNamespace(mean=512.34, standard_error=7.89)
-    train(clock, progress, 10, train_return=431.0, evaluation=evaluation)
-    progress.close()
-    progress.close()
-    text = progress.stream.getvalue()
-    assert text.count("\n") == 6 and "\r" not in text
-    assert text.splitlines()[-1] == (
-        "step 250/1,000 (25.0%) | eval 512.3 ± 7.9 | train 431.0 | 1.98 steps/s, 0.99 updates/s"
-        " | 6 min 18 s left")
-
-
-def test_a_terminal_has_one_line(clock, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    progress = Progress(1000, stream=Terminal())
-    train(clock, progress, 3, evaluation=SimpleNamespace(mean=1.0, standard_error=math.nan))
-    progress.close()
-    text = progress.stream.getvalue()
-    assert text.count("\n") == 1 and text.endswith("\n") and text.count("\r") > 10
-    assert all(len(line.removeprefix("\x1b[K")) < 60 for line in text.strip().split("\r"))
-    assert "eval 1.0 |" in text
-
-
-@pytest.mark.parametrize("seconds, text", [
-    (-1, "0 s"), (59.9, "59 s"), (61, "1 min 1 s"), (3600, "1 h 0 min"), (11_520, "3 h 12 min"),
-    (190_000, "2 d 4 h")])
-def test_duration(seconds, text):
-    assert duration(seconds) == text

@@ -17,6 +17,7 @@ import torch
 
 from ..agent import Agent
 from ..envs.seeding import generator, torch_seed
+from ..progress import track
 from ..rssm import Gaussian, Latent
 
 FRAMES = 1024
@@ -94,7 +95,8 @@ def record(
     chosen = {"agent": [agent], "random": [None], "mixed": [None, agent]}[behaviour]
     with contextlib.closing(make_environment()) as environment:  # one: switching between renderers costs more
         players = itertools.cycle(chosen)  # than acting for several at once saves
-        return [_play(environment, seed, steps, next(players), explore) for seed in seeds]
+        tracked = track(seeds, "recording", "episodes")
+        return [_play(environment, seed, steps, next(players), explore) for seed in tracked]
 
 
 def _play(environment: gym.Env, seed: int, steps: int, agent: Agent | None, explore: float) -> Recording:
@@ -134,7 +136,7 @@ def freeze(agent: Agent, recordings: Sequence[Recording], *, seed: int = 0, shar
     width = 1 if shared_noise else len(recordings)  # drawn row by row: the first rows do not depend on the length
     drawn = torch.stack([model.rssm.draw_noise(width, generator=random) for _ in range(longest)])
     rows, latent = [], None
-    for begin in range(0, longest, chunk):
+    for begin in track(range(0, longest, chunk), "filtering", "chunks of all episodes"):
         pick = [np.clip(np.arange(begin, min(begin + chunk, longest)), 0, len(r.action) - 1) for r in recordings]
         batch = agent.to_device(
             {

@@ -7,6 +7,7 @@ divided, never their rows; R^2 is that of episodes on which a probe was not fitt
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from ..agent import Agent
 from ..envs.factors import SIGNAL, Factor, factors
 from ..envs.seeding import generator
 from ..errors import UserError
+from ..progress import track
 from .data import Frozen, Recording, freeze, probe_seeds, record
 from .mlp import mlp_predictions
 from .ridge import fit_ridge, r_squared
@@ -106,17 +108,15 @@ def factor_matrix(
     y = np.concatenate([np.asarray(values, np.float64) for values in targets.values()], 1)  # [n, K]
     owner = np.repeat(np.arange(len(targets)), [values.shape[1] for values in targets.values()])  # [K]
     scores = {probe: np.zeros((len(splits), len(parts), len(targets))) for probe in probes}
-    baseline = np.zeros((len(splits), len(targets)))
-    for seed, (fit, test) in enumerate(splits):
-        train, held = np.isin(episode, fit), np.isin(episode, test)
-        baseline[seed] = _by_factor(r_squared(y[held], y[train].mean(0)), owner)
-        for row, features in enumerate(parts.values()):
-            for probe in probes:
-                if probe == "ridge":
-                    predicted = fit_ridge(features[train], y[train], episode[train]).predict(features[held])
-                else:
-                    predicted = mlp_predictions(features[train], y[train], episode[train], features[held], seed=seed)
-                scores[probe][seed, row] = _by_factor(r_squared(y[held], predicted), owner)
+    sides = [(np.isin(episode, fit), np.isin(episode, test)) for fit, test in splits]
+    baseline = np.stack([_by_factor(r_squared(y[held], y[train].mean(0)), owner) for train, held in sides])
+    jobs = list(itertools.product(enumerate(sides), enumerate(parts.values()), probes))
+    for (seed, (train, held)), (row, features), probe in track(jobs, "fitting probes", "fits"):
+        if probe == "ridge":
+            predicted = fit_ridge(features[train], y[train], episode[train]).predict(features[held])
+        else:
+            predicted = mlp_predictions(features[train], y[train], episode[train], features[held], seed=seed)
+        scores[probe][seed, row] = _by_factor(r_squared(y[held], predicted), owner)
     return FactorMatrix(list(targets), list(parts), scores, baseline)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..agent import Agent
+from ..progress import track
 from ..rssm import Latent, kl_divergence
 from .data import Frozen, Recording
 from .factors import FactorMatrix
@@ -131,7 +132,7 @@ def reconstruction_shares(agent: Agent, latents: Sequence[Latent]) -> dict[str, 
     """
     names = latents[0].layout.names
     total, missing = 0.0, dict.fromkeys(names, 0.0)
-    for whole in latents:
+    for whole in track(latents, "decoding", "episodes"):
         latent = whole.map(lambda tensor: tensor[::EVERY])
         still = whole.map(lambda tensor: tensor[len(tensor) // 2])
         moving = _decode(agent, latent)

@@ -21,6 +21,7 @@ from ..envs.options import DISTRACTORS
 from ..envs.paired import replay
 from ..errors import UserError
 from ..evaluation import EvaluationResult, evaluate
+from ..progress import track
 from ..rssm import Latent
 from ..schema import Config
 from .data import Frozen, Recording, freeze, probe_seeds, record
@@ -87,7 +88,7 @@ def record_grid(
             raise UserError("This run's environment has no distractors, so there is nothing to be invariant to.")
         played = record(make_environment, seeds, steps, agent=agent, explore=explore)
         grid = []
-        for seed, recording in zip(seeds, played, strict=True):
+        for seed, recording in track(list(zip(seeds, played, strict=True)), "other distractors", "episodes"):
             rollouts = [replay(environment, recording.action[1:], seed, noise_seed) for noise_seed in noise_seeds]
             grid.append([Recording(r.observation, recording.action, r.signal, r.noise) for r in rollouts])
     length = min(len(cell.observation) for row in grid for cell in row)
@@ -158,9 +159,10 @@ def variations(config: Config) -> dict[str, tuple[Config, str]]:
 def returns_under(agent: Agent, config: Config, episodes: int) -> dict[str, EvaluationResult]:
     """Returns of the actor's mode under all `variations`, on the same physics seeds."""
     seeds = probe_seeds(2, episodes)
+    conditions = track(list(variations(config).items()), "returns", "conditions")
     return {
         name: evaluate(agent, environment_maker(changed, split), seeds)
-        for name, (changed, split) in variations(config).items()
+        for name, (changed, split) in conditions
     }
 
 

@@ -16,6 +16,7 @@ import torch
 from ..config import differences
 from ..errors import UserError
 from ..networks import Encoder
+from ..progress import Phase
 from ..runtime import resolve_device
 from ..schema import Config
 from . import joint_plots
@@ -25,7 +26,6 @@ from .joints_data import JointData
 from .joints_record import locked
 from .joints_resume import FinishedCurves, fingerprint
 from .plots import save_figure
-from .progress import progress_bar
 from .results import Subject, subjects, write_csv, write_json
 
 SCRATCH, CONTRASTIVE = "from scratch", "contrastive"
@@ -106,7 +106,7 @@ def probe_joints(
             "data": str(store.folder), "data_checksums": store.fingerprint(),
         })  # fmt: skip
         curves = {key: curve for key in keys if (curve := finished.get(key)) is not None}
-        with progress_bar("joints", len(keys), "finetuning", initial=len(curves), smoothing=0) as count:
+        with Phase("joints", len(keys), "finetunings", done=len(curves)) as phase:
             last = None, None  # the encoder that was made last, and of what
             for key in keys:
                 name, run, frames, size, seed = key
@@ -116,13 +116,13 @@ def probe_joints(
                     last = makers[name, run](seed), (name, run, seed)
                 rows = store.choose("train", size, seed)
                 what = f"{name}, {frames} frame{'s' * (frames > 1)}, {size:,} pairs, seed {seed}"
-                with _bar(what, schedule.updates) as show:
+                with _updates(what, schedule.updates) as inner:
                     curves[key] = finetune(
-                        last[0], store, rows, test, schedule, stack=frames, seed=seed, progress=show,
+                        last[0], store, rows, test, schedule, stack=frames, seed=seed, progress=inner.update,
                         weight_decay=0.0 if name == SCRATCH else WEIGHT_DECAY,
                     )  # fmt: skip
                 finished.put(key, curves[key])
-                count(len(curves))
+                phase.update(len(curves))
         results = [Result(*key, curves[key]) for key in keys]
         return _report(members, results, store, folder, output, schedule, len(test))
 
@@ -180,12 +180,12 @@ def _reference(
     encoder = fresh_encoder(config.env.size, model.depth, model.embed, model.init, seed).to(device)
     if name == SCRATCH:
         return encoder
-    with _bar(f"contrastive encoder, seed {seed}", options.get("updates", 20_000)) as show:
-        return contrastive_encoder(encoder, store, show, init=model.init, seed=seed, **options)
+    with _updates(f"contrastive encoder, seed {seed}", options.get("updates", 20_000)) as phase:
+        return contrastive_encoder(encoder, store, phase.update, init=model.init, seed=seed, **options)
 
 
-def _bar(what: str, updates: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
-    return progress_bar(what, updates, "update", delay=1, leave=False)
+def _updates(what: str, count: int) -> Phase:
+    return Phase(what, count, "updates", delay=1)
 
 
 def _report(

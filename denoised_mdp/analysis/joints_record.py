@@ -21,11 +21,11 @@ from ..envs import make_env
 from ..envs.joints import Joint
 from ..envs.seeding import generator
 from ..errors import UserError
+from ..progress import Phase
 from ..runs import RunFolder
 from .joint_targets import JointTargets, columns_of
 from .joints_data import FORMAT, JointData, Plan, layout_of, read_manifest
 from .joints_sac import STAGES, StateActor, import_sac, stage_path, state_features, train_stages
-from .progress import progress_bar
 from .results import first_difference, make_folder
 
 Act = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -74,14 +74,14 @@ def make_data(
             actions = environment.action_space.shape
         if not all(stage_path(folder, stage).exists() for stage in range(1, len(STAGES) + 1)):
             import_sac()
-            with progress_bar("state-space SAC", sac_steps, "action", smoothing=0.05) as show:
-                train_stages(folder, lambda: make_env(**options | {"distractors": {}}), sac_steps, seed, show)
+            with Phase("state-space SAC", sac_steps, "actions") as phase:
+                train_stages(folder, lambda: make_env(**options | {"distractors": {}}), sac_steps, seed, phase.update)
         actors: dict[str, Act] = {
             name: StateActor.load(stage_path(folder, stage)).act for stage, name in enumerate(names, 1)
         }
         actors[RANDOM] = lambda _, rng: rng.uniform(-1.0, 1.0, actions).astype(np.float32)
-        with progress_bar("pictures", episodes * len(plan.policies) * frames, "frame", smoothing=0.05) as show:
-            data = collect(folder, plan, actors, show)
+        with Phase("recording", episodes * len(plan.policies) * frames, "frames") as phase:
+            data = collect(folder, plan, actors, phase.update)
     data.check(range(len(data.episodes)))
     lines = [f"{folder}: {len(data.episodes):,} episodes of {frames:,} frames, all checksums right"]
     for name in plan.policies:

@@ -151,7 +151,7 @@ def probe_health(
     lines = []
     for subject in subjects(runs, checkpoint, device, output):
         stem = subject.stem("health", split, output)
-        config, agent = subject.config, subject.agent
+        config, agent, splits = subject.config, subject.agent, random_splits(episodes, 3)
         make = environment_maker(config, split)
         environment = make()
         found = factors(environment)
@@ -160,8 +160,7 @@ def probe_health(
         recordings = record(make, seeds, steps, agent=agent, explore=explore, behaviour=behaviour)
         frozen = freeze(agent, recordings)
         parts, episode = stack(frozen, agent.world_model.rssm.layout.names)
-        targets, splits = targets_of(found, recordings), random_splits(episodes, 3)
-        matrix = factor_matrix(parts, targets, episode, splits, ["ridge"])
+        matrix = factor_matrix(parts, targets_of(found, recordings), episode, splits, ["ridge"])
         health = measure_health(agent, recordings, frozen, matrix)
         lines += [subject.label, f"  {'latent':8s}{'nats per step':>14s}{'active':>10s}{'reconstruction':>16s}"
                   f"{'R^2 signal':>12s}{'R^2 noise':>11s}"]  # fmt: skip

@@ -22,6 +22,7 @@ from ..errors import UserError
 from ..evaluation import Episode, evaluate, evaluation_seeds
 from ..loading import load_run
 from ..networks import float_to_images
+from ..progress import track
 from ..rssm import Latent
 
 FROZEN_AT = 0.5
@@ -140,7 +141,8 @@ def video(groups: Sequence[Sequence[Row]], side: int = 192) -> Iterator[np.ndarr
     draw = ImageDraw.Draw(canvas)
     for i, row in enumerate(groups[0]):
         draw.text((gap + i * (side + gap) + side // 2, 5), row.title, INK, _font(16), anchor="ma")
-    for t in range(min(len(group[0].frames) for group in groups)):
+    length = min(len(group[0].frames) for group in groups)
+    for t in track(range(length), "writing the video", "frames", delay=1):
         frame = canvas.copy()
         for j, group in enumerate(groups):
             for i, row in enumerate(group):
@@ -151,7 +153,8 @@ def video(groups: Sequence[Sequence[Row]], side: int = 192) -> Iterator[np.ndarr
 def write(agent: Agent, episodes: Sequence[Episode], stem: Path, fps: int = 25) -> list[Path]:
     """Write `stem`.mp4 and `stem`.png for recorded episodes; each swaps with the next. Returns the paths."""
     stem = stem.with_suffix("") if stem.suffix in (".png", ".mp4") else stem
-    groups = [rows(agent, episode, episodes[(i + 1) % len(episodes)]) for i, episode in enumerate(episodes)]
+    decoded = track(range(len(episodes)), "decoding", "episodes", delay=1)
+    groups = [rows(agent, episodes[i], episodes[(i + 1) % len(episodes)]) for i in decoded]
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
         paths = [stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".mp4")]

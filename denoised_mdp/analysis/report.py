@@ -16,6 +16,7 @@ import numpy as np
 
 from .. import __version__
 from ..errors import UserError
+from ..progress import track
 from .factor_tables import from_tree, headline_text, pooled
 from .plots import color_of
 from .report_data import RunData, read_run
@@ -62,7 +63,8 @@ def write_report(
         if not Path(folder).is_dir():
             raise UserError(f"There is no folder {folder} with results of probes.")
     once = {Path(run).resolve(): Path(run) for run in runs}
-    page = render([read_run(run, probes) for run in once.values()], videos=videos, title=title)
+    found = [read_run(run, probes) for run in track(list(once.values()), "reading", "runs")]
+    page = render(found, videos=videos, title=title)
     return write_whole(output, page)
 
 
@@ -81,7 +83,10 @@ def render(runs: Sequence[RunData], *, videos: str = "one", title: str | None = 
         "returns": plots(groups, RETURNS, common),
         "model": plots(groups, MODEL, common),
         "more": plots(groups, other_metrics(groups), common),
-        "sections": [_section(group, number, videos) for number, group in enumerate(groups)],
+        "sections": [
+            _section(group, number, videos)
+            for number, group in track(list(enumerate(groups)), "drawing probes", "groups of runs")
+        ],
         "differences": differing_options(groups),
         "configurations": [(group.name, sorted(group.first.options().items())) for group in groups],
         "machines": [machine_row(run) for run in runs],

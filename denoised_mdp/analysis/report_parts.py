@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from ..errors import UserError
-from ..logging import duration
+from ..progress import duration, track
 from .factor_tables import from_tree, headline_text
 from .report_data import BROKEN, RunData, one_line
 from .report_groups import Group, confidence
@@ -105,7 +105,7 @@ def ratio_of_x(run: RunData) -> float:
 def plots(groups: Sequence[Group], wanted: dict[str, tuple[str, str]], problems: list[str]) -> list[dict[str, str]]:
     """A plot for each metric that any run has."""
     found = []
-    for metric, (title, note) in wanted.items():
+    for metric, (title, note) in track(list(wanted.items()), "drawing", "curves"):
         picture = safely(problems, f"The curve of {metric}", lambda metric=metric: curves_plot(groups, metric, ""))
         if picture:
             found.append({"title": title, "note": note, "picture": picture, "metric": metric})

@@ -15,6 +15,7 @@ from ..agent import Agent
 from ..disk import replace_file
 from ..errors import UserError
 from ..loading import load_run
+from ..progress import track
 from ..runs import RunFolder
 from ..schema import Config
 
@@ -70,7 +71,7 @@ def subjects(
     twice = sorted({name for name in names if names.count(name) > 1})
     if output is not None and twice:
         raise UserError(f"Several runs are called {twice[0]}: in one --output their results would replace each other.")
-    for run in runs:
+    for run in track(runs, "probing", "runs") if len(runs) > 1 else runs:
         config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
         yield Subject(Path(run), config, agent, step)
 

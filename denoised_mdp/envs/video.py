@@ -20,6 +20,7 @@ from denoised_mdp.envs.procedural import VERSION as PROCEDURAL_VERSION
 from denoised_mdp.envs.procedural import procedural_clip
 from denoised_mdp.envs.seeding import generator
 from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.progress import Phase
 
 SPLITS = ("train", "test")
 ALL = "all"  # both splits
@@ -75,12 +76,12 @@ class Stream:
             UserError: none of the clips can be read.
         """
         shown, filled = [], 0
-        with _progress(self.frames) as progress:
+        with Phase("preparing clips", self.frames, "frames", delay=2) as phase:
             for clip in clips:
                 if filled < self.frames and (array := clip.frames()) is not None:
                     shown.append((clip, array))
-                    progress.update(min(len(array), self.frames - filled))
                     filled += len(array)
+                    phase.update(min(filled, self.frames))
         if not shown:
             names = ", ".join(clip.name for clip in clips[:3])
             raise UserError(f"None of the {len(clips)} videos can be read (such as {names}).")
@@ -282,10 +283,3 @@ def _neighbours(length: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     place = np.clip((np.arange(size) + 0.5) * length / size - 0.5, 0, length - 1)
     before = place.astype(int)
     return before, np.minimum(before + 1, length - 1), (place - before).astype(np.float32)
-
-
-def _progress(total: int):
-    """A progress bar that appears when decoding takes more than two seconds."""
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc="preparing clips", unit="frame", delay=2, leave=False)

@@ -1,0 +1,74 @@
+"""Completion of the command line in bash, zsh and fish, by argcomplete; ``key=value`` words complete as well."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import typing
+from typing import Any
+
+from denoised_mdp.composition import GROUPS, choices, option_keys
+from denoised_mdp.envs.options import SUITES, tasks
+from denoised_mdp.errors import UserError
+from denoised_mdp.schema import POLICIES, Config
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def script(shell: str) -> str:
+    """Return what `shell` must evaluate to complete ``denoised-mdp``.
+
+    Raises:
+        UserError: argcomplete is not installed.
+    """
+    try:
+        import argcomplete
+    except ImportError as error:
+        raise UserError("Completion needs argcomplete, which is not installed: pip install argcomplete") from error
+    return argcomplete.shellcode(["denoised-mdp"], shell=shell)
+
+
+def answer(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell and exit, if it asks for completions; else return."""
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser, default_completer=argcomplete.completers.FilesCompleter())
+
+
+def complete(prefix: str, **_: Any) -> list[str]:
+    """Return the ``key=value`` words that begin with `prefix`: keys, and after the equals sign the key's values."""
+    key, equals, value = prefix.partition("=")
+    if not equals:
+        words = [f"{name}=" for name in [*GROUPS, *option_keys()]]
+    elif key == "distractors":  # several, joined by commas
+        before = value.rpartition(",")[0]
+        words = [f"{key}={before}{',' if before else ''}{name}" for name in values(key) if name not in before]
+    else:
+        words = [f"{key}={value}" for value in values(key)]
+    return [word for word in words if word.startswith(prefix)]
+
+
+def values(key: str) -> tuple[str, ...]:
+    """Return all values of a group or an option; none where they cannot be listed."""
+    if key == "distractors":
+        return ("none", *choices(key))
+    if key in GROUPS:
+        return choices(key)
+    if key == "env.task":
+        return tuple(dict.fromkeys(task for suite in SUITES for task in tasks(suite)))
+    if key.startswith("policy."):
+        kinds = list(POLICIES.values())
+        key = key.removeprefix("policy.")
+    else:
+        kinds = [Config]
+    *groups, name = key.split(".")
+    for kind in kinds:
+        for group in groups:
+            kind = typing.get_type_hints(kind).get(group)
+        for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
+            if field.name == name:
+                yes_or_no = ("true", "false") if isinstance(field.default, bool) else ()
+                return tuple(map(str, field.metadata.get("choices", yes_or_no)))
+    return ()
