@@ -174,6 +174,16 @@ def test_an_agent_knows_its_configuration():
     assert agent.config.env.action_repeat == 2
 
 
+def test_a_policy_that_must_wait_stays_as_it_is():
+    """While the world model learns."""
+    agent = small_agent()
+    before = {name: value.clone() for name, value in agent.state_dict().items()}
+    for policy in (False, True):
+        agent.update(random_batch(), policy=policy)
+        moved = {name.split(".")[0] for name, value in agent.state_dict().items() if not torch.equal(value, before[name])}
+        assert moved == ({"world_model", "policy"} if policy else {"world_model"})
+
+
 def test_acting_and_updating_touch_no_global_randomness():
     agent = small_agent()
     before = torch.random.get_rng_state()

@@ -148,6 +148,37 @@ def test_wrong_options_of_a_reset_are_named(make, options, words):
         np.testing.assert_array_equal(env.reset(options=right)[0], other.reset(options=right)[0])
 
 
+def test_a_distractor_seed_changes_the_noise_alone(make):
+    """The same one gives the same noise to other physics; the world's own noise is noise, too."""
+    env, actions = make("dot", suite="toy", distractors=["camera_jitter"]), np.zeros((4, 2))
+    played = {}
+    for seed, own in ((1, None), (1, 1), (1, 2), (3, 2)):
+        first = env.reset(seed=seed, options=None if own is None else {"distractor_seed": own})
+        infos = [first[1], *(env.step(action)[-1] for action in actions)]
+        played[seed, own] = [np.stack([info[kind] for info in infos]) for kind in ("signal", "noise")]
+    for one, other, signal, noise in (
+        ((1, None), (1, 1), True, True), ((1, 1), (1, 2), True, False), ((1, 2), (3, 2), False, True),
+    ):  # fmt: skip
+        assert np.array_equal(played[one][0], played[other][0]) == signal
+        for column in range(4):
+            assert np.array_equal(played[one][1][:, column], played[other][1][:, column]) == noise
+
+
+def test_truth_belongs_to_the_picture_and_follows_the_actions(make):
+    """The dot is where the signal says, and moves as the toy's law of motion says."""
+    env = make("dot", suite="toy", action_repeat=3)
+    observation, info = env.reset(seed=0)
+    for action in ([0.5, -0.25], [-1.0, 3.0], [0.0, 1.0], [0.25, 0.0]):
+        expected = info["signal"]
+        for _ in range(3):
+            expected = np.clip(expected + 0.1 * np.clip(action, -1, 1), -0.9, 0.9)
+        observation, _, _, _, info = env.step(np.array(action))
+        np.testing.assert_allclose(info["signal"], expected, atol=1e-6)
+        rows, columns = np.nonzero((observation == (255, 255, 160)).all(-1))
+        centre = (np.array([columns.min() + columns.max(), rows.min() + rows.max()]) + 1) / 64 - 1
+        np.testing.assert_allclose(centre, info["signal"], atol=1.01 / 64)
+
+
 def test_an_unknown_split_is_refused_without_clips_too():
     with pytest.raises(UserError, match="Unknown split 'tset'"):
         make_env("dot", suite="toy", split="tset")
