@@ -180,7 +180,8 @@ def test_a_policy_that_must_wait_stays_as_it_is():
     before = {name: value.clone() for name, value in agent.state_dict().items()}
     for policy in (False, True):
         agent.update(random_batch(), policy=policy)
-        moved = {name.split(".")[0] for name, value in agent.state_dict().items() if not torch.equal(value, before[name])}
+        now = agent.state_dict()
+        moved = {name.split(".")[0] for name, value in before.items() if not torch.equal(now[name], value)}
         assert moved == ({"world_model", "policy"} if policy else {"world_model"})
 
 

@@ -1,0 +1,194 @@
+"""Small errors planted in the training loop and in environments: a named test must notice each."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import test_environments
+import test_envs
+import test_playing
+from planted import assert_noticed
+
+from denoised_mdp import trainer as trainer_module
+from denoised_mdp.envs import toy
+from denoised_mdp.envs.distractors import camera_jitter
+from denoised_mdp.envs.pixels import ActionRepeat, PixelEnv
+from denoised_mdp.envs.toy import CountingEnv, ToyEnv
+from denoised_mdp.lanes import Lanes
+from denoised_mdp.trainer import Trainer
+
+SHORT = {"task": "dot", "suite": "toy"}
+
+
+def runs_on(accept):
+    """An episode's return goes on from that of the episode before."""
+
+    def wrong(self, turn):
+        before = list(self.episode_return)
+        accept(self, turn)
+        for lane, rows in enumerate(turn):
+            if rows[0].is_first:
+                self.episode_return[lane] += before[lane]
+
+    return wrong
+
+
+def keeps_the_window(log):
+    def wrong(self):
+        window = self.window
+        log(self)
+        self.window = window
+
+    return wrong
+
+
+def sums(log):
+    def wrong(self):
+        self.window = {name: (total, 1) for name, (total, _) in self.window.items()}
+        log(self)
+
+    return wrong
+
+
+def counts_one_more(learn):
+    def wrong(self):
+        self.updates += 1
+        learn(self)
+        self.updates -= 1
+
+    return wrong
+
+
+def of_old_weights(acting):
+    def wrong(self):
+        self.player_updates = self.updates
+        return acting(self)
+
+    return wrong
+
+
+RETURNS = test_playing.test_returns_of_training_are_sums_of_rewards_by_episode
+HELD_OUT_WHILE_TRAINING = test_playing.test_evaluation_while_training_is_of_held_out_seeds_without_exploration
+MEANS = test_playing.test_metrics_are_means_over_the_updates_since_the_last_entry
+
+TRAINER = {
+    "another-lane": (Trainer, "accept", lambda accept: lambda self, turn: accept(self, turn[::-1]), RETURNS),
+    "returns-run-on": (
+        Trainer, "accept", runs_on, RETURNS),
+    "reward-not-stored": (
+        Lanes, "add",
+        lambda add: lambda self, lane, frame, action, reward, first: add(self, lane, frame, action, 0.0, first),
+        RETURNS),
+    "metrics-summed": (Trainer, "log", sums, MEANS),
+    "window-kept": (Trainer, "log", keeps_the_window, MEANS),
+    "policy-one-update-early": (
+        Trainer, "learn", counts_one_more, test_playing.test_the_policy_learns_after_so_many_updates_of_the_model),
+    "acts-with-old-weights": (
+        Trainer, "acting", of_old_weights, test_playing.test_a_copy_acts_with_the_weights_of_now),
+    "evaluates-other-seeds": (
+        trainer_module, "evaluation_seeds", lambda _: lambda seed, count: list(range(count)), HELD_OUT_WHILE_TRAINING),
+    "evaluates-another-environment": (
+        Trainer, "evaluate",
+        lambda right: lambda self: setattr(
+            self, "make_environment", lambda: test_playing.make_env(**SHORT)) or right(self), HELD_OUT_WHILE_TRAINING),
+    "due-every-step-more": (
+        Trainer, "due", lambda due: lambda self, every: due(self, every + 2),
+        test_playing.test_what_is_due_is_due_once_in_each_interval),
+}  # fmt: skip
+
+
+def averages(step):
+    def wrong(self, action):
+        observation, reward, *rest = step(self, action)
+        return observation, reward / self.repeat, *rest
+
+    return wrong
+
+
+def does_not_stop(_):
+    def wrong(self, action):
+        results = [self.env.step(action) for _ in range(self.repeat)]
+        return results[-1][0], sum(result[1] for result in results), *results[-1][2:]
+
+    return wrong
+
+
+def shows_the_frame_before(step):
+    def wrong(self, action):
+        before = self.world.frame()
+        return before, *step(self, action)[1:]
+
+    return wrong
+
+
+def tells_the_truth_before(step):
+    def wrong(self, action):
+        before = self.info()
+        return *step(self, action)[:-1], before
+
+    return wrong
+
+
+def stands_still(get_state):
+    return lambda self: get_state(self) | {"drift": np.zeros(2)}
+
+
+def moves_the_physics(reset):
+    def wrong(self, *, seed=None, options=None):
+        return reset(self, seed=(options or {}).get("distractor_seed", seed), options=options)
+
+    return wrong
+
+
+def one_step_longer(init):
+    return lambda self, size=64, episode_steps=1000: init(self, size, episode_steps + 1)
+
+
+TRUTH = test_environments.test_truth_belongs_to_the_picture_and_follows_the_actions
+OTHER_NOISE = test_environments.test_a_distractor_seed_changes_the_noise_alone
+ENVIRONMENTS = {
+    "rewards-averaged": (ActionRepeat, "step", averages, test_envs.test_counting_env_shows_episode_and_step),
+    "repeats-beyond-the-end": (ActionRepeat, "step", does_not_stop, test_envs.test_action_repeat_stops_at_the_end),
+    "frame-before-the-action": (
+        PixelEnv, "step", shows_the_frame_before, test_envs.test_counting_env_shows_episode_and_step),
+    "truth-before-the-action": (PixelEnv, "step", tells_the_truth_before, TRUTH),
+    "actions-negated": (ToyEnv, "step", lambda step: lambda self, action: step(self, -action), TRUTH),
+    "actions-not-clipped": (
+        toy, "np", lambda right: SimpleNamespace(**vars(right) | {"clip": lambda value, *_: value}), TRUTH),
+    "truncation-is-termination": (
+        PixelEnv, "step", lambda step: lambda self, a: (*(r := step(self, a))[:2], r[3], r[2], r[4]),
+        test_envs.test_action_repeat_stops_at_the_end),
+    "episodes-one-step-longer": (
+        CountingEnv, "__init__", one_step_longer, test_envs.test_action_repeat_stops_at_the_end),
+    "first-seed-ignored": (
+        PixelEnv, "__init__",
+        lambda init: lambda self, world, repeat, seed, recipe: init(self, world, repeat, None, recipe),
+        test_envs.test_seed_of_the_first_reset),
+    "every-reset-seeded": (
+        PixelEnv, "reset", lambda reset: lambda self, *, seed=None, options=None: reset(self, seed=seed or 0),
+        test_envs.test_seed_of_the_first_reset),
+    "seed-ignored": (
+        PixelEnv, "reset", lambda reset: lambda self, *, seed=None, options=None: reset(self, options=options),
+        partial(test_envs.test_same_seed_same_frames, **SHORT)),
+    "distractor-seed-ignored": (
+        PixelEnv, "reset", lambda reset: lambda self, *, seed=None, options=None: reset(self, seed=seed), OTHER_NOISE),
+    "distractor-seed-moves-physics": (ToyEnv, "reset", moves_the_physics, OTHER_NOISE),
+    "state-lacks-the-drift": (
+        ToyEnv, "get_state", stands_still,
+        partial(test_envs.test_state_round_trip, **SHORT, distractors={"camera_jitter": {}})),
+    "jitter-the-other-way": (
+        camera_jitter, "translate", lambda right: lambda image, dx, dy: right(image, -dx, dy),
+        test_envs.test_camera_jitter_moves_the_picture_as_the_noise_says),
+}  # fmt: skip
+
+TABLE = TRAINER | ENVIRONMENTS
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_planted_error_shows(name, request, monkeypatch):
+    assert_noticed(TABLE[name], request, monkeypatch)
+
+
+def test_no_two_errors_have_one_name():
+    assert len(TABLE) == sum(map(len, (TRAINER, ENVIRONMENTS,)))
