@@ -60,6 +60,9 @@ def test_paper_presets_are_the_twelve_of_the_table_and_robodesk():
     robodesk = load_config(["preset=paper/robodesk_tv_green_hue"])
     assert (robodesk.env.suite, robodesk.env.size, robodesk.alpha) == ("robodesk", 96, 2)
     assert (robodesk.model.kl.beta_x, robodesk.model.kl.beta_y) == (1, 0.125)
+    for name in papers:  # the prefill is five whole episodes
+        config = load_config([f"preset={name}"])
+        assert config.train.prefill_steps == 5 * (config.episode_rows - 1) * config.env.action_repeat
 
 
 def test_defaults_are_the_papers():
