@@ -1,5 +1,7 @@
 """RoboDesk's distractors: their formulas, that they are seen, and that they leave the physics alone."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from robodesk_case import ALL, MARKS, actions
@@ -11,6 +13,7 @@ from denoised_mdp.envs.paired import PairedWorlds
 from denoised_mdp.envs.robodesk import RoboDeskEnv
 from denoised_mdp.envs.robodesk_distractors import LAMP_PLACES, ButtonNoise, CameraShake, MovingLights
 from denoised_mdp.envs.robodesk_tv import _CONTRASTED, _GAIN, TV, sharpen
+from denoised_mdp.envs.video import decode
 
 pytestmark = MARKS
 
@@ -303,6 +306,17 @@ def test_both_sides_have_all_clips_in_orders_of_their_own(clips):
             assert len(side) == 8 and sorted(side) == sorted(orders[0][0])
     assert sum(left == right for left, right in orders) <= 1
     assert len({tuple(order) for pair in orders for order in pair}) >= 15
+
+
+def test_sources_are_reduced_to_the_nearest_pixels(clips):
+    env = TV(RoboDeskEnv("tv_green_hue"), frames=100, clips=clips)
+    env.reset(seed=0)
+    for stream in env._streams:
+        shown = stream.clips[stream.position(45)[0]]
+        path = next(path for path in Path(clips).glob("train/*") if path.name == shown.identity.split()[0])
+        nearest = decode(path, 60, True, 100, "nearest")
+        np.testing.assert_array_equal(stream.frame(45), nearest[stream.position(45)[1]])
+        assert (nearest != decode(path, 60, True, 100)).any()
 
 
 def test_each_side_starts_anywhere_at_every_reset_and_the_picture_unrolled(clips):

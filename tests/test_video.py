@@ -83,6 +83,16 @@ def test_bilinear_resizing_takes_the_four_pixels_about_each_sample(tmp_path, siz
     assert np.abs(gray[..., 0] - expected @ [0.299, 0.587, 0.114]).max() <= 3
 
 
+@pytest.mark.parametrize("size", [7, 16, 64])
+def test_nearest_resizing_takes_the_pixel_under_the_first_corner(tmp_path, size):
+    """As PyTorch (and OpenCV) resize: pixel i is that of the place i * length / size, cut off."""
+    images = write_noise(tmp_path / "a.mkv")
+    channels_first = torch.from_numpy(images).permute(0, 3, 1, 2).float()
+    expected = torch.nn.functional.interpolate(channels_first, (size, size), mode="nearest").permute(0, 2, 3, 1)
+    found = video.decode(tmp_path / "a.mkv", size, True, 10, "nearest")
+    assert found.dtype == np.uint8 and np.abs(found - expected.numpy()).max() <= 1
+
+
 def test_each_way_of_resizing_has_its_place_in_the_cache(tmp_path):
     write_noise(tmp_path / "train" / "a.mkv")
     write_noise(tmp_path / "test" / "b.mkv")

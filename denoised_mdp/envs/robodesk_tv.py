@@ -46,7 +46,7 @@ class TV(SceneDistractor, gym.utils.EzPickle):
         self.strength = strength
         rows, columns = env.unwrapped.picture.shape[:2]
         self._columns = columns
-        found = open_clips(clips, split, rows, True, frames)
+        found = open_clips(clips, split, rows, True, frames, "nearest")
         self._clips = tuple(shuffled(found, clips_seed, f"{side} order") for side in ("left", "right"))
         self._source = (clips, split, clips_seed, frames)
         self._streams = (Stream(frames), Stream(frames))

@@ -237,8 +237,8 @@ def _hash(*parts: object) -> str:
 def decode(path: Path, size: int, color: bool, frames: int, resize: str = "antialiased") -> np.ndarray:
     """Decode at most `frames` frames of a video, each squeezed into a square: uint8 [N, size, size, 3 or 1].
 
-    `resize`: "antialiased" (each pixel is an average over all that it covers) or "bilinear" (see `bilinear`; sharper,
-    and it flickers; Wang et al. 2022).
+    `resize`: "antialiased" (each pixel is an average over all that it covers), or as in Wang et al. 2022, sharper, and
+    it flickers: "bilinear" for backgrounds, "nearest" for the television (functions below).
 
     Raises:
         UnreadableVideo: the file is no video, or is damaged.
@@ -252,9 +252,9 @@ def decode(path: Path, size: int, color: bool, frames: int, resize: str = "antia
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             for frame in container.decode(stream):
-                if resize == "bilinear":
+                if resize in _RESIZES:
                     whole = frame.to_ndarray(format=pixels)
-                    decoded.append(bilinear(whole.reshape(*whole.shape[:2], -1), size))
+                    decoded.append(_RESIZES[resize](whole.reshape(*whole.shape[:2], -1), size))
                 else:  # FFmpeg's scaler widens its kernel when it reduces
                     small = frame.reformat(size, size, pixels, interpolation="BILINEAR")
                     decoded.append(small.to_ndarray().reshape(size, size, -1))
@@ -276,6 +276,15 @@ def bilinear(image: np.ndarray, size: int) -> np.ndarray:
     image, down, across = image.astype(np.float32), down[:, None, None], across[:, None]  # [S, 1, 1], [S, 1]
     rows = (1 - down) * image[top] + down * image[bottom]  # [S, W, C]
     return np.rint((1 - across) * rows[:, left] + across * rows[:, right]).astype(np.uint8)  # [S, S, C]
+
+
+def nearest(image: np.ndarray, size: int) -> np.ndarray:
+    """Resize [H, W, C] to [size, size, C]: each pixel is the one under its first corner."""
+    rows, columns = (np.arange(size) * length // size for length in image.shape[:2])
+    return image[rows][:, columns]
+
+
+_RESIZES = {"bilinear": bilinear, "nearest": nearest}
 
 
 def _neighbours(length: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
