@@ -143,7 +143,7 @@ def write(draw: ImageDraw.ImageDraw, texts: list[tuple[int, int, str]], width: i
 
 def save(path: Path, sheet: Image.Image) -> None:
     """Write a PNG with a palette, which keeps the repository small."""
-    sheet.quantize(256).save(path, optimize=True)
+    sheet.quantize(256, kmeans=2).save(path, optimize=True)  # without k-means, small things lose their colour
     print(path, f"{path.stat().st_size / 1024:.0f} KiB")
 
 
