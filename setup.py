@@ -26,6 +26,7 @@ setup(
     },
     entry_points={"console_scripts": ["denoised-mdp = denoised_mdp.cli:main"]},
     install_requires=[
+        "argcomplete>=3.5",  # completion in the shell
         "av>=12",
         "dm_control>=1.0.20",
         "gymnasium>=1.0",

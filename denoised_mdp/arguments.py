@@ -7,11 +7,12 @@ import difflib
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,6 +32,8 @@ class Parser(argparse.ArgumentParser):
     ):
         if examples:
             options["epilog"] = "\n".join(["examples:", *(f"  {example}" for example in examples)])
+        if options.get("description"):
+            options["description"] = textwrap.fill(options["description"], 79)
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
         self.keyed, self.long_help = keyed, long_help
 
@@ -57,26 +60,26 @@ class Parser(argparse.ArgumentParser):
         """What could have been meant by an unknown flag: another flag, or key=value."""
         name, _, value = flag.partition("=")
         flags = [known for known in self._option_string_actions if known.startswith("--")]
-        hint = did_you_mean(name, flags)
-        if self.keyed and "mean" not in hint:
+        near = difflib.get_close_matches(name, flags, n=1, cutoff=0.8 if self.keyed else 0.6)
+        what, hint = f"unknown flag '{name}'", f" Did you mean '{near[0]}'?" if near else ""
+        if self.keyed and (not near or _key(name, exact=True)):
             value = value or next(iter(words[words.index(flag) + 1 :]), "")
             value = "VALUE" if not value or value.startswith("-") or "=" in value else value
-            key = _key(name.lstrip("-").replace("-", "_"))
+            key = _key(name)
+            what += ": options are written key=value"
             hint = f" Did you mean {shlex.quote(f'{key}={value}')}?" if key else ""
-            return f"unknown flag '{name}': options are written key=value.{hint} See '{self.prog} --help'."
-        return f"unknown flag '{name}'.{hint if 'mean' in hint else ''} See '{self.prog} --help'."
+        return f"{what}.{hint} See '{self.prog} --help'."
 
 
-def _key(word: str) -> str | None:
-    """The option or group that is called like `word`, in whole or at its end, or else the nearest; None without."""
+def _key(flag: str, exact: bool = False) -> str | None:
+    """Return the option or group that has the name of a flag, at least as its last part, or else the nearest one."""
     from denoised_mdp.composition import GROUPS, option_keys
 
-    keys = [*GROUPS, *option_keys()]
-    ends = {key.rpartition(".")[2]: key for key in reversed(keys)}  # the first one of an end
-    if word in keys:
-        return word
-    near = difflib.get_close_matches(word, [*keys, *ends], n=1, cutoff=0.7)
-    return ends.get(word) or (ends.get(near[0], near[0]) if near else None)
+    word, keys = flag.lstrip("-").replace("-", "_"), [*GROUPS, *option_keys()]
+    ends = {key.rpartition(".")[2]: key for key in reversed(keys)}  # of several keys with one end, the first
+    names = ends | {key: key for key in keys}
+    near = [word] if word in names else difflib.get_close_matches(word, [] if exact else names, n=1, cutoff=0.6)
+    return names[near[0]] if near else None
 
 
 def positive(text: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import typing
 from typing import Any
 
 from denoised_mdp.composition import GROUPS, choices, option_keys
@@ -41,7 +40,7 @@ def complete(prefix: str, **_: Any) -> list[str]:
     """Return the ``key=value`` words that begin with `prefix`: keys, and after the equals sign the key's values."""
     key, equals, value = prefix.partition("=")
     if not equals:
-        words = [f"{name}=" for name in [*GROUPS, *option_keys()]]
+        words = [f"{name}=" for name in dict.fromkeys([*GROUPS, *option_keys()])]
     elif key == "distractors":  # several, joined by commas
         before = value.rpartition(",")[0]
         words = [f"{key}={before}{',' if before else ''}{name}" for name in values(key) if name not in before]
@@ -58,16 +57,14 @@ def values(key: str) -> tuple[str, ...]:
         return choices(key)
     if key == "env.task":
         return tuple(dict.fromkeys(task for suite in SUITES for task in tasks(suite)))
-    if key.startswith("policy."):
-        kinds = list(POLICIES.values())
-        key = key.removeprefix("policy.")
-    else:
-        kinds = [Config]
     *groups, name = key.split(".")
-    for kind in kinds:
+    nodes = [Config()]
+    if key.startswith("policy."):
+        groups, nodes = [], [kind() for kind in POLICIES.values()]
+    for node in nodes:
         for group in groups:
-            kind = typing.get_type_hints(kind).get(group)
-        for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
+            node = getattr(node, group, None)
+        for field in dataclasses.fields(node) if dataclasses.is_dataclass(node) else ():
             if field.name == name:
                 yes_or_no = ("true", "false") if isinstance(field.default, bool) else ()
                 return tuple(map(str, field.metadata.get("choices", yes_or_no)))

@@ -188,7 +188,11 @@ def _split(text: str) -> tuple[str, str]:
         raise UserError(f"{ascii(text)}: control characters and bytes that are not UTF-8 cannot be used.")
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key:
-        raise UserError(f"'{text}' is not of the form key=value; see 'denoised-mdp train --help'.")
+        group = next((group for group in reversed(GROUPS) if text in choices(group)), None)
+        hint = f" Did you mean '{group}={text}'?" if group else ""
+        if (Path(text) / "config.yaml").is_file():
+            hint = " To continue a run, repeat the command that began it."
+        raise UserError(f"'{text}' is not of the form key=value.{hint} See 'denoised-mdp train --help'.")
     if not _is_hydra(key):
         _check_key(key)
     return key, value

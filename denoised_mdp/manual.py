@@ -12,17 +12,20 @@ from denoised_mdp.schema import POLICIES, Config, LatentConfig
 from denoised_mdp.validation import as_text
 
 INTRODUCTION = """\
-usage: denoised-mdp train [key=value ...] [--multirun]
+usage: denoised-mdp train [key=value ...] [--multirun | --cfg]
 
-Train a Denoised MDP online and save everything in a run folder. The same command continues a run that was
-stopped. Steps are environment steps before action repeat. Defaults are the paper's (Wang et al. 2022).
+Train a Denoised MDP online and save everything in a run folder. To resume or extend a run, repeat its command.
+Steps are environment steps before action repeat. Defaults are the paper's (Wang et al. 2022).
+
+  -m, --multirun   train one run for each combination of values, with Hydra's sweepers and launchers
+  -c, --cfg        print the composed configuration as YAML and train nothing, as 'denoised-mdp config' does
 
 examples
   denoised-mdp train preset=quickstart run_dir=runs/quickstart
   denoised-mdp train preset=paper/cheetah_run_video_background policy=sac seed=1
   denoised-mdp train env.task=walker_walk distractors=video_background,camera_jitter model.kl.beta_y=0.25
   denoised-mdp train preset=debug env.clips=/data/videos    (a folder or a glob of videos)
-  denoised-mdp train --multirun preset=quickstart seed=1,2,3    (Hydra's sweepers and launchers)
+  denoised-mdp train --multirun preset=quickstart seed=1,2,3
   denoised-mdp train --multirun 'distractors=[video_background,camera_jitter],[camera_jitter],none' seed=1,2
 """
 
@@ -34,7 +37,7 @@ def train_help() -> str:
     sections = [("run", run)]
     sections += [(titles[name], _rows(getattr(config, name), f"{name}.")) for name in ("env", "model")]
     sections += [(f"policy={name}", _rows(kind(), "policy.")) for name, kind in POLICIES.items()]
-    sections += [("distractors, where chosen", _distractor_rows())]
+    sections += [("options of the chosen distractors", _distractor_rows())]
     sections += [(titles[name], _rows(getattr(config, name), f"{name}.")) for name in ("train", "replay")]
     return "\n".join([INTRODUCTION, _groups(), *(_section(*section) for section in sections)])
 
@@ -50,12 +53,12 @@ def _groups() -> str:
         ("", f"VARIANT: {', '.join(variants)}"),
         ("env", ", ".join(choices("env"))),
         ("distractors", f"none, or any of {', '.join(choices('distractors'))}, joined by commas"),
-        ("", "to sweep over sets with --multirun, put each in brackets: [a,b],[c],none"),
+        ("", "for --multirun, put each set in brackets: [a,b],[c],none"),
         ("model", ", ".join(choices("model"))),
         ("policy", ", ".join(choices("policy"))),
     ]
     lines = [_fill(f"  {name:13}", text) for name, text in rows]
-    return "\n".join(["choices (options on the command line win over those of a preset)", *lines, ""])
+    return "\n".join(["choices (the command line overrides a preset)", *lines, ""])
 
 
 def _section(title: str, rows: list[tuple[str, str, str]]) -> str:

@@ -34,7 +34,7 @@ install_package() {
     .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
     # The model files of RoboDesk, without the old packages that only its code needs; all else works without them.
     .venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps robodesk ||
-        echo "set-up: env=robodesk will not work: its model files could not be installed" >&2
+        echo "set-up: env=robodesk will not work until: pip install --no-deps robodesk==1.0.0" >&2
 }
 
 renders() {

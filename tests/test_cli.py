@@ -1,7 +1,11 @@
 """The command line: help, exit codes, and a whole tiny run from training to video."""
 
 import errno
+import itertools
 import os
+import re
+import runpy
+import shlex
 import subprocess
 import sys
 import warnings
@@ -216,3 +220,100 @@ sys.exit(cli.main([]))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
     assert process.stderr.read() == "" and process.wait() == 141
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["train", "--preset", "quickstart"], "Did you mean preset=quickstart?"),
+        (["train", "--preset=quickstart", "seed=1"], "Did you mean preset=quickstart?"),
+        (["train", "preset=debug", "--seed", "1"], "Did you mean seed=1?"),
+        (["doctor", "--model=2c"], "Did you mean model=2c?"),
+        (["config", "--batch-size", "5"], "Did you mean train.batch_size=5?"),
+        (["probe", "joints-data", "--task", "walker_walk"], "Did you mean env.task=walker_walk?"),
+        (["train", "--clips", "a b"], "Did you mean 'env.clips=a b'?"),
+        (["train", "--seed"], "Did you mean seed=VALUE?"),
+        (["train", "--multirn"], "Did you mean '--multirun'?"),
+        (["train", "quickstart"], "Did you mean 'preset=quickstart'?"),
+        (["train", "2c"], "Did you mean 'model=2c'?"),
+        (["evaluate", "a", "--epsiodes", "3"], "Did you mean '--episodes'? See 'denoised-mdp evaluate --help'."),
+        (["evaluate", "a", "b"], "unrecognized arguments: b; see 'denoised-mdp evaluate --help'."),
+        (["preset=quickstart"], "denoised-mdp train preset=quickstart"),
+        (["runs/a b", "evaluate"], "the command comes first: denoised-mdp evaluate 'runs/a b'"),
+        (["--episodes", "3", "evaluate", "x"], "the command comes first: denoised-mdp evaluate --episodes 3 x"),
+        (["train", "--cfg", "hydra"], "argument --cfg: must be job"),
+    ],
+)
+def test_what_newcomers_write_gets_a_hint(arguments, hint, capsys):
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert hint in error and error.count("\n") == 1
+
+
+def test_the_folder_of_a_run_is_no_argument_of_train(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    assert cli.main(["train", str(tmp_path)]) == 2
+    assert "To continue a run, repeat the command that began it." in capsys.readouterr().err
+
+
+def test_flags_may_stand_between_options(monkeypatch):
+    seen = []
+    monkeypatch.setattr(cli, "_multirun", lambda overrides: seen.extend(overrides) or 0)
+    assert cli.main(["train", "preset=debug", "-m", "seed=1,2", "model=2c"]) == 0
+    assert seen == ["preset=debug", "seed=1,2", "model=2c"]
+
+
+@pytest.mark.parametrize("help", [["help", "evaluate"], ["evaluate", "-h"]])
+def test_help_of_a_command(help, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(help)
+    text = capsys.readouterr().out
+    assert end.value.code == 0 and "usage: denoised-mdp evaluate" in text and "examples:" in text
+
+
+def test_every_command_has_a_help_of_whole_sentences(capsys):
+    """A description that says what the command does, lines that fit, and a meaning for every flag."""
+    for command in cli.COMMANDS:
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        text = capsys.readouterr().out
+        assert f"usage: denoised-mdp {command}" in text
+        assert "\n\n" in text and text.split("\n\n")[1].strip().endswith("."), command
+        for line, following in itertools.pairwise(text.splitlines()):
+            if line.startswith("  -") and "  " not in line.strip():  # a long flag: its meaning is below
+                assert following.startswith(" " * 10), line
+
+
+@pytest.mark.parametrize(
+    "arguments", [["config"], ["train", "--cfg", "job"], ["train", "-c"], ["train", "model=2b", "--cfg"]]
+)
+def test_the_composed_configuration_is_printed_and_can_be_read_back(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = ["preset=quickstart", "model=2c", "distractors=camera_jitter", "train.batch_size=7"]
+    assert cli.main([*arguments, *options]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "" and list(tmp_path.iterdir()) == []
+    (tmp_path / "config.yaml").write_text(printed.out)
+    assert read_config(tmp_path / "config.yaml") == load_config(options)
+
+
+def test_a_finished_training_names_the_next_commands(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("denoised_mdp.trainer.train", lambda config, stop: True)
+    assert cli.main(["train", *TINY, f"run_dir={tmp_path / 'a run'}"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == f"next: denoised-mdp evaluate '{tmp_path}/a run' --random"
+    for line in told:  # what is named can be parsed
+        words = shlex.split(line.removeprefix("next:"))
+        assert words[0] == "denoised-mdp" and str(tmp_path / "a run") in words
+        assert cli.build_parser().parse_args(words[1:]).command in ("evaluate", "render", "probe", "report")
+
+
+def test_no_extra_brings_gym_along(monkeypatch):
+    """RoboDesk requires gym, of which nothing is used: its model files are installed with --no-deps."""
+    setuptools = pytest.importorskip("setuptools")
+    options = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **given: options.update(given))
+    runpy.run_path(str(ROOT / "setup.py"))
+    required = [*options["install_requires"], *itertools.chain.from_iterable(options["extras_require"].values())]
+    names = {re.match(r"[\w-]+", one)[0] for one in required}
+    assert "gymnasium" in names and not names & {"robodesk", "gym"}

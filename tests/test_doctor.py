@@ -9,8 +9,9 @@ from denoised_mdp import doctor
 from denoised_mdp.agent import build_agent
 from denoised_mdp.cli import main
 from denoised_mdp.config import load_config, save_config
-from denoised_mdp.doctor import Doctor
+from denoised_mdp.doctor import Doctor, days_on_a_cpu
 from denoised_mdp.logging import data_size
+from denoised_mdp.progress import duration
 from denoised_mdp.replay import Replay
 
 TINY = ["preset=debug", "env=toy"]
@@ -103,3 +104,46 @@ def test_a_folder_with_another_run_is_a_problem_and_the_same_run_is_none(tmp_pat
 )
 def test_sizes_are_readable_and_exact(count, text):
     assert data_size(count) == text
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """An agent whose every update takes 0.2 CPU seconds; the list says how often it was asked."""
+    updates, seconds = [], [0.0]
+
+    class Slow:
+        def update(self, batch):
+            updates.append(batch["reward"].shape)
+            seconds[0] += 0.2
+            torch.rand(3)
+
+    monkeypatch.setattr(doctor, "build_agent", lambda *_, **__: Slow())
+    monkeypatch.setattr(doctor.time, "process_time", lambda: seconds[0])
+    return updates
+
+
+PAPER = ["preset=paper/cheetah_run_video_background", "train.device=cpu"]
+
+
+def test_a_run_of_days_on_a_cpu_is_announced_before_it_starts(measured, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    before = torch.random.get_rng_state(), torch.get_num_threads()
+    config = load_config([*PAPER, "train.threads=1"])
+    text = days_on_a_cpu(config)
+    updates = config.updates_due(1_000_000)
+    # 2,500 rows are 25 times as many as were measured: 5 s for each update
+    assert measured == [(10, 10)] * 2
+    assert f"about {duration(updates * 5)}: {updates:,} updates of 5 CPU seconds on 1 thread, estimated from" in text
+    assert "1/25 of the batch" in text and "preset=quickstart" in text and duration(updates * 5) == "5 d 18 h"
+    assert torch.equal(torch.random.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
+
+    told = []
+    monkeypatch.setattr("denoised_mdp.trainer.train", lambda config, stop: told.append(capsys.readouterr().err) or True)
+    assert main(["train", *PAPER, "train.threads=1"]) == 0
+    assert told[0].startswith("denoised-mdp: note: without a GPU this run will learn for about 5 d 18 h")
+
+
+def test_a_short_run_and_one_that_continues_are_not_measured(measured, tmp_path):
+    for options in (["preset=quickstart"], [*PAPER, f"run_dir={tmp_path}"], [*PAPER, "train.total_steps=50000"]):
+        assert days_on_a_cpu(load_config(options)) is None
+    assert measured == []

@@ -1,0 +1,91 @@
+"""Completion: what a shell is offered while a command is typed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from denoised_mdp.completion import SHELLS, complete, script, values
+from denoised_mdp.composition import GROUPS, option_keys
+from denoised_mdp.config import load_config
+from denoised_mdp.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("pres", ["preset="]),
+        ("preset=qui", ["preset=quickstart"]),
+        ("preset=paper/reacher_easy_n", ["preset=paper/reacher_easy_noiseless"]),
+        ("model=", ["model=2b", "model=2c", "model=dreamer"]),
+        ("train.det", ["train.deterministic="]),
+        ("train.deterministic=", ["train.deterministic=true", "train.deterministic=false"]),
+        ("env.size=", ["env.size=64", "env.size=96"]),
+        ("env.task=walker_w", ["env.task=walker_walk"]),
+        ("model.kl.free_nats_strategy=", ["model.kl.free_nats_strategy=A", "model.kl.free_nats_strategy=B"]),
+        ("distractors=camera_j", ["distractors=camera_jitter"]),
+        ("distractors=tv,camera_j", ["distractors=tv,camera_jitter"]),
+        ("seed=", []),
+        ("nonsense=", []),
+    ],
+)
+def test_words(typed, offered):
+    assert complete(typed) == offered
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_values_that_are_offered_are_accepted(place):
+    """The first and the last value of every option that does not hang on another one."""
+    others = ("policy.", "distractors", "env.suite", "env.task", "env.reward", "model.name", "env=")
+    offered = [f"{key}={values(key)[place]}" for key in [*GROUPS, *option_keys()] if values(key) and key != "env"]
+    offered = [word for word in dict.fromkeys(offered) if not word.startswith(others)]
+    assert len(offered) >= 12
+    load_config([*offered, "train.collect_workers=1"])
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_scripts(shell):
+    pytest.importorskip("argcomplete")
+    assert "denoised-mdp" in script(shell)
+
+
+def test_without_argcomplete_there_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "argcomplete", None)
+    with pytest.raises(UserError, match="pip install argcomplete"):
+        script("bash")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("denoised-mdp tr", "train"),
+        ("denoised-mdp train preset=qu", "quickstart"),
+        ("denoised-mdp train preset=debug model=dr", "dreamer"),
+        ("denoised-mdp train --mul", "--multirun"),
+        ("denoised-mdp probe joints-", "joints-data"),
+        ("denoised-mdp evaluate a --split te", "test"),
+        ("denoised-mdp evaluate some_f", "some_folder/"),
+    ],
+)
+def test_bash(typed, offered, tmp_path):
+    """The real shell with the real script; bash splits words at the equals sign, so the answer follows it."""
+    pytest.importorskip("argcomplete")
+    (tmp_path / "some_folder").mkdir()
+    command = tmp_path / "denoised-mdp"
+    command.write_text(f"#!/bin/sh\nexec {sys.executable} -m denoised_mdp \"$@\"\n")
+    command.chmod(0o755)
+    (tmp_path / "script").write_text(script("bash"))
+    program = f"""
+source script
+COMP_LINE={typed!r}; COMP_POINT=${{#COMP_LINE}}; COMP_TYPE=9
+$(complete -p denoised-mdp | sed 's/.*-F \\([^ ]*\\).*/\\1/') denoised-mdp
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    paths = {"PATH": [str(tmp_path), os.environ["PATH"]], "PYTHONPATH": [str(ROOT), *filter(None, sys.path)]}
+    variables = os.environ | {name: os.pathsep.join(folders) for name, folders in paths.items()}
+    done = subprocess.run(["bash", "-c", program], cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert [word.strip() for word in done.stdout.split()] == [offered], done.stderr
