@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import re
 import shlex
@@ -135,6 +136,7 @@ def add_options(
 
 
 def suggest(*commands: Sequence[object]) -> None:
-    """Name the next commands on standard error, ready to be copied."""
-    for word, command in zip(["next:", *["     "] * len(commands)], commands, strict=False):
-        print(f"{word} denoised-mdp {shlex.join(map(str, command))}", file=sys.stderr)
+    """Name the next commands on standard error, ready to be copied; that nobody reads them changes nothing."""
+    with contextlib.suppress(OSError):
+        for word, command in zip(["next:", *["     "] * len(commands)], commands, strict=False):
+            print(f"{word} denoised-mdp {shlex.join(map(str, command))}", file=sys.stderr)
