@@ -34,7 +34,9 @@ class Carry:
 
 
 def as_images(observation: Any, size: int) -> tuple[Tensor, bool]:
-    """A copy of one observation or of B: uint8 [B, size, size, 3], and whether it was a single one.
+    """One observation, or those of B environments, as uint8 [B, size, size, 3]; and whether it was a single one.
+
+    What is no tensor is copied: nothing that its owner does later shows.
 
     Raises:
         ValueError: it has another type or shape.

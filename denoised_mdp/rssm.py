@@ -87,7 +87,7 @@ class Layout:
         return dict(zip(self.names, state.split(self.states, -1), strict=True))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Latent:
     """Beliefs [..., D] and states [..., S] of all latents."""
 

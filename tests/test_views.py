@@ -129,8 +129,9 @@ def test_what_acting_returns_stays(explore):
     watched.assert_unchanged()
     for first, second in zip(leaves(played[0]).values(), leaves(played[1]).values(), strict=True):
         assert not isinstance(first, torch.Tensor) or torch.equal(first, second)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        carry.action = None
+    for owner, name in ((carry, "action"), (carry.latent, "belief")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(owner, name, None)
 
 
 def test_a_policy_that_keeps_its_actions_changes_no_carry():
