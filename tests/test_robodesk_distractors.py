@@ -197,6 +197,21 @@ def test_lights_shine_on_the_origin_and_the_headlight_has_its_shares():
     still.close()
 
 
+def test_the_reward_is_of_the_state_and_the_noise_after_the_step(make):
+    env = make(ALL)
+    env.reset(seed=0)
+    world, before = env.world.unwrapped, []
+    for action in actions(6):
+        before.append(world.situation().screen[1])
+        reward = env.world.step(action)[1]
+        near = 1 - np.linalg.norm(world._data.site("end_effector").xpos - [-0.25, 0.625, 0.76])
+        pressed = world._data.joint("green_light").qpos[0] < -0.00453
+        hue = np.clip(0.75 * (-world._data.joint("green_light").qpos[0] / 0.005 + world.sensor_error[1]), 0, 1)
+        green = np.rint(world.picture[..., 1] * (1 - hue) + 255 * hue).mean() / 255
+        assert reward == pytest.approx(0.5 * green + 0.25 * near + 0.25 * pressed, abs=1e-9)
+        assert green != before[-1]
+
+
 def test_the_smooth_walk_is_its_recursion():
     walk, rng, twin = SmoothWalk(3, 0.65), np.random.default_rng(0), np.random.default_rng(0)
     walk.reset(rng)
