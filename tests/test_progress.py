@@ -255,7 +255,7 @@ COMMANDS = {
         ["recording: 2 episodes", "other distractors", "filtering", "returns: 3 conditions", "evaluating: 1 episodes"],
     ),
     "probe health": (["--episodes", "3", "--steps", "12"], ["recording", "filtering", "fitting probes", "decoding"]),
-    "report": (["-o", "page.html"], ["reading: 1 runs", "drawing: ", "drawing probes"]),
+    "report": (["-o", "page.html"], ["drawing: ", "drawing probes"]),
 }
 
 

@@ -136,7 +136,7 @@ def freeze(agent: Agent, recordings: Sequence[Recording], *, seed: int = 0, shar
     width = 1 if shared_noise else len(recordings)  # drawn row by row: the first rows do not depend on the length
     drawn = torch.stack([model.rssm.draw_noise(width, generator=random) for _ in range(longest)])
     rows, latent = [], None
-    for begin in track(range(0, longest, chunk), "filtering", "chunks of all episodes"):
+    for begin in track(range(0, longest, chunk), "filtering", "chunks of rows"):
         pick = [np.clip(np.arange(begin, min(begin + chunk, longest)), 0, len(r.action) - 1) for r in recordings]
         batch = agent.to_device(
             {

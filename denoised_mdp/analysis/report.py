@@ -59,11 +59,13 @@ def write_report(
     output = Path(output)
     if output.is_dir():
         raise UserError(f"{output} is a folder. Name a file, e.g. -o {output / 'report.html'}.")
+    if not output.parent.is_dir():  # said before anything is drawn
+        raise UserError(f"There is no folder {output.parent} for {output.name}. Make it, or choose another -o.")
     for folder in probes:
         if not Path(folder).is_dir():
             raise UserError(f"There is no folder {folder} with results of probes.")
     once = {Path(run).resolve(): Path(run) for run in runs}
-    found = [read_run(run, probes) for run in track(list(once.values()), "reading", "runs")]
+    found = [read_run(run, probes) for run in track(list(once.values()), "reading", "runs", delay=1)]
     page = render(found, videos=videos, title=title)
     return write_whole(output, page)
 
