@@ -23,11 +23,19 @@ def assert_noticed(error: tuple, request: pytest.FixtureRequest, monkeypatch: py
         test(**fixtures)
 
 
-def option_changed(name, change):
-    """`Agent.act` with one of its options changed."""
-    return lambda act: lambda self, *arguments, **options: act(
-        self, *arguments, **options | {name: change(options.get(name))}
-    )
+def argument_changed(name, change):
+    """A function that gets another value for one of its arguments, however that is handed over."""
+
+    def plant(right):
+        def wrong(*arguments, **options):
+            bound = inspect.signature(right).bind(*arguments, **options)
+            bound.apply_defaults()
+            bound.arguments[name] = change(bound.arguments[name])
+            return right(*bound.args, **bound.kwargs)
+
+        return wrong
+
+    return plant
 
 
 def answers_changed(change):

@@ -9,7 +9,7 @@ import pytest
 import test_agent
 import test_views
 import torch
-from planted import assert_noticed, option_changed
+from planted import argument_changed, assert_noticed
 
 from denoised_mdp import agent as agent_module
 from denoised_mdp.agent import Agent
@@ -60,10 +60,8 @@ def same_noise_again(draw):
     return lambda self, batch, size, generator: seen.setdefault((batch, size), draw(self, batch, size, generator))
 
 
-def of_the_first(draw):
-    return lambda self, batch, size, generator: draw(
-        self, batch, size, generator[0] if isinstance(generator, list) else generator
-    )
+def first_of(generator):
+    return generator[0] if isinstance(generator, list) else generator
 
 
 def keeps_its_generator(restore):
@@ -83,10 +81,10 @@ AGENT = {  # name: (owner, attribute, the wrong one from the right one, the test
     "carry-one-action-late": (
         Agent, "act", keeps_the_action_before_the_last, test_agent.test_acting_is_filtering_step_by_step),
     "noise-of-the-squared-std": (
-        Agent, "act", option_changed("explore", lambda std: std and std**2),
+        Agent, "act", argument_changed("explore", lambda std: std and std**2),
         partial(test_agent.test_exploration_adds_noise_of_its_std_to_a_sample_and_clips, explore=0.5)),
     "no-exploration-noise": (
-        Agent, "act", option_changed("explore", lambda std: std and 0.0),
+        Agent, "act", argument_changed("explore", lambda std: std and 0.0),
         partial(test_agent.test_exploration_adds_noise_of_its_std_to_a_sample_and_clips, explore=0.25)),
     "noise-not-clipped": (
         torch.Tensor, "clamp", lambda clamp: lambda self, *_, **__: self,
@@ -95,31 +93,32 @@ AGENT = {  # name: (owner, attribute, the wrong one from the right one, the test
         Agent, "_noise", same_noise_again,
         partial(test_agent.test_exploration_adds_noise_of_its_std_to_a_sample_and_clips, explore=0.5)),
     "mode-while-exploring": (
-        Policy, "act", lambda act: lambda self, features, noise: act(self, features, None),
+        Policy, "act", argument_changed("noise", lambda _: None),
         partial(test_agent.test_exploration_adds_noise_of_its_std_to_a_sample_and_clips, explore=0.0)),
     "samples-without-exploring": (
-        Agent, "act", option_changed("explore", lambda std: std or 0.0),
+        Agent, "act", argument_changed("explore", lambda std: std or 0.0),
         test_agent.test_without_exploration_the_action_is_the_mode),
-    "one-generator-for-all": (Agent, "_noise", of_the_first, test_agent.test_a_batch_acts_like_its_members),
+    "one-generator-for-all": (
+        Agent, "_noise", argument_changed("generator", first_of), test_agent.test_a_batch_acts_like_its_members),
     "global-noise": (
-        Agent, "_noise", lambda draw: lambda self, batch, size, generator: draw(self, batch, size, None),
+        Agent, "_noise", argument_changed("generator", lambda _: None),
         test_agent.test_acting_and_updating_touch_no_global_randomness),
     "is-first-ignored": (
-        Agent, "act", option_changed("is_first", lambda _: None),
+        Agent, "act", argument_changed("is_first", lambda _: None),
         test_agent.test_is_first_begins_an_episode_and_leaves_the_others_alone),
     "is-first-for-all": (
-        Agent, "act", option_changed("is_first", lambda first: None if first is None else bool(np.any(first))),
+        Agent, "act", argument_changed("is_first", lambda first: None if first is None else bool(np.any(first))),
         test_agent.test_is_first_begins_an_episode_and_leaves_the_others_alone),
     "always-samples": (
-        Agent, "act", option_changed("sample", lambda _: True),
+        Agent, "act", argument_changed("sample", lambda _: True),
         test_agent.test_without_samples_the_latent_is_the_posterior_mean),
     "never-samples": (
-        Agent, "act", option_changed("sample", lambda _: False), test_agent.test_acting_is_filtering_step_by_step),
+        Agent, "act", argument_changed("sample", lambda _: False), test_agent.test_acting_is_filtering_step_by_step),
     "darker-images": (
         agent_module, "as_images", lambda right: lambda *given: (right(*given)[0] // 2, right(*given)[1]),
         test_agent.test_acting_is_filtering_step_by_step),
     "policy-never-waits": (
-        Agent, "update_eagerly", lambda update: lambda self, batch, *, policy=True: update(self, batch, policy=True),
+        Agent, "update_eagerly", argument_changed("policy", lambda _: True),
         test_agent.test_a_policy_that_must_wait_stays_as_it_is),
     "actions-are-the-carrys": (
         Agent, "act", shares_memory, partial(test_views.test_what_acting_returns_stays, explore=0.3)),

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import test_playing
-from planted import Positive, answers_changed, assert_noticed, option_changed, rewards_changed
+from planted import Positive, answers_changed, argument_changed, assert_noticed, rewards_changed
 
 from denoised_mdp import collector as collector_module
 from denoised_mdp import evaluation as evaluation_module
@@ -82,7 +82,7 @@ BLOCK = test_playing.test_a_block_is_played_with_the_weights_that_the_learner_ha
 
 COLLECTOR = {
     "executed-another-action": (
-        EnvironmentPool, "step", lambda step: lambda self, actions: step(self, [a / 2 for a in actions]), ROWS),
+        EnvironmentPool, "step", argument_changed("actions", lambda actions: [a / 2 for a in actions]), ROWS),
     "environments-swapped": (EnvironmentPool, "step", answers_changed(lambda answers: answers[::-1]), ROWS),
     "reward-halved": (EnvironmentPool, "step", rewards_changed(lambda value: value / 2), ROWS),
     "ends-forgotten": (Collector, "turn", rows(lambda row: row._replace(is_last=False)), ROWS),
@@ -132,8 +132,8 @@ def keeps_the_carry(act):
     return wrong
 
 
-def plays_on(step):
-    return lambda self, actions: step(self, [np.zeros(2, np.float32) if a is None else a for a in actions])
+def zeros_instead(actions):
+    return [np.zeros(2, np.float32) if action is None else action for action in actions]
 
 
 def without_the_last(step):
@@ -152,25 +152,24 @@ HELD_OUT = test_playing.test_seeds_of_evaluation_are_held_out_and_of_the_runs_ow
 EVALUATION = {
     "last-reward-lost": (EnvironmentPool, "step", without_the_last, ALONE),
     "rewards-discounted": (EnvironmentPool, "step", rewards_changed(lambda value: 0.99 * value), ALONE),
-    "played-beyond-the-end": (EnvironmentPool, "step", plays_on, ALONE),
+    "played-beyond-the-end": (EnvironmentPool, "step", argument_changed("actions", zeros_instead), ALONE),
     "carry-of-the-group-before": (Agent, "act", keeps_the_carry, ALONE),
     "one-noise-for-a-group": (
-        Agent, "act", option_changed("generator", lambda g: g[:1] * len(g) if isinstance(g, list) else g),
+        Agent, "act", argument_changed("generator", lambda g: g[:1] * len(g) if isinstance(g, list) else g),
         ALONE_EXPLORING),
     "never-explores": (
-        evaluation_module, "_play", lambda play: lambda *arguments: play(*arguments[:-1], None), ALONE_EXPLORING),
+        evaluation_module, "_play", argument_changed("explore", lambda _: None), ALONE_EXPLORING),
     "returns-of-others": (
-        evaluation_module, "_play", lambda play: lambda *arguments: play(*arguments)[::-1], ALONE),
+        evaluation_module, "_play", lambda play: lambda *a, **o: play(*a, **o)[::-1], ALONE),
     "latent-of-another": (
-        evaluation_module._Recorder, "add",
-        lambda add: lambda self, frame, info, carry, index, action: add(self, frame, info, carry, 0, action), ALONE),
+        evaluation_module._Recorder, "add", argument_changed("index", lambda _: 0), ALONE),
     "frames-of-the-step-before": (
         evaluation_module._Recorder, "episode",
         lambda episode: lambda self: setattr(self, "rows", [*self.rows[:1], *self.rows[:-1]]) or episode(self), ALONE),
     "random-actions-one-sided": (
         evaluation_module, "np", one_sided, test_playing.test_a_random_evaluation_plays_uniform_actions),
     "one-action-more": (
-        evaluation_module, "_play", lambda play: lambda *a: play(*a[:4], a[4] and a[4] + 1, a[5]),
+        evaluation_module, "_play", argument_changed("max_steps", lambda most: most and most + 1),
         test_playing.test_an_evaluation_stops_after_so_many_actions),
     "noise-of-training": (
         Agent, "act", lambda act: lambda self, *a, **o: act(self, *a, **o | {"generator": self.random}),

@@ -8,7 +8,7 @@ import pytest
 import test_environments
 import test_envs
 import test_playing
-from planted import assert_noticed
+from planted import argument_changed, assert_noticed
 
 from denoised_mdp import trainer as trainer_module
 from denoised_mdp.envs import toy
@@ -73,13 +73,12 @@ HELD_OUT_WHILE_TRAINING = test_playing.test_evaluation_while_training_is_of_held
 MEANS = test_playing.test_metrics_are_means_over_the_updates_since_the_last_entry
 
 TRAINER = {
-    "another-lane": (Trainer, "accept", lambda accept: lambda self, turn: accept(self, turn[::-1]), RETURNS),
+    "another-lane": (Trainer, "accept", argument_changed("turn", lambda turn: turn[::-1]), RETURNS),
     "returns-run-on": (
         Trainer, "accept", runs_on, RETURNS),
     "reward-not-stored": (
         Lanes, "add",
-        lambda add: lambda self, lane, frame, action, reward, first: add(self, lane, frame, action, 0.0, first),
-        RETURNS),
+        argument_changed("reward", lambda _: 0.0), RETURNS),
     "metrics-summed": (Trainer, "log", sums, MEANS),
     "window-kept": (Trainer, "log", keeps_the_window, MEANS),
     "policy-one-update-early": (
@@ -93,7 +92,7 @@ TRAINER = {
         lambda right: lambda self: setattr(
             self, "make_environment", lambda: test_playing.make_env(**SHORT)) or right(self), HELD_OUT_WHILE_TRAINING),
     "due-every-step-more": (
-        Trainer, "due", lambda due: lambda self, every: due(self, every + 2),
+        Trainer, "due", argument_changed("every", lambda every: every + 2),
         test_playing.test_what_is_due_is_due_once_in_each_interval),
 }  # fmt: skip
 
@@ -141,10 +140,6 @@ def moves_the_physics(reset):
     return wrong
 
 
-def one_step_longer(init):
-    return lambda self, size=64, episode_steps=1000: init(self, size, episode_steps + 1)
-
-
 TRUTH = test_environments.test_truth_belongs_to_the_picture_and_follows_the_actions
 OTHER_NOISE = test_environments.test_a_distractor_seed_changes_the_noise_alone
 ENVIRONMENTS = {
@@ -153,26 +148,26 @@ ENVIRONMENTS = {
     "frame-before-the-action": (
         PixelEnv, "step", shows_the_frame_before, test_envs.test_counting_env_shows_episode_and_step),
     "truth-before-the-action": (PixelEnv, "step", tells_the_truth_before, TRUTH),
-    "actions-negated": (ToyEnv, "step", lambda step: lambda self, action: step(self, -action), TRUTH),
+    "actions-negated": (ToyEnv, "step", argument_changed("action", np.negative), TRUTH),
     "actions-not-clipped": (
         toy, "np", lambda right: SimpleNamespace(**vars(right) | {"clip": lambda value, *_: value}), TRUTH),
     "truncation-is-termination": (
         PixelEnv, "step", lambda step: lambda self, a: (*(r := step(self, a))[:2], r[3], r[2], r[4]),
         test_envs.test_action_repeat_stops_at_the_end),
     "episodes-one-step-longer": (
-        CountingEnv, "__init__", one_step_longer, test_envs.test_action_repeat_stops_at_the_end),
+        CountingEnv, "__init__", argument_changed("episode_steps", lambda steps: steps + 1),
+        test_envs.test_action_repeat_stops_at_the_end),
     "first-seed-ignored": (
-        PixelEnv, "__init__",
-        lambda init: lambda self, world, repeat, seed, recipe: init(self, world, repeat, None, recipe),
+        PixelEnv, "__init__", argument_changed("seed", lambda _: None),
         test_envs.test_seed_of_the_first_reset),
     "every-reset-seeded": (
-        PixelEnv, "reset", lambda reset: lambda self, *, seed=None, options=None: reset(self, seed=seed or 0),
+        PixelEnv, "reset", argument_changed("seed", lambda seed: seed or 0),
         test_envs.test_seed_of_the_first_reset),
     "seed-ignored": (
-        PixelEnv, "reset", lambda reset: lambda self, *, seed=None, options=None: reset(self, options=options),
+        PixelEnv, "reset", argument_changed("seed", lambda _: None),
         partial(test_envs.test_same_seed_same_frames, **SHORT)),
     "distractor-seed-ignored": (
-        PixelEnv, "reset", lambda reset: lambda self, *, seed=None, options=None: reset(self, seed=seed), OTHER_NOISE),
+        PixelEnv, "reset", argument_changed("options", lambda _: None), OTHER_NOISE),
     "distractor-seed-moves-physics": (ToyEnv, "reset", moves_the_physics, OTHER_NOISE),
     "state-lacks-the-drift": (
         ToyEnv, "get_state", stands_still,
