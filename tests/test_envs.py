@@ -334,6 +334,8 @@ BAD = [
     (("cheetah_run",), {"distractors": {"video_background": {"strength": 2}}}, "between 0 and 1"),
     (("cheetah_run",), {"distractors": {"video_background": {"matte": "green"}}}, "blue_ge"),
     (("cheetah_run",), {"distractors": {"video_background": {"frames": 1.5}}}, "whole number"),
+    (("cheetah_run",), {"distractors": {"video_background": {"frames": 10**12}}}, "between 1 and 1,000,000"),
+    (("tv_green_hue",), {"suite": "robodesk", "distractors": {"tv": {"frames": 1e12}}}, "between 1 and 1,000,000"),
     (("cheetah_run",), {"distractors": {"video_background": {"start": "anywhere"}}}, "random, continue"),
     (("cheetah_run",), {"distractors": {"video_background": {"resize": "area"}}}, "antialiased, bilinear"),
     (("cheetah_run",), {"distractors": {"noisy_sensor": {}}}, "add video_background"),

@@ -1,5 +1,7 @@
 """Clips: decoding, splits, cache, streams and the procedural default."""
 
+import io
+import json
 import os
 import stat
 
@@ -176,6 +178,51 @@ def test_missing_and_empty_folders(tmp_path):
         open_two(tmp_path, split="trian")
 
 
+def test_pipes_and_devices_are_no_videos(tmp_path):
+    """To open one waits for its other end, or never ends: from a folder, by a pattern, by a link, and by name."""
+    folder = tmp_path / "clips"
+    video_file = write_video(folder / "a.mkv", 3)
+    os.mkfifo(folder / "pipe.mp4")
+    (folder / "device.mp4").symlink_to("/dev/zero")
+    (folder / "folder.mp4").mkdir()
+    for clips in (folder, folder / "*", f"{folder}/**/*.m*"):
+        with pytest.warns(UserWarning, match="only clip"):
+            assert find_videos(str(clips), "train") == [video_file]
+    for clips in (folder / "pipe.mp4", folder / "device.mp4", "/dev/zero"):
+        with pytest.raises(UserError, match="no such file or folder"):
+            open_two(clips)
+    with pytest.raises(UserError, match="no videos"):
+        open_two(folder / "[pd]*.mp4")
+
+
+def test_names_that_are_not_utf_8(tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    for number in range(4):
+        path = write_video(tmp_path / "a.mkv", 3, color=(9 * number, 0, 0))
+        path.rename(folder / os.fsdecode(b"%d\xff.mkv" % number))
+    env = make_env("dot", suite="toy", size=16, distractors=["video_background"], clips=str(folder))
+    env.reset(seed=0)
+    state = env.get_state()
+    assert len(set(names(env))) > 1 and all(name.isascii() and "\\xff.mkv (" in name for name in names(env))
+    again = make_env("dot", suite="toy", size=16, distractors=["video_background"], clips=str(folder))
+    again.set_state(json.loads(json.dumps({"noise": state["noise"]})) | {key: state[key] for key in ("env", "rng")})
+    np.testing.assert_array_equal(again.render(), env.render())
+    (broken,) = (path for path in folder.iterdir() if path.name.startswith("0"))
+    broken.write_bytes(b"not a video")
+    with pytest.warns(UserWarning, match=r"caf\\xe9/0\\xff.mkv"):
+        Stream(20).fill(open_clips(str(folder), "all", 16, False, 20))
+    with pytest.raises(UserError, match="no such file"):
+        open_two(tmp_path / os.fsdecode(b"\xff"))
+
+
+def test_a_home_of_nobody_is_a_folder_that_is_not_there(monkeypatch):
+    with pytest.raises(UserError, match="no such file or folder"):
+        open_two("~no-such-user/clips")
+    monkeypatch.setenv("DENOISED_MDP_CACHE", "~no-such-user/cache")
+    assert str(cache_module.cache_folder()) == "~no-such-user/cache"
+
+
 def test_a_corrupt_file_is_named_and_skipped(tmp_path):
     good = write_video(tmp_path / "train" / "good.mkv", 5)
     (tmp_path / "train" / "broken.mp4").write_bytes(b"not a video" * 100)
@@ -242,19 +289,81 @@ def test_cached_clips_can_be_shared_with_other_users(cache, monkeypatch):
         pass
 
 
-def test_unreadable_and_damaged_cache_files_are_user_errors(cache, monkeypatch):
+def saved(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+DAMAGED = {
+    "cut": lambda whole: whole[:-100],
+    "only a header": lambda whole: whole[:200],
+    "empty": lambda whole: b"",
+    "longer": lambda whole: whole + bytes(100),
+    "text": lambda whole: b"no array at all\n" * 20,
+    "damaged header": lambda whole: whole.replace(b"'shape': (", b"'shape': (("),
+    "huge": lambda whole: whole.replace(b"(%d, 8, 8, 1)" % FRAMES, b"(10**99,8,8,1)"),
+    "another type": lambda whole: saved(np.zeros((FRAMES, 8, 8, 1), np.float32)),
+    "objects": lambda whole: saved(np.array([None, 1])),
+    "another size": lambda whole: saved(np.zeros((FRAMES, 16, 8, 1), np.uint8)),
+    "another colour": lambda whole: saved(np.zeros((FRAMES, 8, 8, 3), np.uint8)),
+    "fewer frames": lambda whole: saved(np.zeros((FRAMES - 1, 8, 8, 1), np.uint8)),
+    "no frames": lambda whole: saved(np.zeros((0, 8, 8, 1), np.uint8)),
+    "flat": lambda whole: saved(np.zeros(FRAMES, np.uint8)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_cache_files_are_made_again(cache, damage):
+    clip = open_clips("procedural", "train", 8, False, 10)[0]
+    frames = clip.frames()
+    assert frames.shape == (FRAMES, 8, 8, 1)
+    (path,) = cache.glob("*.npy")
+    whole = path.read_bytes()
+    other = DAMAGED[damage](whole)
+    assert other != whole
+    path.unlink()  # another file: what is mapped stays
+    path.write_bytes(other)
+    with pytest.warns(UserWarning, match=f"{path} of the clip cache is damaged: making it again"):
+        again = clip.frames()
+    np.testing.assert_array_equal(again, frames)
+    assert path.read_bytes() == whole
+    clip.frames()  # without a warning
+
+
+def test_a_cached_file_has_no_more_frames_than_were_asked_for(tmp_path, cache):
+    write_video(tmp_path / "a.mkv", 30)
+    with pytest.warns(UserWarning, match="only clip"):
+        (clip,) = open_clips(str(tmp_path), "train", 16, False, 20)
+    frames = clip.frames().copy()  # the map shows what is written over it
+    (path,) = cache.glob("*.npy")
+    np.save(path, np.zeros((21, 16, 16, 1), np.uint8))
+    with pytest.warns(UserWarning, match="damaged"):
+        np.testing.assert_array_equal(clip.frames(), frames)
+
+
+def test_cache_files_that_cannot_be_used_are_user_errors(cache, monkeypatch):
     clip = open_clips("procedural", "train", 8, False, 10)[0]
     clip.frames()
-    (path,) = cache.glob("*.npy")
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(UserError, match=f"Cannot read {path}.*delete it"):
-        clip.frames()
+    (path,), (lock,) = cache.glob("*.npy"), cache.glob("*.lock")
+    with monkeypatch.context() as patch:
 
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied", str(path))
+        def refuse(*_, **__):
+            raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(np, "load", refuse)
-    with pytest.raises(UserError, match="Permission denied.*DENOISED_MDP_CACHE"):
+        patch.setattr(np.lib.format, "open_memmap", refuse)
+        with pytest.raises(UserError, match="Permission denied.*DENOISED_MDP_CACHE"):
+            clip.frames()
+    path.unlink()
+    lock.unlink()
+    for broken in (path, lock):  # opening a pipe waits for its other end
+        os.mkfifo(broken)
+        with pytest.raises(UserError, match="not a regular file.*delete it, or set DENOISED_MDP_CACHE") as error:
+            clip.frames()
+        assert "\n" not in str(error.value)
+        broken.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match="not a regular file"):
         clip.frames()
 
 

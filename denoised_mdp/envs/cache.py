@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import uuid
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,28 +18,56 @@ from denoised_mdp.errors import UserError
 def cache_folder() -> Path:
     """Return the folder of decoded clips: ``$DENOISED_MDP_CACHE``, else one in the user's cache."""
     if folder := os.environ.get("DENOISED_MDP_CACHE"):
-        return Path(folder).expanduser()
+        return Path(os.path.expanduser(folder))
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "denoised-mdp"
+    return Path(os.path.expanduser(base)) / "denoised-mdp"
 
 
-def cached(key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """Return the array stored under `key` as a read-only memory map; make and store it first if need be."""
+def cached(key: str, make: Callable[[], np.ndarray], fits: Callable[[np.ndarray], bool]) -> np.ndarray:
+    """Return the array stored under `key` as a read-only memory map; make and store it first if need be.
+
+    A file that is damaged, or whose array `fits` refuses (a look at its shape and type), is made again with a warning.
+
+    Raises:
+        UserError: the folder cannot be used.
+    """
     path = cache_folder() / f"{key}.npy"
     try:
-        if not path.exists():
+        if (array := _stored(path, fits)) is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(path.with_suffix(".lock")):
-                if not path.exists():  # another process was faster
+                if (array := _stored(path, fits)) is None:  # else another process was faster
+                    if path.exists():
+                        warnings.warn(f"{path} of the clip cache is damaged: making it again.", stacklevel=2)
                     _store(path, make())
+                    array = np.load(path, mmap_mode="r")
     except OSError as error:
-        reason = f"Cannot write the clip cache {path.parent} ({error})"
-        raise UserError(f"{reason}: set DENOISED_MDP_CACHE to another folder.") from error
-    try:
-        return np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        reason = f"Cannot read {path} of the clip cache ({error})"
+        reason = f"Cannot use {path} of the clip cache ({error})"
         raise UserError(f"{reason}: delete it, or set DENOISED_MDP_CACHE to another folder.") from error
+    return array
+
+
+def _stored(path: Path, fits: Callable[[np.ndarray], bool]) -> np.ndarray | None:
+    """Return the array of a file as a memory map; None if there is no file, or one with other contents."""
+    if not _is_there(path):
+        return None
+    try:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except OSError:
+        raise
+    except Exception:  # numpy's reader raises all kinds of errors about damaged headers
+        return None
+    is_whole = array.offset + array.nbytes == path.stat().st_size
+    return array if is_whole and fits(array) else None
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file; OSError for what is none, as opening a pipe or a device may wait for ever."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError("not a regular file")
+        return True
+    return False
 
 
 def _store(path: Path, array: np.ndarray) -> None:
@@ -61,6 +91,7 @@ def _locked(path: Path):
     except ImportError:  # not POSIX: the atomic rename keeps the cache right, at the cost of double work
         yield
         return
+    _is_there(path)
     try:
         file = open(path, "a")
     except PermissionError:  # another user's: to lock it, reading is enough

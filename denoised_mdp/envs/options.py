@@ -93,8 +93,8 @@ _SHARE = Option(1.0, lambda value: _is_number(value) and 0 <= value <= 1, "a num
 _DYNAMIC = Option(True, lambda value: isinstance(value, bool), "true or false")
 _FRAMES = Option(
     1000,
-    lambda value: isinstance(value, int) and _is_number(value) and value >= 1,
-    "a whole number of at least 1",
+    lambda value: isinstance(value, int) and _is_number(value) and 1 <= value <= 1_000_000,
+    "a whole number between 1 and 1,000,000",
 )
 _SCENE = {"strength": _STRENGTH, "dynamic": _DYNAMIC}
 

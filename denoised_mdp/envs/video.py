@@ -1,4 +1,4 @@
-"""Background clips: found in folders, decoded once into a memory-mapped cache, joined into streams."""
+"""Background clips: found in folders, kept decoded in a memory-mapped cache, joined into streams."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from denoised_mdp.envs.cache import cached
+from denoised_mdp.envs.decoding import UnreadableVideo, decode
 from denoised_mdp.envs.procedural import CLIPS as PROCEDURAL_CLIPS
 from denoised_mdp.envs.procedural import FRAMES as PROCEDURAL_FRAMES
 from denoised_mdp.envs.procedural import VERSION as PROCEDURAL_VERSION
@@ -36,25 +37,29 @@ class Clip:
     """One clip.
 
     Its name for messages, a short identity that it keeps when the files are moved, the key of its decoded
-    frames in the cache, and how to make those, uint8 [N, H, W, C].
+    frames in the cache, how to make those, uint8 [N, H, W, C], the least and the largest N,
+    and the shape [H, W, C] of a frame.
     """
 
     name: str
     identity: str
     key: str
     make: Callable[[], np.ndarray]
+    lengths: tuple[int, int]
+    shape: tuple[int, int, int]
 
     def frames(self) -> np.ndarray | None:
         """Return the frames as a read-only memory map, made on first use; None for an unreadable file."""
         try:
-            return cached(self.key, self.make)
+            return cached(self.key, self.make, self._fits)
         except UnreadableVideo as error:
             warnings.warn(f"Skipping the unreadable video {self.name} ({error}).", stacklevel=2)
             return None
 
 
-class UnreadableVideo(Exception):
-    """A file that PyAV cannot decode."""
+    def _fits(self, frames: np.ndarray) -> bool:
+        least, most = self.lengths
+        return frames.dtype == np.uint8 and frames.shape[1:] == self.shape and least <= len(frames) <= most
 
 
 class Stream:
@@ -138,7 +143,7 @@ def open_clips(
         size: height and width in pixels.
         color: three channels instead of one.
         frames: no more than these many frames of a file are ever decoded.
-        resize: see `decode`; procedural clips are made in the size that is asked for.
+        resize: see `denoised_mdp.envs.decoding.decode`; procedural clips are made in the size that is asked for.
 
     Raises:
         UserError: no such folder, no videos there, or an unknown split.
@@ -171,11 +176,10 @@ def find_videos(clips: str, split: str) -> list[Path]:
     if clips == "kinetics" or clips.startswith("kinetics:"):
         return _find_kinetics(split, clips.partition(":")[2] or KINETICS_CLASS)
     if glob.has_magic(clips):
-        files = [Path(name) for name in glob.glob(os.path.expanduser(clips), recursive=True)]
-        files = [path for path in files if path.suffix.lower() in SUFFIXES]
+        files = [path for path in map(Path, glob.glob(os.path.expanduser(clips), recursive=True)) if _is_video(path)]
     else:
-        root = Path(clips).expanduser()
-        if not root.exists():
+        root = Path(os.path.expanduser(clips))
+        if not (root.is_file() or root.is_dir()):  # neither is a pipe or a device, from which a read may never return
             raise UserError(f"There are no clips at {root}: no such file or folder.")
         if all(_videos_under(root / name) for name in SPLITS):
             return _videos_under(root / split)
@@ -193,11 +197,20 @@ def find_videos(clips: str, split: str) -> list[Path]:
 
 def _rank(path: Path) -> float:
     """Return a number in [0, 1) that depends on the file's name alone."""
-    return int(hashlib.sha256(path.name.encode()).hexdigest()[:12], 16) / 16**12
+    return int(hashlib.sha256(os.fsencode(path.name)).hexdigest()[:12], 16) / 16**12
 
 
 def _videos_under(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(path for path in folder.rglob("*") if _is_video(path))
+
+
+def _is_video(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and path.is_file()
+
+
+def _printable(path: Path | str) -> str:
+    """Return a path with bytes that are not UTF-8, which Python holds in halves of characters, as \\xNN."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _find_kinetics(split: str, name: str) -> list[Path]:
@@ -216,79 +229,25 @@ def _find_kinetics(split: str, name: str) -> list[Path]:
 
 
 def _file(path: Path, size: int, color: bool, frames: int, resize: str) -> Clip:
-    identity, path = path.name, path.resolve()
+    name, path = _printable(path.name), path.resolve()
     about = path.stat()
-    identity = f"{identity} ({about.st_size:,} bytes)"
+    identity = f"{name} ({about.st_size:,} bytes)"
     key = _hash("file", str(path), about.st_size, about.st_mtime_ns, size, color, frames, resize)
-    return Clip(str(path), identity, key, lambda: decode(path, size, color, frames, resize))
+    shape = _shape(size, color)
+    return Clip(_printable(path), identity, key, lambda: decode(path, size, color, frames, resize), (1, frames), shape)
 
 
 def _procedural(index: int, split: str, size: int, color: bool) -> Clip:
     key = _hash("procedural", PROCEDURAL_VERSION, index, split, size, color)
     name = f"procedural {split} clip {index}"
     identity = f"{name} (version {PROCEDURAL_VERSION})"
-    return Clip(name, identity, key, lambda: procedural_clip(index, split, size, color))
+    lengths, shape = (PROCEDURAL_FRAMES, PROCEDURAL_FRAMES), _shape(size, color)
+    return Clip(name, identity, key, lambda: procedural_clip(index, split, size, color), lengths, shape)
+
+
+def _shape(size: int, color: bool) -> tuple[int, int, int]:
+    return size, size, 3 if color else 1
 
 
 def _hash(*parts: object) -> str:
     return hashlib.sha256(repr((CACHE_VERSION, *parts)).encode()).hexdigest()[:24]
-
-
-def decode(path: Path, size: int, color: bool, frames: int, resize: str = "antialiased") -> np.ndarray:
-    """Decode at most `frames` frames of a video, each squeezed into a square: uint8 [N, size, size, 3 or 1].
-
-    `resize`: "antialiased" (each pixel is an average over all that it covers), or as in Wang et al. 2022, sharper, and
-    it flickers: "bilinear" for backgrounds, "nearest" for the television (functions below).
-
-    Raises:
-        UnreadableVideo: the file is no video, or is damaged.
-    """
-    import av  # heavy, and needless for procedural clips
-
-    decoded = []
-    pixels = "rgb24" if color else "gray"
-    try:
-        with av.open(str(path)) as container:
-            stream = container.streams.video[0]
-            stream.thread_type = "AUTO"
-            for frame in container.decode(stream):
-                if resize in _RESIZES:
-                    whole = frame.to_ndarray(format=pixels)
-                    decoded.append(_RESIZES[resize](whole.reshape(*whole.shape[:2], -1), size))
-                else:  # FFmpeg's scaler widens its kernel when it reduces
-                    small = frame.reformat(size, size, pixels, interpolation="BILINEAR")
-                    decoded.append(small.to_ndarray().reshape(size, size, -1))
-                if len(decoded) == frames:
-                    break
-    except (av.error.FFmpegError, OSError, IndexError, ValueError) as error:
-        raise UnreadableVideo(str(error) or type(error).__name__) from error
-    if not decoded:
-        raise UnreadableVideo("it has no frames")
-    return np.stack(decoded)
-
-
-def bilinear(image: np.ndarray, size: int) -> np.ndarray:
-    """Resize uint8 [H, W, C] to [size, size, C] from the 2x2 pixels about each sample, without antialiasing.
-
-    Samples are the centres of the new pixels; those beyond the outermost centres of the old ones have their colour.
-    """
-    (top, bottom, down), (left, right, across) = (_neighbours(length, size) for length in image.shape[:2])
-    image, down, across = image.astype(np.float32), down[:, None, None], across[:, None]  # [S, 1, 1], [S, 1]
-    rows = (1 - down) * image[top] + down * image[bottom]  # [S, W, C]
-    return np.rint((1 - across) * rows[:, left] + across * rows[:, right]).astype(np.uint8)  # [S, S, C]
-
-
-def nearest(image: np.ndarray, size: int) -> np.ndarray:
-    """Resize [H, W, C] to [size, size, C]: each pixel is the one under its first corner."""
-    rows, columns = (np.arange(size) * length // size for length in image.shape[:2])
-    return image[rows][:, columns]
-
-
-_RESIZES = {"bilinear": bilinear, "nearest": nearest}
-
-
-def _neighbours(length: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the pixels before and after each of `size` samples of a line, and the weight of the latter, all [size]."""
-    place = np.clip((np.arange(size) + 0.5) * length / size - 0.5, 0, length - 1)
-    before = place.astype(int)
-    return before, np.minimum(before + 1, length - 1), (place - before).astype(np.float32)

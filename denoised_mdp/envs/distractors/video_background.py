@@ -29,7 +29,7 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
             last one ended; the place is drawn at the first reset and at one with a seed, and the inner step that ends
             an episode does not advance it. An episode of 1000 steps then advances by 999 of the 1000 frames, so that
             the background keeps almost in step with the episode's clock.
-        resize: how video files get their size, see `denoised_mdp.envs.video.decode`.
+        resize: how video files get their size, see `denoised_mdp.envs.decoding.decode`.
         clips, split, clips_seed: see `open_clips` and `shuffled`.
     """
 
