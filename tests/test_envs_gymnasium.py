@@ -89,6 +89,32 @@ def test_gymnasium_checker(name):
     again.close()
 
 
+@pytest.mark.parametrize("name", ["dot-video_background", "counting", "pendulum_swingup-camera_jitter"])
+def test_without_an_episode_there_is_one_line(name):
+    """Before the first reset and after close, of the environment and through gymnasium's wrappers."""
+    wrapped = gym.make(f"denoised_mdp/{name}-v0", episode_steps=6)
+    env, action = wrapped.unwrapped, wrapped.action_space.sample()
+
+    def check_that_nothing_goes():
+        for call in (env.render, env.info, env.get_state, lambda: env.step(action), lambda: wrapped.step(action)):
+            with pytest.raises(gym.error.ResetNeeded, match="reset") as error:
+                call()
+            assert "\n" not in str(error.value)
+
+    check_that_nothing_goes()
+    first = wrapped.reset(seed=1)[0]
+    frame = wrapped.step(action)[0]
+    state = env.get_state()
+    wrapped.close()
+    wrapped.close()
+    check_that_nothing_goes()
+    np.testing.assert_array_equal(wrapped.reset(seed=1)[0], first)  # it can be used again
+    wrapped.close()
+    env.set_state(state)  # as by a state
+    np.testing.assert_array_equal(env.render(), frame)
+    env.close()
+
+
 def test_environments_pickle_before_and_after_use():
     env = make_env("reacher_easy", distractors={"video_background": {}, "camera_jitter": {}}, action_repeat=3)
     first = env.reset(seed=2)[0]

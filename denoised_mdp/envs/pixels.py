@@ -58,6 +58,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         self.action_repeat = action_repeat
         self._stepper = ActionRepeat(world, action_repeat)
         self._first_seed = seed
+        self._started = False  # by a reset or a state; closing ends it
         fps = world.metadata["render_fps"] / action_repeat
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
         self.signal_names: tuple[str, ...] = world.signal_names
@@ -80,6 +81,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
             seed, self._first_seed = self._first_seed, None
         super().reset(seed=seed)
         self._stepper.reset(seed=seed, options=options)
+        self._started = True
         return self.world.frame(), self.info()
 
     def step(self, action: np.ndarray):
@@ -89,20 +91,25 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
 
         Raises:
             ValueError: the action has another shape, or is not of finite numbers.
+            gymnasium.error.ResetNeeded: before the first reset or after `close`, as of `render`, `info`, `get_state`.
         """
+        self._check_started("step")
         _, reward, terminated, truncated, _ = self._stepper.step(_checked_action(action, self.action_space.shape))
         return self.world.frame(), reward, terminated, truncated, self.info()
 
     def render(self) -> np.ndarray:
         """Return the current frame; advances nothing."""
+        self._check_started("render")
         return self.world.frame()
 
     def info(self) -> dict[str, np.ndarray]:
         """Return the ground truth of the current frame: "signal" and "noise"; advances nothing."""
+        self._check_started("info")
         return {"signal": self.world.signal(), "noise": self.world.noise()}
 
     def close(self) -> None:
-        """Free what drawing needed."""
+        """Free what drawing needed; a reset makes it anew. To close twice does no harm."""
+        self._started = False
         self.world.close()
 
     @property
@@ -112,12 +119,19 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
 
     def get_state(self) -> dict:
         """Return the whole state as a tree of dicts, arrays, numbers and strings, exact at any step."""
+        self._check_started("get_state")
         return self.world.get_state()
 
     def set_state(self, state: dict) -> None:
         """Continue exactly where `get_state` was taken, in this or an equally made environment."""
         self._first_seed = None
         self.world.set_state(state)
+        self._started = True
+
+    def _check_started(self, what: str) -> None:
+        """Raise `gymnasium.error.ResetNeeded` where there is no episode."""
+        if not self._started:
+            raise gym.error.ResetNeeded(f"{what} before the first reset or after close: call reset() first.")
 
 
 def _checked_action(action: Any, shape: tuple[int, ...]) -> np.ndarray:

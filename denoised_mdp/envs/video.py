@@ -56,7 +56,6 @@ class Clip:
             warnings.warn(f"Skipping the unreadable video {self.name} ({error}).", stacklevel=2)
             return None
 
-
     def _fits(self, frames: np.ndarray) -> bool:
         least, most = self.lengths
         return frames.dtype == np.uint8 and frames.shape[1:] == self.shape and least <= len(frames) <= most
