@@ -29,6 +29,7 @@ from .machine import GIB, cpu_name, peak_memory, random_batch
 from .policies import PolicyBatch
 from .policies.base import without_gradients
 from .rssm import kl_divergence
+from .runs import output_file
 from .runtime import configure, precision_name
 from .schema import Config
 from .world_model import image_nll, scalar_nll
@@ -69,7 +70,8 @@ def benchmark(
             _table(f"{part}: {title}", table)
         if output is not None:  # what is known so far, should the rest be interrupted
             output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(json.dumps(result, indent=1) + "\n")
+            with output_file(output) as unfinished:
+                unfinished.write_text(json.dumps(result, indent=1) + "\n")
     return result
 
 

@@ -25,12 +25,14 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from .disk import remedy, sync_folder
+from .disk import remedy, remove, replace_file, sync_folder
 from .errors import UserError
+from .reading import parse_json, read_json, regular
 
 FORMAT = 3  # raise it when an older version of this package could no longer read what this one writes
-_NAME = re.compile(r"step_(\d+)(\.old)?")
+_NAME = re.compile(r"step_([0-9]+)(\.old)?")
 _UNFINISHED = ".tmp-"
+_NONE_YET = ".none"
 
 
 def _from_format_1(tree: dict[str, Any]) -> dict[str, Any]:
@@ -63,6 +65,10 @@ MIGRATIONS = {1: _from_format_1, 2: _from_format_2}
 """format -> the function that turns a tree of that format into one of the next"""
 
 
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""what it raises to use plain values that are not of the expected types"""
+
+
 class _Damaged(Exception):
     """A checkpoint that is not whole; the message says why."""
 
@@ -78,7 +84,7 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> 
             gone, so is the run.
         step: environment steps so far.
         tree: nested dicts (str or int keys), lists and tuples of tensors, arrays, NumPy scalars, str, bytes,
-            int of any size, float, bool and None.
+            int of up to 300 digits, float, bool and None.
         keep: number of checkpoints that stay.
 
     Returns:
@@ -104,7 +110,7 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> 
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
         for leftover in folder.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(leftover)
+            remove(leftover)
         unfinished.mkdir()
         for name, data in files.items():
             with open(unfinished / name, "wb") as file:
@@ -112,7 +118,7 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> 
                 file.flush()
                 os.fsync(file.fileno())
         sync_folder(unfinished)
-        if final.exists():  # `load` finds the old one under its new name, should we be killed in between
+        if os.path.lexists(final):  # `load` finds the old one under its new name, should we be killed in between
             _delete(replaced)
             final.rename(replaced)
         unfinished.rename(final)
@@ -122,6 +128,7 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> 
                 _delete(path)
         for _, path in _checkpoints(folder)[keep:]:
             _delete(path)
+        (folder / _NONE_YET).unlink(missing_ok=True)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         steps = list_steps(folder)
@@ -134,6 +141,24 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> 
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
     return final
+
+
+def expect_first(folder: Path | str) -> None:
+    """Note in `folder` that a run has begun which has no checkpoint yet; `save` removes the note.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        Path(folder).mkdir(exist_ok=True)
+        replace_file(Path(folder) / _NONE_YET, b"")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}). {remedy(error)} and try again.") from error
+
+
+def expects_first(folder: Path | str) -> bool:
+    """Whether the last run in `folder` never had a checkpoint: False where its checkpoints were deleted."""
+    return (Path(folder) / _NONE_YET).exists()
 
 
 def load(
@@ -194,7 +219,7 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
 def _read(path: Path, step: int, map_location: torch.device | str) -> dict[str, Any]:
     """Return the tree of one checkpoint. Raises _Damaged when it is not whole."""
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
+        manifest = read_json(path / "manifest.json")
         version = manifest["format"]
         if isinstance(version, int) and version > FORMAT:
             raise UserError(
@@ -205,17 +230,19 @@ def _read(path: Path, step: int, map_location: torch.device | str) -> dict[str, 
             raise ValueError("manifest.json belongs elsewhere")
         files = {}
         for name in ("tensors.safetensors", "state.json"):
-            files[name] = (path / name).read_bytes()
+            files[name] = regular(path / name).read_bytes()
             if hashlib.sha256(files[name]).hexdigest() != manifest["sha256"][name]:
                 raise ValueError(f"{name} differs from its checksum")
         tensors = safetensors.torch.load(files["tensors.safetensors"])
-        tree = _decode(json.loads(files["state.json"]), tensors, map_location)
+        tree = _decode(parse_json(files["state.json"]), tensors, map_location)
         for older in range(version, FORMAT):
             tree = MIGRATIONS[older](tree)
         return tree
     except FileNotFoundError as error:
         raise _Damaged(f"{path} is incomplete: no {Path(error.filename).name}") from error
-    except (OSError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:
+    except OSError as error:
+        raise _Damaged(f"{error.filename or path} cannot be read ({error.strerror})") from error
+    except (*MALFORMED, SafetensorError) as error:
         raise _Damaged(f"{path} is damaged: {error}") from error
 
 
@@ -303,7 +330,7 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _delete(path: Path) -> None:
     """Delete a checkpoint so that a half-deleted one is never taken for one."""
-    if path.exists():
+    if os.path.lexists(path):
         doomed = path.with_name(f"{_UNFINISHED}{path.name}")
         path.rename(doomed)
-        shutil.rmtree(doomed)
+        remove(doomed)

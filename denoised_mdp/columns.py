@@ -22,6 +22,7 @@ import numpy as np
 
 from .disk import remedy, sync_folder
 from .errors import UserError
+from .reading import regular
 
 Layout = dict[str, tuple[np.dtype, tuple[int, ...]]]
 """column -> dtype and shape of one row, in the order in which the columns of a row are written"""
@@ -61,7 +62,7 @@ class Columns:
                 found = len(self._files[name].rows)
                 if found < places:
                     raise ValueError(f"{found:,} rows instead of {places:,}")
-            except (OSError, ValueError, EOFError) as error:
+            except (OSError, ValueError) as error:
                 raise UserError(
                     f"{path} is missing or damaged ({error}). Restore it, or start in a new run_dir."
                 ) from error
@@ -167,7 +168,7 @@ class _File:
         self._file = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
 
     def _map(self) -> None:
-        self._mapped = np.load(self._path, mmap_mode="r")
+        self._mapped = _mapped(self._path)
         self.rows = np.asarray(self._mapped)  # [rows, ...], read only
         self.row_bytes = self._mapped[:1].nbytes
 
@@ -241,6 +242,24 @@ class _File:
         os.close(self._file)
 
 
+def _mapped(path: Path) -> np.memmap:
+    """Map a file of rows, read-only.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is none.
+    """
+    try:
+        mapped = np.lib.format.open_memmap(regular(path), mode="r")
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # NumPy's parser of headers lets through whatever Python's own raises
+        raise ValueError("it has no header of NumPy") from error
+    if not mapped.ndim or not mapped.flags.c_contiguous:
+        raise ValueError("it holds no rows")
+    return mapped
+
+
 def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     """Return the first bytes of an ``.npy`` file."""
     file = io.BytesIO()
@@ -254,8 +273,8 @@ def _refuse_other_shapes(folder: Path, layout: Layout) -> None:
     for name, (dtype, shape) in layout.items():
         path = folder / f"{name}.npy"
         try:
-            found = np.load(path, mmap_mode="r")
-        except (OSError, ValueError, EOFError):
+            found = _mapped(path)
+        except (OSError, ValueError):
             continue  # missing or broken files hold nothing to protect here; opening them reports it
         if found.shape[1:] != shape or found.dtype != dtype:
             raise UserError(

@@ -7,7 +7,6 @@ settings that should not matter are a reason to compare.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from .errors import UserError
 from .event_files import event_records
 from .lanes import Lanes
 from .logging import is_wall_clock
+from .reading import json_lines
 from .replay import Replay
 from .runs import RunFolder
 
@@ -78,10 +78,12 @@ def _metrics(runs: list[RunFolder], last: int | None) -> Verdict:
     logs = []
     for run in runs:
         try:
-            lines = [json.loads(line) for line in run.metrics.read_text("utf-8").splitlines()]
-            logs.append([line for line in lines if last is None or line["step"] <= last])
-        except (OSError, ValueError, TypeError, LookupError) as error:
-            raise UserError(f"{run.metrics} is missing or damaged; continue the run to have it repaired.") from error
+            rows = [row for _, row in json_lines(run.metrics)]
+        except OSError as error:
+            raise UserError(f"{run.metrics} cannot be read ({error.strerror}).") from error
+        if not all(row is not None and isinstance(row.get("step"), int) for row in rows):
+            raise UserError(f"{run.metrics} is damaged; continue the run to have it repaired.")
+        logs.append([row for row in rows if last is None or row["step"] <= last])
     verdict = Verdict("metrics", f"{len(logs[0]):,} lines")
     for number, (a, b) in enumerate(zip(*logs, strict=False), 1):
         a, b = ({name: value for name, value in line.items() if not is_wall_clock(name)} for line in (a, b))

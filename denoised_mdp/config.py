@@ -16,6 +16,7 @@ from denoised_mdp.composition import compose, flatten
 from denoised_mdp.disk import replace_file
 from denoised_mdp.envs import check_distractors, tasks
 from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.reading import read_yaml
 from denoised_mdp.schema import Config
 from denoised_mdp.validation import as_text, build
 
@@ -42,9 +43,19 @@ def load_config(overrides: list[str]) -> Config:
     config = build(Config, compose(overrides))
     _check(config)
     config.distractors = check_distractors(config.distractors, config.env.task, config.env.suite)
-    if config.run_dir is None:
-        config.run_dir = default_run_dir(config)
+    config.run_dir = default_run_dir(config) if config.run_dir is None else _expanded(config.run_dir)
     return config
+
+
+def _expanded(run_dir: str) -> str:
+    """`run_dir` with the home folder for ``~`` and ``~user``, as a shell would have it at the start of a word."""
+    if not run_dir.strip():
+        raise UserError("run_dir=: name a folder, or leave it out for one whose name is derived from the choices.")
+    path = os.path.expanduser(run_dir)
+    if path.startswith("~"):
+        user = path.split("/")[0][1:]
+        raise UserError(f"run_dir={run_dir}: there is no user {user}. For a folder of that name write ./{run_dir}.")
+    return path
 
 
 def default_run_dir(config: Config) -> str:
@@ -73,9 +84,9 @@ def read_config(path: str | os.PathLike) -> Config:
     if not file.is_file():
         raise UserError(f"{path} is not a run folder: it has no config.yaml. Give the folder of a training.")
     try:
-        tree = yaml.safe_load(file.read_text("utf-8"))
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a number with thousands of digits
-        raise UserError(f"{file} is not valid YAML: restore it from a copy.") from error
+        tree = read_yaml(file)
+    except ValueError as error:
+        raise UserError(f"{file} is no configuration ({error}): restore it from a copy.") from error
     if not isinstance(tree, dict) or not tree:
         raise UserError(f"{file} is not the configuration of a run.")
     try:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+MOST = 2000
+"""characters of a message"""
+MOST_WORD = 100
+"""characters of a word that are compared with the right ones"""
 
 
 class UserError(Exception):
@@ -15,11 +21,24 @@ class UserError(Exception):
 
     exit_code = 2
 
+    def __init__(self, message: object):
+        super().__init__(one_line(message, MOST))
+
 
 class EnvironmentFailure(RuntimeError):
     """An environment raised an error, or its worker process died or hung; the message has task, seed, traceback."""
 
     exit_code = 4
+
+
+def one_line(text: object, most: int) -> str:
+    """Return a text as one line of at most about `most` characters that every terminal and file can hold.
+
+    Names of files and texts of other libraries may have line ends, control characters and bytes that are no UTF-8.
+    """
+    line = re.sub(r"[\t-\r]+", " ", str(text))
+    line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", lambda match: ascii(match[0])[1:-1], line)
+    return line if len(line) <= most else f"{line[: most * 2 // 3]} ... {line[-most // 3 :]}"
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
@@ -28,6 +47,7 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
     The result begins with a space, so that it can follow a sentence.
     """
     options = [str(option) for option in options]
+    word = word[:MOST_WORD]
     near = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
     if near:
         return f" Did you mean '{near[0]}'?"

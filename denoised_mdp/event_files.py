@@ -7,6 +7,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from .reading import regular
+
 
 def event_records(path: Path) -> Iterator[bytes]:
     """Yield the records of one of TensorBoard's files: length, its checksum, data, its checksum.
@@ -25,7 +27,7 @@ def event_records(path: Path) -> Iterator[bytes]:
             raise ValueError(f"the record at byte {begin:,} is not whole")
         return data
 
-    with open(path, "rb") as file:
+    with open(regular(path), "rb") as file:
         end = os.fstat(file.fileno()).st_size
         while (begin := file.tell()) < end:
             (length,) = struct.unpack("<Q", part(8))

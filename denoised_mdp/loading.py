@@ -18,11 +18,27 @@ from .validation import build
 
 
 def prepare(config: Config, run: RunFolder) -> None:
-    """Write the configuration into a new run folder, or check that an old one continues the same run."""
+    """Write the configuration into a new run folder, or check that an old one continues the same run.
+
+    Raises:
+        UserError: it holds a run of another configuration, or one that has lost its checkpoints.
+    """
+    has_log = run.metrics.exists() and run.metrics.stat().st_size > 0
+    changed = differences(read_config(run.config), config) if run.config.exists() else []
     if not checkpoints.list_steps(run.checkpoints):
+        if has_log and not checkpoints.expects_first(run.checkpoints):
+            raise UserError(
+                f"{run.path} holds a run that has lost its checkpoints. Put {run.checkpoints} back, or choose another"
+                f" run_dir; to begin anew, move {run.metrics}, {run.replay.name} and {run.tensorboard.name} away."
+            )
+        if has_log and changed:
+            raise UserError(
+                f"{run.path} holds the log of a run of another configuration ({'; '.join(changed)}), which has no"
+                f" checkpoint yet. Choose another run_dir, or move {run.metrics} away to begin anew."
+            )
         save_config(config, run.config)  # nothing is lost if an earlier start in this folder failed
+        checkpoints.expect_first(run.checkpoints)
         return
-    changed = differences(read_config(run.config), config)
     if changed:
         raise UserError(
             f"{run.path} holds a run of another configuration ({'; '.join(changed)}). Choose another run_dir,"

@@ -18,6 +18,7 @@ import torch
 
 from .disk import remedy, replace_file, sync_folder
 from .errors import UserError
+from .reading import json_lines
 
 
 def as_floats(metrics: Mapping[str, float | np.ndarray | torch.Tensor]) -> dict[str, float | int]:
@@ -181,16 +182,11 @@ def _lines_until(path: Path, step: int, count: int | None = None) -> list[str]:
     """Return those of the first `count` lines of a metrics file that are whole and not after `step`."""
     if not path.exists():
         return []
-    lines = []
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in itertools.islice(file, count):
-            try:
-                keep = line.endswith("\n") and json.loads(line)["step"] <= step
-            except (ValueError, TypeError, LookupError, RecursionError):
-                keep = False
-            if keep:
-                lines.append(line)
-    return lines
+    return [
+        line
+        for line, row in itertools.islice(json_lines(path), count)
+        if line.endswith("\n") and row is not None and isinstance(row.get("step"), int) and row["step"] <= step
+    ]
 
 
 def data_size(count: int) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from . import __version__
+from .reading import regular
 from .schema import Config
 
 GIB = 2**30
@@ -75,6 +76,8 @@ def record_start(path: Path, step: int, device: torch.device, precision: str, ac
     """Append one line to `path`: when, at which step and on what a training starts; a full disk is a warning."""
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     try:
+        if os.path.lexists(path):
+            regular(path)  # a pipe would wait for a reader
         with open(path, "a", encoding="utf-8") as file:
             about = describe(device, precision) | {"acts_on": str(acts_on)}
             file.write(json.dumps({"started": when, "step": step, **about}) + "\n")

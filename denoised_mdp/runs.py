@@ -9,10 +9,13 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from .disk import unfinished_name
-from .errors import UserError, did_you_mean
+from .disk import replacing, unfinished_name
+from .errors import UserError, did_you_mean, one_line
+from .reading import read_yaml, regular
 
 _LOCK = ".lock"
+_GROUPS = {"env", "model", "policy", "train"}
+"""options of every run's configuration; whatever else is called config.yaml lacks some"""
 
 
 class RunFolder:
@@ -49,13 +52,24 @@ class RunFolder:
             raise UserError(
                 f"The run folder {path} cannot be used ({error.strerror}). Choose another run_dir."
             ) from error
-        if strangers and not run.config.is_file():
+        if strangers and os.path.lexists(run.config) and not _is_ours(run.config):
+            raise UserError(
+                f"{path} is no run folder: its config.yaml is not the configuration of a run. Choose an empty or new"
+                " run_dir, or, if it is one, restore that file from a copy."
+            )
+        if strangers and not os.path.lexists(run.config):
             remedy = "Restore that file from a copy, or choose" if run.checkpoints.is_dir() else "Choose"
             raise UserError(
                 f"{path} is no run folder: it holds {strangers[0]} but no config.yaml. {remedy} an empty or new"
                 " run_dir."
             )
         return run
+
+    @property
+    def own(self) -> tuple[Path, ...]:
+        """What only a training may write: all but videos and results of probes."""
+        files = (self.config, self.metrics, self.machine, self.path / _LOCK)
+        return (*files, self.tensorboard, self.checkpoints, self.replay, self.diagnostics)
 
     @classmethod
     def existing(cls, path: Path | str) -> RunFolder:
@@ -83,8 +97,12 @@ class RunFolder:
         Raises:
             UserError: another process holds it.
         """
+        def without_links(name: str, flags: int) -> int:  # what a link leads to would be emptied; a pipe would block
+            return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
         try:
-            file = open(self.path / _LOCK, "a+")
+            file = open(self.path / _LOCK, "a+", errors="replace", opener=without_links)
+            regular(self.path / _LOCK)
         except OSError as error:
             problem = f"{self.path} cannot be written ({error.strerror})"
             raise UserError(f"{problem}. Choose another {option}.") from error
@@ -93,7 +111,7 @@ class RunFolder:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError) as error:
                 file.seek(0)
-                holder = file.read().strip() or "unknown"
+                holder = file.read(20).strip() or "unknown"
                 raise UserError(
                     f"{self.path} is in use by another process (id {holder}). Wait for it, stop it, or choose"
                     f" another {option}."
@@ -107,3 +125,39 @@ class RunFolder:
             file.write(f"{os.getpid()}\n")
             file.flush()
             yield
+
+
+@contextlib.contextmanager
+def output_file(path: Path | str, option: str = "--output") -> Iterator[Path]:
+    """The name under which to write a result that takes the place of `path` once it is whole; see `disk.replacing`.
+
+    option: what one chooses the path with, for messages.
+
+    Raises:
+        UserError: it cannot be written, or is a device, or a file that a run needs.
+    """
+    refuse_own(path, option)
+    try:
+        with replacing(Path(path)) as unfinished:
+            yield unfinished
+    except OSError as error:
+        reason = error.strerror or one_line(error, 200)
+        raise UserError(f"{path} cannot be written ({reason}). Choose another {option}.") from error
+
+
+def refuse_own(path: Path | str, option: str = "--output") -> None:
+    """Raise UserError if `path` is, or lies in, what only the training of some run may write."""
+    real = Path(os.path.realpath(path))
+    for folder in real.parents:
+        own = [Path(os.path.realpath(one)) for one in RunFolder(folder).own]
+        if any(one in (real, *real.parents) for one in own) and _is_ours(folder / "config.yaml"):
+            raise UserError(f"{path} belongs to the run in {folder}. Choose another {option}.")
+
+
+def _is_ours(config: Path) -> bool:
+    """Whether a file is the configuration of a run, of this version or another."""
+    try:
+        tree = read_yaml(config)
+    except (OSError, ValueError):
+        return False
+    return isinstance(tree, dict) and tree.keys() >= _GROUPS

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from denoised_mdp.envs.options import DISTRACTORS
-from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.errors import UserError, did_you_mean, one_line
 from denoised_mdp.schema import POLICIES
 
 RETIRED = ("policy.clip",)
@@ -28,7 +28,7 @@ def build(kind: Any, tree: Any, path: str = "") -> Any:
     with a final dot, for messages.
     """
     if not isinstance(tree, Mapping):
-        raise UserError(f"{path.rstrip('.')}={as_text(tree)}: must be a group of options.")
+        raise UserError(f"{path.rstrip('.')}={shown(tree)}: must be a group of options.")
     fields = {field.name: field for field in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
     values = {}
@@ -37,7 +37,7 @@ def build(kind: Any, tree: Any, path: str = "") -> Any:
             continue
         if key not in fields:
             hint = did_you_mean(f"{path}{key}", [path + name for name in fields])
-            raise UserError(f"unknown option '{path}{key}'.{hint}")
+            raise UserError(f"unknown option '{path}{shown(key)}'.{hint}")
         if f"{path}{key}" == "policy":
             values[key] = build(_policy_kind(value), value, "policy.")
         elif f"{path}{key}" == "distractors":
@@ -74,7 +74,7 @@ def convert(key: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
         result = None
     if result is None or not _within(result, limits):
         allowed = _describe(kind, limits) + (" or null" if optional else "")
-        raise UserError(f"{key}={as_text(value)}: must be {allowed}.")
+        raise UserError(f"{key}={shown(value)}: must be {allowed}.")
     return result
 
 
@@ -106,7 +106,7 @@ def _distractors(tree: Any) -> dict[str, dict[str, Any]]:
     for name, options in tree.items() if isinstance(tree, Mapping) else [("", tree)]:
         if not isinstance(options, Mapping):
             key = f"distractors.{name}".rstrip(".")
-            raise UserError(f"{key}={as_text(options)}: must be a group of options.")
+            raise UserError(f"{key}={shown(options)}: must be a group of options.")
     return {
         str(name): DISTRACTORS[name].complete(options) if name in DISTRACTORS else dict(options)
         for name, options in tree.items()
@@ -115,8 +115,8 @@ def _distractors(tree: Any) -> dict[str, dict[str, Any]]:
 
 def _policy_kind(tree: Any) -> type:
     name = tree.get("name", "backprop") if isinstance(tree, Mapping) else tree
-    if name not in POLICIES:
-        raise UserError(f"policy.name={name}: unknown policy.{did_you_mean(str(name), POLICIES)}")
+    if not isinstance(name, str) or name not in POLICIES:
+        raise UserError(f"policy.name={shown(name)}: unknown policy.{did_you_mean(str(name), POLICIES)}")
     return POLICIES[name]
 
 
@@ -125,3 +125,8 @@ def as_text(value: Any) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: not all of one that is very long."""
+    return one_line(as_text(value), 200)

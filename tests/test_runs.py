@@ -13,7 +13,7 @@ from denoised_mdp.runs import RunFolder
 
 def make_run(path):
     run = RunFolder.create(path)
-    run.config.write_text("seed: 0\n")
+    run.config.write_text("{seed: 0, env: {}, model: {}, policy: {}, train: {}}\n")
     return run
 
 

@@ -23,6 +23,7 @@ from ..envs import make_env
 from ..envs.joints import Joint
 from ..envs.seeding import generator
 from ..errors import UserError, did_you_mean
+from ..reading import read_json
 from .joint_targets import JointTargets, columns_of
 
 FORMAT = 1
@@ -81,7 +82,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / "manifest.json"
     try:
-        manifest = json.loads(path.read_text("utf-8"))
+        manifest = read_json(path)
         if manifest["format"] > FORMAT:
             raise UserError(f"{path} was written by a newer version of this software: update it.")
         return manifest

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..networks import Encoder
+from ..reading import read_json
 from .joints import Curve
 from .results import first_difference, make_folder, write_whole
 
@@ -85,7 +86,7 @@ class FinishedCurves:
     def _read(path: Path) -> dict[str, Any] | None:
         """A JSON object; None if there is none."""
         try:
-            tree = json.loads(path.read_text("utf-8"))
+            tree = read_json(path)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ..envs.factors import QUADRANTS, Factor
-from ..errors import UserError
+from ..runs import output_file
 from .factors import FactorMatrix
 
 INK, FAINT, LINE, FRAME = "#1b2430", "#7b8794", "#d8dee6", "#e4572e"
@@ -60,11 +60,9 @@ def literal(text: str) -> str:
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write a PNG; a disk that refuses is one line."""
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}). Choose another --output.") from error
+    """Write a PNG, whole or not at all; see `runs.output_file`."""
+    with output_file(path) as unfinished:
+        figure.savefig(unfinished, format="png")
     return path
 
 

@@ -24,6 +24,7 @@ from ..loading import load_run
 from ..networks import float_to_images
 from ..progress import track
 from ..rssm import Latent
+from ..runs import output_file
 
 FROZEN_AT = 0.5
 """the fraction of the episode at which held latents are taken"""
@@ -158,9 +159,11 @@ def write(agent: Agent, episodes: Sequence[Episode], stem: Path, fps: int = 25) 
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
         paths = [stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".mp4")]
-        Image.fromarray(contact_sheet(groups)).save(paths[0])
-        options = {"codec": "libx264", "macro_block_size": 2, "output_params": ["-crf", "20", "-preset", "veryfast"]}
-        with imageio.get_writer(paths[1], fps=fps, **options) as writer:
+        with output_file(paths[0]) as unfinished:
+            Image.fromarray(contact_sheet(groups)).save(unfinished, format="png")
+        options = {"codec": "libx264", "macro_block_size": 2, "format": "FFMPEG"}
+        options["output_params"] = ["-crf", "20", "-preset", "veryfast", "-f", "mp4"]
+        with output_file(paths[1]) as unfinished, imageio.get_writer(unfinished, fps=fps, **options) as writer:
             for frame in video(groups):
                 writer.append_data(frame)
     except (OSError, ValueError) as error:

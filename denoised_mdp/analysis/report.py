@@ -17,6 +17,7 @@ import numpy as np
 from .. import __version__
 from ..errors import UserError
 from ..progress import track
+from ..runs import refuse_own
 from .factor_tables import from_tree, headline_text, pooled
 from .plots import color_of
 from .report_data import RunData, read_run
@@ -57,6 +58,7 @@ def write_report(
         UserError: a folder is no run, or the page cannot be written.
     """
     output = Path(output)
+    refuse_own(output, "-o")
     if output.is_dir():
         raise UserError(f"{output} is a folder. Name a file, e.g. -o {output / 'report.html'}.")
     if not output.parent.is_dir():  # said before anything is drawn

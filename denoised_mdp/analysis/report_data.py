@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from ..composition import flatten
 from ..config import read_config
 from ..errors import UserError
 from ..event_files import event_records
+from ..reading import json_lines, read_json
 from ..runs import RunFolder
 from ..schema import Config
 from ..validation import as_text
@@ -111,30 +111,20 @@ def read_run(path: Path, extra: Sequence[Path] = ()) -> RunData:
     return run
 
 
-def json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+def objects_in(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The objects in a file of JSON lines, and how many other lines there are.
 
     Raises:
         OSError: the file cannot be read.
     """
-    rows, torn = [], 0
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                row = None
-            if isinstance(row, dict):
-                rows.append(row)
-            else:
-                torn += bool(line.strip())
-    return rows, torn
+    lines = list(json_lines(path))
+    return [row for _, row in lines if row is not None], sum(row is None and bool(line.strip()) for line, row in lines)
 
 
 def read_metrics(path: Path) -> tuple[dict[str, Curve], list[str]]:
     """Every metric of ``metrics.jsonl`` as a curve of its finite values; of equal steps the last one counts."""
     try:
-        rows, torn = json_lines(path)
+        rows, torn = objects_in(path)
     except FileNotFoundError:
         return {}, ["There is no metrics.jsonl: nothing was logged."]
     except OSError as error:
@@ -177,7 +167,7 @@ def read_probes(folders: Sequence[Path], run: str) -> tuple[dict[str, list[dict[
             continue
         for path in files:
             try:
-                tree = json.loads(path.read_text("utf-8"))
+                tree = read_json(path)
                 probe, step = str(tree["probe"]), int(tree.get("step") or 0)
                 options = tree.get("options") or {}
                 split = str(options.get("split") or "")
@@ -208,7 +198,7 @@ def newest_media(folder: Path) -> Path | None:
 def read_machine(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """What is known of the machines, one entry per start."""
     try:
-        rows, torn = json_lines(path)
+        rows, torn = objects_in(path)
     except FileNotFoundError:
         return [], []
     except OSError as error:

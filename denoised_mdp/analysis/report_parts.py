@@ -17,6 +17,7 @@ from PIL import Image
 
 from ..errors import UserError
 from ..progress import duration, track
+from ..reading import read_bytes
 from .factor_tables import from_tree, headline_text
 from .report_data import BROKEN, RunData, one_line
 from .report_groups import Group, confidence
@@ -205,9 +206,7 @@ def video_uri(path: Path) -> str:
     Raises:
         ValueError: it is no whole MP4, or larger than `MOST_BYTES`.
     """
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path.stat().st_size:,} bytes are too many for a page")
-    data = path.read_bytes()
+    data = read_bytes(path, MOST_BYTES)
     boxes = dict(_boxes(data))
     if not {b"ftyp", b"moov", b"mdat"} <= boxes.keys():
         raise ValueError("it is no whole MP4 file")
@@ -230,10 +229,8 @@ def _boxes(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 def picture_uri(path: Path) -> str:
     """A picture as the data URI of a JPEG, which takes a tenth of the PNG."""
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path.stat().st_size:,} bytes are too many for a page")
     out = io.BytesIO()
-    with Image.open(path) as image:
+    with Image.open(io.BytesIO(read_bytes(path, MOST_BYTES))) as image:
         image.convert("RGB").save(out, "JPEG", quality=85, optimize=True)
     return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
 

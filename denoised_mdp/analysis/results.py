@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..agent import Agent
-from ..disk import replace_file
 from ..errors import UserError
 from ..loading import load_run
 from ..progress import track
-from ..runs import RunFolder
+from ..runs import RunFolder, output_file, refuse_own
 from ..schema import Config
 
 
@@ -103,6 +102,7 @@ def make_folder(path: Path) -> Path:
     Raises:
         UserError: it cannot be made.
     """
+    refuse_own(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -116,10 +116,8 @@ def write_whole(path: Path, text: str) -> Path:
     Raises:
         UserError: it cannot be written.
     """
-    try:
-        replace_file(path, text.encode())
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}). Choose another --output.") from error
+    with output_file(path) as unfinished:
+        unfinished.write_bytes(text.encode(errors="backslashreplace"))  # names of files need not be UTF-8
     return path
 
 
