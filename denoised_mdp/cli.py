@@ -103,7 +103,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def _train(arguments: argparse.Namespace) -> int:
+def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
     if arguments.cfg is not None:
         if "=" in arguments.cfg:  # --cfg key=value
             arguments.overrides.append(arguments.cfg)
@@ -111,7 +111,10 @@ def _train(arguments: argparse.Namespace) -> int:
             raise UserError(f"argument --cfg: must be job, or nothing, not '{arguments.cfg}'.")
         return _config(arguments)
     if arguments.multirun:
-        return _multirun(arguments.overrides)
+        from denoised_mdp.sweep import sweep
+
+        sweep(arguments.overrides, lambda overrides: main(["train", *overrides]))
+        return 0
     from denoised_mdp.config import load_config
 
     config = load_config(arguments.overrides)  # a typo is answered before PyTorch is imported
@@ -121,7 +124,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
     if text := days_on_a_cpu(config):
         _tell(f"note: {text}")
-    stop = StopRequest()
+    stop = StopRequest(last=owns_process)
     if not train(config, stop):
         return _stopped(stop.exit_code, " Everything is saved; the same command continues.")
     run = config.run_dir
@@ -141,28 +144,6 @@ def _completion(arguments: argparse.Namespace) -> int:
 
     print(script(arguments.shell))
     return 0
-
-
-def _multirun(overrides: list[str]) -> int:
-    """Hand over to Hydra, whose launcher and sweeper call `_job` once for each combination of values."""
-    import hydra
-
-    from denoised_mdp.composition import config_folder, register_schema, translate_multirun
-
-    sys.argv = ["denoised-mdp train", "--multirun", *translate_multirun(overrides)]
-    register_schema()
-    hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()
-    return 0
-
-
-def _job(_) -> None:
-    """One job of a sweep: train in the folder that Hydra assigned. A mistake or Ctrl-C ends the sweep."""
-    from hydra.core.hydra_config import HydraConfig
-
-    job = HydraConfig.get()
-    code = main(["train", *job.overrides.task, f"run_dir={job.runtime.output_dir}"])
-    if code:
-        raise SystemExit(code)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -229,12 +210,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     in a worker process, with its traceback; 128 + the signal's number when a run was stopped by one, 130 when another
     command was interrupted, 141 when its output was no longer read. Defects of ours are raised.
     """
+    owns_process = argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
             try:
-                return _run(argv)
+                return _run(argv, owns_process)
             finally:
                 if sys.stdout is not None:  # it is None in a process that was started without one
                     sys.stdout.flush()
@@ -268,14 +250,14 @@ def _words(argv: list[str]) -> list[str]:
     raise UserError(f"unknown command '{first}'.{did_you_mean(first, COMMANDS)}")
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str], owns_process: bool) -> int:
     parser = build_parser()
     try:
         from denoised_mdp.completion import answer
 
         answer(parser)
         arguments = parser.parse_args(_words(argv))
-        return arguments.function(arguments)
+        return _train(arguments, owns_process) if arguments.function is _train else arguments.function(arguments)
     except (UserError, EnvironmentFailure) as error:
         return _fail(error, error.exit_code)
     except (MemoryError, RuntimeError, ValueError) as error:

@@ -18,7 +18,7 @@ from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.schema import POLICIES, Config
 
 GROUPS = ("env", "distractors", "model", "policy", "preset")
-QUOTED = re.compile(r"""(['"])(\\.|(?!\1)[^\\])+\1""")
+QUOTED = re.compile(r"""(['"])(\\.|(?!\1)[^\\])*\1""")
 TEXTS = ("run_dir", "env.task", "env.clips", "train.device")  # free texts: taken as they are, commas and all
 
 
@@ -95,7 +95,7 @@ def compose(overrides: list[str]) -> dict[str, Any]:
         with _separate_hydra(), hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
             tree = hydra.compose("config", overrides, return_hydra_config=True)
     except (hydra.errors.HydraException, OmegaConfBaseException) as error:
-        raise UserError(_explain(error, overrides)) from error
+        raise UserError(explain(error, overrides)) from error
     chosen = tree.hydra.runtime.choices
     given = [f"{key}." for key in (text.partition("=")[0] for text in overrides) if key not in GROUPS]
     with open_dict(tree):
@@ -113,7 +113,7 @@ def compose(overrides: list[str]) -> dict[str, Any]:
     try:
         return OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
-        raise UserError(_explain(error, overrides)) from error
+        raise UserError(explain(error, overrides)) from error
 
 
 @contextlib.contextmanager
@@ -136,53 +136,26 @@ def translate(overrides: list[str]) -> list[str]:
         UserError: not ``key=value``, an unknown key, an unknown choice, or several values.
     """
     result: list[str] = []
-    for key, value in map(_split, overrides):
+    for key, value in map(split, overrides):
         if key == "distractors":
-            result += _distractors(value, sweep=False)
+            result += rewrite_distractors(value, sweep=False)
         elif key in GROUPS:
             if "," in value:
                 raise UserError(_several(key, value))
-            _check_choice(key, value)
+            check_choice(key, value)
             result.append(f"{key}={value}")
-        elif _is_hydra(key):
+        elif is_hydra(key):
             raise UserError(f"{key}={value}: options of Hydra itself need --multirun.")
         elif key in TEXTS and value != "null" and not QUOTED.fullmatch(value):
-            result.append(f"{key}={_quote(value)}")
-        elif not _parse(key, value).is_sweep_override():
+            result.append(f"{key}={quote(value)}")
+        elif not parse(key, value).is_sweep_override():
             result.append(f"{key}={value}")
         else:
             raise UserError(_several(key, value))
     return result
 
 
-def translate_multirun(overrides: list[str]) -> list[str]:
-    """Check keys and choices; Hydra reads the values. ``run_dir`` becomes the folder of the whole sweep.
-
-    Each job's folder in it is named by the overrides that vary.
-    """
-    pairs: list[tuple[str, str]] = []
-    for key, value in map(_split, overrides):
-        pairs += map(_split, _distractors(value, sweep=True)) if key == "distractors" else [(key, value)]
-    result, fixed = [], []
-    for key, value in pairs:
-        if key == "run_dir":
-            result.append(f"hydra.sweep.dir={_quote(value)}")
-            continue
-        result.append(f"{key}={value}")
-        if _is_hydra(key):
-            continue
-        override = _parse(key, value)
-        if not override.is_sweep_override():
-            fixed.append(key)
-        chosen = getattr(override.value(), "list", override.value())  # a sweep's values are in its list
-        for names in chosen if isinstance(chosen, list) else [chosen]:
-            for name in names if isinstance(names, list) else [names]:
-                if key in GROUPS and isinstance(name, str):
-                    _check_choice(key, name)
-    return [*result, f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]"]
-
-
-def _split(text: str) -> tuple[str, str]:
+def split(text: str) -> tuple[str, str]:
     """Split ``key=value`` and check the key."""
     if re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text):  # they would break files and messages
         raise UserError(f"{ascii(text)}: control characters and bytes that are not UTF-8 cannot be used.")
@@ -193,12 +166,12 @@ def _split(text: str) -> tuple[str, str]:
         if (Path(text) / "config.yaml").is_file():
             hint = " To continue a run, repeat the command that began it."
         raise UserError(f"'{text}' is not of the form key=value.{hint} See 'denoised-mdp train --help'.")
-    if not _is_hydra(key):
+    if not is_hydra(key):
         _check_key(key)
     return key, value
 
 
-def _is_hydra(key: str) -> bool:
+def is_hydra(key: str) -> bool:
     return re.match(r"[+~]*hydra[./]", key) is not None
 
 
@@ -225,13 +198,13 @@ def _nearest(word: str, options: list[str]) -> str:
     return hint if "mean" in hint or len(options) < 10 else " 'denoised-mdp train --help' lists them."
 
 
-def _check_choice(group: str, value: str) -> None:
+def check_choice(group: str, value: str) -> None:
     name = value.strip("[]'\"")
     if name not in choices(group):
         raise UserError(f"{group}={value}: unknown choice.{did_you_mean(name, choices(group))}")
 
 
-def _parse(key: str, value: str) -> Any:
+def parse(key: str, value: str) -> Any:
     """Parse one override with Hydra's own grammar; returns Hydra's Override."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -242,7 +215,7 @@ def _parse(key: str, value: str) -> Any:
         raise UserError(f"{key}={value}: not understood; quote a value with special characters.") from error
 
 
-def _distractors(value: str, *, sweep: bool) -> list[str]:
+def rewrite_distractors(value: str, *, sweep: bool) -> list[str]:
     """Rewrite the distractors as a choice of groups and single options, in Hydra's grammar.
 
     ``none``, ``a,b``, ``[a,b]`` and ``{a: {strength: 2}, b: {}}`` are one value; ``[a,b],[c],none`` are three,
@@ -250,7 +223,7 @@ def _distractors(value: str, *, sweep: bool) -> list[str]:
     """
     options: list[str] = []
     if value.startswith("{"):
-        parsed = _parse("distractors", value).value()
+        parsed = parse("distractors", value).value()
         if not isinstance(parsed, dict):
             raise UserError(f"distractors={value}: sweep over names, as in distractors=[a,b],[c],none.")
         parsed = {str(name): chosen or {} for name, chosen in parsed.items()}
@@ -274,16 +247,26 @@ def _names(text: str) -> list[str]:
     return [] if names in ([""], ["none"], ["null"]) else list(dict.fromkeys(names))
 
 
-def _quote(value: str) -> str:
+def quote(value: str) -> str:
     """Quote a text for Hydra's grammar."""
     value = re.sub(r"(\\+)(?='|$)", r"\1\1", value)  # a backslash is special only before a quote
     return "'" + value.replace("'", r"\'") + "'"
 
 
-def _explain(error: Exception, overrides: list[str]) -> str:
+def literal(value: str) -> str:
+    """Escape what OmegaConf would take for an interpolation."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+
+
+def explain(error: Exception, overrides: list[str]) -> str:
     """Say in one line what Hydra could not compose."""
     cause = error.__cause__ or error
     line = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+    if unknown := re.search(r"Interpolation key '([^']*)' not found", line):
+        return (
+            f"${{{unknown[1]}}} is no option, whose value it would stand for. Let the shell replace variables of the"
+            f" environment: without single quotes, or write ${{oc.env:{unknown[1]}}}."
+        )
     missing = re.match(r"Key '(\w+)' is not in struct", line)
     for text in overrides if missing else ():
         group, _, name = text.partition("=")[0].partition(".")

@@ -43,11 +43,11 @@ def load_config(overrides: list[str]) -> Config:
     config = build(Config, compose(overrides))
     _check(config)
     config.distractors = check_distractors(config.distractors, config.env.task, config.env.suite)
-    config.run_dir = default_run_dir(config) if config.run_dir is None else _expanded(config.run_dir)
+    config.run_dir = default_run_dir(config) if config.run_dir is None else expanded(config.run_dir)
     return config
 
 
-def _expanded(run_dir: str) -> str:
+def expanded(run_dir: str) -> str:
     """`run_dir` with the home folder for ``~`` and ``~user``, as a shell would have it at the start of a word."""
     if not run_dir.strip():
         raise UserError("run_dir=: name a folder, or leave it out for one whose name is derived from the choices.")

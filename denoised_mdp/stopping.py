@@ -19,12 +19,19 @@ class StopRequest:
 
     As a context it takes SIGINT, SIGTERM, SIGUSR1 and SIGHUP (a terminal that was closed; under `nohup`, which has
     it ignored, it stays so) over from Python. Normally they only set `requested`, and the work in hand is completed;
-    within `at_once` they abandon it. A second SIGINT raises KeyboardInterrupt anywhere.
+    within `at_once` they abandon it. The first signal decides the exit code: a cluster may send others while the run is
+    saved. A second SIGINT raises KeyboardInterrupt anywhere.
+
+    Args:
+        last: the process ends after this context. When a stop was requested, further signals are then ignored, so that
+            none that arrives on the way out changes the exit code.
     """
 
-    def __init__(self):
+    def __init__(self, last: bool = False):
         self.requested = False
         self.signal: int | None = None
+        self._last = last
+        self._interrupted = False
         self._at_once = False
         self._previous: dict = {}
 
@@ -44,11 +51,13 @@ class StopRequest:
 
     def __exit__(self, *_) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self._last and self.requested else handler)
 
     def _receive(self, number: int, _) -> None:
-        if self.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
         self.requested, self.signal = True, self.signal or number
         if self._at_once:
             self._at_once = False  # whatever follows, such as a checkpoint, is completed

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import yaml
 
-from denoised_mdp.composition import choices, config_folder, distractor_defaults, option_keys, translate_multirun
+from denoised_mdp.composition import choices, config_folder, distractor_defaults, option_keys
 from denoised_mdp.config import default_run_dir, differences, load_config, read_config, save_config
 from denoised_mdp.envs import DISTRACTORS
 from denoised_mdp.errors import UserError
 from denoised_mdp.replay import Replay
 from denoised_mdp.schema import BackpropConfig, Config, SACConfig
+from denoised_mdp.sweep import translate_multirun
 
 VARIANTS = {
     "noiseless": [],
@@ -156,7 +157,7 @@ def test_distractors_on_the_command_line(text, names):
     ],
 )  # fmt: skip
 def test_distractors_in_a_sweep(text, translated):
-    *found, excluded = translate_multirun([f"distractors={text}"])
+    *found, _, excluded = translate_multirun([f"distractors={text}"])
     assert found == translated
     sweeps = found[0].count("[") > 1
     assert ("[distractors" in excluded) == (not sweeps)  # what varies names the folder

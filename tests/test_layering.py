@@ -19,7 +19,7 @@ LAYERS = (
     "envs graph gru networks replay checkpoint runs logging runtime machine stopping",
     "composition validation rssm finite lanes",
     "acting compare completion config manual read_ahead resident world_model",
-    "arguments environments policies",
+    "arguments environments policies sweep",
     "agent",
     "loading",
     "collector evaluation",

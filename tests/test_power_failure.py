@@ -6,6 +6,7 @@ import re
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import warnings
@@ -245,6 +246,44 @@ def test_signals_at_any_moment(tmp_path, whole):
     assert len(set(codes)) > 1
     assert main(command(run)) == 0
     assert report(compare(whole, run))
+
+
+LEAVING = """
+import atexit, os, signal, sys, time
+import denoised_mdp.trainer
+from denoised_mdp.cli import main
+
+leaving, saving = sys.argv.pop(1), sys.argv.pop(1)
+
+def send(names):
+    for name in names.split():
+        os.kill(os.getpid(), getattr(signal, name))
+        time.sleep(0.01)
+
+def train(config, stop):
+    with stop:
+        send(saving)
+    return False
+
+denoised_mdp.trainer.train = train
+atexit.register(send, leaving)
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(("saving", "leaving", "code"), [
+    ("SIGUSR1", "", 128 + signal.SIGUSR1),
+    ("SIGUSR1", "SIGTERM", 128 + signal.SIGUSR1),
+    ("SIGUSR1", "SIGUSR1 SIGINT SIGHUP", 128 + signal.SIGUSR1),
+    ("SIGUSR1 SIGTERM SIGINT", "SIGTERM", 128 + signal.SIGUSR1),
+    ("SIGTERM SIGUSR1", "SIGUSR1", 128 + signal.SIGTERM),
+    ("SIGINT SIGINT", "", 128 + signal.SIGINT),
+])  # fmt: skip
+def test_the_first_signal_decides_the_exit_code(saving, leaving, code):
+    """Clusters warn with one signal and follow with another: a job script must see the first."""
+    options = ["train", *TINY, "run_dir=nowhere"]
+    done = subprocess.run([sys.executable, "-c", LEAVING, leaving, saving, *options], capture_output=True, text=True)
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
 
 
 def test_a_terminal_that_is_closed_stops_a_training_unless_nohup_has_it_ignored():

@@ -10,11 +10,12 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from denoised_mdp.composition import GROUPS, choices, option_keys, translate_multirun
+from denoised_mdp.composition import GROUPS, choices, option_keys
 from denoised_mdp.config import MAY_CHANGE, differences, load_config, read_config, save_config
 from denoised_mdp.envs import DISTRACTORS
 from denoised_mdp.errors import UserError
 from denoised_mdp.schema import POLICIES, Config
+from denoised_mdp.sweep import translate_multirun
 from denoised_mdp.validation import as_text, build
 
 REPEATABLE = settings(derandomize=True, deadline=None)

@@ -6,6 +6,7 @@ the moving latents model.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,11 +162,13 @@ def write(agent: Agent, episodes: Sequence[Episode], stem: Path, fps: int = 25) 
         paths = [stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".mp4")]
         with output_file(paths[0]) as unfinished:
             Image.fromarray(contact_sheet(groups)).save(unfinished, format="png")
-        options = {"codec": "libx264", "macro_block_size": 2, "format": "FFMPEG"}
-        options["output_params"] = ["-crf", "20", "-preset", "veryfast", "-f", "mp4"]
-        with output_file(paths[1]) as unfinished, imageio.get_writer(unfinished, fps=fps, **options) as writer:
+        options = {"codec": "libx264", "macro_block_size": 2, "output_params": ["-crf", "20", "-preset", "veryfast"]}
+        movie = io.BytesIO()
+        with imageio.get_writer(movie, format="mp4", fps=fps, **options) as writer:
             for frame in video(groups):
                 writer.append_data(frame)
+        with output_file(paths[1]) as unfinished:
+            unfinished.write_bytes(movie.getvalue())
     except (OSError, ValueError) as error:
         raise UserError(f"The pictures cannot be written to {stem}.png and .mp4 ({error}).") from error
     return paths

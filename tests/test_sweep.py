@@ -1,0 +1,109 @@
+"""Sweeps: what Hydra hands to each job, in which folder, and what it refuses."""
+
+import os
+
+import pytest
+
+from denoised_mdp.cli import main
+from denoised_mdp.config import load_config
+from denoised_mdp.errors import UserError
+from denoised_mdp.sweep import sweep, translate_multirun
+
+# Every job composes its own configuration: what each was given is all that matters here.
+
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    """A function that runs a sweep of nothing and returns the configuration of each job."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*overrides: str) -> list:
+        configs = []
+
+        def train(given: list[str]) -> int:
+            configs.append(load_config(given))
+            return 0
+
+        sweep(list(overrides), train)
+        return configs
+
+    return run
+
+
+@pytest.mark.parametrize("texts", [
+    ["procedural:1", "procedural:2"], ["/data/a b/*.mp4", "/data/[x]{y}"], ["'a,b'", "c"], ["a\\b", "it(s)"],
+    ["~/a", "b"], ["kinetics:driving car", "ü%@?|"], ["$HOME/x", "#"],
+])  # fmt: skip
+def test_free_texts_reach_each_job_as_they_are(jobs, tmp_path, texts):
+    configs = jobs("env=toy", "env.task=dot", f"env.clips={','.join(texts)}")
+    assert [config.env.clips for config in configs] == [text.strip("'") for text in texts]
+    assert len({config.run_dir for config in configs}) == len(texts)
+    for config in configs:
+        inside = os.path.relpath(config.run_dir, tmp_path / "runs").split(os.sep)
+        assert len(inside) == 2 and not set("\\'\"") & set(inside[1]), inside
+
+
+def test_single_texts_and_hydra_functions(jobs):
+    both = jobs("env=toy", "env.task=choice(dot,counting)", "env.clips=procedural:3")
+    assert [(config.env.task, config.env.clips) for config in both] == [
+        ("dot", "procedural:3"), ("counting", "procedural:3")]
+
+
+def folder(*overrides: str) -> str:
+    return next(text for text in translate_multirun(list(overrides)) if text.startswith("hydra.sweep.dir="))
+
+
+def test_the_folder_of_a_sweep_follows_from_what_its_jobs_share():
+    assert folder("seed=0,1") == folder("seed=2,3,4") == "hydra.sweep.dir='runs/sweep'"
+    assert folder("preset=debug", "seed=0,1") == "hydra.sweep.dir='runs/sweep-preset=debug'"
+    assert folder("preset=debug", "seed=0,1", "model=2c") != folder("preset=debug", "seed=0,1", "model=2b")
+    assert folder("seed=0,1", "train.total_steps=100") == folder("seed=0,1"), "a sweep may be made longer"
+    long = [f"model.{name}.{key}={size}" for size in (60, 61) for name in "xyz" for key in ("belief", "state")]
+    assert folder("seed=0,1", *long[:6]) != folder("seed=0,1", *long[6:]) and len(folder("seed=0,1", *long)) < 150
+    assert folder("seed=0,1", "run_dir=all runs") == "hydra.sweep.dir='all runs'"
+    assert folder("seed=0,1", "run_dir=~/runs") == f"hydra.sweep.dir='{os.path.expanduser('~/runs')}'"
+    assert folder("seed=0,1", "hydra.sweep.dir=mine") == "hydra.sweep.dir=mine"
+
+
+def test_two_sweeps_need_no_folders_by_hand(jobs):
+    first, second = (jobs("env=toy", "env.task=dot", f"model.kl.beta_y={beta}", "seed=0,1") for beta in (0.5, 0.25))
+    assert len({config.run_dir for config in first + second}) == 4
+
+
+def test_options_in_the_name_of_a_run_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_config(["run_dir=~/a", "seed=3"]).run_dir == str(tmp_path / "a")
+    assert load_config(["run_dir=~"]).run_dir == str(tmp_path)
+    assert load_config(["run_dir=b/~/a"]).run_dir == "b/~/a"
+    assert load_config(["run_dir=runs/${env.task}-${seed}", "seed=3"]).run_dir == "runs/cheetah_run-3"
+    assert load_config([r"run_dir=runs/\${seed}"]).run_dir == "runs/${seed}"
+    for text, words in {
+        "run_dir=~nobody-of-this-name/x": "no user nobody-of-this-name",
+        "run_dir=${SCRATCH}/x": "${SCRATCH} is no option.*environment",
+        "run_dir=${oc.env:NO_SUCH_VARIABLE}": "NO_SUCH_VARIABLE",
+        "run_dir=a${": "cannot be composed",
+        "run_dir=": "name a folder",
+        "run_dir=''": "name a folder",
+    }.items():
+        with pytest.raises(UserError, match=words.replace("$", r"\$").replace("{", r"\{")):
+            load_config([text])
+
+
+@pytest.mark.parametrize(("overrides", "words"), [
+    (["run_dir=/proc/x"], "another run_dir"),
+    (["run_dir=/dev/null/x"], "another run_dir"),
+    (["run_dir=~nobody-of-this-name/x"], "no user"),
+    (["run_dir="], "name a folder"),
+    (["run_dir=${nope}/x"], "${nope} is no option"),
+    (["hydra/sweeper=nope"], "hydra/sweeper"),
+    (["hydra/launcher=nope"], "hydra/launcher"),
+    (["hydra.sweep.nope=3"], "nope"),
+    (["hydra.launcher.nope=3"], "nope"),
+    (["env.clips='a,b"], "env.clips"),
+])  # fmt: skip
+def test_what_hydra_refuses_is_one_line(tmp_path, monkeypatch, capfd, overrides, words):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "-m", "env=toy", "env.task=dot", "seed=0,1", *overrides]) == 2
+    out, error = capfd.readouterr()
+    assert words in error and len(error.strip().splitlines()) == 1 and "Traceback" not in out + error, out + error
+    assert "HYDRA_FULL_ERROR" not in os.environ
