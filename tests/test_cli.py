@@ -214,7 +214,7 @@ def test_output_that_nobody_reads_ends_a_command_quietly(length):
     code = f"""
 import sys
 from denoised_mdp import cli
-cli._run = lambda argv: print("x" * {length}) or 0
+cli._run = lambda argv, _: print("x" * {length}) or 0
 sys.exit(cli.main([]))
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -258,7 +258,7 @@ def test_the_folder_of_a_run_is_no_argument_of_train(tmp_path, capsys):
 
 def test_flags_may_stand_between_options(monkeypatch):
     seen = []
-    monkeypatch.setattr(cli, "_multirun", lambda overrides: seen.extend(overrides) or 0)
+    monkeypatch.setattr("denoised_mdp.sweep.sweep", lambda overrides, _: seen.extend(overrides))
     assert cli.main(["train", "preset=debug", "-m", "seed=1,2", "model=2c"]) == 0
     assert seen == ["preset=debug", "seed=1,2", "model=2c"]
 
