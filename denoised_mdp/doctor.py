@@ -154,9 +154,8 @@ class Doctor:
         for split in SPLITS:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                clips = open_clips(
-                    env.clips, split, size, color, options["frames"], options.get("resize", "antialiased")
-                )
+                resize = options.get("resize", "nearest")
+                clips = open_clips(env.clips, split, size, color, options["frames"], resize)
                 frames = [clip.frames() for clip in clips[:sample]]
             lengths = [len(clip) for clip in frames if clip is not None]
             _row(f"clips, {split}", f"{len(clips):,} found; {sum(lengths):,} frames in the first {len(lengths)}")

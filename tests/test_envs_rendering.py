@@ -70,6 +70,18 @@ def test_multisampled_edges_mix_with_what_is_put_behind_them(task, matte):
     env.close()
 
 
+@pytest.mark.parametrize("quality", ["fast", "faithful"])
+def test_what_is_translucent_does_not_overflow_before_a_bright_video(quality):
+    """quadruped_escape draws rangefinders, faint lines without depth: they tint the video, and do not wrap around."""
+    env = DMCEnv("quadruped_escape", quality=quality)
+    env.reset(seed=1)
+    foreground, share = env.frame_and_background()
+    composite = put_behind(np.full((64, 64, 1), 255, np.uint8), foreground, share)
+    assert share.mean() > 0.5
+    assert (composite >= 255 * share[..., None] - 1).all()
+    env.close()
+
+
 def test_a_frame_of_faithful_quality_is_the_same_after_a_matte():
     env = DMCEnv("cheetah_run", quality="faithful")
     env.reset(seed=1)

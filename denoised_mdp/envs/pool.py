@@ -27,7 +27,8 @@ from denoised_mdp.errors import EnvironmentFailure, UserError
 
 START_SECONDS = 300.0
 """what a worker may take to import and build its environments, in addition to its first reply's time"""
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")}
+ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+ONE_THREAD["LP_NUM_THREADS"] = "0"  # Mesa's software renderer counts threads beside the caller's
 
 
 class EnvironmentPool:

@@ -101,15 +101,16 @@ class Renderer:
             red, green, blue = frame[..., 0], frame[..., 1], frame[..., 2]
             greater = np.greater if matte == "blue" else np.greater_equal
             background = greater(blue, red) & greater(blue, green)
-            frame[background] = 0
-            return frame, background
-        self._draw(data, skybox=False, floor=matte == "sky", depth=True)
-        frame = self._rgb[::-1].copy()
-        if not self._context.offSamples:
-            return frame, self._depth[::-1] >= 1.0  # nothing was drawn there: the far plane
-        # The depth buffer has one value per pixel, colours are means over several samples: so is a silhouette in white.
-        self._draw(data, skybox=False, floor=matte == "sky", silhouette=True)
-        return frame, 1 - self._rgb[::-1, :, 0] / np.float32(255)
+        else:
+            self._draw(data, skybox=False, floor=matte == "sky", depth=True)
+            frame = self._rgb[::-1].copy()
+            if self._context.offSamples:
+                # Depth has one value per pixel; colours are means over samples, and so is a silhouette in white.
+                self._draw(data, skybox=False, floor=matte == "sky", silhouette=True)
+                return frame, 1 - self._rgb[::-1, :, 0] / np.float32(255)
+            background = self._depth[::-1] >= 1.0  # the far plane: nothing was drawn there, or what is translucent
+        frame[background] = 0
+        return frame, background
 
     def close(self) -> None:
         """Free the GL objects while their own context is current: otherwise another renderer's are freed."""
