@@ -345,6 +345,7 @@ BAD = [
     (("counting",), {"suite": "toy", "distractors": {"camera_jitter": {}}}, "takes no distractors"),
     (("cheetah_run",), {"action_repeat": 0}, "at least 1"),
     (("cheetah_run",), {"size": "big"}, "size must be a whole number"),
+    (("dot",), {"suite": "toy", "size": 10**9}, "size must be at most 4096"),
     (("cheetah_run",), {"episode_steps": 2.5}, "episode_steps must be a whole number"),
     (("cheetah_run",), {"seed": -1}, "seed must be a whole number of at least 0"),
     (("cheetah_run",), {"clips_seed": "x"}, "clips_seed must be a whole number"),

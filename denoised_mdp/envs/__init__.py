@@ -20,6 +20,8 @@ from denoised_mdp.envs.options import (
 from denoised_mdp.envs.registration import register_envs
 from denoised_mdp.errors import UserError, did_you_mean
 
+MAX_SIZE = 4096
+
 __all__ = ["DISTRACTORS", "check_distractors", "make_env", "register_envs", "tasks"]
 
 
@@ -73,6 +75,8 @@ def make_env(
 
     for name, number in (("size", size), ("action_repeat", action_repeat), ("episode_steps", episode_steps)):
         _check_whole(name, number, 1)
+    if size > MAX_SIZE:
+        raise UserError(f"size must be at most {MAX_SIZE}, not {size}: renderers draw no larger pictures everywhere.")
     _check_whole("clips_seed", clips_seed, 0)
     if seed is not None:
         _check_whole("seed", seed, 0)
