@@ -22,7 +22,7 @@ def add_probe_commands(commands: argparse._SubParsersAction) -> None:
         probes, "factors", "predict every true factor from each latent", 36, 200,
         "Signal recall is R^2 of the signal from x, leakage that of the noise from x.", across=True,
     )  # fmt: skip
-    add_count(factors, "--seeds", 3, "random divisions of the episodes")
+    add_count(factors, "--seeds", 1, "random divisions of the episodes into folds")
     _add_behaviour(factors)
     invariance = _add_probe(
         probes, "invariance", "change the distractors and nothing else", 6, 150,

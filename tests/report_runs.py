@@ -8,8 +8,10 @@ from pathlib import Path
 import imageio.v2 as imageio
 import numpy as np
 
+from denoised_mdp.analysis.crossfit import Estimate
 from denoised_mdp.analysis.factor_tables import as_tree
-from denoised_mdp.analysis.factors import FactorMatrix
+from denoised_mdp.analysis.factors import TOO_FEW, FactorMatrix
+from denoised_mdp.analysis.results import write_json
 from denoised_mdp.config import load_config, save_config
 from denoised_mdp.envs.factors import NOISE, SIGNAL, Factor
 
@@ -30,15 +32,31 @@ def make_run(path: Path, *overrides: str, returns=(1.0, 2.0), step: int = 100) -
     return path
 
 
-def add_probes(run: Path, recall: float = 0.9, leakage: float = 0.2, warning: str = "y is unused") -> None:
+def matrix_of(scores: dict[str, tuple[float, float]], probe: str = "ridge") -> FactorMatrix:
+    """The matrix of one signal and one noise factor: part -> R^2 of both; nan: too few episodes."""
+    signal, noise = ("qpos/arm", "signal", (0,), "scalar", SIGNAL), ("light/level", "noise", (0,), "scalar", NOISE)
+    values = np.array(list(scores.values()))  # [parts, factors]
+    summaries = {
+        source: {part: Estimate(row[n], row[n] - 0.05, row[n] + 0.05, "" if row[n] == row[n] else TOO_FEW)
+                 for part, row in scores.items()}
+        for n, source in enumerate(("signal", "noise"))
+    }  # fmt: skip
+    intervals = np.stack((values - 0.05, values + 0.05))
+    found = [Factor(*signal), Factor(*noise)]
+    return FactorMatrix(found, list(scores), {probe: np.nan_to_num(values)[None]}, {probe: intervals},
+                        np.zeros((1, 2)), {probe: summaries})  # fmt: skip
+
+
+def add_probes(
+    run: Path, recall: float = 0.9, leakage: float = 0.2, warning: str = "y is unused", step: int = 200,
+    episodes: int = 36,
+) -> None:
     """Results of all probes: R^2 of one signal and one noise factor from x and y."""
     folder = run / "probes"
     folder.mkdir(exist_ok=True)
-    signal, noise = ("qpos/arm", "signal", (0,), "scalar", SIGNAL), ("light/level", "noise", (0,), "scalar", NOISE)
-    found = [Factor(*signal), Factor(*noise)]
-    scores = np.array([[[recall, leakage], [0.1, 0.8]]])  # [seeds, parts, factors]
-    matrix = FactorMatrix(found, ["x", "y"], {"ridge": scores}, np.zeros((1, 2)))
-    about = {"run": str(run), "step": 200, "options": {"split": "train"}}
+    matrix = matrix_of({"x": (recall, leakage), "y": (0.1, 0.8)})
+    options = {"episodes": episodes, "steps": 200, "seeds": 1, "split": "train", "behaviour": "mixed"}
+    about = {"run": str(run), "step": step, "options": options}
     distance = {"other_noise": 0.125, "other_state": 2.0, "resampled": 0.25, "ratio": 0.0625}
     earned = {"mean": 12.5, "standard_error": 0.5, "change": None, "change_error": None, "returns": [12, 13]}
     health = {
@@ -51,7 +69,8 @@ def add_probes(run: Path, recall: float = 0.9, leakage: float = 0.2, warning: st
         "health": health,
     }
     for probe, tree in trees.items():
-        (folder / f"{probe}_train_000000200.json").write_text(json.dumps({"probe": probe, **about, **tree}))
+        variant = "" if episodes == 36 else f"_episodes{episodes}"
+        write_json(folder / f"{probe}_train{variant}_{step:09d}.json", {"probe": probe, **about, **tree})
 
 
 def add_video(run: Path, frames: int = 25) -> None:

@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_agent
+from pictures import assert_whole
+from report_runs import matrix_of
 from small_runs import lines, run_in_parts, tiny
 
 import denoised_mdp
-from denoised_mdp.analysis import data
-from denoised_mdp.analysis.factors import QuickProbe, factor_matrix, random_splits, stack
+from denoised_mdp import cli
+from denoised_mdp.analysis import data, factor_tables, plots, probe
+from denoised_mdp.analysis.crossfit import EpisodeSums, random_divisions
+from denoised_mdp.analysis.factors import EPISODES, STEPS, QuickProbe, factor_matrix, stack
 from denoised_mdp.analysis.mlp import mlp_predictions
 from denoised_mdp.analysis.ridge import fit_ridge, group_folds, r_squared
 from denoised_mdp.envs import make_env
@@ -99,7 +103,8 @@ def constructed(mixed: bool = False, episodes: int = 30, rows: int = 40):
 
 def test_a_linear_code_is_read_perfectly_and_independent_noise_not_at_all():
     parts, columns, episode = constructed()
-    matrix = factor_matrix(parts, columns, episode, random_splits(30, 3), ["ridge"])
+    parts["all"] = np.concatenate([parts["x"], parts["y"]], 1)
+    matrix = factor_matrix(parts, columns, episode, random_divisions(30, 3), ["ridge"])
     assert [factor.name for factor in matrix.factors] == ["a", "b", "light"]  # what is constant is left out
     mean = dict(zip(matrix.parts, matrix.mean("ridge"), strict=True))
     np.testing.assert_allclose(mean["x"][:2], 1, atol=1e-6)
@@ -108,25 +113,134 @@ def test_a_linear_code_is_read_perfectly_and_independent_noise_not_at_all():
     assert (matrix.baseline <= 0).all()
     headline = matrix.headline("ridge")
     assert headline["signal_recall"] == pytest.approx(1, abs=1e-6) and headline["leakage"] < 0.01
+    assert matrix.summary("ridge", "x", "noise").high < 0.05
 
 
 def test_a_leak_is_found_and_sized():
     """x of rank 2 in 3 unknowns: the best linear readout of one given two mixtures, known by projection."""
     parts, columns, episode = constructed(mixed=True)
-    headline = factor_matrix(parts, columns, episode, random_splits(30, 2), ["ridge"]).headline("ridge")
+    headline = factor_matrix(parts, columns, episode, random_divisions(30, 2), ["ridge"]).headline("ridge")
     assert headline["leakage"] == pytest.approx(1, abs=1e-6)  # six features, three unknowns: all can be solved for
     light = list(columns.values())[-1]
-    narrow = {"x": 2 * light + 1 * np.random.default_rng(3).normal(size=light.shape)}
-    headline = factor_matrix(narrow, columns, episode, random_splits(30, 2), ["ridge"]).headline("ridge")
+    narrow = {"x": 2 * light + 1 * np.random.default_rng(3).normal(size=light.shape), "all": parts["x"]}
+    headline = factor_matrix(narrow, columns, episode, random_divisions(30, 2), ["ridge"]).headline("ridge")
     assert headline["leakage"] == pytest.approx(4 / 5, abs=0.04)  # variance 4 of 5
     assert headline["signal_recall"] < 0.02
+
+
+def leaking(rng, episodes, rows, features, r2, everything=0.95):
+    """x holds a share `r2` of the light's variance and "all" the share `everything`, each in one of its directions.
+
+    Rows of an episode are alike, as those of a film: an autoregressive process and an offset of a fifth of the
+    variance. The other directions hold processes of the same kind that say nothing of the light.
+    """
+
+    def process(count):
+        out = rng.normal(size=(episodes, rows, count))
+        for t in range(1, rows):
+            out[:, t] = 0.5 * out[:, t - 1] + np.sqrt(0.75) * out[:, t]
+        return np.sqrt(0.8) * out + np.sqrt(0.2) * rng.normal(size=(episodes, 1, count))
+
+    light, others = process(1), process(features)
+    parts = {}
+    for name, share in (("x", r2), ("all", everything)):
+        code = others.copy()
+        code[..., :1] = np.sqrt(share) * light + np.sqrt(1 - share) * code[..., :1]
+        turn, _ = np.linalg.qr(rng.normal(size=(features, features)))
+        parts[name] = (code @ turn).reshape(-1, features)
+    factor = Factor("light", "noise", (0,), "scalar", NOISE)
+    return parts, {factor: light.reshape(-1, 1)}, np.repeat(np.arange(episodes), rows)
+
+
+@pytest.mark.parametrize(("episodes", "r2"), [(12, 0.9), (24, 0.5)])
+def test_the_interval_covers_a_known_r_squared(episodes, r2):
+    rng, covered, widths = np.random.default_rng(4), [], []
+    for _ in range(60):
+        case = leaking(rng, episodes, 60, 3, r2)
+        found = factor_matrix(*case, random_divisions(episodes), ["ridge"]).summary("ridge", "x", "noise")
+        covered.append(found.low <= r2 <= found.high)
+        widths.append(found.high - found.low)
+    assert np.mean(covered) >= 0.85 and np.mean(widths) < 0.3
+
+
+def test_a_sample_that_cannot_tell_gives_no_number():
+    """Three short episodes and a hundred features: nothing is found anywhere, and so x is not said to be clean."""
+    case = leaking(np.random.default_rng(5), 3, 12, 100, 0.6, 0.6)
+    matrix = factor_matrix(*case, random_divisions(3), ["ridge"])
+    assert matrix.scores["ridge"][0, 0, 0] < 0.2  # which is not the truth, 0.6
+    found = matrix.summary("ridge", "x", "noise")
+    assert np.isnan(found.value) and found.note == "too few episodes"
+    assert np.isnan(matrix.headline("ridge")["leakage"])
+    assert "too few episodes" in "\n".join(factor_tables.factor_lines(matrix))
+    assert "leakage too few episodes" in factor_tables.headline_text(matrix, "ridge", "train")
+    many = factor_matrix(*leaking(np.random.default_rng(5), 36, 100, 100, 0.6, 0.6), random_divisions(36), ["ridge"])
+    found = many.summary("ridge", "x", "noise")
+    assert found.low < 0.6 < found.high and found.low > 0.4
+
+
+@pytest.mark.parametrize("parts", [["x", "encoder"], ["x", "y", "z", "all", "encoder"]])
+def test_the_factor_map_fits_a_phone_and_draws_no_empty_quadrant(parts):
+    matrix = matrix_of(dict.fromkeys(parts, (0.9, np.nan)))
+    title = "cheetah_run + video_background + noisy_sensor + camera_jitter · 2b · seed 0 · step 1,000,000"
+    note = factor_tables.headline_text(matrix, "ridge", "across")
+    figure = plots.factor_heat_map(matrix, "ridge", title, note)
+    panels = [axes for axes in figure.axes if axes.get_yticklabels()]
+    assert [[label.get_text() for label in axes.get_yticklabels()] for axes in panels] == [["arm"], ["light level"]]
+    assert [label.get_text() for label in panels[0].get_xticklabels()] == parts
+    assert figure.get_size_inches()[0] <= 4.5  # on 390 pixels, letters of 8 points are 9.6 pixels high
+    assert_whole(figure)
+
+
+def test_all_latents_that_know_less_than_one_of_them_show_that_episodes_are_too_few():
+    """y codes the light in one number; beside it a hundred others of x drown it when there are few episodes."""
+    parts, columns, episode = leaking(np.random.default_rng(8), 5, 40, 100, 0.3)
+    (light,) = columns.values()
+    parts["y"] = light + 0.1 * np.random.default_rng(9).normal(size=light.shape)
+    parts["all"] = np.concatenate([parts["x"], parts["y"]], 1)
+    parts["encoder"] = parts["y"]  # a high ceiling with a narrow interval
+    matrix = factor_matrix(parts, columns, episode, random_divisions(5), ["ridge"])
+    assert matrix.ceiling("ridge", "noise").low > 0.9
+    assert matrix.scores["ridge"][0, 0, 0] < 0.1  # of 0.3
+    assert matrix.summary("ridge", "x", "noise").note == "too few episodes"
+
+
+def test_a_clean_x_is_a_number_where_all_latents_know_the_noise():
+    case = leaking(np.random.default_rng(6), 12, 120, 3, 0.0)
+    found = factor_matrix(*case, random_divisions(12), ["ridge"]).summary("ridge", "x", "noise")
+    assert found.value == 0 and 0 <= found.low and 0 < found.high < 0.1
+
+
+def test_r_squared_is_of_all_held_out_rows_together():
+    """By brute force: predictions of each fold side by side, one R^2 of them, weighted as the bootstrap asks."""
+    parts, columns, episode = constructed(episodes=7)
+    y = np.concatenate([values for factor, values in columns.items() if factor.name != "constant"], 1)
+    (division,) = random_divisions(7)
+    assert sorted(np.concatenate([test for _, test in division])) == list(range(7))
+    predicted = np.zeros_like(y)
+    for fit, test in division:
+        train, held = np.isin(episode, fit), np.isin(episode, test)
+        assert not (train & held).any()
+        predicted[held] = fit_ridge(parts["blind"][train], y[train], episode[train]).predict(parts["blind"][held])
+    matrix = factor_matrix({"x": parts["blind"]}, columns, episode, [division], ["ridge"])
+    np.testing.assert_allclose(matrix.scores["ridge"][0, 0], r_squared(y, predicted), atol=1e-9)
+    sums = EpisodeSums(y, episode, np.arange(7))
+    errors = sums.errors(y - predicted, np.ones(len(y), bool))
+    weights = np.array([3, 0, 1, 1, 0, 2, 0])
+    rows = np.concatenate([np.flatnonzero(episode == e) for e in np.repeat(np.arange(7), weights)])
+    np.testing.assert_allclose(sums.r_squared(errors, weights), r_squared(y[rows], predicted[rows]), atol=1e-9)
+
+
+def test_every_recall_and_leakage_has_one_default_size():
+    for name, defaults in (("factors", probe.FACTORS), ("invariance", probe.INVARIANCE), ("health", probe.HEALTH)):
+        assert vars(cli.build_parser().parse_args(["probe", name, "run"])).items() >= defaults.items()
+    assert (probe.FACTORS["episodes"], probe.FACTORS["steps"]) == (EPISODES, STEPS)
 
 
 def test_a_curved_code_needs_the_network():
     parts, columns, episode = constructed(episodes=18)
     parts = {"x": parts["curved"], "blind": parts["blind"]}
     squared = {Factor("bump", "signal", (0,), "scalar", SIGNAL): parts["x"][:, :1] * parts["x"][:, 1:]}
-    matrix = factor_matrix(parts, squared, episode, random_splits(18, 1))
+    matrix = factor_matrix(parts, squared, episode, random_divisions(18))
     assert matrix.mean("ridge")[0, 0] < 0.1 and matrix.mean("mlp")[0, 0] > 0.95
     assert matrix.mean("mlp")[1, 0] < 0.05
 
@@ -140,20 +254,22 @@ def test_the_network_repeats_itself_and_leaves_the_global_generator_alone():
     assert first.shape == y.shape and np.allclose(first[:, 2], 3.0)  # a constant target stays what it is
 
 
-def test_splits_are_of_episodes_and_differ_between_seeds():
-    splits = random_splits(30, 4)
-    for fit, test in splits:
-        assert len(test) == 10 and sorted([*fit, *test]) == list(range(30))
-    assert len({tuple(test) for _, test in splits}) == 4
+def test_divisions_are_of_episodes_and_differ_between_seeds():
+    divisions = random_divisions(30, 4)
+    for division in divisions:
+        assert len(division) == 5 and sorted(np.concatenate([test for _, test in division])) == list(range(30))
+        assert all(sorted([*fit, *test]) == list(range(30)) for fit, test in division)
+    assert len({tuple(division[0][1]) for division in divisions}) == 4
+    assert [len(test) for _, test in random_divisions(4)[0]] == [1] * 4
     with pytest.raises(UserError, match="too few"):
-        random_splits(2, 1)
+        random_divisions(2)
 
 
 def test_latents_that_are_not_finite_are_refused():
     parts, columns, episode = constructed(episodes=6)
     parts["x"][3, 1] = np.nan
     with pytest.raises(UserError, match="diverged"):
-        factor_matrix(parts, columns, episode, random_splits(6, 1), ["ridge"])
+        factor_matrix(parts, columns, episode, random_divisions(6), ["ridge"])
 
 
 def named(env):
@@ -257,7 +373,8 @@ def test_the_quick_probe_draws_from_no_generator_of_the_agent():
     before = agent.random.get_state(), torch.get_rng_state()
     probe = QuickProbe(lambda: make_env("dot", suite="toy", episode_steps=40))
     first, second = probe(agent), probe(agent)
-    assert first == second and set(first) == {f"probe/{s}_from_{n}" for s in ("signal", "noise") for n in "xy"}
+    assert first == second and {"probe/signal_ceiling", "probe/noise_ceiling"} <= set(first)
+    assert set(first) <= {f"probe/{s}_{n}" for s in ("signal", "noise") for n in ("from_x", "from_y", "ceiling")}
     assert all(0 <= value <= 1 for value in first.values())
     assert torch.equal(before[0], agent.random.get_state()) and torch.equal(before[1], torch.get_rng_state())
 
@@ -267,10 +384,10 @@ def test_probing_while_training_is_logged_and_changes_nothing(tmp_path):
     probed, plain, parts = tmp_path / "probed", tmp_path / "plain", tmp_path / "parts"
     assert train(tiny(probed, "train.probe_every=80")) and train(tiny(plain, "train.probe_every=0"))
     run_in_parts(tiny(parts, "train.probe_every=80"), 61, 30)
-    found = [line for line in lines(probed) if "probe/noise_from_x" in line]
-    assert [line["step"] for line in found] == [80, 160, 200] and "probe/signal_from_y" in found[0]
-    assert not any("probe/noise_from_x" in line for line in lines(plain))
-    again = [line for line in lines(parts) if "probe/noise_from_x" in line]
+    found = [line for line in lines(probed) if "probe/noise_ceiling" in line]
+    assert [line["step"] for line in found] == [80, 160, 200] and "probe/signal_ceiling" in found[0]
+    assert not any("probe/noise_ceiling" in line for line in lines(plain))
+    again = [line for line in lines(parts) if "probe/noise_ceiling" in line]
     strip = lambda rows: [{k: v for k, v in row.items() if k != "probe/seconds"} for row in rows]  # noqa: E731
     assert strip(again) == strip(found)
     weights = [denoised_mdp.load(path, device="cpu").state_dict() for path in (probed, plain, parts)]

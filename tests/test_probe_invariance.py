@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_agent
+from report_runs import matrix_of
 
 from denoised_mdp import cli
-from denoised_mdp.analysis import data, factor_tables, health, probe
-from denoised_mdp.analysis.factors import FactorMatrix
+from denoised_mdp.analysis import data, factor_tables, health, probe, results
 from denoised_mdp.analysis.invariance import grid_distances, measure_invariance, paired_change, record_grid, variations
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
-from denoised_mdp.envs.factors import NOISE, SIGNAL, Factor
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import EvaluationResult
 from denoised_mdp.trainer import train
@@ -173,11 +172,7 @@ def test_nats_and_reconstruction_of_a_frozen_model_are_the_loss_own():
     agent = small_agent("2c").float()
     played = data.record(toy, data.probe_seeds(0, 3), 10, behaviour="random")
     frozen = data.freeze(agent, played, seed=5)
-    shape = FactorMatrix(
-        [Factor("s", "signal", (0,), "scalar", SIGNAL), Factor("n", "noise", (0,), "scalar", NOISE)],
-        ["x", "y", "z"], {"ridge": np.zeros((1, 3, 2))}, np.zeros((1, 2)),
-    )  # fmt: skip
-    found = health.measure_health(agent, played, frozen, shape)
+    found = health.measure_health(agent, played, frozen, matrix_of(dict.fromkeys("xyz", (0.0, 0.0))))
     random = data._torch_generator("cpu", 5, "probe filter")
     noise = torch.stack([agent.world_model.rssm.draw_noise(3, generator=random) for _ in range(11)])
     batch = {
@@ -206,21 +201,24 @@ def run(tmp_path_factory):
 def test_factors_of_runs_are_written_and_read_back(run, tmp_path):
     lines = probe.probe_factors(run, tmp_path, episodes=6, steps=12, seeds=2, split="across")
     text = "\n".join(lines)
-    assert text.count("signal recall") == 6 and "mean of 2 runs" in text and "±" in text
+    assert "mean of 2 runs" in text and text.count("ridge  signal recall") == text.count("mlp    signal recall") == 3
     files = {path.name for path in tmp_path.iterdir()}
-    stem = "factors_seed0_across_000000360"
+    stem = "factors_seed0_across_episodes6_steps12_seeds2_000000360"
     assert {f"{stem}.json", f"{stem}.csv", f"{stem}_ridge.png", f"{stem}_mlp.png"} <= files and len(files) == 11
     tree = json.loads((tmp_path / f"{stem}.json").read_text())
     matrix = factor_tables.from_tree(tree)
-    assert matrix.headline("ridge") == tree["headline"]["ridge"] and tree["options"]["split"] == "across"
+    assert json.loads(json.dumps(results.finite(factor_tables.as_tree(matrix)))) == {
+        key: tree[key] for key in factor_tables.as_tree(matrix)
+    }
+    assert tree["options"]["split"] == "across"
     with open(tmp_path / f"{stem}.csv") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 4 * len(matrix.factors)
     row = next(row for row in rows if (row["probe"], row["part"], row["factor"]) == ("mlp", "y", "camera_jitter/dx"))
     column = [factor.name for factor in matrix.factors].index("camera_jitter/dx")
     assert float(row["r2"]) == pytest.approx(matrix.scores["mlp"][:, 1, column].mean(), abs=1e-6)
-    pooled = json.loads((tmp_path / "factors_seed0_and_1_more_across.json").read_text())
-    others = [json.loads((tmp_path / f"factors_seed{s}_across_000000360.json").read_text()) for s in (0, 1)]
+    pooled = json.loads((tmp_path / "factors_seed0_and_1_more_across_episodes6_steps12_seeds2.json").read_text())
+    others = [json.loads((tmp_path / f"{stem.replace('seed0', f'seed{s}')}.json").read_text()) for s in (0, 1)]
     expected = np.mean([np.array(tree["scores"]["ridge"]).mean(0) for tree in others], 0)
     np.testing.assert_allclose(np.array(pooled["scores"]["ridge"]).mean(0), expected)
 
@@ -233,6 +231,9 @@ def test_invariance_and_health_of_a_run(run):
     tree = json.loads(path.read_text())
     assert set(tree["distances"]) == {"x", "y", "all", "encoder", "action"}
     assert len(tree["returns"]["as trained"]["returns"]) == 2
+    small = path.read_text()
+    probe.probe_invariance(run[:1], episodes=2, steps=5, worlds=2, returns=0)
+    assert path.read_text() == small  # another size has another name
     lines = probe.probe_health(run[:1], episodes=3, steps=12)
     assert any("warning" in line for line in lines)  # it has learned nothing
     [path] = (run[0] / "probes").glob("health_*.json")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from joints_case import TASK, make_run, small_data
+from pictures import assert_whole
 
 from denoised_mdp.analysis.joint_plots import figures, short_names
 from denoised_mdp.analysis.joint_targets import JointTargets
@@ -211,6 +212,31 @@ def test_axes_are_logarithmic_only_where_a_joint_needs_it(worst):
     (legend,) = made["sizes"].legends
     assert [text.get_text() for text in legend.get_texts()] == ["a"]
     assert [label.get_text() for label in made["each_joint"].axes[0].get_xticklabels()] == ["arm", "finger"]
+
+
+def test_squared_metres_are_not_averaged_with_squared_radians():
+    joints = [Joint(name, unit, "scalar", (0,)) for name, unit in (("arm", "rad"), ("leg", "rad"), ("cart", "m"))]
+    curve = Curve(np.array([1]), np.array([[0.2, 0.4, 7.0]]), np.array([1.0, 1.0, 10.0]))
+    groups = {("a", 1, size): [SimpleNamespace(curve=curve, encoder="a", stack=1, size=size)] for size in (10, 20)}
+    _, radians, metres = figures(groups, joints, "title")["sizes"].axes
+    for axes, unit, value in ((radians, "rad²", 0.3), (metres, "m²", 7.0)):
+        assert f"({unit})" in axes.get_ylabel()
+        np.testing.assert_allclose(axes.lines[0].get_ydata(), value)
+
+
+@pytest.mark.parametrize("relative", [0.97, 0.2, 3.0])
+def test_pictures_cut_nothing(relative):
+    """Every text lies in the picture, every line in its axes; so does the mean's 1."""
+    joints = [Joint("desk_arm", "rad", "scalar", (0,)), Joint("desk_finger", "m", "scalar", (1,))]
+    groups = {}
+    for name, error in (("Denoised 2b", relative), ("from scratch", 0.9 * relative)):
+        curve = Curve(np.array([1, 2]), np.full((2, 2), error), np.ones(2))
+        groups |= {(name, 1, n): [SimpleNamespace(curve=curve, encoder=name, stack=1, size=n)] for n in (10, 5000)}
+    title = "tv_green_hue + tv + button_noise + moving_lights + camera_shake + noisy_sensor · joint positions " * 2
+    for figure in figures(groups, joints, title).values():
+        assert_whole(figure)
+    figure = figures(groups, joints, "title")["sizes"]
+    assert figure.axes[0].get_ylim()[1] > 1.03 * max(1, relative)
 
 
 def test_runs_that_differ_in_their_seed_share_a_name(tmp_path):

@@ -11,29 +11,41 @@ import numpy as np
 
 from ..config import differences
 from ..envs.factors import Factor
-from .factors import FactorMatrix
-from .results import Subject, number
+from .crossfit import Estimate, confidence
+from .factors import TOO_FEW, FactorMatrix
+from .results import Subject
+
+HEADLINES = {"signal recall": "signal", "leakage": "noise"}
+"""name of a summary of x -> what is read from it"""
 
 
-def headline_text(matrix: FactorMatrix, probe: str, split: str, numbers: Mapping[str, float] | None = None) -> str:
-    """The line below a heat map's title; numbers: instead of the matrix's `headline`."""
+def headline_text(matrix: FactorMatrix, probe: str, split: str) -> str:
+    """The lines below a heat map's title."""
     clips = {"train": "clips of training", "test": "unseen clips", "across": "fitted on clips of training, tested on"
              " unseen ones"}[split]  # fmt: skip
-    numbers = matrix.headline(probe) if numbers is None else numbers
-    leakage = "" if math.isnan(numbers["leakage"]) else f" · leakage {numbers['leakage']:.2f}"
-    recall = f"signal recall {numbers['signal_recall']:.2f}"
-    return f"R² on held-out episodes · {probe} · {clips} · {recall}{leakage}"
+    lines = [f"R² on held-out episodes · {probe} · {clips}"]
+    for name, source in HEADLINES.items():
+        if matrix.summaries[probe][source]:
+            lines.append(f"{name} {matrix.summary(probe, 'x', source).text(2)}")
+    return "\n".join([lines[0], " · ".join(lines[1:])])
 
 
 def factor_lines(matrix: FactorMatrix) -> list[str]:
-    """A table of mean R^2: probes and parts in rows, signal and noise in columns."""
-    lines = [f"  {'R^2 (mean over factors)':26s}{'signal':>16s}{'noise':>16s}"]
+    """A table of mean R^2 with 95 % intervals: probes and parts in rows, signal and noise in columns."""
+    lines = [f"  {'R^2 (mean over factors)':26s}{'signal':>22s}{'noise':>22s}"]
     for probe in matrix.scores:
         for part in matrix.parts:
-            cells = [number(*matrix.summary(probe, part, source)) for source in ("signal", "noise")]
-            lines.append(f"  {probe:6s} from {part:14s}{cells[0]:>16s}{cells[1]:>16s}")
-        head = matrix.headline(probe)
-        lines.append(f"  {probe:6s} signal recall {head['signal_recall']:.3f}, leakage {head['leakage']:.3f}")
+            cells = [matrix.summary(probe, part, source).text() for source in HEADLINES.values()]
+            lines.append(f"  {probe:6s} from {part:14s}{cells[0]:>22s}{cells[1]:>22s}")
+        heads = [f"{name} {matrix.summary(probe, 'x', source).text()}" for name, source in HEADLINES.items()
+                 if matrix.summaries[probe][source]]  # fmt: skip
+        lines.append(f"  {probe:6s} {', '.join(heads)}")
+        for name, source in HEADLINES.items():
+            if matrix.summary(probe, "x", source).note == TOO_FEW:
+                lines.append(
+                    f"    {name}: too few episodes, or nothing to be read (R^2 of all latents together, or of the"
+                    f" encoder: {matrix.ceiling(probe, source).text()}). Give more --episodes."
+                )
     return lines
 
 
@@ -44,22 +56,44 @@ def as_tree(matrix: FactorMatrix) -> dict[str, Any]:
         "parts": matrix.parts,
         "factors": [dataclasses.asdict(factor) for factor in matrix.factors],
         "scores": {probe: scores.tolist() for probe, scores in matrix.scores.items()},
+        "intervals": {probe: ends.tolist() for probe, ends in matrix.intervals.items()},
         "baseline": matrix.baseline.tolist(),
-    }
+        "summaries": {
+            probe: {source: {part: dataclasses.asdict(one) for part, one in found.items()}
+                    for source, found in sources.items()}
+            for probe, sources in matrix.summaries.items()
+        },
+    }  # fmt: skip
 
 
 def from_tree(tree: Mapping[str, Any]) -> FactorMatrix:
-    """The matrix that `as_tree` wrote."""
+    """The matrix that `as_tree` wrote.
+
+    Raises:
+        ValueError: it is of an earlier version, whose recall and leakage were something else.
+    """
+    if "scores" in tree and "summaries" not in tree:
+        raise ValueError("an earlier version made it: run probe factors again")
     found = [Factor(**{**factor, "columns": tuple(factor["columns"])}) for factor in tree["factors"]]
-    scores = {probe: np.array(values) for probe, values in tree["scores"].items()}
-    return FactorMatrix(found, list(tree["parts"]), scores, np.array(tree["baseline"]))
+    scores, intervals = (
+        {probe: np.array(values, np.float64) for probe, values in tree[name].items()}  # null becomes nan
+        for name in ("scores", "intervals")
+    )
+    summaries = {
+        probe: {source: {part: Estimate(*(math.nan if one[end] is None else float(one[end])
+                                          for end in ("value", "low", "high")), note=str(one["note"]))
+                         for part, one in parts.items()}
+                for source, parts in sources.items()}
+        for probe, sources in tree["summaries"].items()
+    }  # fmt: skip
+    return FactorMatrix(found, list(tree["parts"]), scores, intervals, np.array(tree["baseline"]), summaries)
 
 
 def factor_rows(subject: Subject, matrix: FactorMatrix) -> list[dict[str, Any]]:
-    """One row per probe, part and factor; R^2 is a mean over seeds, with its standard deviation."""
+    """One row per probe, part and factor; R^2 is a mean over seeds, with the ends of its 95 % interval."""
     rows = []
-    for probe, scores in matrix.scores.items():
-        spread = scores.std(0, ddof=1) if len(scores) > 1 else np.full(scores.shape[1:], np.nan)
+    for probe in matrix.scores:
+        mean, (low, high) = matrix.mean(probe), matrix.intervals[probe]
         for (p, part), (f, factor) in _product(matrix.parts, matrix.factors):
             rows.append(
                 {
@@ -72,8 +106,9 @@ def factor_rows(subject: Subject, matrix: FactorMatrix) -> list[dict[str, Any]]:
                     "factor": factor.name,
                     "source": factor.source,
                     "quadrant": factor.quadrant,
-                    "r2": round(float(scores[:, p, f].mean()), 6),
-                    "r2_std": round(float(spread[p, f]), 6),
+                    "r2": round(float(mean[p, f]), 6),
+                    "r2_low": round(float(low[p, f]), 6),
+                    "r2_high": round(float(high[p, f]), 6),
                     "mean_predictor_r2": round(float(matrix.baseline[:, f].mean()), 6),
                 }
             )
@@ -101,9 +136,28 @@ def groups_of_seeds(results: Sequence[tuple[Subject, FactorMatrix]]) -> list[lis
 
 
 def pooled(matrices: Sequence[FactorMatrix]) -> FactorMatrix:
-    """One matrix whose seeds are runs: each run's mean over its own probe seeds."""
+    """One matrix whose seeds are runs: each run's mean over its own probe seeds.
+
+    A summary is the mean of the runs where it is known, with a 95 % interval over three or more of them (Student's t);
+    its note says where fewer than all count.
+    """
     first = matrices[0]
     scores = {probe: np.stack([matrix.mean(probe) for matrix in matrices]) for probe in first.scores}
-    return FactorMatrix(first.factors, first.parts, scores, np.stack([m.baseline.mean(0) for m in matrices]))
+    intervals = {probe: np.full((2, *runs.shape[1:]), np.nan) for probe, runs in scores.items()}
+    summaries = {
+        probe: {source: {part: _pool([matrix.summary(probe, part, source) for matrix in matrices]) for part in parts}
+                for source, parts in sources.items()}
+        for probe, sources in first.summaries.items()
+    }  # fmt: skip
+    baseline = np.stack([matrix.baseline.mean(0) for matrix in matrices])
+    return FactorMatrix(first.factors, first.parts, scores, intervals, baseline, summaries)
 
 
+def _pool(runs: Sequence[Estimate]) -> Estimate:
+    """The mean of those that are known."""
+    known = np.array([one.value for one in runs if one.known])
+    if not len(known):
+        return Estimate(math.nan, note=runs[0].note)
+    half = confidence(known) if len(known) > 2 else math.nan
+    fewer = "" if len(known) == len(runs) else f"{len(known)} of {len(runs)} runs, too few episodes in the others"
+    return Estimate(float(known.mean()), float(known.mean()) - half, float(known.mean()) + half, fewer)

@@ -2,7 +2,8 @@
 
 From frozen latents of held-out episodes, probes predict every factor that the environment reports. Episodes are
 divided, never their rows; R^2 is that of episodes on which a probe was not fitted. Two numbers sum it up: signal recall
-(the signal from x should be near 1) and leakage (the noise from x should be near 0).
+(the signal from x should be near 1) and leakage (the noise from x should be near 0). Both are unknown where the sample
+is too small for any probe to find something: an R^2 of 0 from x then says nothing of x.
 """
 
 from __future__ import annotations
@@ -16,19 +17,35 @@ import numpy as np
 
 from ..agent import Agent
 from ..envs.factors import SIGNAL, Factor, factors
-from ..envs.seeding import generator
 from ..errors import UserError
 from ..progress import track
+from .crossfit import (
+    Division,
+    EpisodeSums,
+    Estimate,
+    bootstrap_weights,
+    half_of,
+    interval,
+    random_divisions,
+    still_to_learn,
+    widened,
+)
 from .data import Frozen, Recording, freeze, probe_seeds, record
 from .mlp import mlp_predictions
-from .ridge import fit_ridge, r_squared
+from .ridge import fit_ridge
 
 PROBES = ("ridge", "mlp")
-TEST_SHARE = 1 / 3
-"""of the episodes, on which R^2 is computed"""
-
-Split = tuple[np.ndarray, np.ndarray]
-"""numbers of the episodes on which a probe is fitted, and of those on which it is tested"""
+EPISODES, STEPS = 36, 200
+"""of every result that is called recall or leakage, unless options say otherwise"""
+REFERENCES = ("all", "encoder")
+"""parts that see more than any latent alone: what cannot be read from them sets a ceiling to the sample"""
+CEILING = 0.2
+"""least R^2 that the lower end of the ceiling's interval must reach"""
+WIDEST = 0.5
+"""most width of an interval, the ceiling's and a latent's own, beside which a number says something"""
+LOST = 0.03
+"""most R^2 by which all latents together may stay behind one of them"""
+TOO_FEW = "too few episodes"
 
 
 @dataclass
@@ -39,62 +56,56 @@ class FactorMatrix:
     parts: list[str]
     scores: dict[str, np.ndarray]
     """probe -> R^2 [seeds, parts, factors]"""
+    intervals: dict[str, np.ndarray]
+    """probe -> ends of the 95 % interval of the mean over seeds, [2, parts, factors]"""
     baseline: np.ndarray
     """R^2 of predicting the mean of the fitted episodes, at most 0, [seeds, factors]"""
+    summaries: dict[str, dict[str, dict[str, Estimate]]]
+    """probe -> "signal" or "noise" -> part -> `summary`"""
 
     def mean(self, probe: str) -> np.ndarray:
         """Mean over seeds, [parts, factors]."""
         return self.scores[probe].mean(0)
 
-    def summary(self, probe: str, part: str, source: str) -> tuple[float, float]:
-        """Mean R^2 of all factors of "signal" or "noise" from one part; its mean and std over seeds.
+    def summary(self, probe: str, part: str, source: str) -> Estimate:
+        """Mean R^2 of all factors of "signal" or "noise" from one part, with its interval over episodes.
 
         Signal is what can be controlled and matters for the reward, noise what cannot be controlled. A factor that is
-        predicted worse than by its mean counts as 0: nothing of it was found. nan without factors, and the std with a
-        single seed.
+        predicted worse than by its mean counts as 0. nan without factors, and where the sample cannot tell: that a
+        probe finds nothing in a latent means something only if it finds something in `ceiling`, if both intervals are
+        narrower than `WIDEST`, and if all latents together do not know less than one of them.
         """
-        group = [f.quadrant == SIGNAL if source == "signal" else f.source == "noise" for f in self.factors]
-        columns = np.flatnonzero(group)
-        if not len(columns):
-            return float("nan"), float("nan")
-        values = self.scores[probe][:, self.parts.index(part)][:, columns].clip(0.0).mean(1)  # [seeds]
-        return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else float("nan")
+        return self.summaries[probe][source].get(part, Estimate(np.nan))
+
+    def ceiling(self, probe: str, source: str) -> Estimate:
+        """The best summary of the `REFERENCES`: what such a probe can find at all in these episodes.
+
+        Without any of them, the best of all parts.
+        """
+        found = self.summaries[probe][source]
+        known = [found[part] for part in REFERENCES if part in found] or list(found.values())
+        return max(known, key=lambda one: (one.low, one.value), default=Estimate(np.nan))
 
     def headline(self, probe: str) -> dict[str, float]:
         """Signal recall and leakage: how much of the signal, and of the noise, x holds."""
         return {
-            "signal_recall": self.summary(probe, "x", "signal")[0],
-            "leakage": self.summary(probe, "x", "noise")[0],
+            "signal_recall": self.summary(probe, "x", "signal").value,
+            "leakage": self.summary(probe, "x", "noise").value,
         }
-
-
-def random_splits(episodes: int, seeds: int, test_share: float = TEST_SHARE) -> list[Split]:
-    """One random division of the episodes per seed.
-
-    Raises:
-        UserError: fewer than three episodes, or so few that a probe could not choose its penalty.
-    """
-    test = max(1, round(episodes * test_share))
-    if episodes - test < 2:
-        raise UserError(f"{episodes} episodes are too few for a probe: give at least 3, better 30 (--episodes).")
-    splits = []
-    for seed in range(seeds):
-        order = generator(seed, "probe split").permutation(episodes)
-        splits.append((np.sort(order[test:]), np.sort(order[:test])))
-    return splits
 
 
 def factor_matrix(
     parts: dict[str, np.ndarray],
     targets: dict[Factor, np.ndarray],
     episode: np.ndarray,
-    splits: Sequence[Split],
+    divisions: Sequence[Division],
     probes: Sequence[str] = PROBES,
 ) -> FactorMatrix:
-    """Fit and test every probe on every part.
+    """Fit and test every probe on every part, see `analysis.crossfit`.
 
     parts: name -> features [n, F]. targets: factor -> values [n, k]; R^2 is the mean over the k columns. Factors
-    that never vary are left out. episode: number of each row's episode [n]. The i-th split is that of seed i.
+    that never vary are left out. episode: number of each row's episode [n]. divisions: as of `random_divisions`; the
+    i-th is that of seed i, and all test the same episodes.
 
     Raises:
         UserError: features that are not finite.
@@ -107,28 +118,74 @@ def factor_matrix(
         raise UserError("Nothing varies in these episodes: there is no factor to be predicted. Record longer ones.")
     y = np.concatenate([np.asarray(values, np.float64) for values in targets.values()], 1)  # [n, K]
     owner = np.repeat(np.arange(len(targets)), [values.shape[1] for values in targets.values()])  # [K]
-    scores = {probe: np.zeros((len(splits), len(parts), len(targets))) for probe in probes}
-    sides = [(np.isin(episode, fit), np.isin(episode, test)) for fit, test in splits]
-    baseline = np.stack([_by_factor(r_squared(y[held], y[train].mean(0)), owner) for train, held in sides])
-    jobs = list(itertools.product(enumerate(sides), enumerate(parts.values()), probes))
-    for (seed, (train, held)), (row, features), probe in track(jobs, "fitting probes", "fits"):
+    sums = EpisodeSums(y, episode, np.concatenate([test for _, test in divisions[0]]))
+    shape = len(divisions), len(parts), len(sums.tested), y.shape[1]
+    errors, halves = ({probe: np.zeros(shape) for probe in probes} for _ in range(2))  # [seeds, parts, E, K]
+    baseline = np.zeros((len(divisions), len(sums.tested), y.shape[1]))  # [seeds, E, K]
+    folds = [(seed, *fold) for seed, division in enumerate(divisions) for fold in division]
+    for seed, fit, test in folds:
+        held = np.isin(episode, test)
+        baseline[seed] += sums.errors(y[held] - y[np.isin(episode, fit)].mean(0), held)
+    jobs = list(itertools.product(folds, (False, True), enumerate(parts.values()), probes))
+    for (seed, fit, test), less, (row, features), probe in track(jobs, "fitting probes", "fits"):
+        train, held = np.isin(episode, half_of(fit, seed) if less else fit), np.isin(episode, test)
         if probe == "ridge":
             predicted = fit_ridge(features[train], y[train], episode[train]).predict(features[held])
         else:
             predicted = mlp_predictions(features[train], y[train], episode[train], features[held], seed=seed)
-        scores[probe][seed, row] = _by_factor(r_squared(y[held], predicted), owner)
-    return FactorMatrix(list(targets), list(parts), scores, baseline)
+        (halves if less else errors)[probe][seed, row] += sums.errors(y[held] - predicted, held)
+    matrix = FactorMatrix(
+        list(targets), list(parts), {}, {}, np.stack([_by_factor(sums.r_squared(one), owner) for one in baseline]), {}
+    )
+    weights, sizes = bootstrap_weights(len(sums.tested)), [(len(fit), len(half_of(fit, 0))) for fit, _ in divisions[0]]
+    for probe, found in errors.items():
+        whole, half = (np.array([[_by_factor(sums.r_squared(part), owner) for part in seed] for seed in one])
+                       for one in (found, halves[probe]))  # [seeds, parts, factors]
+        matrix.scores[probe] = whole
+        draws = [_by_factor(sums.r_squared(part, weights), owner) for part in found.mean(0)]  # parts x [draws, factors]
+        draws = widened(np.stack(draws, 1), matrix.mean(probe), len(sums.tested))
+        _summarize(matrix, probe, draws, still_to_learn(whole.mean(0), half.mean(0), sizes))
+    return matrix
+
+
+def _summarize(matrix: FactorMatrix, probe: str, draws: np.ndarray, more: np.ndarray) -> None:
+    """Fill in the intervals and the summaries of one probe.
+
+    draws: of the bootstrap, [draws, parts, factors]. more: what R^2 may lack, [parts, factors], see `still_to_learn`.
+    """
+    low, high = interval(draws)
+    matrix.intervals[probe] = np.stack((low, np.minimum(high + more, 1.0)))
+    matrix.summaries[probe] = {"signal": {}, "noise": {}}
+    for source, found in matrix.summaries[probe].items():
+        columns = [i for i, f in enumerate(matrix.factors)
+                   if (f.quadrant == SIGNAL if source == "signal" else f.source == "noise")]  # fmt: skip
+        if not columns:
+            continue
+        values = matrix.scores[probe][:, :, columns].clip(0.0).mean((0, 2))  # [parts]
+        low, high = interval(draws[:, :, columns].clip(0.0, 1.0).mean(2))  # [parts] each
+        high = np.minimum(high + more[:, columns].mean(1), 1.0)
+        ends = zip(matrix.parts, values, low, high, strict=True)
+        found |= {part: Estimate(float(value), float(a), float(b)) for part, value, a, b in ends}
+        ceiling = matrix.ceiling(probe, source)
+        useless = ceiling.low < CEILING or ceiling.high - ceiling.low > WIDEST
+        if "all" in found:  # which knows what each latent knows, unless a fit drowns in its many features
+            useless |= max(one.value for part, one in found.items() if part != "encoder") > found["all"].value + LOST
+        found |= {
+            part: Estimate(np.nan, note=TOO_FEW) for part, one in found.items()
+            if part not in REFERENCES and (useless or one.high - one.low > WIDEST)
+        }  # fmt: skip
 
 
 def _by_factor(values: np.ndarray, owner: np.ndarray) -> np.ndarray:
-    """Mean of the columns [K] of each factor; a column that is constant in the tested rows says nothing.
+    """Mean of the columns [..., K] of each factor: [..., factors]. A column that is constant says nothing.
 
     A factor without any other column gets 0: predicting it takes no information.
     """
-    out = np.zeros(owner.max() + 1)
-    for factor in range(len(out)):
-        known = values[(owner == factor) & np.isfinite(values)]
-        out[factor] = known.mean() if len(known) else 0.0
+    out = np.zeros((*values.shape[:-1], owner.max() + 1))
+    for factor in range(out.shape[-1]):
+        known = np.isfinite(values[..., owner == factor])
+        total = np.where(known, values[..., owner == factor], 0.0).sum(-1)
+        out[..., factor] = total / np.maximum(known.sum(-1), 1)
     return out
 
 
@@ -152,7 +209,7 @@ class QuickProbe:
     They are played at random, once, so that the curve shows the model's progress and not the policy's.
     """
 
-    episodes, steps, seeds = 9, 100, 3
+    episodes, steps = 12, 150
 
     def __init__(self, make_environment: Callable[[], gym.Env]):
         environment = make_environment()
@@ -161,14 +218,17 @@ class QuickProbe:
         self._recordings = record(make_environment, probe_seeds(0, self.episodes), self.steps, behaviour="random")
 
     def __call__(self, agent: Agent) -> dict[str, float]:
-        """Mean R^2 of signal and of noise from each latent, e.g. ``probe/noise_from_x``, the leakage."""
+        """Mean R^2 of signal and of noise from each latent, e.g. ``probe/noise_from_x``, and the ceilings.
+
+        It is far smaller than `EPISODES` of `STEPS`, and so has names of its own: recall and leakage are those of the
+        full probe. What so few episodes cannot tell is left out.
+        """
         names = agent.world_model.rssm.layout.names
-        parts, episode = stack(freeze(agent, self._recordings), names)
+        parts, episode = stack(freeze(agent, self._recordings))
         targets = targets_of(self._factors, self._recordings)
-        matrix = factor_matrix(parts, targets, episode, random_splits(self.episodes, self.seeds), ["ridge"])
-        scores = {
-            f"probe/{source}_from_{name}": matrix.summary("ridge", name, source)[0]
-            for name in names
-            for source in ("signal", "noise")
-        }
+        matrix = factor_matrix(parts, targets, episode, random_divisions(self.episodes), ["ridge"])
+        scores = {}
+        for source in ("signal", "noise"):
+            scores |= {f"probe/{source}_from_{name}": matrix.summary("ridge", name, source).value for name in names}
+            scores[f"probe/{source}_ceiling"] = matrix.ceiling("ridge", source).value
         return {name: value for name, value in scores.items() if np.isfinite(value)}

@@ -12,7 +12,7 @@ from ..agent import Agent
 from ..progress import track
 from ..rssm import Latent, kl_divergence
 from .data import Frozen, Recording
-from .factors import FactorMatrix
+from .factors import TOO_FEW, FactorMatrix
 
 ACTIVE = 0.01
 """nats per step from which a dimension counts as active"""
@@ -41,9 +41,9 @@ class Health:
     image_r2: float
     """share of the pixels' variance (about each pixel's mean) that the reconstruction explains"""
     signal: dict[str, float]
-    """mean R^2 of the signal's factors from each latent"""
+    """mean R^2 of the signal's factors from each latent, of a quick probe; nan where its episodes are too few"""
     noise: dict[str, float]
-    """mean R^2 of the noise's factors from each latent; nan without noise"""
+    """the same of the noise; nan without noise, too"""
     warnings: list[str]
 
 
@@ -58,7 +58,7 @@ def measure_health(
     active = {name: (int((part.mean(0) >= ACTIVE).sum()), part.shape[-1]) for name, part in split.items()}
     floor = kl.free_nats
     sources = {
-        source: {name: matrix.summary("ridge", name, source)[0] for name in layout.names}
+        source: {name: matrix.summary("ridge", name, source).value for name in layout.names}
         for source in ("signal", "noise")
     }
     health = Health(
@@ -72,6 +72,12 @@ def measure_health(
         warnings=[],
     )
     health.warnings = warnings_of(health, floor)
+    for source in ("signal", "noise"):
+        if matrix.summary("ridge", "x", source).note == TOO_FEW:
+            health.warnings.append(
+                f"What the latents hold of the {source} is not known: R^2 from all latents together, or from the"
+                f" encoder, is {matrix.ceiling('ridge', source).text(2)}. Give more --episodes, or train longer."
+            )
     return health
 
 

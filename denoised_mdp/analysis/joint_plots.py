@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -33,25 +34,27 @@ def figures(groups: Groups, joints: Sequence[Joint], title: str) -> dict[str, Fi
 
 
 def size_figure(groups: Groups, joints: Sequence[Joint], title: str) -> Figure:
-    """Final test error against train size: relative to predicting the mean, and in physical units."""
-    figure, (left, right) = _axes(2, title)
-    for (name, stack), keys in _lines(groups).items():
-        for axes, value in ((left, _relative), (right, _physical)):
-            sizes = [key[2] for key in keys]
-            own = [[value(one)[-1] for one in groups[key]] for key in keys]
-            _draw(axes, np.array(sizes), own, _label(name, stack), _style(groups, name, stack), marker="o")
-    units = ", ".join(f"{unit}²" for unit in dict.fromkeys(joint.unit for joint in joints))
-    left.set_ylabel(RELATIVE)
-    right.set_ylabel(f"test MSE, mean over joints ({units})")
-    _scale([left], [value for results in groups.values() for one in results for value in _relative(one)[-1:]])
-    right.set_ylim(0, None)
-    for axes in (left, right):
+    """Final test error against train size: relative to predicting the mean, and of the joints of each unit."""
+    units = list(dict.fromkeys(joint.unit for joint in joints))
+    figure, panels = _axes(1 + len(units), title)
+    for axes, unit in zip(panels, (None, *units), strict=True):
+        chosen = [joint.unit == unit for joint in joints]
+        for (name, stack), keys in _lines(groups).items():
+            own = [[(_relative(one) if unit is None else one.curve.mse[:, chosen].mean(1))[-1] for one in groups[key]]
+                   for key in keys]  # fmt: skip
+            sizes = np.array([key[2] for key in keys])
+            _draw(axes, sizes, own, _label(name, stack), _style(groups, name, stack), marker="o")
+        count = f"{sum(chosen)} joint{'s' * (sum(chosen) > 1)}"
         axes.set(xscale="log", xlabel="training pairs")
+        axes.set_ylabel(RELATIVE if unit is None else f"test MSE ({unit}²),\nmean over {count}")
         sizes = sorted({key[2] for key in groups})
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30)
         axes.minorticks_off()
-    left.axhline(1, color=FAINT, linewidth=0.8, linestyle=":")
-    _legend(figure, left)
+    for axes in panels[1:]:
+        axes.set_ylim(0, None)
+    panels[0].axhline(1, color=FAINT, linewidth=0.8, linestyle=":")
+    _scale(panels[:1], [value for results in groups.values() for one in results for value in _relative(one)[-1:]])
+    _legend(figure, panels[0])
     return figure
 
 
@@ -67,7 +70,7 @@ def curve_figure(groups: Groups, title: str) -> Figure:
                 _draw(axes, results[0].curve.updates, values, _label(name, stack), _style(groups, name, stack))
         axes.set(xlabel="updates", ylabel=RELATIVE)
         axes.set_title(f"{size:,} training pairs", fontsize=9, color=INK, loc="left")
-        axes.axhline(1, color=FAINT, linewidth=0.8, linestyle=":")
+        axes.axhline(1, color=FAINT, linewidth=0.8, linestyle=":")  # predicting the mean
     drawn = [one for key, results in groups.items() if key[2] in shown for one in results]
     _scale(panels, [value for one in drawn for value in _relative(one)])
     _legend(figure, panels[0])
@@ -79,10 +82,11 @@ def joint_figure(groups: Groups, joints: Sequence[Joint], title: str) -> Figure:
     largest = max(key[2] for key in groups)
     keys = [key for key in groups if key[2] == largest]
     values = np.array([np.mean([one.curve.relative[-1] for one in groups[key]], 0) for key in keys])  # [encoders, J]
-    figure = new_figure(max(7.0, 2.6 + 0.55 * len(joints)), 1.7 + 0.42 * len(keys))
+    width = max(7.0, 2.6 + 0.55 * len(joints))
+    figure = new_figure(width, 1.9 + 0.42 * len(keys))
     figure.set_layout_engine("constrained")
-    figure.suptitle(f"{title}\ntest MSE / that of the mean, {largest:,} training pairs", x=0.01, ha="left", fontsize=11,
-                    color=INK)  # fmt: skip
+    head = f"{literal(_wrapped(title, width))}\ntest MSE / that of the mean, {largest:,} training pairs"
+    figure.suptitle(head, x=0.01, ha="left", fontsize=11, color=INK)
     axes = figure.subplots()
     axes.imshow(1 - np.nan_to_num(values, nan=1.0).clip(0, 1), cmap=DARK, vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(joints)), short_names(joints), rotation=40, ha="right", fontsize=8)
@@ -111,7 +115,7 @@ def _scale(panels: Sequence, values: Sequence[float]) -> None:
     for axes in panels:
         axes.set_yscale("log" if wide else "linear")
         if not wide:
-            axes.set_ylim(0, None)
+            axes.set_ylim(0, 1.06 * max([1.0, *known]))  # whatever was drawn, and the mean's 1
 
 
 def _legend(figure: Figure, axes) -> None:
@@ -123,10 +127,6 @@ def _legend(figure: Figure, axes) -> None:
 def _relative(result: Result) -> np.ndarray:
     """Mean over joints of the relative error, [n]."""
     return np.nanmean(result.curve.relative, 1)
-
-
-def _physical(result: Result) -> np.ndarray:
-    return result.curve.mse.mean(1)
 
 
 def _lines(groups: Groups) -> dict[tuple[str, int], list[tuple[str, int, int]]]:
@@ -156,10 +156,16 @@ def _draw(axes, x: np.ndarray, values: Sequence[Sequence[float]], label: str, st
         axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
+def _wrapped(title: str, width: float) -> str:
+    """A title of 12 points in as many lines as a figure of so many inches needs."""
+    return "\n".join(textwrap.wrap(title, int(width * 8.5)))
+
+
 def _axes(count: int, title: str):
-    figure = new_figure(4.6 * max(count, 2) + 0.6, 4.2)
+    width = 4.6 * max(count, 2) + 0.6
+    figure = new_figure(width, 4.2)
     figure.set_layout_engine("constrained")
-    figure.suptitle(literal(title), x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    figure.suptitle(literal(_wrapped(title, width)), x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     panels = np.atleast_1d(figure.subplots(1, count))
     for axes in panels:
         plain_axes(axes, 9)

@@ -223,8 +223,8 @@ def _report(
             "train_size": best.size,
             "relative_mse": float(np.nanmean(best.curve.relative[-1])),
             "pooled_mse": float(best.curve.pooled[-1]),
-            "mse": float(best.curve.mse[-1].mean()),
-        }
+        } | {f"mse_{unit}2": float(best.curve.mse[-1][[joint.unit == unit for joint in joints]].mean())
+             for unit in dict.fromkeys(joint.unit for joint in joints)}  # fmt: skip
         about = subject.about(**options) | numbers
         parts.append((subject.stem("joints", "train", output), {**tree, **about}, own))
     for stem, about, own in parts:

@@ -13,53 +13,67 @@ from pathlib import Path
 from ..environments import environment_maker
 from ..envs.factors import factors
 from ..errors import UserError
+from .crossfit import Split, random_divisions
 from .data import freeze, probe_seeds, record
 from .factor_tables import as_tree, factor_lines, factor_rows, groups_of_seeds, headline_text, pooled
-from .factors import PROBES, FactorMatrix, Split, factor_matrix, random_splits, stack, targets_of
+from .factors import EPISODES, PROBES, STEPS, FactorMatrix, factor_matrix, stack, targets_of
 from .health import measure_health
 from .invariance import measure_invariance, paired_change, record_grid, returns_under
-from .results import Subject, make_folder, number, subjects, write_csv, write_json
+from .results import Subject, make_folder, number, subjects, variant_of, write_csv, write_json
+
+FACTORS = {"episodes": EPISODES, "steps": STEPS, "seeds": 1, "behaviour": "mixed"}
+INVARIANCE = {"episodes": 6, "steps": 150, "worlds": 4, "returns": 5}
+HEALTH = {"episodes": 12, "steps": 150, "behaviour": "mixed"}
+"""default options of each probe: results of others have them in their names"""
 
 
 def probe_factors(
     runs: Sequence[Path],
     output: Path | None = None,
     *,
-    episodes: int = 36,
-    steps: int = 200,
-    seeds: int = 3,
+    episodes: int = FACTORS["episodes"],
+    steps: int = FACTORS["steps"],
+    seeds: int = FACTORS["seeds"],
     split: str = "train",
-    behaviour: str = "mixed",
+    behaviour: str = FACTORS["behaviour"],
     checkpoint: int | None = None,
     device: str = "auto",
 ) -> list[str]:
     """The factor matrix of each run, and the mean over runs that differ in nothing but their seed."""
-    from . import plots
-
     lines, results = [], []
+    options = {"episodes": episodes, "steps": steps, "seeds": seeds, "split": split, "behaviour": behaviour}
+    variant = variant_of(options, FACTORS)
     for subject in subjects(runs, checkpoint, device, output):
-        stem = subject.stem("factors", split, output)
+        stem = subject.stem("factors", split, output, variant)
         matrix = _matrix(subject, episodes, steps, seeds, split, behaviour)
-        options = {"episodes": episodes, "steps": steps, "seeds": seeds, "split": split, "behaviour": behaviour}
         write_json(stem.with_suffix(".json"), {"probe": "factors", **subject.about(**options), **as_tree(matrix)})
         write_csv(stem.with_suffix(".csv"), factor_rows(subject, matrix))
         lines += [subject.label, *factor_lines(matrix)]
-        for probe in PROBES:
-            figure = plots.factor_heat_map(matrix, probe, subject.label, headline_text(matrix, probe, split))
-            lines.append(f"  {plots.save_figure(figure, stem.with_name(f'{stem.name}_{probe}.png'))}")
+        if episodes * steps < EPISODES * STEPS:
+            lines.append(f"  smaller than the default ({EPISODES} episodes of {STEPS} actions): it reads less;"
+                         " compare results of one size alone")  # fmt: skip
+        lines += _draw(matrix, subject.label, split, stem)
         results.append((subject, matrix))
     for members in groups_of_seeds(results):
         mean = pooled([matrix for _, matrix in members])
         config, folder = members[0][0].config, make_folder(output or Path("probes"))
-        count = f"{len(members)} runs"
-        title = f"{' + '.join([config.env.task, *config.distractors])} · {config.model.name} · mean of {count}"
-        lines += [title, *factor_lines(mean)]
-        stem = folder / f"factors_{members[0][0].path.resolve().name}_and_{len(members) - 1}_more_{split}"
+        what = " + ".join([config.env.task, *config.distractors])
+        title = f"{what} · {config.model.name} · mean of {len(members)} runs"
+        stem = folder / f"factors_{members[0][0].path.resolve().name}_and_{len(members) - 1}_more_{split}{variant}"
         write_json(stem.with_suffix(".json"), {"probe": "factors", "runs": [str(s.path) for s, _ in members],
-                                              **as_tree(mean)})  # fmt: skip
-        for probe in PROBES:
-            figure = plots.factor_heat_map(mean, probe, title, headline_text(mean, probe, split))
-            lines.append(f"  {plots.save_figure(figure, stem.with_name(f'{stem.name}_{probe}.png'))}")
+                                              "options": options, **as_tree(mean)})  # fmt: skip
+        lines += [title, *factor_lines(mean), *_draw(mean, title, split, stem)]
+    return lines
+
+
+def _draw(matrix: FactorMatrix, title: str, split: str, stem: Path) -> list[str]:
+    """Write one heat map per probe; the lines name them."""
+    from . import plots
+
+    lines = []
+    for probe in PROBES:
+        figure = plots.factor_heat_map(matrix, probe, title, headline_text(matrix, probe, split))
+        lines.append(f"  {plots.save_figure(figure, stem.with_name(f'{stem.name}_{probe}.png'))}")
     return lines
 
 
@@ -68,7 +82,7 @@ def _matrix(
 ) -> FactorMatrix:
     """Record, filter and probe; "across" fits on the clips of training and tests on held-out ones."""
     config, agent = subject.config, subject.agent
-    splits = random_splits(episodes, seeds)
+    divisions = random_divisions(episodes, seeds)
     explore = config.train.exploration_noise
     recordings = []
     for place, clips in enumerate(("train", "test") if split == "across" else (split,)):
@@ -78,12 +92,12 @@ def _matrix(
         )
         recordings += played
     if split == "across":
-        splits = [_across(pair, episodes) for pair in splits]
+        divisions = [[_across(pair, episodes) for pair in division] for division in divisions]
     environment = environment_maker(config)()
     found = factors(environment)
     environment.close()
     parts, episode = stack(freeze(agent, recordings))
-    return factor_matrix(parts, targets_of(found, recordings), episode, splits, probes)
+    return factor_matrix(parts, targets_of(found, recordings), episode, divisions, probes)
 
 
 def _across(pair: Split, episodes: int) -> Split:
@@ -95,10 +109,10 @@ def probe_invariance(
     runs: Sequence[Path],
     output: Path | None = None,
     *,
-    episodes: int = 6,
-    steps: int = 150,
-    worlds: int = 4,
-    returns: int = 5,
+    episodes: int = INVARIANCE["episodes"],
+    steps: int = INVARIANCE["steps"],
+    worlds: int = INVARIANCE["worlds"],
+    returns: int = INVARIANCE["returns"],
     split: str = "train",
     checkpoint: int | None = None,
     device: str = "auto",
@@ -106,9 +120,10 @@ def probe_invariance(
     """Distances and returns under other distractors, see `analysis.invariance`; `returns` episodes each, 0: none."""
     if min(episodes, worlds) < 2:
         raise UserError("Distances need at least 2 episodes and 2 worlds (--episodes, --worlds).")
+    options = {"episodes": episodes, "steps": steps, "worlds": worlds, "returns": returns, "split": split}
     lines = []
     for subject in subjects(runs, checkpoint, device, output):
-        stem = subject.stem("invariance", split, output)
+        stem = subject.stem("invariance", split, output, variant_of(options, INVARIANCE))
         config, agent = subject.config, subject.agent
         explore = config.train.exploration_noise
         grid = record_grid(environment_maker(config, split), agent, episodes, worlds, steps, explore)
@@ -129,7 +144,6 @@ def probe_invariance(
                             "change_error": error, "returns": result.returns}  # fmt: skip
             versus = "" if result is trained else f"   change {number(change, error)}"
             lines.append(f"  return, {name:34s}{number(result.mean, result.standard_error):>20s}{versus}")
-        options = {"episodes": episodes, "steps": steps, "worlds": worlds, "returns": returns, "split": split}
         tree = {"distances": tree, "action_change": found.action_change, "returns": earned}
         path = write_json(stem.with_suffix(".json"), {"probe": "invariance", **subject.about(**options), **tree})
         lines.append(f"  {path}")
@@ -140,18 +154,19 @@ def probe_health(
     runs: Sequence[Path],
     output: Path | None = None,
     *,
-    episodes: int = 12,
-    steps: int = 150,
+    episodes: int = HEALTH["episodes"],
+    steps: int = HEALTH["steps"],
     split: str = "train",
-    behaviour: str = "mixed",
+    behaviour: str = HEALTH["behaviour"],
     checkpoint: int | None = None,
     device: str = "auto",
 ) -> list[str]:
     """Nats, active dimensions and shares of each latent, and warnings, see `analysis.health`."""
+    options = {"episodes": episodes, "steps": steps, "split": split, "behaviour": behaviour}
     lines = []
     for subject in subjects(runs, checkpoint, device, output):
-        stem = subject.stem("health", split, output)
-        config, agent, splits = subject.config, subject.agent, random_splits(episodes, 3)
+        stem = subject.stem("health", split, output, variant_of(options, HEALTH))
+        config, agent, divisions = subject.config, subject.agent, random_divisions(episodes)
         make = environment_maker(config, split)
         environment = make()
         found = factors(environment)
@@ -159,20 +174,19 @@ def probe_health(
         seeds, explore = probe_seeds(0, episodes), config.train.exploration_noise
         recordings = record(make, seeds, steps, agent=agent, explore=explore, behaviour=behaviour)
         frozen = freeze(agent, recordings)
-        parts, episode = stack(frozen, agent.world_model.rssm.layout.names)
-        matrix = factor_matrix(parts, targets_of(found, recordings), episode, splits, ["ridge"])
+        parts, episode = stack(frozen)
+        matrix = factor_matrix(parts, targets_of(found, recordings), episode, divisions, ["ridge"])
         health = measure_health(agent, recordings, frozen, matrix)
         lines += [subject.label, f"  {'latent':8s}{'nats per step':>14s}{'active':>10s}{'reconstruction':>16s}"
-                  f"{'R^2 signal':>12s}{'R^2 noise':>11s}"]  # fmt: skip
+                  f"{'quick R^2 of signal':>21s}{'of noise':>10s}"]  # fmt: skip
         for name, nats in health.nats.items():
             active = "{} of {}".format(*health.active[name])
             lines.append(
-                f"  {name:8s}{nats:14.2f}{active:>10s}{health.share[name]:16.0%}{health.signal[name]:12.2f}"
-                f"{number(health.noise[name], math.nan)[:4]:>11s}"
+                f"  {name:8s}{nats:14.2f}{active:>10s}{health.share[name]:16.0%}"
+                f"{number(health.signal[name], math.nan)[:4]:>21s}{number(health.noise[name], math.nan)[:4]:>10s}"
             )
         lines.append(f"  R^2 of the reconstructed pixels about each pixel's mean: {health.image_r2:.2f}")
         lines += [f"  warning: {warning}" for warning in health.warnings] or ["  no warnings"]
-        options = {"episodes": episodes, "steps": steps, "split": split, "behaviour": behaviour}
         tree = {"probe": "health", **subject.about(**options), **dataclasses.asdict(health)}
         lines.append(f"  {write_json(stem.with_suffix('.json'), tree)}")
     return lines

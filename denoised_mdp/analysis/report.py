@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 
 from .. import __version__
 from ..errors import UserError
@@ -147,10 +146,8 @@ def _means(group: Group) -> list[dict[str, str]]:
         def make(same=same, split=split, title=title) -> dict[str, str]:
             mean = pooled(same)
             probe = "ridge" if "ridge" in mean.scores else next(iter(mean.scores))
-            heads = [one.headline(probe) for one in same]
-            numbers = {name: float(np.mean([head[name] for head in heads])) for name in heads[0]}
-            note = headline_text(mean, probe, split if split in ("train", "test", "across") else "train", numbers)
-            return factor_dict(title, note, heat_map(mean, probe, title, note), numbers)
+            note = headline_text(mean, probe, split if split in ("train", "test", "across") else "train")
+            return factor_dict(title, note, heat_map(mean, probe, title, note), mean.headline(probe))
 
         means.append(safely(group.first.problems, "The mean factor matrix", make))
     return list(filter(None, means))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from ..config import differences
 from ..schema import Config
+from .crossfit import confidence
 from .report_data import Curve, RunData
 
 
@@ -117,12 +117,3 @@ def band(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, n
     mean = np.nanmean(grid, 0)
     half = np.array([confidence(column[np.isfinite(column)]) for column in grid.T])
     return steps, mean, half, count
-
-
-def confidence(values: np.ndarray) -> float:
-    """Half the width of the mean's 95 % confidence interval; nan for fewer than two values."""
-    from scipy.special import stdtrit
-
-    if len(values) < 2:
-        return math.nan
-    return float(stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(len(values)))

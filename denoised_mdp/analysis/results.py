@@ -49,13 +49,19 @@ class Subject:
             "options": options,
         }
 
-    def stem(self, probe: str, split: str, output: Path | None) -> Path:
+    def stem(self, probe: str, split: str, output: Path | None, variant: str = "") -> Path:
         """Path of the results without suffix; with `output`, all runs' results go into that folder.
 
-        The folder is made here, so that nothing is measured which cannot be written.
+        variant: as of `variant_of`, so that results of other options do not replace each other. The folder is made
+        here, so that nothing is measured which cannot be written.
         """
         name = "" if output is None else f"{self.path.resolve().name}_"
-        return make_folder(output or self.path / "probes") / f"{probe}_{name}{split}_{self.step:09d}"
+        return make_folder(output or self.path / "probes") / f"{probe}_{name}{split}{variant}_{self.step:09d}"
+
+
+def variant_of(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """What the name of a result says of options that are not the default: ``_episodes4_steps40``."""
+    return "".join(f"_{key}{options[key]}" for key in options if key in defaults and options[key] != defaults[key])
 
 
 def subjects(
@@ -84,7 +90,7 @@ def number(mean: float, spread: float) -> str:
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> Path:
     """Write JSON; numbers that it does not have (nan) become null."""
-    return write_whole(path, json.dumps(_finite(tree), indent=1, allow_nan=False) + "\n")
+    return write_whole(path, json.dumps(finite(tree), indent=1, allow_nan=False) + "\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -143,9 +149,10 @@ def first_difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return text if len(text) < 200 else f"another {key}"
 
 
-def _finite(tree: Any) -> Any:
+def finite(tree: Any) -> Any:
+    """The same tree with None for every number that JSON does not have."""
     if isinstance(tree, Mapping):
-        return {str(key): _finite(value) for key, value in tree.items()}
+        return {str(key): finite(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_finite(value) for value in tree]
+        return [finite(value) for value in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree

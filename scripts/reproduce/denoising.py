@@ -28,8 +28,6 @@ from pathlib import Path
 from denoising_show import LATENTS, RETURNS, draw, table
 from learning_curves import append, read
 
-EPISODES, STEPS, SPLITS = 12, 60, 3
-"""of the factor matrix: episodes, actions of each, divisions into fitted and tested episodes"""
 PHYSICS, WORLDS, GRID_STEPS = 6, 3, 60
 """of the grid of invariance: episodes, distractor seeds, actions of each"""
 SCORES = {
@@ -45,7 +43,8 @@ COLUMNS = (
     *(f"{kind}_{part}" for part in LATENTS for kind in ("other_noise", "other_state")), "action_change",
     *(f"return_{name}" for name in RETURNS), "unseen", "unseen_change", "unseen_change_error", "seconds", "machine",
 )  # fmt: skip
-FACTORS = ("run", "model", "seed", "probe", "part", "factor", "source", "quadrant", "r2", "r2_std", "mean_predictor_r2")
+FACTORS = ("run", "model", "seed", "probe", "part", "factor", "source", "quadrant", "r2", "r2_low", "r2_high",
+           "mean_predictor_r2")  # fmt: skip
 
 
 def finished(runs: list[Path]) -> list[Path]:
@@ -77,17 +76,18 @@ def same_comparison(runs: list[Path]) -> None:
             sys.exit(f"{run} and {runs[0]} differ in environment, policy or budget: probe them into different --out.")
 
 
-def probe(run: Path, episodes: int) -> tuple[dict, list[dict]]:
+def probe(run: Path, episodes: int | None) -> tuple[dict, list[dict]]:
     """Probe one run on the CPU: its row of denoising.csv, yet without returns, and its rows of factors.csv."""
+    from denoised_mdp.analysis.crossfit import random_divisions
     from denoised_mdp.analysis.data import freeze, probe_seeds, record
     from denoised_mdp.analysis.factor_tables import factor_rows
-    from denoised_mdp.analysis.factors import factor_matrix, random_splits, stack, targets_of
+    from denoised_mdp.analysis.factors import EPISODES, STEPS, factor_matrix, stack, targets_of
     from denoised_mdp.analysis.invariance import measure_invariance, record_grid
     from denoised_mdp.analysis.results import subjects
     from denoised_mdp.environments import environment_maker
     from denoised_mdp.envs.factors import factors
 
-    began = time.process_time()
+    began, episodes = time.process_time(), episodes or EPISODES
     subject = next(subjects([run], None, "cpu"))
     config, agent = subject.config, subject.agent
     make = environment_maker(config)
@@ -97,10 +97,10 @@ def probe(run: Path, episodes: int) -> tuple[dict, list[dict]]:
 
     recordings = record(make, probe_seeds(0, episodes), STEPS, behaviour="random")
     parts, episode = stack(freeze(agent, recordings))
-    matrix = factor_matrix(parts, targets_of(found, recordings), episode, random_splits(episodes, SPLITS))
+    matrix = factor_matrix(parts, targets_of(found, recordings), episode, random_divisions(episodes))
     row = {"run": run.resolve().name, "model": config.model.name, "seed": config.seed, "step": subject.step,
            "parameters": sum(p.numel() for p in agent.world_model.parameters())}  # fmt: skip
-    row |= {name: matrix.summary(*key)[0] for name, key in SCORES.items() if key[1] in matrix.parts}
+    row |= {name: matrix.summary(*key).value for name, key in SCORES.items() if key[1] in matrix.parts}
 
     invariance = measure_invariance(agent, record_grid(make, None, PHYSICS, WORLDS, GRID_STEPS))
     for part in (*LATENTS, "action"):
@@ -138,8 +138,9 @@ def earn(run: Path, episodes: int) -> dict[str, float]:
 
 
 def rounded(row: dict) -> dict:
-    """The same with four decimals."""
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
+    """The same with four decimals; empty where the sample could not tell."""
+    return {name: value if not isinstance(value, float) else round(value, 4) if value == value else ""
+            for name, value in row.items()}  # fmt: skip
 
 
 def rewrite(path: Path, rows: list[dict]) -> None:
@@ -156,7 +157,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="*", metavar="RUN",
                         help="default: runs/learning_curves/video_background-*backprop-*")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("results/denoising"), help="folder of the results")
-    parser.add_argument("--episodes", type=int, default=EPISODES, help="for the factor matrix; default: %(default)s")
+    parser.add_argument("--episodes", type=int, help="for the factor matrix; default: as probe factors")
     parser.add_argument("--returns", type=int, default=5,
                         help="episodes of each return, 0: none; default: %(default)s")  # fmt: skip
     parser.add_argument("--title", default="cheetah_run with video background", help="of the picture")
@@ -177,7 +178,7 @@ def main() -> None:
             row, lines = probe(run, options.episodes)
             append(matrices, FACTORS, lines)
             append(path, COLUMNS, [row])  # last: a run that is in there is whole
-            print(f"{row['run']}: recall {row['recall_ridge']:.3f}, leakage {row['leakage_ridge']:.3f}, x moves"
+            print(f"{row['run']}: recall {row['recall_ridge']}, leakage {row['leakage_ridge']}, x moves"
                   f" {row['ratio_x']:.3f}, {row['seconds']:.0f} s", flush=True)  # fmt: skip
         for run in runs if options.returns else []:  # they take most of the time, and so come last
             rows = read(path)

@@ -6,8 +6,9 @@ import statistics
 from pathlib import Path
 
 import numpy as np
+from matplotlib.patches import Rectangle
 
-from denoised_mdp.analysis.plots import FAINT, FRAME, INK, LINE, color_bar, new_figure, quadrant_panel
+from denoised_mdp.analysis.plots import DARK, FAINT, FRAME, INK, LINE, PART_LABELS, color_bar, new_figure, short_name
 from denoised_mdp.envs.factors import QUADRANTS, Factor
 
 ARMS = {"2b": "Denoised MDP 2b", "2c": "Denoised MDP 2c", "dreamer": "Dreamer"}
@@ -174,6 +175,40 @@ def draw(rows: list[dict[str, str]], factors: list[dict[str, str]], title: str, 
     color_bar(place(left, height - 0.48, 2.2, 0.13))
     say(left + 2.6, height - 0.42, "framed: the latent that should hold it", fontsize=8.5, color=FRAME)
     figure.savefig(path)
+
+
+def quadrant_panel(
+    axes, values: np.ndarray, factors: list[Factor], parts: list[str], homes, labels: bool, numbers: bool
+) -> None:
+    """Draw one quadrant: values [parts, factors].
+
+    homes: the parts that get a frame. labels: whether to name the parts, numbers: whether to write the values.
+    """
+    rows = len(parts)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.tick_params(length=0, colors=INK, labelsize=9)
+    axes.set_ylim(rows, 0)
+    axes.set_yticks(np.arange(rows) + 0.5, [PART_LABELS.get(part, part) for part in parts] if labels else [""] * rows)
+    count = len(factors)
+    axes.imshow(values.clip(0, 1), cmap=DARK, vmin=0, vmax=1, extent=(0, count, rows, 0), aspect="auto")
+    axes.set_xticks(np.arange(count) + 0.5, [short_name(factor.name) for factor in factors], fontsize=8, ha="right")
+    for label in axes.get_xticklabels():
+        label.set(rotation=40 if numbers else 60, rotation_mode="anchor")
+    for x in range(1, count):
+        axes.axvline(x, color="white", linewidth=1.5 if numbers else 0.5)
+    for y in range(1, rows):
+        axes.axhline(y, color="white", linewidth=1.5)
+    if numbers:
+        for row, column in np.ndindex(values.shape):
+            value = values[row, column]
+            text = "<-1" if value < -0.995 else f"{value:.2f}".replace("-0.00", "0.00")
+            axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7.5,
+                      color="white" if value > 0.55 else INK if value > 0.1 else FAINT)  # fmt: skip
+    for row, part in enumerate(parts):
+        if part in homes:
+            axes.add_patch(Rectangle((0, row), count, 1, fill=False, edgecolor=FRAME, linewidth=2, clip_on=False,
+                                     zorder=3))  # fmt: skip
 
 
 def heat(rows: list[dict[str, str]], runs: set[str]) -> tuple[list[str], list[Factor], np.ndarray]:

@@ -1,0 +1,155 @@
+"""Cross-fitted R^2 with an interval: how well a probe predicts episodes on which it was not fitted.
+
+The episodes are dealt into folds. A probe is fitted on all folds but one and predicts that one, so every episode is
+tested exactly once. R^2 is that of all these predictions together, about the mean of all tested rows: with a few tested
+episodes of one division, their own mean would hide what differs between episodes. The interval weighs the tested
+episodes at random (the Bayesian bootstrap, Rubin 1981): episodes are independent, their rows are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..envs.seeding import generator
+from ..errors import UserError
+
+FOLDS = 5
+DRAWS = 2000
+"""random weightings of the episodes"""
+
+Split = tuple[np.ndarray, np.ndarray]
+"""numbers of the episodes on which a probe is fitted, and of those on which it is tested"""
+Division = list[Split]
+"""one split per fold; every tested episode is tested once"""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its 95 % interval; nan where the sample cannot tell. note: what a reader must know of it."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    note: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a number."""
+        return math.isfinite(self.value)
+
+    def text(self, digits: int = 3) -> str:
+        """The number, its interval and its note, as far as there are any."""
+        if not self.known:
+            return self.note or "-"
+        interval = f" [{self.low:.{digits}f}, {self.high:.{digits}f}]" if math.isfinite(self.low + self.high) else ""
+        return f"{self.value:.{digits}f}{interval}" + (f" ({self.note})" if self.note else "")
+
+
+def random_divisions(episodes: int, seeds: int = 1, folds: int = FOLDS) -> list[Division]:
+    """One random division of the episodes into folds per seed; with fewer episodes than folds, each is a fold.
+
+    Raises:
+        UserError: fewer than three episodes: a probe could not choose its penalty.
+    """
+    if episodes < 3:
+        raise UserError(f"{episodes} episodes are too few for a probe: give at least 3, better 30 (--episodes).")
+    divisions = []
+    for seed in range(seeds):
+        order = generator(seed, "probe split").permutation(episodes)
+        tested = [np.sort(fold) for fold in np.array_split(order, min(folds, episodes))]
+        divisions.append([(np.setdiff1d(order, test), test) for test in tested])
+    return divisions
+
+
+class EpisodeSums:
+    """Sums over the rows of each tested episode, from which R^2 follows for any weights of the episodes."""
+
+    def __init__(self, targets: np.ndarray, episode: np.ndarray, tested: np.ndarray):
+        """targets [n, K], the episode of each row [n], numbers of the tested episodes [E]."""
+        self.tested = np.sort(tested)
+        rows = np.isin(episode, self.tested)
+        self._place = np.searchsorted(self.tested, episode)  # [n], of use for tested rows alone
+        centered = targets - targets[rows].mean(0)  # [n, K]; sums about the mean lose no digits
+        self._rows = self._sum(np.ones((rows.sum(), 1)), rows)  # [E, 1]
+        self._values = self._sum(centered[rows], rows)  # [E, K]
+        self._squares = self._sum(np.square(centered[rows]), rows)  # [E, K]
+        self._scale = 1e-12 * (1 + np.square(targets[rows]).sum(0) / max(1, rows.sum()))  # [K]; less is rounding
+        self._varies = self._squares.sum(0) / max(1, rows.sum()) > self._scale  # [K]
+
+    def _sum(self, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Sums of values [m, K], those of the rows [n] marked in `rows`, over each tested episode: [E, K]."""
+        out = np.zeros((len(self.tested), values.shape[1]))
+        np.add.at(out, self._place[rows], values)
+        return out
+
+    def errors(self, differences: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Squared errors of the rows marked in `rows` [n] from differences [m, K], summed over episodes: [E, K]."""
+        return self._sum(np.square(differences), rows)
+
+    def r_squared(self, errors: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        """R^2 [..., K] of errors [E, K] under weights of the episodes [..., E] (default: all alike).
+
+        nan where a column is constant.
+        """
+        weights = np.ones(len(self.tested)) if weights is None else weights
+        count, total = weights @ self._rows, weights @ self._values  # [..., 1], [..., K]
+        variance = weights @ self._squares - np.square(total) / count  # [..., K]
+        safe = np.where(variance > self._scale * count, variance, np.nan)
+        return np.where(self._varies, 1 - (weights @ errors) / safe, np.nan)
+
+
+def bootstrap_weights(episodes: int, draws: int = DRAWS) -> np.ndarray:
+    """Random weights of the episodes, [draws, E], each row with the sum E; the same at every call."""
+    return episodes * generator(0, "probe bootstrap").dirichlet(np.ones(episodes), draws)
+
+
+def widened(draws: np.ndarray, value: np.ndarray, episodes: int) -> np.ndarray:
+    """Draws [draws, ...] about their estimate [...], widened for few episodes.
+
+    For a mean, random weights give a standard deviation that is smaller than its standard error by
+    sqrt((E - 1) / (E + 1)), and quantiles of a normal instead of Student's t with E - 1 degrees of freedom.
+    """
+    from scipy.special import ndtri, stdtrit
+
+    factor = math.sqrt((episodes + 1) / (episodes - 1)) * stdtrit(episodes - 1, 0.975) / ndtri(0.975)
+    return value + factor * (draws - value)
+
+
+def interval(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The 2.5 % and the 97.5 % quantile of draws [draws, ...]; nan where all are."""
+    known = np.isfinite(draws).any(0)
+    low, high = np.nanquantile(np.where(known, draws, 0.0), (0.025, 0.975), axis=0)
+    return np.where(known, low, np.nan), np.where(known, high, np.nan)
+
+
+def half_of(episodes: np.ndarray, seed: int) -> np.ndarray:
+    """A random half of the episodes of a fit, at least two: on so few a probe can still choose its penalty."""
+    order = generator(seed, "probe half").permutation(len(episodes))
+    return np.sort(episodes[order[: max(2, len(episodes) // 2)]])
+
+
+def still_to_learn(whole: np.ndarray, half: np.ndarray, sizes: Sequence[tuple[int, int]]) -> np.ndarray:
+    """What R^2 [...] fitted on all and on half of the episodes says of more episodes than there are.
+
+    The error of a fit falls with 1 / (number of episodes) in the long run, which two sizes extrapolate to its end: a
+    probe that gained much from the second half has not found everything. sizes: numbers of episodes of both fits in
+    each fold. Returns what is to be added to R^2, counted from 0: at least 0, and 1 where there is no smaller fit.
+    """
+    large, small = np.mean(sizes, 0)
+    if small >= large:
+        return np.ones_like(whole)
+    end = whole + small / (large - small) * (whole.clip(-1.0) - half.clip(-1.0)).clip(0.0)
+    return end.clip(0.0) - whole.clip(0.0)
+
+
+def confidence(values: np.ndarray) -> float:
+    """Half the width of the mean's 95 % confidence interval (Student's t); nan for fewer than two values."""
+    from scipy.special import stdtrit
+
+    if len(values) < 2:
+        return math.nan
+    return float(stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(len(values)))
