@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,10 @@ def expects_first(folder: Path | str) -> bool:
 
 
 def load(
-    folder: Path | str, step: int | None = None, map_location: torch.device | str = "cpu"
+    folder: Path | str,
+    step: int | None = None,
+    map_location: torch.device | str = "cpu",
+    accept: Callable[[dict[str, Any]], str | None] | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Return (step, tree) of the newest whole checkpoint in `folder`, or of the one of `step`.
 
@@ -174,6 +177,7 @@ def load(
         step: choose this checkpoint, without falling back to another.
         map_location: device of the tensors. Optimizers and generators want theirs from the CPU (the default),
             and move them where they need them.
+        accept: says of a tree why it cannot be used, as of a torn one; None if it can.
 
     Raises:
         UserError: there is none, none is whole, or it was written by a newer version.
@@ -182,6 +186,8 @@ def load(
     torch.empty(0, device=map_location)  # a device that is not there is no fault of the checkpoint
     candidates = _checkpoints(folder)
     if step is not None:
+        if not isinstance(step, int):
+            raise UserError(f"checkpoint={step!r}: must be a step, a whole number.")
         candidates = [(found, path) for found, path in candidates if found == step]
     if not candidates:
         existing = ", ".join(f"{found:,}" for found in list_steps(folder)) or "none"
@@ -191,6 +197,8 @@ def load(
     for found, path in candidates:
         try:
             tree = _read(path, found, map_location)
+            if accept and (reason := accept(tree)):
+                raise _Damaged(reason)
         except _Damaged as error:
             problems.append(str(error))
             continue

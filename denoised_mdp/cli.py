@@ -212,6 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     owns_process = argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, of another kind, or closed
+            stream.reconfigure(errors="backslashreplace")  # ASCII terminals, names of files that are not UTF-8
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:

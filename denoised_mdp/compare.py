@@ -22,6 +22,7 @@ from .lanes import Lanes
 from .logging import is_wall_clock
 from .reading import json_lines
 from .replay import Replay
+from .run_state import load_state
 from .runs import RunFolder
 
 ROWS = 256  # of the replay, compared at a time
@@ -62,7 +63,7 @@ def compare(first: Path | str, second: Path | str, *, checkpoint: int | None = N
         UserError: a folder is no run, or has no such checkpoint, or a damaged one.
     """
     runs = [RunFolder.existing(path) for path in (first, second)]
-    loaded = [checkpoints.load(run.checkpoints, checkpoint) for run in runs]
+    loaded = [load_state(run, checkpoint) for run in runs]
     verdicts = [_metrics(runs, checkpoint), _tensorboard(runs, checkpoint)]
     if loaded[0][0] != loaded[1][0]:
         steps = " and ".join(f"{step:,}" for step, _ in loaded)

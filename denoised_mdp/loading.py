@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from . import checkpoint as checkpoints
 from .agent import Agent, build_agent
 from .config import differences, read_config, save_config
 from .errors import UserError
+from .lanes import Lanes
+from .run_state import load_state, refuse_nonfinite
 from .runs import RunFolder
 from .runtime import resolve_device, resolve_precision
 from .schema import Config
@@ -46,6 +49,17 @@ def prepare(config: Config, run: RunFolder) -> None:
         )
 
 
+def lost_rows(run: RunFolder, state: dict[str, Any]) -> str | None:
+    """Say which rows of a checkpoint the replay lacks: those written after it was copied from a running training."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are for whoever uses the rows
+            Lanes.open(run.replay, state["replay"], read_only=True).close()
+    except UserError as error:
+        return str(error).partition(". ")[0]
+    return None
+
+
 @contextlib.contextmanager
 def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[None]:
     """Answer a whole checkpoint `state` that is not of `config` in one line, at once or when it is restored inside."""
@@ -55,7 +69,7 @@ def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[N
             if changed:
                 raise ValueError("; ".join(changed))
         yield
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except checkpoints.MALFORMED as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         reason = reason if len(reason) < 300 else f"{reason[:300]} ..."
         raise UserError(
@@ -68,8 +82,9 @@ def load_run(run: Path | str, *, checkpoint: int | None = None, device: str = "a
     """A run's configuration, its agent with the weights of a checkpoint (default: the newest) and that one's step."""
     folder = RunFolder.existing(run)
     config = read_config(folder.config)
-    step, state = checkpoints.load(folder.checkpoints, checkpoint)
     where = resolve_device(device)
+    step, state = load_state(folder, checkpoint, parts=("action_size", "agent", "config"))
+    refuse_nonfinite(folder, step, state["agent"]["weights"])
     dtype = resolve_precision(config.train.precision, where, deterministic=config.train.deterministic)
     with fitting(folder, config, state):
         agent = build_agent(config, state["action_size"], device=where, dtype=dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import warnings
 import zlib
 from typing import TYPE_CHECKING
@@ -46,6 +47,8 @@ def resolve_device(name: str, option: str = "device", otherwise: str = "cpu or a
 
     option: where the name comes from, otherwise: what could be chosen instead; for the message.
     """
+    if not isinstance(name, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", name):
+        raise UserError(f"{option} {name}: must be auto, cpu, cuda or cuda:N.")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = name.partition(":")

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import imageio.v2 as imageio
@@ -23,12 +24,13 @@ from .errors import EnvironmentFailure, UserError
 from .evaluation import EvaluationResult, evaluate, evaluation_seeds
 from .finite import FiniteCheck
 from .lanes import Lanes
-from .loading import fitting, prepare
+from .loading import fitting, lost_rows, prepare
 from .logging import Logger, data_size
 from .machine import record_start
 from .progress import Phase, Training, shown
 from .read_ahead import ReadAhead
 from .resident import ResidentReplay
+from .run_state import load_state, refuse_nonfinite
 from .runs import RunFolder
 from .runtime import configure, configure_acting, precision_name
 from .schema import Config
@@ -71,12 +73,15 @@ class Trainer:
         self.last_evaluation: EvaluationResult | None = None
         self.quick_probe: QuickProbe | None = None  # made when the first is due
         self.finite = FiniteCheck(run)
-        self.pending: list[str] = []  # housekeeping that is due: names of methods, in order
+        self.pending: list[str] = []  # housekeeping that is due: names of `jobs`, in order
         self.saved: tuple | None = None
 
         if checkpoints.list_steps(run.checkpoints):
-            _, state = checkpoints.load(run.checkpoints)
+            step, state = load_state(run, accept=self.why_not)
+            refuse_nonfinite(run, step, {name: state[name] for name in ("agent", "window", "episode_return")})
             with fitting(run, config, state):
+                if step != state["counters"]["step"]:
+                    raise ValueError(f"step {step:,} counts {state['counters']['step']:,}")
                 self.restore(state)
                 log = state["log"]
             self.saved = (self.step, self.updates, self.pending)
@@ -86,6 +91,11 @@ class Trainer:
             self.logger = Logger(run.path)
         self.batches = self.batch_source()
         self.progress = Training(config.train.total_steps, self.step, self.updates, config.train.prefill_steps)
+
+    def why_not(self, state: dict[str, Any]) -> str | None:
+        """Why the run cannot continue from a checkpoint, though it could from one before."""
+        with fitting(self.run, self.config, state):
+            return lost_rows(self.run, state)
 
     def open_replay(self, state: dict[str, Any] | None) -> Lanes:
         """A new replay, or (state) the one in the folder, grown if the run has become longer."""
@@ -197,21 +207,24 @@ class Trainer:
 
     def come_due(self) -> list[str]:
         """What to do now, after the updates of a round or an action without any."""
+        return [name for name, (_, every) in self.jobs().items() if self.due(every)]
+
+    def jobs(self) -> dict[str, tuple[Callable[[], None], int]]:
+        """All housekeeping in its order: its name in checkpoints, what it does, and its interval (0: never)."""
         train = self.config.train
-        intervals = {
-            "log": train.log_every if self.window else 0,
-            "evaluate": train.eval_every if self.updates else 0,
-            "probe": train.probe_every if self.updates else 0,
-            "film": train.render_every if self.updates else 0,
-            "save": train.checkpoint_every,
+        return {
+            "log": (self.log, train.log_every if self.window else 0),
+            "evaluate": (self.evaluate, train.eval_every if self.updates else 0),
+            "probe": (self.probe, train.probe_every if self.updates else 0),
+            "film": (self.film, train.render_every if self.updates else 0),
+            "save": (self.save, train.checkpoint_every),
         }
-        return [name for name, every in intervals.items() if self.due(every)]
 
     def housekeeping(self) -> None:
         """Log, evaluate, probe, render or save; what a stop or a failing environment interrupts is saved as due."""
         job, *self.pending = self.pending
         try:
-            getattr(self, job)()
+            self.jobs()[job][0]()
         except (Stop, EnvironmentFailure):
             self.pending = [job, *self.pending]
             self.save()
@@ -306,9 +319,14 @@ class Trainer:
             self.step_before = self.step  # the run is made longer: what was due at its end is done
         self.episode_return, self.last_return = list(state["episode_return"]), state["last_return"]
         self.window, self.pending = dict(state["window"]), state["pending"]
+        if unknown := set(self.pending) - set(self.jobs()):
+            raise ValueError(f"pending: {', '.join(sorted(unknown))}")
         self.agent.restore(state["agent"])
-        self.replay = self.open_replay(state["replay"])
         self.random = restore_generator(state["random"])
+        lanes = len(state["replay"].get("lanes", [0]))
+        if not len(self.episode_return) == lanes == self.collector.count:
+            raise ValueError("it is of another number of environments")
+        self.replay = self.open_replay(state["replay"])
         if state["precision"] != self.precision:
             warnings.warn(
                 f"the run began in {state['precision']} and goes on in {self.precision} on this machine; set"

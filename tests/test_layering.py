@@ -17,7 +17,7 @@ LAYERS = (
     "disk",
     "columns event_files schema",
     "envs graph gru networks replay checkpoint runs logging runtime machine stopping",
-    "composition validation rssm finite lanes",
+    "composition validation rssm finite lanes run_state",
     "acting compare completion config manual read_ahead resident world_model",
     "arguments environments policies sweep",
     "agent",
