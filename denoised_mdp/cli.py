@@ -272,6 +272,8 @@ def _run(argv: list[str], owns_process: bool) -> int:
             " model or policy; 'denoised-mdp doctor' measures what a configuration needs."
         )
     except OSError as error:
+        if "No usable temporary directory" in str(error):  # Python's words for a full disk or table of files
+            return _fail("no temporary file can be made. Make room, or set TMPDIR to a folder on another disk.")
         if error.errno not in MACHINE_ERRORS:
             raise
         return _fail(f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}.")

@@ -70,4 +70,6 @@ def sync_folder(folder: Path) -> None:
 
 def remedy(error: OSError) -> str:
     """What to do about a file that cannot be written, as the beginning of a sentence."""
-    return "Make room" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "Mend that"
+    if error.errno == errno.ENOSPC:
+        return "Make room (for bytes, or, where df -i shows a full table, for files)"
+    return "Make room" if error.errno in (errno.EDQUOT, errno.EFBIG) else "Mend that"

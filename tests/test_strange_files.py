@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from denoised_mdp.analysis.report_data import read_run
 from denoised_mdp.analysis.results import make_folder, write_whole
 from denoised_mdp.cli import main
 from denoised_mdp.config import load_config, read_config, save_config
-from denoised_mdp.disk import replace_file
+from denoised_mdp.disk import remedy, replace_file
 from denoised_mdp.errors import UserError
 from denoised_mdp.runs import output_file
 from denoised_mdp.trainer import train
@@ -305,3 +307,28 @@ def test_plain_values_are_read_as_they_are(tmp_path):
         reading.regular("/dev/null")
     assert error.value.errno == errno.EPERM
     assert not np.any(tree["a"][5]["b"])
+
+
+def test_a_full_table_of_files_is_one_line(tmp_path):
+    """Without a file more to be had, Python finds no folder for temporary files, and says that none exists."""
+    full = f"import sys, tempfile; tempfile._candidate_tempdir_list = lambda: [{str(tmp_path / 'full')!r}]"
+    program = f"{full}; from denoised_mdp.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "train", *TINY, *SHORT, f"run_dir={tmp_path / 'run'}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "TMPDIR" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert "df -i" in remedy(OSError(errno.ENOSPC, "No space left on device"))
+
+
+def test_terminals_without_the_letters_that_are_printed(finished):
+    """Of ASCII alone: what it lacks is escaped."""
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    run = finished.with_name("r\xfcn")
+    run.symlink_to(finished)
+    command = [sys.executable, "-m", "denoised_mdp", "compare", str(finished), str(run)]
+    done = subprocess.run([*command, "--checkpoint", "77"], capture_output=True, env=environment)
+    assert done.returncode == 2 and b"Traceback" not in done.stderr and done.stderr.isascii()
+    program = "from denoised_mdp import cli; cli._run = lambda *_: print('1 \\xb1 2 \\u2028\\udcff') or 0; cli.main([])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment)
+    assert done.stdout == b"1 \\xb1 2 \\u2028\\udcff\n" and not done.stderr
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=os.environ | {"PYTHONUTF8": "1"})
+    assert done.stdout.startswith("1 \xb1 2".encode()) and not done.stderr
