@@ -55,9 +55,10 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     help = "write one HTML page about a run, or a comparison of several"
     report = commands.add_parser(
         "report", help=help, description=f"{help.capitalize()}. The page needs no other file.",
-        examples=("denoised-mdp report runs/quickstart", "denoised-mdp report runs/a runs/b -o comparison.html"),
+        examples=("denoised-mdp report runs/quickstart", "denoised-mdp report runs/a runs/b -o comparison.html",
+                  "denoised-mdp report runs/sweep"),
     )  # fmt: skip
-    add_runs(report, several=True)
+    report.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run or of runs")
     report.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="default: %(default)s"
     )
@@ -121,12 +122,14 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     from denoised_mdp.analysis.report import write_report
+    from denoised_mdp.analysis.report_data import find_runs
     from denoised_mdp.logging import data_size
 
     options = {key: getattr(arguments, key) for key in ("probes", "videos", "title")}
     with shown():
-        path = write_report(arguments.runs, arguments.output, **options)
+        runs = find_runs(arguments.runs)
+        path = write_report(runs, arguments.output, **options)
     print(f"{path} ({data_size(path.stat().st_size)})")
-    if not any((run / "probes").is_dir() for run in arguments.runs):
-        suggest(["probe", "factors", *arguments.runs], ["report", *arguments.runs, "-o", arguments.output])
+    if not any((run / "probes").is_dir() for run in runs):
+        suggest(["probe", "factors", *runs], ["report", *arguments.runs, "-o", arguments.output])
     return 0

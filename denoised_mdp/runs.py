@@ -52,7 +52,7 @@ class RunFolder:
             raise UserError(
                 f"The run folder {path} cannot be used ({error.strerror}). Choose another run_dir."
             ) from error
-        if strangers and os.path.lexists(run.config) and not _is_ours(run.config):
+        if strangers and os.path.lexists(run.config) and not is_ours(run.config):
             raise UserError(
                 f"{path} is no run folder: its config.yaml is not the configuration of a run. Choose an empty or new"
                 " run_dir, or, if it is one, restore that file from a copy."
@@ -150,11 +150,11 @@ def refuse_own(path: Path | str, option: str = "--output") -> None:
     real = Path(os.path.realpath(path))
     for folder in real.parents:
         own = [Path(os.path.realpath(one)) for one in RunFolder(folder).own]
-        if any(one in (real, *real.parents) for one in own) and _is_ours(folder / "config.yaml"):
+        if any(one in (real, *real.parents) for one in own) and is_ours(folder / "config.yaml"):
             raise UserError(f"{path} belongs to the run in {folder}. Choose another {option}.")
 
 
-def _is_ours(config: Path) -> bool:
+def is_ours(config: Path) -> bool:
     """Whether a file is the configuration of a run, of this version or another."""
     try:
         tree = read_yaml(config)

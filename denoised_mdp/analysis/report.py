@@ -19,12 +19,14 @@ from ..progress import track
 from ..runs import refuse_own
 from .factor_tables import from_tree, headline_text, pooled
 from .plots import color_of
-from .report_data import RunData, read_run
+from .report_choice import at_common_step, common_options, options_of, options_text, shown
+from .report_data import RunData, find_runs, read_run
 from .report_groups import Group, differing_options, group_runs, shared_words
 from .report_parts import (
     KNOWN,
     MODEL,
     RETURNS,
+    compared_options,
     factor_dict,
     factor_part,
     health_part,
@@ -37,7 +39,7 @@ from .report_parts import (
     plots,
     safely,
 )
-from .report_plots import BAND_FROM, heat_map
+from .report_plots import BAND_FROM
 from .results import write_whole
 
 VIDEOS = ("one", "all", "none")
@@ -50,11 +52,11 @@ def write_report(
 ) -> Path:
     """Write the page; what is missing or broken in a run is said in it.
 
-    runs: folders of runs; one that is given twice counts once. probes: further folders with results, written by
-    ``probe ... --output``. videos: see `VIDEOS`.
+    runs: folders of runs, or folders that hold runs at any depth; one that is given twice counts once.
+    probes: further folders with results, written by ``probe ... --output``. videos: see `VIDEOS`.
 
     Raises:
-        UserError: a folder is no run, or the page cannot be written.
+        UserError: a folder is no run and holds none, or the page cannot be written.
     """
     output = Path(output)
     refuse_own(output, "-o")
@@ -65,29 +67,29 @@ def write_report(
     for folder in probes:
         if not Path(folder).is_dir():
             raise UserError(f"There is no folder {folder} with results of probes.")
-    once = {Path(run).resolve(): Path(run) for run in runs}
-    found = [read_run(run, probes) for run in track(list(once.values()), "reading", "runs", delay=1)]
+    found = [read_run(run, probes) for run in track(find_runs(runs), "reading", "runs", delay=1)]
     page = render(found, videos=videos, title=title)
     return write_whole(output, page)
 
 
 def render(runs: Sequence[RunData], *, videos: str = "one", title: str | None = None) -> str:
     """The page about runs that were read, as HTML."""
-    groups = group_runs(runs)
+    groups, compared = group_runs(runs), compared_options(runs)
     common: list[str] = []
     shared = shared_words(groups)
     found = {
         "title": title or (groups[0].name if len(groups) == 1 else shared or f"{len(groups)} configurations compared"),
         "compared": len(groups) if len(groups) > 1 and (title or shared) else 0,
         "groups": [
-            {"name": group.name, "color": color_of(n), "count": len(group.runs), "overview": overview(group)}
+            {"name": group.name, "color": color_of(n), "count": len(group.runs), "overview": overview(group, compared)}
             for n, group in enumerate(groups)
         ],
+        "compared_by": {probe: _options_text(runs, probe, options) for probe, options in compared.items()},
         "returns": plots(groups, RETURNS, common),
         "model": plots(groups, MODEL, common),
         "more": plots(groups, other_metrics(groups), common),
         "sections": [
-            _section(group, number, videos)
+            _section(group, number, videos, runs)
             for number, group in track(list(enumerate(groups)), "drawing probes", "groups of runs")
         ],
         "differences": differing_options(groups),
@@ -104,7 +106,13 @@ def render(runs: Sequence[RunData], *, videos: str = "one", title: str | None = 
     return _template().render(found)
 
 
-def _section(group: Group, number: int, videos: str) -> dict[str, Any]:
+def _options_text(runs: Sequence[RunData], probe: str, options: str | None) -> str:
+    """The options whose results the overview compares, in words; empty without any result."""
+    trees = [tree for run in runs for tree in run.probes.get(probe, []) if options_of(tree) == options]
+    return options_text(trees[0]) if trees else ""
+
+
+def _section(group: Group, number: int, videos: str, everyone: Sequence[RunData]) -> dict[str, Any]:
     """What is shown of one group: its videos and what probes found in its runs."""
     section: dict[str, Any] = {"name": group.name, "color": color_of(number), "media": [], "others": []}
     chosen = {"all": group.runs, "none": []}.get(videos, [])
@@ -113,41 +121,36 @@ def _section(group: Group, number: int, videos: str) -> dict[str, Any]:
     section["media"] = list(filter(None, (media_part(run, run.problems) for run in chosen)))
     for probe, make in PARTS.items():
         section[probe] = []
-        for run in group.runs:
-            for tree in run.probes.get(probe, []):
-                what = f"{tree['file'].name}"
-                part = safely(run.problems, what, lambda make=make, run=run, tree=tree: make(run, tree))
-                section[probe] += [part] if part else []
-    section["mean"] = [] if len(section["factors"]) < 2 else _means(group)
-    for run in group.runs:
-        for probe, trees in run.probes.items():
-            for tree in trees if probe not in KNOWN else []:
-                part = safely(run.problems, tree["file"].name, lambda run=run, tree=tree: other_part(run, tree))
-                section["others"] += [part | {"probe": probe}] if part else []
+        for run, tree in shown(group.runs, everyone, probe):
+            part = safely(run.problems, tree["file"].name, lambda make=make, run=run, tree=tree: make(run, tree))
+            section[probe] += [part] if part else []
+    section["mean"] = _means(group, everyone)
+    for probe in sorted({probe for run in group.runs for probe in run.probes} - set(KNOWN)):
+        for run, tree in shown(group.runs, everyone, probe):
+            part = safely(run.problems, tree["file"].name, lambda run=run, tree=tree: other_part(run, tree))
+            section["others"] += [part | {"probe": probe}] if part else []
     return section
 
 
-def _means(group: Group) -> list[dict[str, str]]:
-    """The factor matrix's mean over the seeds of a group, one per split."""
-    splits: dict[str, list] = {}
-    for run in group.runs:
-        for tree in run.probes.get("factors", []):
-            matrix = safely([], "", lambda tree=tree: from_tree(tree))  # the run's own part has said why
-            if matrix is not None:
-                splits.setdefault(tree["split"], []).append(matrix)
+def _means(group: Group, everyone: Sequence[RunData]) -> list[dict[str, str]]:
+    """The factor matrix's mean over the seeds of a group, one per split: of equal options at the same step."""
     means = []
-    for split, matrices in splits.items():
-        same = [m for m in matrices if (m.factors, m.parts, list(m.scores)) == (
-            matrices[0].factors, matrices[0].parts, list(matrices[0].scores))]  # fmt: skip
+    for split in sorted({tree["split"] for run in group.runs for tree in run.probes.get("factors", [])}):
+        found = at_common_step(group.runs, "factors", common_options(everyone, "factors", split))
+        matrices = [safely([], "", lambda tree=tree: from_tree(tree)) for _, tree in found]  # its own part says why
+        kinds = [(m.factors, m.parts, list(m.scores)) for m in matrices if m is not None]
+        same = [m for m in matrices if m is not None and (m.factors, m.parts, list(m.scores)) == kinds[0]]
         if len(same) < 2:
             continue
-        title = f"mean of {len(same)} seeds"
+        count = f"{len(same)} seeds" if len(same) == len(group.runs) else f"{len(same)} of {len(group.runs)} seeds"
+        tree = found[0][1]
+        title = f"mean of {count} · step {tree['step']:,} · {options_text(tree)}"
 
         def make(same=same, split=split, title=title) -> dict[str, str]:
             mean = pooled(same)
             probe = "ridge" if "ridge" in mean.scores else next(iter(mean.scores))
             note = headline_text(mean, probe, split if split in ("train", "test", "across") else "train")
-            return factor_dict(title, note, heat_map(mean, probe, title, note), mean.headline(probe))
+            return factor_dict(title, note, mean, probe)
 
         means.append(safely(group.first.problems, "The mean factor matrix", make))
     return list(filter(None, means))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ from ..config import read_config
 from ..errors import UserError
 from ..event_files import event_records
 from ..reading import json_lines, read_json
-from ..runs import RunFolder
+from ..runs import RunFolder, is_ours
 from ..schema import Config
 from ..validation import as_text
 
@@ -57,7 +59,7 @@ class RunData:
     config: Config | None = None
     metrics: dict[str, Curve] = field(default_factory=dict)
     probes: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """name of a probe -> its results, one per split, the newest step of each; "file" is their path"""
+    """name of a probe -> all its results; "file" is their path, "split" the kind of clips"""
     media: Path | None = None
     """newest video, without suffix"""
     machine: list[dict[str, Any]] = field(default_factory=list)
@@ -111,6 +113,26 @@ def read_run(path: Path, extra: Sequence[Path] = ()) -> RunData:
     return run
 
 
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """The runs among these folders and, at any depth, in those that are no run themselves; each one once.
+
+    Raises:
+        UserError: a folder is no run and holds none.
+    """
+    found: dict[Path, Path] = {}
+    for folder in map(Path, folders):
+        inside = [folder] if os.path.lexists(folder / "config.yaml") else []
+        for path, names, files in os.walk(folder) if not inside else ():
+            if "config.yaml" in files and ("metrics.jsonl" in files or is_ours(Path(path, "config.yaml"))):
+                inside.append(Path(path))
+                names.clear()  # a run holds no other runs
+            names[:] = sorted(name for name in names if not name.startswith("."))  # not Hydra's records
+        if not inside:
+            RunFolder.existing(folder)  # says what is wrong
+        found |= {path.resolve(): path for path in inside}
+    return list(found.values())
+
+
 def objects_in(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The objects in a file of JSON lines, and how many other lines there are.
 
@@ -156,8 +178,8 @@ def read_metrics(path: Path) -> tuple[dict[str, Curve], list[str]]:
 
 
 def read_probes(folders: Sequence[Path], run: str) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-    """Results of probes of the run called `run`: of each probe and split those of the newest checkpoint."""
-    newest: dict[tuple[str, str], dict[str, Any]] = {}
+    """All results of probes of the run called `run`; of the same probe, options and step, the last folder's."""
+    results: dict[tuple[str, str, int, str], dict[str, Any]] = {}
     problems = []
     for place, folder in enumerate(folders):
         try:
@@ -177,11 +199,10 @@ def read_probes(folders: Sequence[Path], run: str) -> tuple[dict[str, list[dict[
                 if place == 0:
                     problems.append(f"probes/{path.name} cannot be read ({one_line(error)}).")
                 continue
-            old = newest.get((probe, split))
-            if old is None or step >= old["step"]:
-                newest[probe, split] = {**tree, "step": step, "split": split, "file": path}
+            key = probe, split, step, json.dumps(options, sort_keys=True)
+            results[key] = {**tree, "step": step, "split": split, "file": path}
     found: dict[str, list[dict[str, Any]]] = {}
-    for (probe, _), tree in sorted(newest.items(), key=lambda item: item[0]):
+    for (probe, *_), tree in sorted(results.items(), key=lambda item: item[0]):
         found.setdefault(probe, []).append(tree)
     return found, problems
 

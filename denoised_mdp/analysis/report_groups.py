@@ -26,6 +26,11 @@ class Group:
         """The run that stands for all where one is enough."""
         return self.runs[0]
 
+    @property
+    def step(self) -> int:
+        """The last step that any of its runs logged."""
+        return max(run.step for run in self.runs)
+
     def curves(self, metric: str) -> list[Curve]:
         """This metric of every run that has it."""
         return [run.metrics[metric] for run in self.runs if metric in run.metrics]
@@ -75,20 +80,53 @@ def shared_words(groups: Sequence[Group]) -> str:
 
 
 def _name(groups: Sequence[Group]) -> None:
-    """Name groups by what they learn, of many only what tells them apart; where that is not enough, by folders too."""
+    """Name groups by what they learn, of many only what tells them apart, then by the options in which they differ.
+
+    Groups of one configuration (two runs of one seed), or without one, have the name of their first folder.
+    """
     words = [_words(group) for group in groups]
     shared = _shared(words)
     for group, one in zip(groups, words, strict=True):
         told = [word for word, same in zip(one, shared, strict=False) if not same]
-        group.name = " · ".join(told) or group.first.name
-    names = [group.name for group in groups]
-    for group in groups:
-        if names.count(group.name) > 1 and group.name != group.first.name:
-            group.name = f"{group.name} · {group.first.name}"
+        group.name = " · ".join(told) if told or len(groups) > 1 else group.first.name
+    for alike in _by_name(groups):
+        labels = _option_labels(alike) if len(alike) > 1 else [""]
+        for group, label in zip(alike, labels, strict=True):
+            group.name = " · ".join(filter(None, (group.name, label)))
+    for alike in _by_name(groups):
+        for group in alike:
+            if len(alike) > 1 or not group.name:
+                group.name = " · ".join(filter(None, (group.name, group.first.name)))
     names = [group.name for group in groups]
     for number, group in enumerate(groups, 1):
         if names.count(group.name) > 1:
             group.name = f"{group.name} ({number})"
+
+
+def _by_name(groups: Sequence[Group]) -> list[list[Group]]:
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(group.name, []).append(group)
+    return list(found.values())
+
+
+def _option_labels(groups: Sequence[Group]) -> list[str]:
+    """The fewest options that tell groups apart, ``beta_y=0.5, free_nats=1``: of each step the one that tells most."""
+    different = differing_options(groups)
+    chosen: list[tuple[str, list[str]]] = []
+
+    def told(columns: Sequence[tuple[str, list[str]]]) -> int:
+        return len(set(zip(*(values for _, values in columns), strict=True))) if columns else 1
+
+    while different and told(chosen) < len(groups):
+        best = max(different, key=lambda one: told([*chosen, one]))  # of equal ones the first
+        if told([*chosen, best]) == told(chosen):
+            break
+        chosen.append(best)
+    short = [key.rpartition(".")[2] for key, _ in chosen]
+    keys = [name if short.count(name) == 1 else key for name, (key, _) in zip(short, chosen, strict=True)]
+    return [", ".join(f"{key}={values[n]}" for key, (_, values) in zip(keys, chosen, strict=True))
+            for n in range(len(groups))]  # fmt: skip
 
 
 def differing_options(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
@@ -102,6 +140,13 @@ def differing_options(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
         for key in keys
         if key not in hidden and len({one.get(key, "-") for one in known}) > 1
     ]
+
+
+def at_common_step(curves: Sequence[Curve]) -> tuple[float, np.ndarray]:
+    """The last step to which all curves have come, and their values there, [runs] (linear between own steps)."""
+    step = min(float(steps[-1]) for steps, _ in curves)
+    values = np.array([np.interp(step, *curve, left=np.nan) for curve in curves])
+    return step, values[np.isfinite(values)]
 
 
 def band(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

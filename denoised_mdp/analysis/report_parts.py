@@ -18,9 +18,13 @@ from PIL import Image
 from ..errors import UserError
 from ..progress import duration, track
 from ..reading import read_bytes
+from .crossfit import Estimate, confidence
 from .factor_tables import from_tree, headline_text
+from .factors import FactorMatrix
+from .report_choice import at_common_step as results_at_common_step
+from .report_choice import common_options, options_text
 from .report_data import BROKEN, RunData, one_line
-from .report_groups import Group, confidence
+from .report_groups import Group, at_common_step
 from .report_plots import BAND_FROM, bars_plot, curves_plot, heat_map
 
 RETURNS = {
@@ -33,8 +37,8 @@ MODEL = {
     "model/kl_x": ("KL of x", "nats per step"),
     "model/kl_y": ("KL of y", "nats per step"),
     "model/kl_z": ("KL of z", "nats per step"),
-    "probe/signal_from_x": ("Signal recall", "R² of the signal from x; high is good"),
-    "probe/noise_from_x": ("Leakage", "R² of the noise from x; low is good"),
+    "probe/signal_from_x": ("Quick probe: signal from x", "R² on few episodes: a trend, not signal recall"),
+    "probe/noise_from_x": ("Quick probe: noise from x", "R² on few episodes: a trend, not leakage"),
 }
 KNOWN = ("factors", "invariance", "health")
 MOST_BYTES = 40_000_000
@@ -61,46 +65,71 @@ def mean_text(values: Sequence[float], digits: int = 1) -> str:
     return f"{mean} ± {confidence(known):,.{digits}f}"
 
 
-def overview(group: Group) -> dict[str, str]:
-    """The line of one group in the table at the top."""
+def marked(text: str, counted: int, group: Group, step: float) -> str:
+    """A mean over seeds, and plainly where fewer than all count, or not at the group's last step."""
+    marks = [f"{counted} of {len(group.runs)} seeds"] * (counted < len(group.runs))
+    marks += [f"at step {step:,.0f}"] * (step < group.step)
+    return text + (f" ({', '.join(marks)})" if marks and text != "-" else "")
+
+
+def overview(group: Group, compared: Mapping[str, str | None]) -> dict[str, str]:
+    """The line of one group in the table at the top; compared: as of `compared_options`."""
     runs = group.runs
     steps = [run.step for run in runs]
     totals = [run.config.train.total_steps for run in runs if run.config]
     progress = f"{min(steps):,}" + (f" to {max(steps):,}" if min(steps) != max(steps) else "")
     if totals and max(totals) > min(steps):
         progress += f" of {max(totals):,}"
-    seconds = [run.speed.seconds for run in runs if run.speed]
+    seconds = sorted({duration(run.speed.seconds): run.speed.seconds for run in runs if run.speed}.items(),
+                     key=lambda one: one[1])  # fmt: skip
     return {
         "Seeds": ", ".join("?" if run.seed is None else str(run.seed) for run in runs),
         "Steps": progress,
-        "Last return": mean_text([run.metrics["eval/return"][1][-1] for run in runs if "eval/return" in run.metrics]),
+        "Last return": last_return(group),
         "Random policy": mean_text([run.metrics["random/return"][1].mean() for run in runs
                                     if "random/return" in run.metrics]),
-        "Signal recall": mean_text([headline(run, "signal_recall") for run in runs], 2),
-        "Leakage": mean_text([headline(run, "leakage") for run in runs], 2),
-        "Ratio of x": mean_text([ratio_of_x(run) for run in runs], 2),
-        "Training time": duration(float(np.mean(seconds))) if seconds else "-",
+        "Signal recall": probed(group, "factors", compared, lambda tree: recall_of(tree, "signal")),
+        "Leakage": probed(group, "factors", compared, lambda tree: recall_of(tree, "noise")),
+        "Ratio of x": probed(group, "invariance", compared, ratio_of_x),
+        "Training time": " to ".join(dict.fromkeys(text for text, _ in [*seconds[:1], *seconds[-1:]])) or "-",
     }  # fmt: skip
 
 
-def headline(run: RunData, name: str) -> float:
-    """Signal recall or leakage of a run's factor matrix (ridge), else as logged last while training; nan without."""
-    for tree in run.probes.get("factors", []):
-        heads = tree.get("headline")
-        value = heads.get("ridge", {}).get(name) if isinstance(heads, dict) else None
-        if isinstance(value, int | float):
-            return float(value)
-    logged = run.metrics.get({"signal_recall": "probe/signal_from_x", "leakage": "probe/noise_from_x"}[name])
-    return float(logged[1][-1]) if logged else math.nan
+def last_return(group: Group) -> str:
+    """Return of the evaluation at the last step that all seeds with an evaluation have reached."""
+    curves = group.curves("eval/return")
+    if not curves:
+        return "-"
+    step, values = at_common_step(curves)
+    return marked(mean_text(values), len(values), group, step)
 
 
-def ratio_of_x(run: RunData) -> float:
-    """How far other distractors move x, relative to another state; nan without `probe invariance`."""
-    for tree in run.probes.get("invariance", []):
-        found = tree.get("distances")
-        row = found.get("x") if isinstance(found, dict) else None
-        return _float(row.get("ratio")) if isinstance(row, dict) else math.nan
-    return math.nan
+def compared_options(runs: Sequence[RunData]) -> dict[str, str | None]:
+    """For each probe of the overview the options whose results are compared."""
+    return {probe: common_options(runs, probe) for probe in ("factors", "invariance")}
+
+
+def probed(
+    group: Group, probe: str, compared: Mapping[str, str | None], value_of: Callable[[dict[str, Any]], Estimate]
+) -> str:
+    """The mean over seeds of a number that one probe found, all with the same options at the same step, or a dash."""
+    found = results_at_common_step(group.runs, probe, compared[probe])
+    values = [one for one in (safely([], "", lambda tree=tree: value_of(tree)) for _, tree in found) if one is not None]
+    known = [one.value for one in values if one.known]
+    if not known:
+        return values[0].text(2) if values else "-"
+    text = values[0].text(2) if len(values) == len(group.runs) == 1 else mean_text(known, 2)
+    return marked(text, len(known), group, found[0][1]["step"])
+
+
+def recall_of(tree: dict[str, Any], source: str) -> Estimate:
+    """Signal recall or leakage of one result of `probe factors`, with ridge."""
+    return from_tree(tree).summary("ridge", "x", source)
+
+
+def ratio_of_x(tree: dict[str, Any]) -> Estimate:
+    """How far other distractors move x, relative to another state, of one result of `probe invariance`."""
+    return Estimate(_float(tree["distances"]["x"].get("ratio")))
 
 
 def plots(groups: Sequence[Group], wanted: dict[str, tuple[str, str]], problems: list[str]) -> list[dict[str, str]]:
@@ -120,19 +149,24 @@ def other_metrics(groups: Sequence[Group]) -> dict[str, tuple[str, str]]:
     return {name: (name, "") for name in kept if name not in MODEL and "second" not in name}
 
 
+def title_of(run: RunData, tree: Mapping[str, Any]) -> str:
+    """Which run, when, and with which options."""
+    return " · ".join(filter(None, (f"{run.name} · seed {run.seed} · step {tree['step']:,}", options_text(tree))))
+
+
 def factor_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
     """The heat map of one result of `probe factors`, and its two numbers."""
     matrix = from_tree(tree)
     probe = "ridge" if "ridge" in matrix.scores else next(iter(matrix.scores))
     note = headline_text(matrix, probe, tree["split"] if tree["split"] in ("train", "test", "across") else "train")
-    title = f"{run.name} · seed {run.seed} · step {tree['step']:,}"
-    return factor_dict(title, note, heat_map(matrix, probe, title, note), matrix.headline(probe))
+    return factor_dict(title_of(run, tree), note, matrix, probe)
 
 
-def factor_dict(title: str, note: str, picture: str, numbers: Mapping[str, float]) -> dict[str, str]:
+def factor_dict(title: str, note: str, matrix: FactorMatrix, probe: str) -> dict[str, str]:
     """What the template shows of a factor matrix."""
-    heads = {"recall": _show(numbers["signal_recall"], 2), "leakage": _show(numbers["leakage"], 2)}
-    return {"title": title, "note": note, "picture": picture, **heads}
+    heads = {name: matrix.summary(probe, "x", source).text(2)
+             for name, source in (("recall", "signal"), ("leakage", "noise"))}  # fmt: skip
+    return {"title": title, "note": note, "picture": heat_map(matrix, probe, title, note), **heads}
 
 
 def invariance_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +182,7 @@ def invariance_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
         for name, row in (tree.get("returns") or {}).items()
     ]  # fmt: skip
     return {
-        "title": f"{run.name} · seed {run.seed} · step {tree['step']:,}{' · unseen clips' * (tree['split'] == 'test')}",
+        "title": title_of(run, tree),
         "rows": rows,
         "returns": returns,
         "action": _show(tree.get("action_change")),
@@ -164,7 +198,7 @@ def health_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
         columns = (tree[key].get(name) for key in ("share", "signal", "noise"))
         rows.append([name, _show(nats, 2), f"{active} of {size}", *(_show(value, 2) for value in columns)])
     return {
-        "title": f"{run.name} · seed {run.seed} · step {tree['step']:,}",
+        "title": title_of(run, tree),
         "rows": rows,
         "image": _show(tree.get("image_r2"), 2),
         "warnings": [str(warning) for warning in tree["warnings"]],
@@ -178,7 +212,7 @@ def other_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
     pictures.sort(key=lambda png: (not png.stem.endswith("_sizes"), png.stem))  # what sums it up first
     plain = {key: value for key, value in tree.items() if isinstance(value, int | float | str) and key != "probe"}
     return {
-        "title": f"{run.name} · seed {run.seed} · step {tree['step']:,}",
+        "title": title_of(run, tree),
         "pictures": [picture_uri(png) for png in pictures],
         "numbers": {key: _show(value) if isinstance(value, float) else str(value) for key, value in plain.items()},
         "file": path.name,

@@ -32,8 +32,9 @@ def svg_uri(figure: Figure) -> str:
 def curves_plot(groups: Sequence[Group], metric: str, ylabel: str) -> str | None:
     """One metric of all groups: the mean as a line, its 95 % confidence interval as a band, each run thin.
 
-    Returns have the random policy's mean beside them. A band that is much wider than the curves is cut off by the
-    frame, and there is none of fewer than `BAND_FROM` runs. None if no run has the metric.
+    The line is dotted where not all runs count: it can jump where one ends. Returns have the random policy's mean
+    beside them. A band that is much wider than the curves is cut off by the frame, and there is none of fewer than
+    `BAND_FROM` runs. None if no run has the metric.
     """
     figure, axes = _plot()
     extent: list[float] = []
@@ -43,7 +44,10 @@ def curves_plot(groups: Sequence[Group], metric: str, ylabel: str) -> str | None
             continue
         steps, mean, half, count = band(curves)
         few = {"marker": "o", "markersize": 3} if len(steps) < 15 else {}
-        axes.plot(steps / 1000, mean, color=color, linewidth=1.7, **few)
+        whole = count == len(curves)
+        axes.plot(steps[whole] / 1000, mean[whole], color=color, linewidth=1.7, **few)
+        if not whole.all():
+            axes.plot(steps / 1000, mean, color=color, linewidth=1.7, linestyle=":")
         extent += [value for _, values in curves for value in (values.min(), values.max())]
         if len(curves) > 1:
             low, high, many = mean - half, mean + half, count >= BAND_FROM
