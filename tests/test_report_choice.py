@@ -31,7 +31,7 @@ def test_a_quick_probe_is_never_shown_as_recall_or_leakage(tmp_path):
             file.write(json.dumps({"step": 200, "probe/noise_from_x": 0.875, "probe/signal_from_x": 0.125}) + "\n")
     assert line_of(*runs)["Leakage"] == line_of(*runs)["Signal recall"] == "-"
     add_probes(runs[0], leakage=0.25)
-    assert line_of(*runs)["Leakage"] == "0.25 (1 of 2 seeds)"
+    assert line_of(*runs)["Leakage"] == "0.25\n(1 of 2 seeds)"
     text = Tags(page_of(*runs)).text
     assert "Quick probe: noise from x" in text and "probe factors, ridge, 36 episodes of 200 actions" in text
 
@@ -41,10 +41,10 @@ def test_returns_are_means_at_the_last_step_that_all_seeds_have_reached(tmp_path
     returns = [(1.0, 10.0, 30.0), (3.0, 12.0, 31.0), (2.0,)]
     runs = [make_run(tmp_path / str(seed), f"seed={seed}", returns=r) for seed, r in enumerate(returns)]
     assert line_of(*runs)["Last return"].startswith("2.0 ± ")
-    assert line_of(*runs)["Last return"].endswith("(at step 100)")
+    assert line_of(*runs)["Last return"].endswith("\n(at step 100)")
     assert line_of(*runs[:2])["Last return"] == "30.5 (30.0, 31.0)"
     runs.append(make_run(tmp_path / "new", "seed=9", returns=()))
-    assert line_of(*runs[:2], runs[3])["Last return"] == "30.5 (30.0, 31.0) (2 of 3 seeds)"
+    assert line_of(*runs[:2], runs[3])["Last return"] == "30.5 (30.0, 31.0)\n(2 of 3 seeds)"
 
 
 def test_probes_of_another_size_or_step_are_not_averaged(tmp_path):
@@ -53,7 +53,7 @@ def test_probes_of_another_size_or_step_are_not_averaged(tmp_path):
     add_probes(runs[1], leakage=0.4)
     add_probes(runs[2], leakage=0.9, step=100)  # earlier in its training
     add_probes(runs[3], leakage=0.0, episodes=4)  # small
-    assert line_of(*runs)["Leakage"] == "0.30 (0.20, 0.40) (2 of 4 seeds)"
+    assert line_of(*runs)["Leakage"] == "0.30 (0.20, 0.40)\n(2 of 4 seeds)"
     page = page_of(*runs)
     assert "mean of 2 of 4 seeds · step 200" in page and "4 episodes of 200 actions" in page
     add_probes(runs[3], leakage=0.6)  # beside the small one
@@ -69,7 +69,7 @@ def test_what_a_sample_cannot_tell_is_said_and_not_averaged(tmp_path):
     add_probes(runs[0], leakage=np.nan)
     assert line_of(runs[0])["Leakage"] == "too few episodes"
     add_probes(runs[1], leakage=0.5)
-    assert line_of(*runs)["Leakage"] == "0.50 (1 of 2 seeds)"
+    assert line_of(*runs)["Leakage"] == "0.50\n(1 of 2 seeds)"
     assert line_of(runs[1])["Leakage"] == "0.50 [0.45, 0.55]"
     assert "leakage too few episodes" in Tags(page_of(*runs)).text
 

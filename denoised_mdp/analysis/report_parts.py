@@ -66,10 +66,10 @@ def mean_text(values: Sequence[float], digits: int = 1) -> str:
 
 
 def marked(text: str, counted: int, group: Group, step: float) -> str:
-    """A mean over seeds, and plainly where fewer than all count, or not at the group's last step."""
+    """A mean over seeds, and in a second line where fewer than all count, or not at the group's last step."""
     marks = [f"{counted} of {len(group.runs)} seeds"] * (counted < len(group.runs))
     marks += [f"at step {step:,.0f}"] * (step < group.step)
-    return text + (f" ({', '.join(marks)})" if marks and text != "-" else "")
+    return text + (f"\n({', '.join(marks)})" if marks and text != "-" else "")
 
 
 def overview(group: Group, compared: Mapping[str, str | None]) -> dict[str, str]:
@@ -91,7 +91,7 @@ def overview(group: Group, compared: Mapping[str, str | None]) -> dict[str, str]
         "Signal recall": probed(group, "factors", compared, lambda tree: recall_of(tree, "signal")),
         "Leakage": probed(group, "factors", compared, lambda tree: recall_of(tree, "noise")),
         "Ratio of x": probed(group, "invariance", compared, ratio_of_x),
-        "Training time": " to ".join(dict.fromkeys(text for text, _ in [*seconds[:1], *seconds[-1:]])) or "-",
+        "Training time": "\nto ".join(dict.fromkeys(text for text, _ in [*seconds[:1], *seconds[-1:]])) or "-",
     }  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def factor_dict(title: str, note: str, matrix: FactorMatrix, probe: str) -> dict
     """What the template shows of a factor matrix."""
     heads = {name: matrix.summary(probe, "x", source).text(2)
              for name, source in (("recall", "signal"), ("leakage", "noise"))}  # fmt: skip
-    return {"title": title, "note": note, "picture": heat_map(matrix, probe, title, note), **heads}
+    return {"title": title, "note": note, "picture": heat_map(matrix, probe), **heads}
 
 
 def invariance_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:

@@ -81,9 +81,9 @@ def bars_plot(heights: Mapping[str, float], ylabel: str) -> str | None:
     return svg_uri(figure)
 
 
-def heat_map(matrix: FactorMatrix, probe: str, title: str, note: str) -> str:
-    """The factor matrix as in `probe factors`."""
-    return svg_uri(factor_heat_map(matrix, probe, literal(title), literal(note)))
+def heat_map(matrix: FactorMatrix, probe: str) -> str:
+    """The factor matrix as in `probe factors`; the page has its title."""
+    return svg_uri(factor_heat_map(matrix, probe, "", literal(f"R² on held-out episodes · {probe}")))
 
 
 def _plot():
