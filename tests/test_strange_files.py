@@ -312,8 +312,8 @@ def test_plain_values_are_read_as_they_are(tmp_path):
 def test_a_full_table_of_files_is_one_line(tmp_path):
     """Without a file more to be had, Python finds no folder for temporary files, and says that none exists."""
     full = f"import sys, tempfile; tempfile._candidate_tempdir_list = lambda: [{str(tmp_path / 'full')!r}]"
-    program = f"{full}; from denoised_mdp.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", program, "train", *TINY, *SHORT, f"run_dir={tmp_path / 'run'}"]
+    worker = "from denoised_mdp import cli; cli._doctor = lambda _: tempfile.mkstemp()"  # as a worker's trace is made
+    command = [sys.executable, "-c", f"{full}; {worker}; sys.exit(cli.main(['doctor']))"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "TMPDIR" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert "df -i" in remedy(OSError(errno.ENOSPC, "No space left on device"))
