@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .rssm import Latent
+from denoised_mdp.models.latent import Latent
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
 """the source of noise: PyTorch's global one, one for all environments, or one for each"""

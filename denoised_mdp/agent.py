@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from denoised_mdp.models.base import WorldModel
+from denoised_mdp.models.cuda_graph import GraphedUpdate
+from denoised_mdp.models.denoised import DenoisedModel
+from denoised_mdp.models.latent import Latent
+from denoised_mdp.models.losses import KLWeights
+from denoised_mdp.models.mdp import PolicyBatch
+from denoised_mdp.models.networks import scale_initial_weights, set_compute_dtype
+from denoised_mdp.models.structure import Table
+from denoised_mdp.optim import without_gradients
+from denoised_mdp.policies import POLICIES, Policy
+
 from . import schema
 from .acting import Carry, Generators, as_images, as_is_first, check_carry, check_explore, check_generator
 from .envs.seeding import torch_seed
-from .graph import GraphedUpdate
-from .networks import scale_initial_weights, set_compute_dtype
-from .policies import POLICIES, Policy, PolicyBatch
-from .policies.base import adam, optimize, without_gradients
-from .rssm import Latent, structure
 from .runtime import restore_generator
-from .world_model import KLWeights, LatentMDP, WorldModel
 
 
 class Agent(nn.Module):
@@ -35,23 +40,26 @@ class Agent(nn.Module):
     config: schema.Config | None = None
     """what `build_agent` built it from: of a loaded run, the run's configuration"""
 
-    def __init__(self, world_model: WorldModel, policy: Policy, *, lr: float, eps: float, clip: float | None):
+    def __init__(self, world_model: WorldModel, policy: Policy):
         super().__init__()
-        self.world_model, self.policy, self.clip = world_model, policy, clip
-        self.mdp = LatentMDP(world_model)
-        self.model_optimizer = adam(world_model.parameters(), lr=lr, eps=eps)
+        self.world_model, self.policy, self.mdp = world_model, policy, world_model.mdp()
         self.random = torch.Generator(self.device)
         self.graph: GraphedUpdate | None = None
 
     @property
     def device(self) -> torch.device:
         """Where the weights live."""
-        return self.world_model.encoder.output.weight.device
+        return self._like.device
+
+    @property
+    def _like(self) -> Tensor:
+        """A weight, for its device and type."""
+        return next(self.world_model.parameters())
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Every optimizer by name: the world model's and the policy's."""
-        return {"model": self.model_optimizer, **self.policy.optimizers}
+        return self.world_model.optimizers | self.policy.optimizers
 
     def update(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
         """One step of the world model, then one of the policy from the same posterior latents.
@@ -68,19 +76,17 @@ class Agent(nn.Module):
     def update_eagerly(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
         """The same as `update`, kernel by kernel; static shapes, no branch on data."""
         batch = self.to_device(batch)
-        noise = self.world_model.rssm.draw_noise(*batch["reward"].shape, generator=self.random)
-        loss, latent, reward, metrics = self.world_model.loss(**batch, noise=noise)
-        metrics["model/gradient"] = optimize(loss, self.model_optimizer, self.clip)
+        learned = self.world_model.update(batch, self.random)
         if not policy:
-            return metrics
-        signal = PolicyBatch(*latent.map(torch.detach)["x"], batch["action"], reward["x"].detach())
+            return learned.metrics
+        signal = learned.latent.select(self.world_model.table.seen)
+        signal = PolicyBatch(signal.belief, signal.state, batch["action"], learned.reward)
         with without_gradients(self.world_model):
-            policy_metrics = self.policy.update(signal, self.mdp, self.random)
-        return metrics | policy_metrics
+            return learned.metrics | self.policy.update(signal, self.mdp, self.random)
 
     def to_device(self, batch: dict[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
         """Move a batch to the weights' device; images stay uint8 and become floats there."""
-        like = self.world_model.encoder.output.weight
+        like = self._like
         out = {name: torch.as_tensor(value).to(like.device, non_blocking=True) for name, value in batch.items()}
         return {name: value.to(like.dtype) if value.is_floating_point() else value for name, value in out.items()}
 
@@ -121,7 +127,7 @@ class Agent(nn.Module):
         carry = self.observe_step(images.to(self.device), carry, generator, is_first=is_first, sample=sample)
         actions = self.mdp.action_size
         noise = None if explore is None else self._noise(len(images), actions, generator)  # [B, A]
-        action = self.policy.act(carry.latent.features("x"), noise)  # [B, A]
+        action = self.policy.act(carry.latent.select(self.world_model.table.seen).features(), noise)  # [B, A]
         if explore:
             action = (action + explore * self._noise(len(images), actions, generator)).clamp(-1.0, 1.0)
         given = action.float().cpu().numpy().copy()  # else the carry and the caller would share it
@@ -142,36 +148,34 @@ class Agent(nn.Module):
         is_first: bool [B], see `act` (None: nowhere). sample: the latent is a posterior sample, else its mean.
         """
         model, batch = self.world_model, len(images)
-        initial = model.rssm.initial(batch)
+        initial = model.initial(batch)
         fresh = Carry(initial, initial.state.new_zeros(batch, self.mdp.action_size))
         if carry is None:
             carry = fresh
         check_carry(carry, fresh)
         if is_first is None:
             is_first = torch.zeros(batch, dtype=torch.bool, device=self.device)
-        states = model.rssm.layout.state_size
+        states = initial.layout.state_size
         noise = self._noise(batch, states, generator) if sample else torch.zeros_like(initial.state)  # [B, S]
         filtered = model.filter(images[None], carry.action[None], is_first[None], noise[None], carry.latent)
         return Carry(filtered.latent.map(lambda tensor: tensor[0]), carry.action)
 
     def carry(self, belief: Tensor, state: Tensor, action: Tensor) -> Carry:
         """A carry from its tensors [B, D], [B, S], [B, A], as a checkpoint holds them."""
-        return Carry(Latent(belief.to(self.device), state.to(self.device), self.world_model.rssm.layout),
+        return Carry(Latent(belief.to(self.device), state.to(self.device), self.world_model.initial(1).layout),
                      action.to(self.device))
 
     def _noise(self, batch: int, size: int, generator: Generators) -> Tensor:
         """Standard normal noise [batch, size], each row from its own generator if there are several."""
-        like = self.world_model.encoder.output.weight
+        like = self._like
         kind = {"device": like.device, "dtype": like.dtype}
         if generator is None or isinstance(generator, torch.Generator):
             return torch.randn(batch, size, generator=generator, **kind)
         return torch.cat([torch.randn(1, size, generator=one, **kind) for one in generator])
 
     def parameter_counts(self) -> dict[str, int]:
-        """Number of parameters per module: encoder, rssm, decoder, reward, and the policy's parts."""
-        model = self.world_model
-        modules = {"encoder": model.encoder, "rssm": model.rssm, "decoder": model.decoder, "reward": model.rewards}
-        modules |= dict(self.policy.named_children())
+        """Number of parameters of each part of the world model and of the policy."""
+        modules = dict(self.world_model.named_children()) | dict(self.policy.named_children())
         return {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
 
     def state(self) -> dict[str, Any]:
@@ -202,31 +206,25 @@ def build_agent(
     generator is left as it was.
     """
     m = config.model
-    kl = {field.name: getattr(m.kl, field.name) for field in fields(KLWeights)} | {"alpha": config.alpha}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        world_model = WorldModel(
-            structure(
-                (m.x.belief, m.x.state),
-                (m.y.belief, m.y.state),
-                (m.z.belief, m.z.state),
-                m.z_prior_uses_y,
-                m.y_rewarded,
-            ),
+        world_model = DenoisedModel(
+            Table(list(m.latents.values())),
             action_size,
             size=config.env.size,
             depth=m.depth,
             embed=m.embed,
             hidden=m.reward_hidden,
             reward_std=m.reward_std,
-            kl=KLWeights(**kl),
+            kl=KLWeights(config.alpha, m.kl.free_nats, m.kl.free_nats_strategy),
+            **vars(m.optimizer),
         )
         if m.init == "scaled":
             scale_initial_weights(world_model, torch.Generator().manual_seed(torch_seed(config.seed, "weights")))
         world_model.to(device)
         options = {k: v for k, v in vars(config.policy).items() if k != "name"}
-        policy = POLICIES[config.policy.name](LatentMDP(world_model), **options).to(device)
-    agent = Agent(world_model, policy, lr=m.optimizer.lr, eps=m.optimizer.eps, clip=m.optimizer.clip)
+        policy = POLICIES[config.policy.name](world_model.mdp(), **options).to(device)
+    agent = Agent(world_model, policy)
     agent.config = copy.deepcopy(config)
     agent.random.manual_seed(torch_seed(config.seed, "update"))
     set_compute_dtype(agent, dtype)

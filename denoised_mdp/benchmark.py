@@ -22,17 +22,17 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from denoised_mdp.models.losses import image_nll, kl_per_latent, scalar_nll
+from denoised_mdp.models.mdp import PolicyBatch
+from denoised_mdp.optim import without_gradients
+
 from .agent import Agent, build_agent
 from .benchmark_around import ACTIONS, acting, environments, evaluations, filled_replay, replays, start_up
 from .benchmark_plain import PlainUpdate
 from .machine import GIB, cpu_name, peak_memory, random_batch
-from .policies import PolicyBatch
-from .policies.base import without_gradients
-from .rssm import kl_divergence
 from .runs import output_file
 from .runtime import configure, precision_name
 from .schema import Config
-from .world_model import image_nll, scalar_nll
 
 PARTS = ("update", "acting", "environments", "evaluation", "replay", "start")
 
@@ -122,7 +122,7 @@ def sizes(config: Config) -> dict[str, Any]:
         "distractors": list(config.distractors),
         "action_repeat": config.env.action_repeat,
         "model": m.name,
-        "x": [m.x.belief, m.x.state],
+        "latents": {name: [row.belief, row.state] for name, row in m.latents.items()},
         "depth": m.depth,
         "embed": m.embed,
         "pixels": config.env.size,
@@ -161,7 +161,7 @@ def _serve_updates(pipe, config: Config, plain: bool, threads: int) -> None:
 def updates(config: Config, device: torch.device, dtype: torch.dtype | None, repeats: int) -> dict[str, Any]:
     """Ours against the plain one, taking turns; then the parts of ours; then its work."""
     threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
-    comparable = not config.model.z.state and config.policy.name == "backprop"
+    comparable = not any(row.parents for row in config.model.latents.values()) and config.policy.name == "backprop"
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in (["plain"] if comparable else []) + ["ours"]}
     pipes, processes, peaks = {}, [], {}
     for name in times:
@@ -202,6 +202,7 @@ def updates(config: Config, device: torch.device, dtype: torch.dtype | None, rep
 def update_parts(agent: Agent, config: Config, repeats: int) -> dict[str, float]:
     """Median wall seconds of each part of an update, sampling from a replay and its transfer included."""
     model, (length, batch_size) = agent.world_model, (config.train.segment_length, config.train.batch_size)
+    optimizer = model.optimizers["model"]
     seconds: dict[str, list[float]] = {}
 
     @contextlib.contextmanager
@@ -221,7 +222,7 @@ def update_parts(agent: Agent, config: Config, repeats: int) -> dict[str, float]
                 sample = replay.sample(batch_size, length, rng)
             with part("transfer"):
                 batch = agent.to_device(sample)
-            noise = model.rssm.draw_noise(length, batch_size, generator=agent.random)
+            noise = model.draw_noise(length, batch_size, generator=agent.random)
             with part("encoder"):
                 images = model.float_images(batch["observation"])
                 embed = model.encoder(images).unflatten(0, (length, batch_size))
@@ -230,18 +231,19 @@ def update_parts(agent: Agent, config: Config, repeats: int) -> dict[str, float]
             with part("decoder"):
                 prediction = model.decode(latent)
             with part("losses"):
-                kl = model.rssm.layout.split_state(kl_divergence(posterior, prior))
+                kl = kl_per_latent(posterior, prior)
                 shares = model.reward_shares(latent)
                 reward_nll = scalar_nll(sum(shares.values()), batch["reward"], model.reward_std)
                 loss = image_nll(prediction, images) + reward_nll.mean()
-                loss = loss + model.kl.weighted({name: value.sum(-1) for name, value in kl.items()})
+                loss = loss + model.kl.weighted(kl, model.table)
             with part("backward"):
-                agent.model_optimizer.zero_grad()
+                optimizer.zero_grad()
                 loss.backward()
             with part("optimizer"):
-                torch.nn.utils.clip_grad_norm_(model.parameters(), agent.clip or float("inf"))
-                agent.model_optimizer.step()
-            signal = PolicyBatch(*latent.map(torch.detach)["x"], batch["action"], shares["x"].detach())
+                torch.nn.utils.clip_grad_norm_(model.parameters(), model.clip or float("inf"))
+                optimizer.step()
+            seen, reward = latent.map(torch.detach).select(model.table.seen), model.seen_reward(latent).detach()
+            signal = PolicyBatch(seen.belief, seen.state, batch["action"], reward)
             with part("policy"), without_gradients(model):
                 agent.policy.update(signal, agent.mdp, agent.random)
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}

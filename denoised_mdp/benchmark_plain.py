@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal, TanhTransform, TransformedDistribution, kl_divergence
 
+from denoised_mdp.models.distributions import MIN_STD
+from denoised_mdp.optim import without_gradients
+
 from .agent import Agent
 from .policies.backprop import BackpropPolicy
-from .policies.base import without_gradients
-from .rssm import MIN_STD
 
 
 def mlp(net: nn.Module, x: Tensor) -> Tensor:
@@ -47,9 +48,10 @@ class PlainUpdate:
 
     def __init__(self, agent: Agent):
         self.model, self.policy = agent.world_model, agent.policy
-        if self.model.rssm.dependents or not isinstance(self.policy, BackpropPolicy):
+        mixed = any(row.parents or row.distribution != "gaussian" for row in self.model.table.rows.values())
+        if mixed or len(self.model.table.seen) > 1 or not isinstance(self.policy, BackpropPolicy):
             raise ValueError("the plain update knows x and y and the policy by backpropagation alone")
-        self.clip = agent.clip
+        self.clip = self.model.clip
         self.optimizers = {}
         groups = {"model": self.model, "actor": self.policy.actor, "value": self.policy.value}
         for (name, module), like in zip(groups.items(), agent.optimizers.values(), strict=True):
@@ -65,7 +67,7 @@ class PlainUpdate:
         batch |= {name: value.to(dtype) for name, value in batch.items() if value.is_floating_point()}
         model_loss, beliefs, states = self.model_loss(**batch, noise=noise)
         self._step("model", model_loss)
-        sizes = self.model.rssm.specs["x"]
+        sizes = self.model.table.rows["x"]
         belief, state = beliefs[..., : sizes.belief].detach(), states[..., : sizes.state].detach()
         with without_gradients(self.model):
             with without_gradients(self.policy.value):
@@ -120,10 +122,10 @@ class PlainUpdate:
             old_belief, old_state = layout.split_belief(belief * keep), layout.split_state(state * keep)
             new = {}
             for name in layout.names:
-                inputs = [old_state[name], action[t] * keep] if rssm.specs[name].sees_action else [old_state[name]]
+                inputs = [old_state[name], action[t] * keep] if rssm.table.rows[name].sees_action else [old_state[name]]
                 new[name] = self.transition(name, inputs, old_belief[name])
             belief = torch.cat(list(new.values()), -1)
-            raw = mlp(rssm.posteriors["roots"], torch.cat((belief, embed[t]), -1))
+            raw = mlp(rssm.posteriors[0].net, torch.cat((belief, embed[t]), -1))
             posterior = gaussian(raw)
             state = draw(posterior, None if noise is None else noise[t])
             means = layout.split_state(posterior.base_dist.loc)
@@ -143,7 +145,8 @@ class PlainUpdate:
             for name, net in self.model.rewards.items()
         ]
         reward_loss = -Normal(sum(shares), self.model.reward_std).log_prob(reward).mean()
-        loss = image_loss + reward_loss + self.model.kl.weighted({name: torch.stack(kl) for name, kl in kls.items()})
+        kl = {name: torch.stack(parts) for name, parts in kls.items()}
+        loss = image_loss + reward_loss + self.model.kl.weighted(kl, self.model.table)
         return loss, beliefs, states
 
     def policy_losses(self, belief: Tensor, state: Tensor, noise: tuple | None):

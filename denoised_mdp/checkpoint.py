@@ -29,40 +29,10 @@ from .disk import remedy, remove, replace_file, sync_folder
 from .errors import UserError
 from .reading import parse_json, read_json, regular
 
-FORMAT = 3  # raise it when an older version of this package could no longer read what this one writes
+FORMAT = 4  # raise it when what is written changes: other formats are refused
 _NAME = re.compile(r"step_([0-9]+)(\.old)?")
 _UNFINISHED = ".tmp-"
 _NONE_YET = ".none"
-
-
-def _from_format_1(tree: dict[str, Any]) -> dict[str, Any]:
-    """Format 2 counts the bytes of TensorBoard's files, and what was due but not done when the run was stopped."""
-    if "log_lines" in tree:
-        tree["log"] = {"lines": tree.pop("log_lines"), "events": None}
-        tree |= {"pending": [], "config": None}
-    return tree
-
-
-def _from_format_2(tree: dict[str, Any]) -> dict[str, Any]:
-    """Format 3 knows several environments that collect, and rows that were collected ahead."""
-    if "exploration" in tree:
-        counters, random = tree["counters"], tree["random"]
-        begun = tree["env"] is not None
-        tree["collector"] = {
-            "step": counters["step"],
-            "observations": [tree.pop("observation")],
-            "carry": tree.pop("carry"),
-            "random": [random["prefill"]],
-            "exploration": [tree.pop("exploration")],
-            "environments": [tree.pop("env")] if begun else None,
-        }
-        tree["counters"] = {name: counters[name] for name in ("step", "updates")} | {"step_before": None}
-        tree |= {"random": random["replay"], "episode_return": [tree["episode_return"]], "ahead": None}
-    return tree
-
-
-MIGRATIONS = {1: _from_format_1, 2: _from_format_2}
-"""format -> the function that turns a tree of that format into one of the next"""
 
 
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -229,23 +199,20 @@ def _read(path: Path, step: int, map_location: torch.device | str) -> dict[str, 
     try:
         manifest = read_json(path / "manifest.json")
         version = manifest["format"]
-        if isinstance(version, int) and version > FORMAT:
-            raise UserError(
-                f"{path} was written by a newer version of denoised_mdp (checkpoint format {version}, this"
-                f" version reads up to {FORMAT}). Update denoised_mdp."
-            )
-        if manifest["step"] != step or version not in (*MIGRATIONS, FORMAT):
+        if manifest["step"] != step or type(version) is not int:
             raise ValueError("manifest.json belongs elsewhere")
+        if version != FORMAT:
+            raise UserError(
+                f"{path} was written by another version of denoised_mdp (checkpoint format {version}, this one has"
+                f" {FORMAT}). Use that version, or train anew in another run_dir."
+            )
         files = {}
         for name in ("tensors.safetensors", "state.json"):
             files[name] = regular(path / name).read_bytes()
             if hashlib.sha256(files[name]).hexdigest() != manifest["sha256"][name]:
                 raise ValueError(f"{name} differs from its checksum")
         tensors = safetensors.torch.load(files["tensors.safetensors"])
-        tree = _decode(parse_json(files["state.json"]), tensors, map_location)
-        for older in range(version, FORMAT):
-            tree = MIGRATIONS[older](tree)
-        return tree
+        return _decode(parse_json(files["state.json"]), tensors, map_location)
     except FileNotFoundError as error:
         raise _Damaged(f"{path} is incomplete: no {Path(error.filename).name}") from error
     except OSError as error:

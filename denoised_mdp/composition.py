@@ -14,10 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.models.structure import LatentSpec
 from denoised_mdp.schema import POLICIES, Config
 
 GROUPS = ("env", "distractors", "model", "policy", "preset")
+CELLS = tuple(field.name for field in dataclasses.fields(LatentSpec) if field.name != "name")
 QUOTED = re.compile(r"""(['"])(\\.|(?!\1)[^\\])*\1""")
 TEXTS = ("run_dir", "env.task", "env.clips", "train.device")  # free texts: taken as they are, commas and all
 
@@ -45,6 +49,18 @@ def distractor_defaults() -> dict[str, dict[str, Any]]:
     return OmegaConf.to_container(OmegaConf.merge(*map(OmegaConf.load, files)))
 
 
+@cache
+def latents(model: str) -> tuple[str, ...]:
+    """Return the names of the latents of one table in ``configs/model``."""
+    table = yaml.safe_load((config_folder() / "model" / f"{model}.yaml").read_text())
+    return tuple(key for key, row in table.items() if isinstance(row, dict))
+
+
+def latent_names() -> tuple[str, ...]:
+    """Return the names of the latents of all tables."""
+    return tuple(dict.fromkeys(name for model in choices("model") for name in latents(model)))
+
+
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield ``(dotted key, value)`` for every leaf of nested mappings; an empty mapping is a leaf."""
     for key, value in tree.items():
@@ -60,6 +76,8 @@ def option_keys(policy: str | None = None) -> list[str]:
     for kind in [policy] if policy else POLICIES:
         keys += [f"policy.{field.name}" for field in dataclasses.fields(POLICIES[kind])]
     keys += [key for key, _ in flatten(distractor_defaults(), "distractors.")]
+    keys += [f"model.{latent}.{cell}" for latent in latent_names() for cell in CELLS]
+    keys.remove("model.latents")
     return list(dict.fromkeys(keys))
 
 
@@ -69,7 +87,7 @@ def register_schema() -> None:
 
     store = ConfigStore.instance()
     schema = dataclasses.asdict(Config())
-    del schema["policy"]  # the group of the chosen policy brings its own options
+    del schema["policy"], schema["model"]["latents"]  # the groups bring their own: options and rows
     store.store(name="schema", node=schema)
     for name, kind in POLICIES.items():
         store.store(group="policy", name=f"schema_{name}", node=dataclasses.asdict(kind()))
@@ -79,7 +97,7 @@ def compose(overrides: list[str]) -> dict[str, Any]:
     """Return the composed configuration with all interpolations resolved.
 
     The result has the keys of `Config`. Conditional values of a preset (its ``when`` table, e.g.
-    ``policy=sac: {model.kl.beta_y: 0.125}``) apply unless the command line sets the same key. What a preset says
+    ``policy=sac: {model.kl.beta: 0.125}``) apply unless the command line sets the same key. What a preset says
     of a distractor does not apply where the command line chooses others.
     """
     import hydra
@@ -97,7 +115,13 @@ def compose(overrides: list[str]) -> dict[str, Any]:
     except (hydra.errors.HydraException, OmegaConfBaseException) as error:
         raise UserError(explain(error, overrides)) from error
     chosen = tree.hydra.runtime.choices
-    given = [f"{key}." for key in (text.partition("=")[0] for text in overrides) if key not in GROUPS]
+    texts = [text.removeprefix("++") for text in overrides]
+    for text in texts:
+        latent = text.partition("=")[0].split(".")[1:2]
+        if text.startswith("model.") and latent[0] in set(latent_names()) - set(latents(chosen.model)):
+            known = ", ".join(latents(chosen.model))
+            raise UserError(f"{text}: model={chosen.model} has no latent {latent[0]}, it has {known}.")
+    given = [f"{key}." for key in (text.partition("=")[0] for text in texts) if key not in GROUPS]
     with open_dict(tree):
         conditional = OmegaConf.to_container(tree.pop("when", OmegaConf.create({})))
         tree.preset = chosen.preset
@@ -109,7 +133,7 @@ def compose(overrides: list[str]) -> dict[str, Any]:
         group, _, choice = condition.partition("=")
         for key, value in flatten(values) if chosen[group] == choice else ():
             if not f"{key}.".startswith(tuple(given)):
-                OmegaConf.update(tree, key, value)
+                OmegaConf.update(tree, key, value, force_add=True)
     try:
         return OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
@@ -149,7 +173,7 @@ def translate(overrides: list[str]) -> list[str]:
         elif key in TEXTS and value != "null" and not QUOTED.fullmatch(value):
             result.append(f"{key}={quote(value)}")
         elif not parse(key, value).is_sweep_override():
-            result.append(f"{key}={value}")
+            result.append(f"{cell(key)}={value}")
         else:
             raise UserError(_several(key, value))
     return result
@@ -159,7 +183,7 @@ def split(text: str) -> tuple[str, str]:
     """Split ``key=value`` and check the key."""
     if re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text):  # they would break files and messages
         raise UserError(f"{ascii(text)}: control characters and bytes that are not UTF-8 cannot be used.")
-    key, equals, value = (part.strip() for part in text.partition("="))
+    key, equals, value = (part.strip() for part in text.removeprefix("++").partition("="))
     if not equals or not key:
         group = next((group for group in reversed(GROUPS) if text in choices(group)), None)
         hint = f" Did you mean '{group}={text}'?" if group else ""
@@ -169,6 +193,11 @@ def split(text: str) -> tuple[str, str]:
     if not is_hydra(key):
         _check_key(key)
     return key, value
+
+
+def cell(key: str) -> str:
+    """How Hydra is told to set a key: a cell of the table may have its default, and then stands in no file."""
+    return f"++{key}" if key.split(".")[0] == "model" and key.split(".")[-1] in CELLS else key
 
 
 def is_hydra(key: str) -> bool:
@@ -186,8 +215,8 @@ def _check_key(key: str) -> None:
     keys = option_keys()
     if key in GROUPS or any(f"{known}.".startswith(f"{key}.") for known in keys):
         return  # a whole group of options, such as model.x={belief: 60, state: 10}, is right as well
-    if key.rpartition(".")[2] == "beta":
-        raise UserError(f"unknown option '{key}'. Did you mean 'model.kl.beta_y'? (model.kl.beta_z follows it.)")
+    if key.rpartition(".")[2] in ("beta", "beta_y"):
+        raise UserError(f"unknown option '{key}'. Did you mean 'model.kl.beta'? (model.y.beta: of one latent.)")
     same_end = [known for known in keys if known.rpartition(".")[2] == key.rpartition(".")[2]]
     raise UserError(f"unknown option '{key}'.{_nearest(key, same_end or [*keys, *GROUPS])}")
 

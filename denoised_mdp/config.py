@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -16,11 +17,10 @@ from denoised_mdp.composition import compose, flatten
 from denoised_mdp.disk import replace_file
 from denoised_mdp.envs import check_distractors, tasks
 from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.models.structure import Table
 from denoised_mdp.reading import read_yaml
 from denoised_mdp.schema import Config
 from denoised_mdp.validation import as_text, build
-
-LATENTS = {"2b": "xy", "2c": "xyz", "dreamer": "x"}  # the latents that a structure has
 
 # A run may be continued although these keys changed: they do not alter what is learned up to a given step.
 MAY_CHANGE = frozenset(
@@ -65,6 +65,16 @@ def default_run_dir(config: Config) -> str:
     return os.path.join("runs", "-".join([*names, f"seed{config.seed}"]))
 
 
+def as_tree(config: Config) -> dict[str, Any]:
+    """Return nested mappings with the keys of the command line: rows of the table are ``model.x``, ``model.y`` ..."""
+    tree = dataclasses.asdict(config)
+    model = tree["model"]
+    for name, row in model.pop("latents").items():
+        del row["name"]
+        model[name] = {cell: list(value) if isinstance(value, tuple) else value for cell, value in row.items()}
+    return tree
+
+
 def save_config(config: Config, path: str | os.PathLike) -> None:
     """Write the configuration as YAML to `path` (a file), whole or not at all."""
     replace_file(Path(path), as_yaml(config).encode())
@@ -72,7 +82,7 @@ def save_config(config: Config, path: str | os.PathLike) -> None:
 
 def as_yaml(config: Config) -> str:
     """Return the whole configuration as YAML, which `read_config` understands."""
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(as_tree(config), sort_keys=False, allow_unicode=True)
 
 
 def read_config(path: str | os.PathLike) -> Config:
@@ -97,7 +107,7 @@ def read_config(path: str | os.PathLike) -> Config:
 
 def differences(old: Config, new: Config) -> list[str]:
     """Return one line per option that differs and must not when a run continues; see `MAY_CHANGE`."""
-    before, after = (dict(flatten(dataclasses.asdict(config))) for config in (old, new))
+    before, after = (dict(flatten(as_tree(config))) for config in (old, new))
     lines = []
     for key in dict.fromkeys([*before, *after]):
         values = [as_text(side.get(key, "absent")) for side in (before, after)]
@@ -113,17 +123,15 @@ def _check(config: Config) -> None:
         raise UserError(f"env.task={env.task}: unknown task.{did_you_mean(env.task, tasks(env.suite))}")
     if env.reward != "dense" and env.suite != "robodesk":
         raise UserError(f"env.reward={env.reward}: suite {env.suite} has no choice of rewards: only env=robodesk has.")
-    for name in "xyz":
-        size: dict[str, int] = vars(getattr(model, name))
-        for key, width in size.items():
-            if name in LATENTS[model.name] and width == 0:
-                raise UserError(f"model.{name}.{key}=0: must be at least 1: model={model.name} has {name}.")
-            if name not in LATENTS[model.name] and width > 0:
-                raise UserError(f"model.{name}.{key}={width}: must be 0: model={model.name} has no {name}.")
+    try:
+        table = Table(list(model.latents.values()))
+    except ValueError as error:
+        raise UserError(f"model={model.name}: {error}.") from None
     if train.overlap and train.collect_workers == 0:
         raise UserError("train.overlap=true: the environments need their own process: set train.collect_workers=1.")
-    if kl.free_nats_strategy == "B" and kl.beta_y > kl.beta_x and model.name != "dreamer":
-        raise UserError(f"model.kl.beta_y={kl.beta_y}: strategy B needs at most model.kl.beta_x={kl.beta_x}.")
+    for row in model.latents.values():
+        if kl.free_nats_strategy == "B" and row.free and row.beta < kl.beta and len(table.free) < len(table.rows):
+            raise UserError(f"model.kl.beta={kl.beta}: strategy B needs at most model.{row.name}.beta={row.beta}.")
     if env.episode_steps < env.action_repeat:
         raise UserError(f"env.episode_steps={env.episode_steps}: must be at least {env.action_repeat} (action_repeat).")
     _check_segments(config)

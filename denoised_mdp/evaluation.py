@@ -12,6 +12,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from denoised_mdp.models.latent import Latent
+
 from .acting import Carry
 from .agent import Agent
 from .environments import environment_maker
@@ -20,7 +22,6 @@ from .envs.pool import EnvironmentPool
 from .envs.seeding import generator
 from .loading import load_run
 from .progress import Phase
-from .rssm import Latent
 
 MAX_PARALLEL = 10
 """episodes that are played at the same time, so that the agent acts on a batch"""

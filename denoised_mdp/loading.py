@@ -64,10 +64,9 @@ def lost_rows(run: RunFolder, state: dict[str, Any]) -> str | None:
 def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[None]:
     """Answer a whole checkpoint `state` that is not of `config` in one line, at once or when it is restored inside."""
     try:
-        if state.get("config"):  # checkpoints of format 1 have none
-            changed = differences(build(Config, state["config"]), config)
-            if changed:
-                raise ValueError("; ".join(changed))
+        changed = differences(build(Config, state["config"]), config)
+        if changed:
+            raise ValueError("; ".join(changed))
         yield
     except checkpoints.MALFORMED as error:
         reason = " ".join(str(error).split()) or type(error).__name__

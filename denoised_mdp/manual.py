@@ -8,7 +8,8 @@ import textwrap
 from typing import Any
 
 from denoised_mdp.composition import choices, config_folder
-from denoised_mdp.schema import POLICIES, Config, LatentConfig
+from denoised_mdp.models.structure import LatentSpec
+from denoised_mdp.schema import POLICIES, Config
 from denoised_mdp.validation import as_text
 
 INTRODUCTION = """\
@@ -23,7 +24,7 @@ Steps are environment steps before action repeat. Defaults are the paper's (Wang
 examples
   denoised-mdp train preset=quickstart run_dir=runs/quickstart
   denoised-mdp train preset=paper/cheetah_run_video_background policy=sac seed=1
-  denoised-mdp train env.task=walker_walk distractors=video_background,camera_jitter model.kl.beta_y=0.25
+  denoised-mdp train env.task=walker_walk distractors=video_background,camera_jitter model.kl.beta=0.25
   denoised-mdp train preset=debug env.clips=/data/videos    (a folder or a glob of videos)
   denoised-mdp train --multirun preset=quickstart seed=1,2,3
   denoised-mdp train --multirun 'distractors=[video_background,camera_jitter],[camera_jitter],none' seed=1,2
@@ -75,9 +76,8 @@ def _rows(options: Any, prefix: str) -> list[tuple[str, str, str]]:
     rows = []
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if isinstance(value, LatentConfig):
-            nested = _rows(value, f"{prefix}{field.name}.")
-            rows += [(key, size, f"{field.name}: {meaning}") for key, size, meaning in nested]
+        if field.name == "latents":
+            rows += _rows(LatentSpec("x"), f"{prefix}x.")
         elif dataclasses.is_dataclass(value):
             rows += _rows(value, f"{prefix}{field.name}.")
         elif field.name != "name":  # chosen with the group

@@ -7,24 +7,12 @@ action repeat.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
 
-
-def option(default: Any, help: str, **limits: Any) -> Any:
-    """Declare one option: a dataclass field with a line of help and its allowed range.
-
-    Limits: ``low`` (at least), ``above`` (strictly more), ``high`` (at most), ``choices``, ``pattern`` (a
-    regular expression that the whole text must match).
-    """
-    return dataclasses.field(default=default, metadata={"help": help, **limits})
-
-
-def group(factory: Any, help: str) -> Any:
-    """Declare a nested group of options with a line of help."""
-    return dataclasses.field(default_factory=factory, metadata={"help": help})
+from denoised_mdp.models.structure import LatentSpec
+from denoised_mdp.options import group, option
 
 
 @dataclass
@@ -43,24 +31,14 @@ class EnvConfig:
 
 
 @dataclass
-class LatentConfig:
-    """Size of one latent; both zero leave the latent out."""
-
-    belief: int = option(0, "width of the deterministic GRU state", low=0)
-    state: int = option(0, "width of the stochastic state", low=0)
-
-
-@dataclass
 class KLConfig:
-    """Weights of the KL terms: alpha * (beta_x KL_x + beta_y KL_y + beta_z KL_z)."""
+    """Weights of the KL terms: alpha times the sum of each latent's KL times its beta."""
 
     alpha: float | None = option(None, "weight of all KL terms; null: 1 at 64 pixels, 2 at 96", above=0)
-    beta_x: float = option(1.0, "weight of the signal latent's KL", above=0, high=1)
-    beta_y: float = option(1.0, "weight of y's KL; smaller: a smaller, cleaner signal", above=0, high=1)
-    beta_z: float = option(1.0, "weight of z's KL; follows beta_y unless set", above=0, high=1)
-    free_nats: float = option(3.0, "KL_x below this many nats costs nothing more", low=0)
+    beta: float = option(1.0, "weight of the noise latents' KL; smaller: a smaller, cleaner signal", above=0, high=1)
+    free_nats: float = option(3.0, "the signal's KL below this many nats costs nothing more", low=0)
     free_nats_strategy: str = option(
-        "A", "A: clamp all of KL_x; B: clamp only the bound's own share of it", choices=("A", "B")
+        "A", "A: clamp all of the signal's KL; B: clamp only the bound's own share of it", choices=("A", "B")
     )
 
 
@@ -77,12 +55,8 @@ class OptimizerConfig:
 class ModelConfig:
     """The factorized world model."""
 
-    name: str = option("2b", "structure (choose it with model=...)", choices=("2b", "2c", "dreamer"))
-    x: LatentConfig = group(lambda: LatentConfig(120, 20), "signal: controllable and relevant to the reward")
-    y: LatentConfig = group(lambda: LatentConfig(120, 20), "uncontrollable noise")
-    z: LatentConfig = group(LatentConfig, "controllable noise, irrelevant to the reward")
-    z_prior_uses_y: bool = option(True, "let the prior of z see y")
-    y_rewarded: bool = option(True, "let y explain a share of the reward; false where no noise touches the reward")
+    name: str = option("2b", "structure (choose it with model=...)")
+    latents: dict[str, LatentSpec] = group(dict, "the table: options of each latent (model.x.belief=60)")
     embed: int = option(1024, "width of the observation embedding", low=1)
     depth: int = option(32, "channels of the first convolution", low=1)
     init: str = option(

@@ -14,6 +14,7 @@ from denoised_mdp.composition import (
     GROUPS,
     QUOTED,
     TEXTS,
+    cell,
     check_choice,
     config_folder,
     explain,
@@ -89,7 +90,7 @@ def translate_multirun(overrides: list[str]) -> list[str]:
                 folder = expanded(_value(key, value) if QUOTED.fullmatch(value) else value)
             continue
         value = _quoted_parts(value) if key in TEXTS else value
-        result.append(f"{key}={value}")
+        result.append(f"{cell(key)}={value}")
         if is_hydra(key):
             continue
         override = parse(key, value)

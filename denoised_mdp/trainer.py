@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 import warnings
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from .agent import Agent, build_agent
 from .analysis import render
 from .analysis.factors import QuickProbe
 from .collector import Ahead, Collector, Turn
-from .config import save_config
+from .config import as_tree, save_config
 from .environments import environment_maker
 from .envs.seeding import generator, generator_state, restore_generator
 from .errors import EnvironmentFailure, UserError
@@ -303,7 +302,7 @@ class Trainer:
             "collector": self.collector.state(),
             "window": dict(self.window),
             "agent": self.agent.state(),
-            "config": dataclasses.asdict(self.config),
+            "config": as_tree(self.config),
             "pending": self.pending,
             "replay": self.replay.state(),
             "random": generator_state(self.random),
@@ -313,8 +312,6 @@ class Trainer:
         """The inverse of `state`."""
         counters = state["counters"]
         self.step, self.step_before, self.updates = (counters[name] for name in ("step", "step_before", "updates"))
-        if self.step_before is None:  # checkpoints of format 2 know only one environment, one action at a time
-            self.step_before = self.step - self.config.env.action_repeat
         if state["config"] and state["config"]["train"]["total_steps"] <= self.step < self.config.train.total_steps:
             self.step_before = self.step  # the run is made longer: what was due at its end is done
         self.episode_return, self.last_return = list(state["episode_return"]), state["last_return"]

@@ -13,7 +13,8 @@ from typing import Any
 
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError, did_you_mean, one_line
-from denoised_mdp.schema import POLICIES
+from denoised_mdp.models.structure import LatentSpec
+from denoised_mdp.schema import POLICIES, ModelConfig
 
 RETIRED = ("policy.clip",)
 """options of saved configurations that no longer exist; where they are null, nothing is lost"""
@@ -35,6 +36,9 @@ def build(kind: Any, tree: Any, path: str = "") -> Any:
     for key, value in tree.items():
         if key not in fields and value is None and f"{path}{key}" in RETIRED:
             continue
+        if kind is ModelConfig and (key == "latents" or key not in fields) and isinstance(value, Mapping):
+            values.setdefault("latents", {})[key] = build(LatentSpec, {"name": key, **value}, f"{path}{key}.")
+            continue
         if key not in fields:
             hint = did_you_mean(f"{path}{key}", [path + name for name in fields])
             raise UserError(f"unknown option '{path}{shown(key)}'.{hint}")
@@ -54,6 +58,10 @@ def convert(key: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
 
     A whole float is accepted where an int is due (``1e6``). `limits` are those of `schema.option`.
     """
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple) or not all(isinstance(part, str) for part in value):
+            raise UserError(f"{key}={as_text(value)}: must be a list of names, such as [x, y].")
+        return tuple(value)
     optional = isinstance(kind, types.UnionType)
     if optional:
         kind = next(part for part in typing.get_args(kind) if part is not type(None))

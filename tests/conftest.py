@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from zlib import crc32
 
 import numpy as np
@@ -13,13 +14,20 @@ from small_clips import write_clips
 
 from denoised_mdp.agent import Agent, build_agent
 from denoised_mdp.envs import make_env
-from denoised_mdp.schema import Config, LatentConfig
+from denoised_mdp.models.structure import LatentSpec
+from denoised_mdp.schema import Config
 
+_X = LatentSpec("x", 6, 3, sees_action=True, seen_by_policy=True, free=True)
+_Y = LatentSpec("y", 5, 4)
+_Z = LatentSpec("z", 4, 2, sees_action=True, parents=("x", "y"), rewarded=False)
+_C = LatentSpec("c", 4, 2, rewarded=False, seen_by_policy=True, free=True)
 STRUCTURES = {
-    "2b": {"x": (6, 3), "y": (5, 4), "z": (0, 0), "z_prior_uses_y": True},
-    "2c": {"x": (6, 3), "y": (5, 4), "z": (4, 2), "z_prior_uses_y": True},
-    "2c-blind": {"x": (6, 3), "y": (5, 4), "z": (4, 2), "z_prior_uses_y": False},
-    "dreamer": {"x": (6, 3), "y": (0, 0), "z": (0, 0), "z_prior_uses_y": True},
+    "2b": (_X, _Y),
+    "2c": (_X, _Y, _Z),
+    "2c-blind": (_X, _Y, replace(_Z, parents=("x",))),
+    "dreamer": (_X,),
+    "confounder": (_C, replace(_X, parents=("c",), reward_sees=("c",)), replace(_Y, parents=("c",))),
+    "categorical": (replace(_X, distribution="categorical", classes=3), _Y),
 }
 
 
@@ -27,10 +35,7 @@ def small_config(structure: str = "2b", size: int = 64, **policy) -> Config:
     """A configuration whose networks are tiny."""
     config = Config()
     config.env.size = size
-    sizes = STRUCTURES[structure]
-    for name in "xyz":
-        setattr(config.model, name, LatentConfig(*sizes[name]))
-    config.model.z_prior_uses_y = sizes["z_prior_uses_y"]
+    config.model.latents = {row.name: row for row in STRUCTURES[structure]}
     config.model.depth, config.model.embed, config.model.reward_hidden = 2, 12, 7
     config.policy.hidden, config.policy.horizon = 8, 4
     for name, value in policy.items():

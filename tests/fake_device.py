@@ -17,12 +17,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from denoised_mdp import world_model
 from denoised_mdp.agent import Agent, build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.machine import random_batch
-from denoised_mdp.networks import images_to_float
-from denoised_mdp.rssm import RSSM, Latent
+from denoised_mdp.models import denoised
+from denoised_mdp.models.latent import Latent
+from denoised_mdp.models.networks import images_to_float
+from denoised_mdp.models.rssm import RSSM
 
 DEVICE, ACTIONS = "imaginary:0", 3
 Generator = torch.Generator
@@ -113,7 +114,7 @@ def main() -> None:
     _setup_privateuseone_for_python_backend(DEVICE.partition(":")[0])
     cases = [(case, None, contextlib.nullcontext()) for case in CASES]
     cases.append((CASES[0], "forgetful", replaced(RSSM, initial=forgetful)))
-    cases.append((CASES[0], "curious", replaced(world_model, images_to_float=curious)))
+    cases.append((CASES[0], "curious", replaced(denoised, images_to_float=curious)))
     for case, planted, context in cases:
         with context, FakeTensorMode(allow_non_fake_inputs=True), replaced(torch, Generator=HostGenerator):
             try:

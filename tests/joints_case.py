@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from denoised_mdp import checkpoint
 from denoised_mdp.agent import build_agent
 from denoised_mdp.analysis.joints_data import JointData, Plan
 from denoised_mdp.analysis.joints_record import RANDOM, collect
-from denoised_mdp.config import load_config, save_config
+from denoised_mdp.config import as_tree, load_config, save_config
 
 TASK = ["env.task=cartpole_swingup", "distractors=[video_background]", "env.action_repeat=4"]
 
@@ -33,6 +32,6 @@ def make_run(path: Path, *overrides: str) -> Path:
     config = load_config(["preset=debug", *TASK, f"run_dir={path}", *overrides])
     path.mkdir()
     save_config(config, path / "config.yaml")
-    state = {"action_size": 1, "agent": build_agent(config, 1).state(), "config": dataclasses.asdict(config)}
+    state = {"action_size": 1, "agent": build_agent(config, 1).state(), "config": as_tree(config)}
     checkpoint.save(path / "checkpoints", 40, state)
     return path

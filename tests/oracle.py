@@ -171,7 +171,7 @@ def observe(w, embed, action, is_first, noise, z_prior_uses_y=True):
             posterior.append(h["y"])
         if "z" in size:
             posterior += [before_h["z"], before_s["z"]]
-        mean, std = gaussian(mlp(w, "rssm.posteriors.roots", torch.cat([*posterior, e], -1)))
+        mean, std = gaussian(mlp(w, "rssm.posteriors.0.net", torch.cat([*posterior, e], -1)))
         split = size["x"][1]
         q["x"], q["y"] = (mean[:, :split], std[:, :split]), (mean[:, split:], std[:, split:])
         for n in "xy":
@@ -181,7 +181,7 @@ def observe(w, embed, action, is_first, noise, z_prior_uses_y=True):
             y = [h["y"], s["y"]] if z_prior_uses_y else []
             h["z"] = z_belief(w, [h["x"], s["x"], before_s["z"], a, *y], before_h["z"])
             seen = torch.cat([h["x"], s["x"], h["y"], s["y"], h["z"], e], -1)
-            q["z"] = gaussian(mlp(w, "rssm.posteriors.z", seen))
+            q["z"] = gaussian(mlp(w, "rssm.posteriors.1.net", seen))
             s["z"] = q["z"][0] + q["z"][1] * noise["z"][t]
         for n in size:
             for key, value in zip(out[n], (h[n], s[n], *q[n], *prior(w, n, h[n])), strict=True):

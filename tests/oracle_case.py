@@ -4,15 +4,27 @@ import oracle
 import torch
 
 from denoised_mdp.agent import Agent
-from denoised_mdp.policies import BackpropPolicy, PolicyBatch
-from denoised_mdp.rssm import structure
-from denoised_mdp.world_model import KLWeights, LatentMDP, WorldModel
+from denoised_mdp.models.denoised import DenoisedModel
+from denoised_mdp.models.losses import KLWeights
+from denoised_mdp.models.mdp import PolicyBatch
+from denoised_mdp.models.structure import LatentSpec, Table
+from denoised_mdp.policies import BackpropPolicy
 
 RTOL = 1e-9
 CLIPPED_RTOL = 1e-6  # PyTorch clips by bound / (norm + 1e-6)
 
 X, Y, Z = (5, 3), (6, 4), (7, 3)
-STRUCTURES = {"2b": (X, Y), "2c": (X, Y, Z), "2c-z-without-y": (X, Y, Z, False), "dreamer": (X,)}
+BETA_Y, BETA_Z = 0.25, 0.5
+SIGNAL = LatentSpec("x", *X, sees_action=True, seen_by_policy=True, free=True)
+NOISE = LatentSpec("y", *Y, beta=BETA_Y)
+STRUCTURES = {
+    "2b": (SIGNAL, NOISE),
+    "2c": (SIGNAL, NOISE, LatentSpec("z", *Z, sees_action=True, parents=("x", "y"), rewarded=False, beta=BETA_Z)),
+    "2c-z-without-y": (
+        SIGNAL, NOISE, LatentSpec("z", *Z, sees_action=True, parents=("x",), rewarded=False, beta=BETA_Z)
+    ),
+    "dreamer": (SIGNAL,),
+}  # fmt: skip
 DEPTHS = {64: 2, 96: 5}  # the package evaluates transposed convolutions to few and to many channels differently
 T, B, ACTIONS, HORIZON = 4, 3, 2, 4
 
@@ -57,18 +69,18 @@ class Case:
     ):  # fmt: skip
         torch.manual_seed(0)
         self.z_prior_uses_y = name != "2c-z-without-y"
-        specs = structure(*STRUCTURES[name])
-        self.model = WorldModel(specs, ACTIONS, size=size, depth=DEPTHS[size], embed=16, hidden=8)
+        table = Table(STRUCTURES[name])
+        self.model = DenoisedModel(table, ACTIONS, size=size, depth=DEPTHS[size], embed=16, hidden=8, eps=model_eps)
         if policy is BackpropPolicy:
             options["horizon"] = HORIZON
-        policy = policy(LatentMDP(self.model), hidden=8, **options)
-        self.agent = Agent(self.model, policy, lr=6e-4, eps=model_eps, clip=100.0).double()
+        policy = policy(self.model.mdp(), hidden=8, **options)
+        self.agent = Agent(self.model, policy).double()
         self.policy, self.mdp, self.size, self.strategy = policy, self.agent.mdp, size, strategy
         with torch.no_grad():  # default weights are so small that every KL is nearly 0 and every net nearly linear
             for parameter in self.agent.parameters():
                 parameter += 0.1 * torch.randn_like(parameter) + 0.5 * parameter
-            for posterior in self.model.rssm.posteriors.values():
-                posterior.output.weight *= 2.0
+            for posterior in self.model.rssm.posteriors:
+                posterior.net.output.weight *= 2.0
             for name, parameter in self.agent.named_parameters():
                 if "output.weight" in name and any(part in name for part in (".rewards.x", ".value", ".nets.")):
                     parameter *= returns  # large rewards and values: policy gradients far above the clip
@@ -82,7 +94,7 @@ class Case:
         }
         self.noise = torch.randn(T, B, self.model.rssm.layout.state_size).double()
         self.w, self.p = weights(self.model), weights(policy)
-        self.kl = {"alpha": 2.0, "beta_y": 0.25, "beta_z": 0.5, "free_nats": 0.0}
+        self.kl = {"alpha": 2.0, "free_nats": 0.0}
         # Half of the elements of KL_x below the free nats, half above: a wrong or missing clamp shows.
         self.kl["free_nats"] = float(self.oracle_loss()["kl"]["x"].detach().quantile(clamped))
         self.model.kl = KLWeights(**self.kl, free_nats_strategy=strategy)
@@ -91,7 +103,7 @@ class Case:
         """The oracle's account of the batch."""
         return oracle.model_loss(
             w or self.w, self.batch, self.noise if noise is None else noise, size=self.size,
-            strategy=self.strategy, z_prior_uses_y=self.z_prior_uses_y, **self.kl,
+            strategy=self.strategy, z_prior_uses_y=self.z_prior_uses_y, beta_y=BETA_Y, beta_z=BETA_Z, **self.kl,
         )  # fmt: skip
 
     def x_latents(self):

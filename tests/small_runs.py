@@ -42,12 +42,17 @@ def stop_after_units(trainer: Trainer, count: int) -> None:
     trainer.collect, trainer.learn = counted(trainer.collect), counted(trainer.learn)
 
 
+def run_units(config: Config, count: int) -> None:
+    """Begin or continue a run in a new process's way, and stop it after so many units of work."""
+    run = RunFolder.create(config.run_dir)
+    prepare(config, run)
+    trainer = Trainer(config, run)
+    stop_after_units(trainer, count)
+    trainer.run_to_end()
+    trainer.close()
+
+
 def run_in_parts(config: Config, *counts: int) -> None:
-    """Train in a new process's way once per count: so many units of work, then a stop; at last to the end."""
+    """One part per count: so many units of work, then a stop; at last to the end."""
     for count in (*counts, 10**9):
-        run = RunFolder.create(config.run_dir)
-        prepare(config, run)
-        trainer = Trainer(config, run)
-        stop_after_units(trainer, count)
-        trainer.run_to_end()
-        trainer.close()
+        run_units(config, count)

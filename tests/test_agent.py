@@ -103,7 +103,7 @@ def test_without_samples_the_latent_is_the_posterior_mean():
     played[1] = agent.act(frames[0], sample=False)[1].action
     batch = {"observation": torch.as_tensor(frames), "action": played, "is_first": torch.zeros(2, 2, dtype=torch.bool)}
     filtered = agent.world_model.filter(**batch, noise=torch.zeros(2, 2, 9).double())
-    torch.testing.assert_close(carry.latent.state, filtered.posterior.mean[-1])
+    torch.testing.assert_close(carry.latent.state, torch.cat([one.mean[-1] for one in filtered.posterior.values()], -1))
     sampled, _ = agent.act(frames[1], None, generator=random)
     assert not np.array_equal(sampled, agent.act(frames[1], None, sample=False)[0])
 

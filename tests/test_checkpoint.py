@@ -222,11 +222,11 @@ def test_a_flipped_bit_of_the_manifest_is_harmless(tmp_path):
             assert checkpoint.load(tmp_path)[1]["value"] == "after"  # a blank became another blank
 
 
-def test_a_newer_format_is_refused(tmp_path):
+def test_another_format_is_refused(tmp_path):
     checkpoint.save(tmp_path, 1, small())
     path = checkpoint.save(tmp_path, 2, small()) / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": checkpoint.FORMAT + 1}))
-    with pytest.raises(UserError, match="newer version.*Update"):
+    with pytest.raises(UserError, match="written by another version.*train anew"):
         checkpoint.load(tmp_path)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from denoised_mdp.completion import SHELLS, complete, script, values
-from denoised_mdp.composition import GROUPS, option_keys
+from denoised_mdp.composition import GROUPS, choices, option_keys
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
         ("pres", ["preset="]),
         ("preset=qui", ["preset=quickstart"]),
         ("preset=paper/reacher_easy_n", ["preset=paper/reacher_easy_noiseless"]),
-        ("model=", ["model=2b", "model=2c", "model=dreamer"]),
+        ("model=", [f"model={name}" for name in choices("model")]),
         ("train.det", ["train.deterministic="]),
         ("train.deterministic=", ["train.deterministic=true", "train.deterministic=false"]),
         ("env.size=", ["env.size=64", "env.size=96"]),

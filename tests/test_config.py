@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from denoised_mdp.composition import choices, config_folder, distractor_defaults, option_keys
+from denoised_mdp.composition import choices, config_folder, distractor_defaults, latents, option_keys
 from denoised_mdp.config import default_run_dir, differences, load_config, read_config, save_config
 from denoised_mdp.envs import DISTRACTORS
 from denoised_mdp.errors import UserError
@@ -33,7 +33,7 @@ BETA = {
 
 
 def sizes(config):
-    return tuple((latent.belief, latent.state) for latent in (config.model.x, config.model.y, config.model.z))
+    return tuple((row.belief, row.state) for row in config.model.latents.values())
 
 
 @pytest.mark.parametrize(("task", "policy"), BETA)
@@ -44,7 +44,7 @@ def test_paper_presets_have_the_betas_of_table_d5(task, policy):
         for name, options in config.distractors.items():
             papers = {"start": "continue", "resize": "bilinear"} if name == "video_background" else {}
             assert options == distractor_defaults()[name] | papers
-        assert (config.model.kl.beta_x, config.model.kl.beta_y, config.model.kl.beta_z) == (1, beta, beta)
+        assert [row.beta for row in config.model.latents.values()] == [1, beta] and config.model.kl.beta == beta
         slow = policy == "sac" and task == "walker_walk"
         if policy == "sac":
             rates = (config.policy.actor_lr, config.policy.critic_lr, config.policy.temperature_lr)
@@ -60,7 +60,7 @@ def test_paper_presets_are_the_twelve_of_the_table_and_robodesk():
     assert papers == control | {"paper/robodesk_tv_green_hue"}
     robodesk = load_config(["preset=paper/robodesk_tv_green_hue"])
     assert (robodesk.env.suite, robodesk.env.size, robodesk.alpha) == ("robodesk", 96, 2)
-    assert (robodesk.model.kl.beta_x, robodesk.model.kl.beta_y) == (1, 0.125)
+    assert [row.beta for row in robodesk.model.latents.values()] == [1, 0.125]
     for name in papers:  # the prefill is five whole episodes
         config = load_config([f"preset={name}"])
         assert config.train.prefill_steps == 5 * (config.episode_rows - 1) * config.env.action_repeat
@@ -82,10 +82,11 @@ def test_defaults_are_the_papers():
 
 
 def test_structures_have_the_papers_sizes():
-    assert sizes(load_config([])) == ((120, 20), (120, 20), (0, 0))
+    assert sizes(load_config([])) == ((120, 20), (120, 20))
     config = load_config(["model=2c"])
-    assert sizes(config) == ((120, 20), (70, 10), (70, 10)) and not config.model.z_prior_uses_y
-    assert sizes(load_config(["model=dreamer"])) == ((220, 33), (0, 0), (0, 0))
+    assert sizes(config) == ((120, 20), (70, 10), (70, 10)) and config.model.latents["z"].parents == ("x",)
+    assert sizes(load_config(["model=dreamer"])) == ((220, 33),)
+    assert sizes(load_config(["model=confounder"])) == ((70, 10), (120, 20), (70, 10))
 
 
 def test_alpha_and_replay_follow_the_environment_unless_set():
@@ -97,30 +98,38 @@ def test_alpha_and_replay_follow_the_environment_unless_set():
     assert (limited.replay_capacity, limited.replay_slack, load_config([]).replay_slack) == (777, 3000, 0)
 
 
-@pytest.mark.parametrize("model", ["2b", "2c", "dreamer"])
+@pytest.mark.parametrize("model", choices("model"))
 @pytest.mark.parametrize("preset", ["debug", "quickstart", "paper/walker_walk_video_background"])
 @pytest.mark.parametrize("policy", ["backprop", "sac"])
 def test_every_preset_goes_with_every_structure_and_policy(preset, model, policy):
     config = load_config([f"preset={preset}", f"model={model}", f"policy={policy}"])
     assert (config.preset, config.model.name, config.policy.name) == (preset, model, policy)
-    empty = [size == (0, 0) for size in sizes(config)]
-    assert empty == {"2b": [0, 0, 1], "2c": [0, 0, 0], "dreamer": [0, 1, 1]}[model]
+    assert tuple(config.model.latents) == latents(model)
 
 
 def test_the_command_line_wins_over_presets_in_any_order():
     preset = "preset=paper/walker_walk_video_background"
-    config = load_config(["model.kl.beta_y=0.5", "policy=sac", "policy.actor_clip=null", preset, "distractors=none"])
-    assert (config.model.kl.beta_y, config.policy.actor_clip, config.policy.actor_lr) == (0.5, None, 1e-4)
+    config = load_config(["model.kl.beta=0.5", "policy=sac", "policy.actor_clip=null", preset, "distractors=none"])
+    assert (config.model.kl.beta, config.policy.actor_clip, config.policy.actor_lr) == (0.5, None, 1e-4)
     assert config.distractors == {}
     config = load_config(["preset=debug", "model.y.belief=7", "model.x={belief: 5, state: 3}"])
     assert sizes(config)[:2] == ((5, 3), (7, 6))
-    assert load_config([preset, "model.kl.beta_z=0.75"]).model.kl.beta_y == 0.25
+    assert load_config([preset, "model.y.beta=0.75"]).model.kl.beta == 0.25
 
 
-def test_beta_z_is_beta_y_unless_set():
-    config = load_config(["model=2c", "model.kl.beta_y=0.125"])
-    assert config.model.kl.beta_z == 0.125
-    assert load_config(["model=2c", "model.kl.beta_y=0.125", "model.kl.beta_z=1"]).model.kl.beta_z == 1
+def test_one_beta_serves_all_noise_unless_a_row_has_its_own():
+    def betas(*overrides):
+        return [row.beta for row in load_config(["model=2c", "model.kl.beta=0.125", *overrides]).model.latents.values()]
+
+    assert betas() == [1, 0.125, 0.125]
+    assert betas("model.z.beta=1") == [1, 0.125, 1]
+
+
+def test_cells_of_the_table_are_set_by_name():
+    row = load_config(["model.x.distribution=categorical", "model.x.classes=5", "model.y.rewarded=false"]).model.latents
+    assert (row["x"].distribution, row["x"].classes, row["x"].width) == ("categorical", 5, 100)
+    assert (row["y"].rewarded, row["y"].distribution, row["y"].width) == (False, "gaussian", 20)
+    assert load_config(["model=2c", "model.z.parents=[x,y]"]).model.latents["z"].parents == ("x", "y")
 
 
 @pytest.mark.parametrize(
@@ -224,10 +233,10 @@ def test_paths_need_no_quotes(path):
         (["distractors=noisy_sensor"], ["video_background"]),
         (["distractors=camera_jitter", "distractors.camera_jitter.strength=-1"], ["strength", "at least 0", "-1"]),
         (["distractors={camera_jitter: 3}"], ["distractors.camera_jitter=3"]),
-        (["model.kl.beta_y=1.5"], ["model.kl.beta_y=1.5", "greater than 0 and at most 1"]),
-        (["model.kl.beta_y=0"], ["model.kl.beta_y=0", "greater than 0"]),
-        (["model.kl.beta_y=high"], ["model.kl.beta_y=high", "a number"]),
-        (["model.kl.beta_y=null"], ["model.kl.beta_y=null"]),
+        (["model.kl.beta=1.5"], ["model.kl.beta=1.5", "greater than 0 and at most 1"]),
+        (["model.kl.beta=0"], ["model.kl.beta=0", "greater than 0"]),
+        (["model.kl.beta=high"], ["model.kl.beta=high", "a number"]),
+        (["model.kl.beta=null"], ["model.kl.beta=null"]),
         (["train.exploration_noise=nan"], ["a number"]),
         (["train.updates=1.5"], ["train.updates=1.5", "whole number"]),
         (["train.updates=true"], ["whole number"]),
@@ -237,10 +246,16 @@ def test_paths_need_no_quotes(path):
         (["env.quality=fats"], ["fast, faithful"]),
         (["train.device=gpu"], ["cpu"]),
         (["model.kl.free_nats_strategy=C"], ["A, B"]),
-        (["model.kl.free_nats_strategy=B", "model.kl.beta_x=0.5"], ["model.kl.beta_y=1.0", "model.kl.beta_x=0.5"]),
-        (["model.z.belief=3"], ["model=2b has no z"]),
-        (["model=2c", "model.z={belief: 0, state: 0}"], ["model=2c has z"]),
-        (["model.name=2c"], ["model=2b|2c|dreamer"]),
+        (["model.kl.free_nats_strategy=B", "model.x.beta=0.5"], ["model.kl.beta=1.0", "model.x.beta=0.5"]),
+        (["model.z.belief=3"], ["model=2b has no latent z"]),
+        (["model=2c", "model.z={belief: 0, state: 0}"], ["model.z.belief=0", "at least 1"]),
+        (["model.y.parents=[z]"], ["latent y has parent z, which must stand before it"]),
+        (["model.x.parents=3"], ["model.x.parents=3", "a list of names"]),
+        (["model.x.seen_by_policy=false"], ["the policy must see a latent that is rewarded"]),
+        (["model=confounder", "model.c.seen_by_policy=false"], ["the policy sees x, which reads c"]),
+        (["model.x.distribution=cauchy"], ["gaussian, categorical"]),
+        (["model.x.beleif=3"], ["'model.x.belief'"]),
+        (["model.name=2c"], ["model=2b|2c|confounder|dreamer|four_blocks"]),
         (["policy.tau=0.1"], ["policy=sac"]),
         (["policy=sac", "policy.horizon=3"], ["policy=backprop"]),
         (["train.segment_length=502"], ["501"]),
@@ -256,7 +271,7 @@ def test_paths_need_no_quotes(path):
         ([f"model.optimizer.lr={'9' * 400}"], ["a number"]),
         ([f"seed={'9' * 5000}"], ["seed=999"]),
         (["distractors=camera_jitter", f"distractors.camera_jitter.strength={'9' * 400}"], ["finite"]),
-        (["model.beta=0.25"], ["'model.kl.beta_y'", "beta_z follows"]),
+        (["model.beta=0.25"], ["'model.kl.beta'", "model.y.beta"]),
         (["distractors=[camera_jitter],[]"], ["--multirun"]),
         (["distractors=[camera_jitter"], ["'camera_jitter'"]),
         (["distractors={camera_jitter: {}},{}"], ["distractors=[a,b],[c],none"]),
@@ -301,14 +316,14 @@ def test_the_smallest_replay_always_holds_a_segment(tmp_path, rows):
 def test_whole_floats_are_whole_numbers():
     steps = load_config(["train.total_steps=2e5"]).train.total_steps
     assert steps == 200_000 and type(steps) is int
-    assert type(load_config(["model.kl.beta_y=1"]).model.kl.beta_y) is float
+    assert type(load_config(["model.kl.beta=1"]).model.kl.beta) is float
 
 
 def test_loading_twice_gives_equal_and_separate_configurations():
     first, second = load_config(["preset=quickstart"]), load_config(["preset=quickstart"])
     assert first == second
     first.distractors["video_background"]["strength"] = 0.1
-    first.model.x.belief = 1
+    del first.model.latents["x"]
     assert second == load_config(["preset=quickstart"])
 
 
@@ -337,13 +352,13 @@ def test_configurations_that_cannot_be_read(tmp_path):
 
 
 def test_differences_name_what_may_not_change():
-    command = ["preset=debug", "model.kl.beta_y=0.25"]
+    command = ["preset=debug", "model.kl.beta=0.25"]
     old = load_config(command)
     assert differences(old, load_config(command)) == []
     harmless = ["train.total_steps=30000", "run_dir=elsewhere", "train.threads=1", "train.eval_every=0"]
     assert differences(old, load_config([*command, *harmless])) == []
-    changed = differences(old, load_config(["preset=debug", "model.kl.beta_y=0.5", "distractors=none"]))
-    assert "model.kl.beta_y: 0.25 -> 0.5" in changed
+    changed = differences(old, load_config(["preset=debug", "model.kl.beta=0.5", "distractors=none"]))
+    assert "model.kl.beta: 0.25 -> 0.5" in changed
     assert any(line.startswith("distractors.video_background.strength: 1.0 -> absent") for line in changed)
     changed = differences(old, load_config([*command, "policy=sac"]))
     assert "policy.name: backprop -> sac" in changed
@@ -404,8 +419,8 @@ def test_runs_of_sac_saved_with_the_clip_of_all_nets_are_read_if_it_was_off(tmp_
 
 
 def test_dreamer_has_no_use_for_a_regularizer():
-    """Strategy B splits by beta_y, which without y is nothing: no value of it is wrong."""
-    assert load_config(["model=dreamer", "model.kl.free_nats_strategy=B", "model.kl.beta_x=0.5"]).model.kl.beta_y == 1
+    """Strategy B splits by the noise's beta, which without noise is nothing: no value of it is wrong."""
+    assert load_config(["model=dreamer", "model.kl.free_nats_strategy=B", "model.x.beta=0.5"]).model.kl.beta == 1
 
 
 def test_derived_folders_tell_runs_apart():

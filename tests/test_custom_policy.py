@@ -11,9 +11,9 @@ import denoised_mdp
 from denoised_mdp import schema
 from denoised_mdp.agent import build_agent, register_policy
 from denoised_mdp.config import load_config
-from denoised_mdp.policies import POLICIES, Policy, PolicyBatch
+from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
+from denoised_mdp.policies import POLICIES, Policy
 from denoised_mdp.trainer import train
-from denoised_mdp.world_model import LatentMDP
 
 
 @dataclass
@@ -74,7 +74,7 @@ def test_planner_prefers_what_the_model_rewards(registered):
     config = small_config()
     config.policy = RandomShootingConfig(candidates=256, horizon=1)  # further ahead, a worse first step may pay
     agent = build_agent(config, 2)
-    agent.mdp._reward = lambda features: features[..., :1]  # prefer a large first belief
+    agent.mdp._reward = lambda latent: latent.belief[..., 0]  # prefer a large first belief
     features = torch.randn(5, agent.mdp.feature_size)
     agent.policy.mdp = agent.mdp
     belief, state = features.split([agent.mdp.belief_size, agent.mdp.state_size], -1)

@@ -30,7 +30,7 @@ def test_parameters_are_those_of_the_paper(model, total, capsys):
     config = load_config(["preset=paper/reacher_easy_video_background", f"model={model}"])
     Doctor(config).show_parameters(build_agent(config, 2))
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[-2] for line in lines] == ["encoder", "rssm", "decoder", "reward", "actor", "value", "total"]
+    assert [line.split()[-2] for line in lines] == ["encoder", "rssm", "decoder", "rewards", "actor", "value", "total"]
     counts = [int(line.split()[-1].replace(",", "")) for line in lines]
     assert sum(counts[:-1]) == counts[-1] and lines[-1].split()[-1] == total
 
@@ -88,8 +88,8 @@ def test_a_folder_with_another_run_is_a_problem_and_the_same_run_is_none(tmp_pat
     (tmp_path / "new").mkdir()
     save_config(load_config([*TINY, f"run_dir={tmp_path / 'new'}"]), tmp_path / "new" / "config.yaml")
     assert examine(tmp_path, capsys)[0] == 0
-    code, text = examine(tmp_path, capsys, "model.kl.beta_y=0.5")
-    assert code == 1 and "model.kl.beta_y: 1.0 -> 0.5" in text
+    code, text = examine(tmp_path, capsys, "model.kl.beta=0.5")
+    assert code == 1 and "model.kl.beta: 1.0 -> 0.5" in text
 
 
 @pytest.mark.parametrize(

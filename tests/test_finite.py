@@ -86,7 +86,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
         trainer.learn() if trainer.updates < trainer.updates_due() else trainer.collect()
     trainer.save()
     trainer.collect()
-    state = next(iter(trainer.agent.model_optimizer.state.values()))
+    state = next(iter(trainer.agent.optimizers["model"].state.values()))
     state["exp_avg_sq"].view(-1)[0] = float("inf")
     with pytest.raises(NonFiniteError, match=r"At step 82 optimizers/model/state/0/exp_avg_sq .*step 80 is intact"):
         trainer.save()

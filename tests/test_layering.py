@@ -13,12 +13,13 @@ ROOT = Path(denoised_mdp.__file__).parent
 
 # From the bottom to the top; a module may import from lower rows, and packages from within themselves.
 LAYERS = (
-    "errors progress reading",
+    "errors optim options progress reading",
     "disk",
-    "columns event_files schema",
-    "envs graph gru networks replay checkpoint runs logging runtime machine stopping",
-    "composition validation rssm finite lanes run_state",
-    "acting compare completion config manual read_ahead resident world_model",
+    "columns event_files models",
+    "schema",
+    "envs replay checkpoint runs logging runtime machine stopping",
+    "composition validation finite lanes run_state",
+    "acting compare completion config manual read_ahead resident",
     "arguments environments policies sweep",
     "agent",
     "loading",

@@ -35,78 +35,82 @@ def plant(monkeypatch, where, right, wrong):
         monkeypatch.setattr(holder, name, names[name])
 
 
-TRANSITION = "rssm:RSSM._observe_step"
-FILTER = "rssm:RSSM.observe"
-KL = "world_model:KLWeights.weighted"
-LOSS = "world_model:WorldModel.loss"
-ENCODER, DECODER = "networks:Encoder.forward", "networks:Decoder.forward"
-PER_ROW = 'kl["x"].clamp(min=self.free_nats).mean()'
+STEP = "models.rssm:RSSM._observe_step"
+INPUTS = "models.rssm:RSSM._prior_inputs"
+STAGE = "models.rssm:PosteriorStage"
+FILTER = "models.rssm:RSSM.observe"
+KL = "models.losses:KLWeights.weighted"
+LATENT = "models.latent:Latent.features"
+SUB_PIXEL = "models.networks:_SubPixel.backward"
+KLS = "models.losses:kl_per_latent"
+LOSS = "models.denoised:DenoisedModel.loss"
+ENCODER, DECODER = "models.networks:Encoder.forward", "models.networks:Decoder.forward"
+PER_ROW = 'together.clamp(min=self.free_nats).mean()'
 
 LATENT_ERRORS = {  # name: (structure, function, right, wrong)
-    "swapped-x-inputs": ("2b", TRANSITION, "[old_state[name], action]", "[action, old_state[name]]"),
-    "swapped-z-inputs": ("2c", TRANSITION, "old_state[name], action]\n", "action, old_state[name]]\n"),
-    "swapped-z-parent": (
-        "2c", TRANSITION, "(new_belief[parent], new_state[parent])", "(new_state[parent], new_belief[parent])"
+    "swapped-x-inputs": ("2b", INPUTS, "torch.cat(inputs, -1)", "torch.cat(inputs[::-1], -1)"),
+    "swapped-z-inputs": ("2c", INPUTS, "in parents[1:]", "in map(reversed, parents[1:])"),
+    "swapped-z-parent": ("2c", INPUTS, "(belief[name], state[name])", "(state[name], belief[name])"),
+    "z-sees-old-x": (
+        "2c", STEP, "new_belief, new_state, old_state[row.name]", "new_belief, old_state, old_state[row.name]"
     ),
-    "z-sees-old-x": ("2c", TRANSITION, "new_belief[first], new_state[first]", "new_belief[first], old_state[first]"),
     "swapped-posterior": (
-        "2c", TRANSITION, "[old_belief[name], old_state[name]]", "[old_state[name], old_belief[name]]"
+        "2c", STEP, "(old_belief[row.name], old_state[row.name])", "(old_state[row.name], old_belief[row.name])"
     ),
+    "posterior-forgets-parents": ("2c", STEP, "for name in new_state for", "for name in reversed(new_state) for"),
     "belief-survives-reset": ("2b", FILTER, "belief * kept", "belief"),
     "state-survives-reset": ("2b", FILTER, "state * kept", "state"),
     "action-survives-reset": ("2b", FILTER, "(action * keep)", "action"),
-    "no-minimal-std": ("2b", "rssm:gaussian_from_raw", " + MIN_STD", ""),
-    "reset-of-the-state-itself": ("dreamer", "gru:_Gates.forward", "hidden[:, 2 * size :]", "h"),
-    "update-mirrored": ("dreamer", "gru:_Gates.forward", "lerp(new, h,", "lerp(h, new,"),
-    "relu-before-gru": ("dreamer", "rssm:Transition.forward", "F.elu", "F.relu"),
-    "relu-in-posterior": ("dreamer", "rssm:RSSM._posterior", "F.elu", "F.relu"),
-    "relu-in-mlp": ("dreamer", "networks:MLP.forward", "F.elu", "F.relu"),
-    "kl-reversed": ("2b", "rssm:kl_divergence", "(q: Gaussian, p: Gaussian)", "(p: Gaussian, q: Gaussian)"),
-    "images-not-centred": ("2b", "networks:images_to_float", ".sub_(0.5)", ""),
-    "kernel-not-flipped": ("2b", "networks:_SubPixel.forward", ".flip(2, 4)", ""),
-    "elu-in-decoder": ("2b", "networks:_BiasReLU.forward", "lines.relu_()", "F.elu(lines)"),
+    "no-minimal-std": ("2b", "models.distributions:Gaussian.from_raw", " + MIN_STD", ""),
+    "reset-of-the-state-itself": ("dreamer", "models.gru:_Gates.forward", "hidden[:, 2 * size :]", "h"),
+    "update-mirrored": ("dreamer", "models.gru:_Gates.forward", "lerp(new, h,", "lerp(h, new,"),
+    "relu-before-gru": ("dreamer", "models.rssm:Transition.forward", "F.elu", "F.relu"),
+    "relu-in-posterior": ("dreamer", f"{STAGE}.forward", "F.elu", "F.relu"),
+    "relu-in-mlp": ("dreamer", "models.networks:MLP.forward", "F.elu", "F.relu"),
+    "kl-reversed": ("2b", KLS, "posterior[name].kl(prior[name])", "prior[name].kl(posterior[name])"),
+    "images-not-centred": ("2b", "models.networks:images_to_float", ".sub_(0.5)", ""),
+    "kernel-not-flipped": ("2b", "models.networks:_SubPixel.forward", ".flip(2, 4)", ""),
+    "elu-in-decoder": ("2b", "models.networks:_BiasReLU.forward", "lines.relu_()", "F.elu(lines)"),
     "decoder-begins-linear": ("2b", DECODER, "F.relu(dense(", "(lambda x, inplace: x)(dense("),
     "decoder-ends-in-relu": ("2b", DECODER, "(x, self.convolutions[-1])", "(x, self.convolutions[-1], relu=True)"),
     "decoder-elu-first": ("2b", DECODER, "F.relu(dense(", "F.elu(dense("),
     "encoder-flattens-before-relu": ("2b", ENCODER, "self.convolutions[-1], relu=True", "self.convolutions[-1]"),
     "encoder-flattens-pixels-first": ("2b", ENCODER, "x.flatten(1)", "x.permute(0, 2, 3, 1).flatten(1)"),
     "encoder-ends-in-relu": ("2b", ENCODER, "self.output, x.dtype)", "self.output, x.dtype).relu()"),
-    "states-before-beliefs": ("2b", "rssm:Latent.features", "(self.belief, self.state)", "(self.state, self.belief)"),
+    "states-before-beliefs": ("2b", LATENT, "(self.belief, self.state)", "(self.state, self.belief)"),
 }  # fmt: skip
 
 LOSS_ERRORS = {  # name: (structure, strategy, function, right, wrong)
-    "no-free-nats-A": ("2b", "A", KL, PER_ROW, 'kl["x"].mean()'),
-    "no-free-nats-B": ("2b", "B", KL, PER_ROW, 'kl["x"].mean()'),
-    "clamp-after-mean": ("2b", "A", KL, PER_ROW, 'kl["x"].mean().clamp(min=self.free_nats)'),
-    "regularizer-clamped": ("2b", "B", KL, '* kl["x"].mean()', "* clamped"),
-    "y-gets-free-nats": ("2b", "A", KL, "kl[name].mean()", "kl[name].clamp(min=self.free_nats).mean()"),
-    "betas-swapped": (
-        "2c", "A", KL, '("y", self.beta_y), ("z", self.beta_z)', '("y", self.beta_z), ("z", self.beta_y)'
-    ),
-    "dreamer-split": ("dreamer", "B", KL, ' or "y" not in kl', ""),
+    "no-free-nats-A": ("2b", "A", KL, PER_ROW, 'together.mean()'),
+    "no-free-nats-B": ("2b", "B", KL, PER_ROW, 'together.mean()'),
+    "clamp-after-mean": ("2b", "A", KL, PER_ROW, 'together.mean().clamp(min=self.free_nats)'),
+    "regularizer-clamped": ("2b", "B", KL, '* together.mean()', "* together.clamp(min=self.free_nats).mean()"),
+    "y-gets-free-nats": ("2b", "A", KL, "kl[row.name].mean()", "kl[row.name].clamp(min=self.free_nats).mean()"),
+    "betas-swapped": ("2c", "A", KL, "row.beta * kl", "(BETAS - row.beta) * kl".replace("BETAS", "0.75")),
+    "dreamer-split": ("dreamer", "B", KL, "noise[0].beta if", "0.25 if not noise or"),
     "no-alpha": ("2b", "A", KL, "self.alpha * total", "total"),
-    "kl-averaged": ("2b", "A", LOSS, "part.sum(-1)", "part.mean(-1)"),
+    "kl-averaged": ("2b", "A", KLS, ".sum(-1)", ".mean(-1)"),
     "prior-gets-no-kl-gradient": (
-        "2b", "A", LOSS, "(posterior, prior))", "(posterior, Gaussian(prior.mean.detach(), prior.std.detach())))"
+        "2b", "A", LOSS, "(posterior, prior)", "(posterior, {k: p.map(torch.detach) for k, p in prior.items()})"
     ),
     "z-enters-reward": (
         "2c", "A", LOSS, "sum(shares.values())", 'sum(shares.values()) + 0.01 * latent["z"][1].sum(-1)'
     ),
-    "mean-over-pixels": ("2b", "A", "world_model:image_nll", "/ len(image)", "/ image.numel()"),
+    "mean-over-pixels": ("2b", "A", "models.losses:image_nll", "/ len(image)", "/ image.numel()"),
     "image-gradient-doubled": (
-        "2b", "A", "world_model:_SquaredError.backward", "mul_(gradient", "mul_(2 * gradient"
+        "2b", "A", "models.losses:_SquaredError.backward", "mul_(gradient", "mul_(2 * gradient"
     ),
     "relu-gradient-missing": (
-        "2b", "A", "networks:_BiasReLU.backward", "for y in ctx.saved_tensors", "for y in ctx.saved_tensors[1:]"
+        "2b", "A", "models.networks:_BiasReLU.backward", "for y in ctx.saved_tensors", "for y in ctx.saved_tensors[1:]"
     ),
-    "reset-gradient": ("2b", "A", "gru:_Gates.backward", "to_new * reset", "to_new"),
-    "update-gradient": ("2b", "A", "gru:_Gates.backward", "(h - new)", "(new - h)"),
-    "deconvolution-gradient": ("2b", "A", "networks:_SubPixel.backward", "gradients(gradient", "gradients(gradient.mT"),
+    "reset-gradient": ("2b", "A", "models.gru:_Gates.backward", "to_new * reset", "to_new"),
+    "update-gradient": ("2b", "A", "models.gru:_Gates.backward", "(h - new)", "(new - h)"),
+    "deconvolution-gradient": ("2b", "A", SUB_PIXEL, "gradients(gradient", "gradients(gradient.mT"),
 }  # fmt: skip
 
 RETURNS = "policies.backprop:lambda_returns"
 BACKPROP_ERRORS = {  # name: (function, right, wrong)
-    "swapped-dream-inputs": ("rssm:RSSM.imagine_step", "(state, action)", "(action, state)"),
+    "swapped-dream-inputs": (INPUTS, "torch.cat(inputs, -1)", "torch.cat(inputs[::-1], -1)"),
     "actor-input-attached": ("policies.backprop:BackpropPolicy.imagine", "features[-1].detach()", "features[-1]"),
     "discount-power": ("policies.backprop:BackpropPolicy.losses", "arange(len(returns)", "arange(1, len(returns) + 1"),
     "value-of-same-step": (RETURNS, "value[t + 1]", "value[t]"),
@@ -136,22 +140,23 @@ SAC_ERRORS = {  # name: (function, right, wrong)
     "tau-mirrored": (SAC, "lerp_(source, self.tau)", "lerp_(source, 1 - self.tau)"),
 }  # fmt: skip
 
-UPDATE = "agent:Agent.update_eagerly"
+UPDATE = "models.denoised:DenoisedModel.update"
+ACTING = "agent:Agent.update_eagerly"
 UPDATE_ERRORS = {  # name: (policy, function, right, wrong)
     "latents-recomputed": (
-        BackpropPolicy, UPDATE, "latent.map", "self.world_model.loss(**batch, noise=noise)[1].map"
+        BackpropPolicy, UPDATE, "latent.map", "self.loss(**batch, noise=noise)[1].map"
     ),
-    "latents-of-another-noise": (BackpropPolicy, UPDATE, "generator=self.random", "generator=None"),
-    "no-clip": (BackpropPolicy, "policies.base:optimize", 'float("inf") if clip is None else clip', 'float("inf")'),
+    "latents-of-another-noise": (BackpropPolicy, UPDATE, "generator=generator", "generator=None"),
+    "no-clip": (BackpropPolicy, "optim:optimize", 'float("inf") if clip is None else clip', 'float("inf")'),
     "dreams-in-the-model-of-before": (
-        BackpropPolicy, UPDATE, 'optimize(loss, self.model_optimizer, self.clip)',
-        '[setattr(self.mdp, "_reward", __import__("copy").deepcopy(self.mdp._reward)), '
-        'optimize(loss, self.model_optimizer, self.clip)][1]',
+        BackpropPolicy, ACTING, "self.world_model.update(batch, self.random)",
+        '[setattr(self.mdp, "_reward", __import__("copy").deepcopy(self.world_model).seen_reward), '
+        "self.world_model.update(batch, self.random)][1]",
     ),
     "reward-of-the-model-after": (
-        SACPolicy, UPDATE, 'reward["x"].detach()', 'self.world_model.reward_shares(latent)["x"].detach()'
+        SACPolicy, UPDATE, "reward.detach()", 'self.reward_shares(latent)["x"].detach()'
     ),
-    "reward-of-y-too": (SACPolicy, UPDATE, 'reward["x"].detach()', "sum(reward.values()).detach()"),
+    "reward-of-y-too": (SACPolicy, UPDATE, "reward.detach()", "sum(shares.values()).detach()"),
 }  # fmt: skip
 
 
@@ -216,6 +221,6 @@ def test_errors_in_updates_show(monkeypatch, policy, where, right, wrong):
 
 
 def test_a_missing_clip_shows(monkeypatch):
-    plant(monkeypatch, "policies.base:optimize", 'float("inf") if clip is None else clip', 'float("inf")')
+    plant(monkeypatch, "optim:optimize", 'float("inf") if clip is None else clip', 'float("inf")')
     with pytest.raises(AssertionError, match="step of"):
         check_model_step(Case(model_eps=0.1))

@@ -6,12 +6,13 @@ import pytest
 import torch
 from conftest import random_batch, small_agent
 
-from denoised_mdp.policies import POLICIES, Policy, PolicyBatch
+from denoised_mdp.models.losses import KLWeights
+from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
+from denoised_mdp.optim import without_gradients
+from denoised_mdp.policies import POLICIES, Policy
 from denoised_mdp.policies.actor import Actor
 from denoised_mdp.policies.backprop import lambda_returns
-from denoised_mdp.policies.base import without_gradients
 from denoised_mdp.policies.sac import SACPolicy
-from denoised_mdp.world_model import KLWeights, LatentMDP
 
 
 def policy_batch(agent, length=4, batch=3):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import small_agent
+from conftest import STRUCTURES, small_agent
 from report_runs import matrix_of
 
 from denoised_mdp import cli
@@ -17,6 +17,7 @@ from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import EvaluationResult
+from denoised_mdp.models.structure import Table
 from denoised_mdp.trainer import train
 
 
@@ -113,9 +114,8 @@ def test_changes_of_returns_are_paired():
 class PaintedModel:
     """A world model whose decoder paints x on the left and y on the right half, y three times as bright."""
 
-    def __init__(self, layout):
-        self.rssm = SimpleNamespace(layout=layout)
-        self.encoder = SimpleNamespace(output=SimpleNamespace(weight=torch.zeros(1)))
+    def parameters(self):
+        return iter([torch.zeros(1)])
 
     def decode(self, latent):
         images = torch.zeros(len(latent.belief), 3, 4, 4)
@@ -130,7 +130,7 @@ def test_shares_of_the_reconstruction_in_closed_form():
     random = torch.Generator().manual_seed(0)
     state = torch.randn(400, layout.state_size, generator=random)
     latent = data.Latent(torch.zeros(400, layout.belief_size), state, layout)
-    shares = health.reconstruction_shares(SimpleNamespace(world_model=PaintedModel(layout)), [latent])
+    shares = health.reconstruction_shares(SimpleNamespace(world_model=PaintedModel()), [latent])
     rows = latent.map(lambda tensor: tensor[:: health.EVERY])
     move = {name: rows[name][1][:, 0] - rows[name][1][:, 0][len(rows.state) // 2] for name in "xy"}
     moved = {"x": move["x"].square().sum(), "y": 9 * move["y"].square().sum()}
@@ -154,7 +154,7 @@ def healthy(**changes):
         ({}, None),
         ({"nats": {"x": 9.0, "y": 0.01}}, "y is unused"),
         ({"share": {"x": 0.9, "y": 0.001}}, "y is unused"),
-        ({"nats": {"x": 2.9, "y": 4.0}}, "KL_x sits on its floor"),
+        ({"nats": {"x": 2.9, "y": 4.0}}, "KL of x sits on its floor"),
         ({"signal": {"x": 0.8, "y": 0.5}}, "y explains the agent"),
         ({"noise": {"x": 0.7, "y": 0.9}}, "x holds noise"),
         ({"noise": {"x": float("nan"), "y": float("nan")}}, None),
@@ -163,7 +163,7 @@ def healthy(**changes):
     ],
 )
 def test_warnings_name_what_is_wrong_and_nothing_else(changes, words):
-    found = health.warnings_of(healthy(**changes), 3.0)
+    found = health.warnings_of(healthy(**changes), Table(STRUCTURES["2b"]), 3.0)
     assert len(found) == (words is not None) and (words is None or words in found[0])
 
 

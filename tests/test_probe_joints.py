@@ -240,7 +240,7 @@ def test_pictures_cut_nothing(relative):
 
 
 def test_runs_that_differ_in_their_seed_share_a_name(tmp_path):
-    options = [[], ["seed=1"], ["model=dreamer"], ["model.kl.beta_y=0.5"], ["model.kl.beta_y=0.5", "seed=7"]]
+    options = [[], ["seed=1"], ["model=dreamer"], ["model.kl.beta=0.5"], ["model.kl.beta=0.5", "seed=7"]]
     configs = [load_config([*TASK, *own]) for own in options]
     paths = [tmp_path / name for name in "abcde"]
     assert _names(configs[:3], paths[:3]) == ["Denoised 2b", "Denoised 2b", "Dreamer"]

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from denoised_mdp.composition import GROUPS, choices, option_keys
-from denoised_mdp.config import MAY_CHANGE, differences, load_config, read_config, save_config
+from denoised_mdp.config import MAY_CHANGE, as_tree, differences, load_config, read_config, save_config
 from denoised_mdp.envs import DISTRACTORS
 from denoised_mdp.errors import UserError
+from denoised_mdp.models.structure import LatentSpec
 from denoised_mdp.schema import POLICIES, Config
 from denoised_mdp.sweep import translate_multirun
 from denoised_mdp.validation import as_text, build
@@ -64,6 +65,8 @@ def test_any_path_needs_no_quotes(path):
 
 def values(kind: object, limits: Mapping) -> st.SearchStrategy:
     """All values that an option allows."""
+    if typing.get_origin(kind) is tuple:
+        return st.lists(st.sampled_from("xyz"), max_size=2)
     parts = typing.get_args(kind) or (kind,)
     if type(None) in parts:
         return st.none() | values(parts[0], limits)
@@ -79,12 +82,19 @@ def values(kind: object, limits: Mapping) -> st.SearchStrategy:
     return {bool: st.booleans(), str: PRINTABLE | GRAMMAR}[kind]
 
 
+CELLS = [field for field in dataclasses.fields(LatentSpec) if field.name != "name"]
+cells = typing.get_type_hints(LatentSpec)
+
+
 def groups(kind: type) -> st.SearchStrategy:
     """Nested mappings of allowed values for a group of options, any of them left out."""
     hints, fields = typing.get_type_hints(kind), {}
     for field in dataclasses.fields(kind):
         if field.name == "distractors":
             fields[field.name] = DISTRACTOR_OPTIONS
+        elif field.name == "latents":
+            rows = {cell.name: values(cells[cell.name], cell.metadata) for cell in CELLS}
+            fields |= dict.fromkeys(("x", "y"), st.fixed_dictionaries({}, optional=rows))
         elif field.name == "policy":
             fields[field.name] = st.one_of(*map(groups, POLICIES.values()))
         elif dataclasses.is_dataclass(hints[field.name]):
@@ -116,13 +126,16 @@ def test_any_configuration_comes_back_equal_from_its_file(config):
 @settings(REPEATABLE, max_examples=60)
 @given(CONFIGS, st.data())
 def test_one_changed_option_is_the_one_difference(config, data):
-    changed = build(Config, dataclasses.asdict(config))
-    name = data.draw(st.sampled_from(["env", "model.y", "model.kl", "model.optimizer", "policy", "train", "replay"]))
-    group = attrgetter(name)(changed)
+    changed = build(Config, as_tree(config))
+    changed.model.latents.setdefault("x", LatentSpec("x"))
+    config.model.latents.setdefault("x", LatentSpec("x"))
+    name = data.draw(st.sampled_from(["env", "model.x", "model.kl", "model.optimizer", "policy", "train", "replay"]))
+    group = changed.model.latents["x"] if name == "model.x" else attrgetter(name)(changed)
     field = data.draw(st.sampled_from([field for field in dataclasses.fields(group) if field.name != "name"]))
     old = getattr(group, field.name)
+    old = list(old) if isinstance(old, tuple) else old
     new = data.draw(values(typing.get_type_hints(type(group))[field.name], field.metadata).filter(lambda v: v != old))
-    setattr(group, field.name, new)
+    object.__setattr__(group, field.name, tuple(new) if isinstance(new, list) else new)  # rows are frozen
     key = f"{name}.{field.name}"
     line = f"{key}: {as_text(old)} -> {as_text(new)}"
     assert differences(config, changed) == ([] if key in MAY_CHANGE else [line])

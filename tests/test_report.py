@@ -41,13 +41,13 @@ def page_of(*runs, **options) -> str:
 
 def test_runs_that_differ_in_the_seed_alone_are_a_group(tmp_path):
     runs = [make_run(tmp_path / f"a{seed}", f"seed={seed}") for seed in (2, 0, 1)]
-    runs += [make_run(tmp_path / "b", "seed=0", "model.kl.beta_y=0.125"), make_run(tmp_path / "again", "seed=1")]
+    runs += [make_run(tmp_path / "b", "seed=0", "model.kl.beta=0.125"), make_run(tmp_path / "again", "seed=1")]
     groups = group_runs([read_run(run) for run in runs])
     assert [[run.seed for run in group.runs] for group in groups] == [[0, 1, 2], [0], [1]]
     assert len({group.name for group in groups}) == 3
     different = dict(differing_options(groups[:2]))
-    assert list(different) == ["model.kl.beta_y", "model.kl.beta_z"]  # the latter follows
-    assert different["model.kl.beta_y"][1] == "0.125"
+    assert list(different) == ["model.kl.beta", "model.y.beta"]  # the latter follows
+    assert different["model.kl.beta"][1] == "0.125"
 
 
 def test_mean_and_band_by_brute_force(tmp_path):
@@ -123,7 +123,7 @@ def test_page_holds_what_the_run_tells(tmp_path):
     kinds = [tag for tag, _ in tags.found]
     assert kinds.count("video") == 1 and kinds.count("script") == 0
     assert sum(attributes.get("class") == "heatmap" for _, attributes in tags.found) == 1
-    for text in ("12.5", "y is unused", "3 of 6", "0.0625"[:5], "0.375", "0.90", "0.20", "model.kl.beta_y"):
+    for text in ("12.5", "y is unused", "3 of 6", "0.0625"[:5], "0.375", "0.90", "0.20", "model.kl.beta"):
         assert text in tags.text, text
 
 

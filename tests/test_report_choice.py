@@ -101,15 +101,15 @@ def names(*paths) -> list[str]:
 
 
 def test_groups_are_called_by_what_differs(tmp_path):
-    one, other = make_run(tmp_path / "a"), make_run(tmp_path / "b", "model.kl.beta_y=0.125")
-    assert names(one, other) == ["beta_y=1.0", "beta_y=0.125"]  # not its follower beta_z, not the folders
-    third = make_run(tmp_path / "c", "model.kl.beta_y=0.125", "model.kl.free_nats=0")
+    one, other = make_run(tmp_path / "a"), make_run(tmp_path / "b", "model.kl.beta=0.125")
+    assert names(one, other) == ["beta=1.0", "beta=0.125"]  # not its follower model.y.beta, not the folders
+    third = make_run(tmp_path / "c", "model.kl.beta=0.125", "model.kl.free_nats=0")
     usual, changed = (f"free_nats={read_run(run).options()['model.kl.free_nats']}" for run in (one, third))
     assert names(one, other, third) == [
-        f"beta_y=1.0, {usual}", f"beta_y=0.125, {usual}", f"beta_y=0.125, {changed}"
+        f"beta=1.0, {usual}", f"beta=0.125, {usual}", f"beta=0.125, {changed}"
     ]  # fmt: skip
     dreamer = make_run(tmp_path / "d", "model=dreamer")
-    assert names(one, other, dreamer) == ["2b · beta_y=1.0", "2b · beta_y=0.125", "dreamer"]
+    assert names(one, other, dreamer) == ["2b · beta=1.0", "2b · beta=0.125", "dreamer"]
     again = make_run(tmp_path / "again")
     assert names(one, again) == ["a", "again"]  # one configuration and one seed: nothing else is left
     assert names(one) == ["dot · 2b · backprop"]

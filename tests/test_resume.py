@@ -2,7 +2,6 @@
 
 import os
 import signal
-import tarfile
 import time
 from pathlib import Path
 
@@ -147,26 +146,6 @@ def test_a_failure_that_a_stop_has_caused_is_the_stop():
         raise BrokenPipeError
     with pytest.raises(Stop), stop.at_once():
         pytest.fail("begun after the request")
-
-
-def test_a_run_of_an_older_format_continues(tmp_path):
-    """A run folder that version 0.1 left in checkpoint format 1, inside an episode."""
-    with tarfile.open(Path(__file__).parent / "data" / "run_format_1.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    path = tmp_path / "run_format_1"
-    before, config = lines(path), read_config(path)
-    config.run_dir = str(path)
-    assert checkpoint.load(path / "checkpoints")[0] == 124
-    denoised_mdp.load(path, device="cpu")
-    assert train(config)
-    logged = lines(path)
-    assert logged[: len(before)] == before and logged[-1]["step"] == 200
-    names = [(line["step"], name) for line in logged for name in line if name != "step"]
-    assert [scalar[:2] for scalar in scalars_of(path / "tensorboard")] == sorted(names)
-    assert len(set(names)) == len(names)
-    assert [line["step"] for line in logged if "eval/return" in line] == [80, 160, 200]
-    assert [line["train/updates"] for line in logged if "train/updates" in line] == [2, 4, 6]
-    assert checkpoint.load(path / "checkpoints")[0] == 200
 
 
 def test_a_run_saved_before_an_option_existed_continues(tmp_path):

@@ -111,7 +111,7 @@ def test_the_papers_preset():
 
     config = load_config(["preset=paper/robodesk_tv_green_hue"])
     assert (config.env.suite, config.env.task, config.env.size) == ("robodesk", "tv_green_hue", 96)
-    assert (config.alpha, config.model.kl.beta_y, config.model.kl.beta_z) == (2.0, 0.125, 0.125)
+    assert (config.alpha, config.model.kl.beta, config.model.latents["y"].beta) == (2.0, 0.125, 0.125)
     assert set(config.distractors) == {"tv", "button_noise", "moving_lights", "camera_shake"}
     assert config.env.action_repeat == 2 and config.env.episode_steps == 1000
 

@@ -66,7 +66,7 @@ def test_the_folder_of_a_sweep_follows_from_what_its_jobs_share():
 
 
 def test_two_sweeps_need_no_folders_by_hand(jobs):
-    first, second = (jobs("env=toy", "env.task=dot", f"model.kl.beta_y={beta}", "seed=0,1") for beta in (0.5, 0.25))
+    first, second = (jobs("env=toy", "env.task=dot", f"model.kl.beta={beta}", "seed=0,1") for beta in (0.5, 0.25))
     assert len({config.run_dir for config in first + second}) == 4
 
 

@@ -137,8 +137,8 @@ def test_evaluation_repeats_itself_and_leaves_training_alone(finished):
 
 
 def test_another_configuration_is_refused(finished):
-    with pytest.raises(UserError, match="model.kl.beta_y"):
-        train(tiny(finished, "train.render_every=200", "model.kl.beta_y=0.5"))
+    with pytest.raises(UserError, match="model.kl.beta"):
+        train(tiny(finished, "train.render_every=200", "model.kl.beta=0.5"))
 
 
 def test_two_lines_of_python_act(finished):

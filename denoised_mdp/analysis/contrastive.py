@@ -21,9 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from denoised_mdp.models.networks import Encoder
+
 from ..disk import replace_file
 from ..envs.seeding import generator, torch_seed
-from ..networks import Encoder
 from .augment import augment
 from .joints_data import JointData
 

@@ -15,10 +15,12 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from denoised_mdp.models.latent import Latent
+from denoised_mdp.models.rssm import Distributions
+
 from ..agent import Agent
 from ..envs.seeding import generator, torch_seed
 from ..progress import track
-from ..rssm import Gaussian, Latent
 
 FRAMES = 1024
 """images that are encoded at once, for bounded memory"""
@@ -48,10 +50,10 @@ class Frozen:
 
     latent: Latent
     """posterior samples [n + 1, ...]"""
-    posterior: Gaussian
-    """[n + 1, S]"""
-    prior: Gaussian
-    """[n + 1, S]"""
+    posterior: Distributions
+    """of each latent, [n + 1, ...]"""
+    prior: Distributions
+    """of each latent, [n + 1, ...]"""
     embedding: torch.Tensor
     """the encoder's output [n + 1, E]"""
 
@@ -129,12 +131,12 @@ def freeze(agent: Agent, recordings: Sequence[Recording], *, seed: int = 0, shar
     seed: of the posterior samples. shared_noise: all episodes get the same draws, so that two latents of one moment
     differ in what their episodes showed and nothing else.
     """
-    model, layout = agent.world_model, agent.world_model.rssm.layout
+    model = agent.world_model
     random = _torch_generator(agent.device, seed, "probe filter")
     longest = max(len(recording.observation) for recording in recordings)
     chunk = max(1, FRAMES // len(recordings))
     width = 1 if shared_noise else len(recordings)  # drawn row by row: the first rows do not depend on the length
-    drawn = torch.stack([model.rssm.draw_noise(width, generator=random) for _ in range(longest)])
+    drawn = torch.stack([model.draw_noise(width, generator=random) for _ in range(longest)])
     rows, latent = [], None
     for begin in track(range(0, longest, chunk), "filtering", "chunks of rows"):
         pick = [np.clip(np.arange(begin, min(begin + chunk, longest)), 0, len(r.action) - 1) for r in recordings]
@@ -148,17 +150,12 @@ def freeze(agent: Agent, recordings: Sequence[Recording], *, seed: int = 0, shar
         is_first = torch.zeros(length, count, dtype=torch.bool, device=agent.device)
         is_first[0] = begin == 0
         noise = drawn[begin : begin + length].expand(length, count, -1)
-        embedding = model.embed(batch["observation"])
         initial = None if latent is None else latent.map(lambda tensor: tensor[-1])
-        latent, posterior, prior = model.rssm.observe(embedding, batch["action"], is_first, noise, initial)
-        tensors = (latent.belief, latent.state, posterior.mean, posterior.std, prior.mean, prior.std, embedding)
-        rows.append([tensor.float().cpu() for tensor in tensors])
-    whole = [torch.cat(parts) for parts in zip(*rows, strict=True)]  # each [longest, B, ...]
-    out = []
-    for i, recording in enumerate(recordings):
-        belief, state, mean, std, prior_mean, prior_std, embedding = (
-            tensor[: len(recording.action), i].clone() for tensor in whole
-        )
-        latent = Latent(belief, state, layout)
-        out.append(Frozen(latent, Gaussian(mean, std), Gaussian(prior_mean, prior_std), embedding))
-    return out
+        filtered = model.filter(batch["observation"], batch["action"], is_first, noise, initial)
+        latent = filtered.latent
+        rows.append(filtered.map(lambda tensor: tensor.float().cpu()))
+    whole = rows[0].map(lambda *parts: torch.cat(parts), *rows[1:])  # each [longest, B, ...]
+    return [
+        Frozen(**vars(whole.map(lambda tensor, i=i, rows=rows: tensor[:rows, i].clone())))
+        for i, rows in enumerate(len(recording.action) for recording in recordings)
+    ]

@@ -223,7 +223,7 @@ class QuickProbe:
         It is far smaller than `EPISODES` of `STEPS`, and so has names of its own: recall and leakage are those of the
         full probe. What so few episodes cannot tell is left out.
         """
-        names = agent.world_model.rssm.layout.names
+        names = agent.world_model.table.names
         parts, episode = stack(freeze(agent, self._recordings))
         targets = targets_of(self._factors, self._recordings)
         matrix = factor_matrix(parts, targets, episode, random_divisions(self.episodes), ["ridge"])

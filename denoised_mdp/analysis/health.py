@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from denoised_mdp.models.latent import Latent
+from denoised_mdp.models.structure import Table
+
 from ..agent import Agent
 from ..progress import track
-from ..rssm import Latent, kl_divergence
 from .data import Frozen, Recording
 from .factors import TOO_FEW, FactorMatrix
 
@@ -51,27 +53,28 @@ def measure_health(
     agent: Agent, recordings: Sequence[Recording], frozen: Sequence[Frozen], matrix: FactorMatrix
 ) -> Health:
     """Examine an agent on held-out episodes; `matrix` is the factor matrix of the same model."""
-    layout, kl = agent.world_model.rssm.layout, agent.world_model.kl
-    per_dimension = torch.cat([kl_divergence(one.posterior, one.prior) for one in frozen])  # [n, S]
-    split = layout.split_state(per_dimension)
+    table, floor = agent.world_model.table, agent.world_model.free_nats
+    split = {
+        name: torch.cat([one.posterior[name].kl(one.prior[name]) for one in frozen]) for name in table.names
+    }  # {name: [n, variables]}
+    free = sum(split[row.name].sum(-1) for row in table.free)  # [n]
     nats = {name: float(part.sum(-1).mean()) for name, part in split.items()}
     active = {name: (int((part.mean(0) >= ACTIVE).sum()), part.shape[-1]) for name, part in split.items()}
-    floor = kl.free_nats
     sources = {
-        source: {name: matrix.summary("ridge", name, source).value for name in layout.names}
+        source: {name: matrix.summary("ridge", name, source).value for name in table.names}
         for source in ("signal", "noise")
     }
     health = Health(
         nats=nats,
         active=active,
         share=reconstruction_shares(agent, [one.latent for one in frozen]),
-        below_floor=float((split["x"].sum(-1) <= floor).float().mean()),
+        below_floor=float((free <= floor).float().mean()) if table.free else 0.0,
         image_r2=image_r_squared(agent, recordings, frozen),
         signal=sources["signal"],
         noise=sources["noise"],
         warnings=[],
     )
-    health.warnings = warnings_of(health, floor)
+    health.warnings = warnings_of(health, table, floor)
     for source in ("signal", "noise"):
         if matrix.summary("ridge", "x", source).note == TOO_FEW:
             health.warnings.append(
@@ -81,36 +84,45 @@ def measure_health(
     return health
 
 
-def warnings_of(health: Health, free_nats: float) -> list[str]:
+def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
     """What a person should look into, one plain sentence each."""
     out = []
-    for name in [name for name in health.nats if name != "x"]:
+    for name in table.noise:
         nats, share = health.nats[name], health.share[name]
         if nats < UNUSED_NATS or share < UNUSED_SHARE:
             out.append(
                 f"{name} is unused: {nats:.2f} nats per step, {share:.0%} of the reconstruction's movement. Train"
-                f" longer, or make it cheaper (smaller model.kl.beta_{name})."
+                f" longer, or make it cheaper (smaller model.{name}.beta)."
             )
-    if 0 < free_nats and health.nats["x"] <= AT_FLOOR * free_nats:
+    free = [row.name for row in table.free]
+    if free and 0 < free_nats and (nats := sum(health.nats[name] for name in free)) <= AT_FLOOR * free_nats:
+        names = " + ".join(free)
         out.append(
-            f"KL_x sits on its floor: {health.nats['x']:.2f} nats per step where {free_nats:g} are free, and"
-            f" {health.below_floor:.0%} of the steps below. So much is free to stay in x, noise included: train longer,"
-            " or lower model.kl.free_nats."
+            f"KL of {names} sits on its floor: {nats:.2f} nats per step where {free_nats:g} are free, and"
+            f" {health.below_floor:.0%} of the steps below. So much is free to stay in {names}, noise included: train"
+            " longer, or lower model.kl.free_nats."
         )
     signal, noise = health.signal, health.noise
-    if "y" in signal and signal["y"] >= EXPLAINED and signal["y"] >= 0.5 * signal["x"]:
+    seen = [row.name for row in table.seen]
+    best = max(seen, key=signal.__getitem__)  # of several rows that the policy sees, the one that knows most
+    for name in table.noise:
+        if table.rows[name].sees_action:  # its movement is the agent's
+            continue
+        if signal[name] >= EXPLAINED and signal[name] >= 0.5 * signal[best]:
+            out.append(
+                f"{name} explains the agent: R^2 of the signal is {signal[name]:.2f} from {name} and"
+                f" {signal[best]:.2f} from {best}. {name} is too cheap, or the agent's movements can be foreseen: raise"
+                f" model.{name}.beta, or explore more."
+            )
+        for other in seen:
+            if noise[other] >= EXPLAINED and noise[other] >= 0.5 * noise[name]:
+                out.append(
+                    f"{other} holds noise: R^2 of the noise is {noise[other]:.2f} from {other} and {noise[name]:.2f}"
+                    f" from {name}. Lower model.{name}.beta, or train longer."
+                )
+    if signal[best] < EXPLAINED:
         out.append(
-            f"y explains the agent: R^2 of the signal is {signal['y']:.2f} from y and {signal['x']:.2f} from x. y is"
-            " too cheap, or the agent's movements can be foreseen: raise model.kl.beta_y, or explore more."
-        )
-    if "y" in noise and noise["x"] >= EXPLAINED and noise["x"] >= 0.5 * noise["y"]:
-        out.append(
-            f"x holds noise: R^2 of the noise is {noise['x']:.2f} from x and {noise['y']:.2f} from y. Lower"
-            " model.kl.beta_y, or train longer."
-        )
-    if signal["x"] < EXPLAINED:
-        out.append(
-            f"x knows little of the signal (R^2 {signal['x']:.2f}): a policy cannot act on what x does not hold."
+            f"{best} knows little of the signal (R^2 {signal[best]:.2f}): a policy cannot act on what it does not see."
             " Train longer, or use a larger model."
         )
     if health.image_r2 < EXPLAINED:
@@ -121,7 +133,7 @@ def warnings_of(health: Health, free_nats: float) -> list[str]:
 @torch.no_grad()
 def _decode(agent: Agent, latent: Latent, chunk: int = 256) -> torch.Tensor:
     """Latents [n, ...] -> float images [n, 3, H, W] on the CPU."""
-    like = agent.world_model.encoder.output.weight
+    like = next(agent.world_model.parameters())
     parts = [
         latent.map(lambda tensor, begin=begin: tensor[begin : begin + chunk].to(like))
         for begin in range(0, len(latent.belief), chunk)

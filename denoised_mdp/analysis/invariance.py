@@ -15,6 +15,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from denoised_mdp.models.latent import Latent
+
 from ..agent import Agent
 from ..environments import environment_maker
 from ..envs.options import DISTRACTORS
@@ -22,7 +24,6 @@ from ..envs.paired import replay
 from ..errors import UserError
 from ..evaluation import EvaluationResult, evaluate
 from ..progress import track
-from ..rssm import Latent
 from ..schema import Config
 from .data import Frozen, Recording, freeze, probe_seeds, record
 
@@ -121,7 +122,8 @@ def _stack_means(frozen: Sequence[Frozen]) -> dict[str, np.ndarray]:
     """Belief and posterior mean of each part, [episodes, T, F]."""
     episodes = []
     for one in frozen:
-        latent = Latent(one.latent.belief, one.posterior.mean, one.latent.layout)
+        modes = torch.cat([posterior.mode() for posterior in one.posterior.values()], -1)  # [T, S]
+        latent = Latent(one.latent.belief, modes, one.latent.layout)
         episodes.append(dataclasses.replace(one, latent=latent).parts())
     return {name: np.stack([parts[name] for parts in episodes]) for name in episodes[0]}
 
@@ -129,9 +131,9 @@ def _stack_means(frozen: Sequence[Frozen]) -> dict[str, np.ndarray]:
 @torch.no_grad()
 def _actions(agent: Agent, frozen: Sequence[Frozen]) -> np.ndarray:
     """The actor's mode in every row, [episodes, T, A]."""
-    features = torch.stack([one.latent.features("x") for one in frozen])
-    like = agent.world_model.encoder.output.weight
-    return agent.policy.act(features.to(like), None).float().cpu().numpy()
+    seen = agent.world_model.table.seen
+    features = torch.stack([one.latent.select(seen).features() for one in frozen])  # [episodes, T, F]
+    return agent.policy.act(features.to(agent.device), None).float().cpu().numpy()
 
 
 def variations(config: Config) -> dict[str, tuple[Config, str]]:

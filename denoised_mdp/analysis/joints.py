@@ -14,8 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from denoised_mdp.models.networks import (
+    MLP,
+    Encoder,
+    images_to_float,
+    scale_initial_weights,
+    set_compute_dtype,
+)
+
 from ..envs.seeding import generator, torch_seed
-from ..networks import MLP, Encoder, images_to_float, scale_initial_weights, set_compute_dtype
 from .joints_data import JointData
 
 PAPER_SIZES = (5_000, 10_000, 25_000, 50_000, 100_000, 150_000)

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from denoised_mdp.models.networks import Encoder
+
 from ..config import differences
 from ..errors import UserError
-from ..networks import Encoder
 from ..progress import Phase
 from ..runtime import resolve_device
 from ..schema import Config

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from denoised_mdp.models.networks import Encoder
+
 from ..errors import UserError
-from ..networks import Encoder
 from ..reading import read_json
 from .joints import Curve
 from .results import first_difference, make_folder, write_whole

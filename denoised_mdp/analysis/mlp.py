@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..networks import MLP
+from denoised_mdp.models.networks import MLP
+
 from .ridge import Standardizer, group_folds
 
 

@@ -17,14 +17,15 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from denoised_mdp.models.latent import Latent
+from denoised_mdp.models.networks import float_to_images
+
 from ..agent import Agent
 from ..environments import environment_maker
 from ..errors import UserError
 from ..evaluation import Episode, evaluate, evaluation_seeds
 from ..loading import load_run
-from ..networks import float_to_images
 from ..progress import track
-from ..rssm import Latent
 from ..runs import output_file
 
 FROZEN_AT = 0.5
@@ -54,13 +55,14 @@ def decode(agent: Agent, latent: Latent, chunk: int = 256) -> np.ndarray:
 
 
 def rows(agent: Agent, episode: Episode, other: Episode) -> list[Row]:
-    """All rows of `episode`; its swap takes y (and z) from the episode `other`.
+    """All rows of `episode`; its swap takes the noise from the episode `other`.
 
-    A model without y and z (Dreamer) has no noise row and nothing to swap.
+    noise: the latents that the policy does not see. A model without any (Dreamer) has no noise row, nothing to swap.
     """
     latent, names = episode.latent, episode.latent.layout.names
     still = latent.map(lambda tensor: tensor[int(FROZEN_AT * (len(tensor) - 1))])
-    noise = [name for name in names if name != "x"]
+    noise = agent.world_model.table.noise
+    signal = " and ".join(name for name in names if name not in noise)
 
     def hold(*held: str) -> np.ndarray:
         return decode(agent, latent.replace(**{name: still[name] for name in held}))
@@ -72,7 +74,7 @@ def rows(agent: Agent, episode: Episode, other: Episode) -> list[Row]:
     if not noise:
         return out
     what = " and ".join(noise)
-    out.append(Row("signal", f"x moves, {what} held still", hold(*noise)))
+    out.append(Row("signal", f"{signal} moves, {what} held still", hold(*noise)))
     for name in noise:
         others = [n for n in names if n != name]
         title = "noise" if len(noise) == 1 else f"noise {name}"
@@ -80,7 +82,7 @@ def rows(agent: Agent, episode: Episode, other: Episode) -> list[Row]:
     steps = torch.arange(len(latent.belief)) % len(other.latent.belief)
     borrowed = other.latent.map(lambda tensor: tensor[steps])
     swapped = latent.replace(**{name: borrowed[name] for name in noise})
-    out.append(Row("swap", f"x of this episode, {what} of the other", decode(agent, swapped)))
+    out.append(Row("swap", f"{signal} of this episode, {what} of the other", decode(agent, swapped)))
     return out
 
 

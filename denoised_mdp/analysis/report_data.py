@@ -6,7 +6,6 @@ Nothing here raises because of a damaged run: what cannot be read becomes a sent
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..composition import flatten
-from ..config import read_config
+from ..config import as_tree, read_config
 from ..errors import UserError
 from ..event_files import event_records
 from ..reading import json_lines, read_json
@@ -83,7 +82,7 @@ class RunData:
 
     def options(self) -> dict[str, str]:
         """Every option of the configuration as text, by dotted key."""
-        tree = {} if self.config is None else dataclasses.asdict(self.config)
+        tree = {} if self.config is None else as_tree(self.config)
         return {key: as_text(value) for key, value in flatten(tree)}
 
 

@@ -111,7 +111,7 @@ def _by_name(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def _option_labels(groups: Sequence[Group]) -> list[str]:
-    """The fewest options that tell groups apart, ``beta_y=0.5, free_nats=1``: of each step the one that tells most."""
+    """The fewest options that tell groups apart, ``beta=0.5, free_nats=1``: of each step the one that tells most."""
     different = differing_options(groups)
     chosen: list[tuple[str, list[str]]] = []
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..networks import MLP
+from denoised_mdp.models.networks import MLP
 
 MEAN_SCALE = 5.0
 MIN_STD = 1e-4

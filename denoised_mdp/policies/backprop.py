@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..networks import MLP
-from ..world_model import LatentMDP, scalar_nll
+from denoised_mdp.models.losses import scalar_nll
+from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
+from denoised_mdp.models.networks import MLP
+from denoised_mdp.optim import adam, optimize
+from denoised_mdp.policies.base import Policy
+
 from .actor import Actor
-from .base import Policy, PolicyBatch, adam, optimize
 
 
 def lambda_returns(reward: Tensor, value: Tensor, gamma: float, lambda_: float) -> Tensor:
@@ -84,11 +87,12 @@ class BackpropPolicy(Policy):
 
     def draw_noise(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None):
         """State noise [H, N, S_x], then action noise [H, N, A]: the documented order of draws."""
-        shape = (self.horizon, batch.belief[..., 0].numel())
-        return tuple(
-            torch.randn(*shape, size, device=batch.belief.device, dtype=batch.belief.dtype, generator=generator)
-            for size in (mdp.state_size, mdp.action_size)
+        shape, like = (self.horizon, batch.belief[..., 0].numel()), batch.belief
+        states = mdp.draw_noise(*shape, like=like, generator=generator)
+        actions = torch.randn(
+            *shape, mdp.action_size, device=like.device, dtype=like.dtype, generator=generator
         )
+        return states, actions
 
     def losses(self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]):
         """Actor loss, value loss and metrics.

@@ -8,10 +8,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..networks import MLP
-from ..world_model import LatentMDP
+from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
+from denoised_mdp.models.networks import MLP
+from denoised_mdp.optim import adam, optimize, without_gradients
+from denoised_mdp.policies.base import Policy
+
 from .actor import Actor
-from .base import Policy, PolicyBatch, adam, optimize, without_gradients
 
 
 class Critics(nn.Module):

@@ -129,7 +129,7 @@ def agreement(run: Path, seed: int) -> list[dict]:
         agent = build_agent(config, state["action_size"], device=device, dtype=dtype)
         if step:
             agent.restore(state["agent"])
-        for group in agent.model_optimizer.param_groups:
+        for group in agent.optimizers["model"].param_groups:
             group["lr"] = 0.0  # else the policy's gradient would be one of another model
         agent.update_eagerly(batch)
         return {

@@ -1,0 +1,1 @@
+"""World models: the factorized RSSM, networks, losses, and the denoised MDP that a policy sees."""

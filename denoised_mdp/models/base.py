@@ -1,0 +1,122 @@
+"""What every world model offers to agents, and what it may offer to analysis.
+
+Time-major tensors [T, B, ...]: T segment length, B batch, A action size, D / S belief / state size summed over the
+latents of the model's table.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from denoised_mdp.models.latent import Latent
+from denoised_mdp.models.mdp import LatentMDP
+from denoised_mdp.models.rssm import Distributions
+from denoised_mdp.models.structure import Table
+
+
+@dataclass
+class Filtered:
+    """What the filter made of a batch, [T, B, ...]."""
+
+    latent: Latent
+    """posterior samples"""
+    posterior: Distributions
+    prior: Distributions
+    embedding: Tensor
+    """what the encoder made of the observations, [T, B, E]"""
+
+    def map(self, function: Callable[..., Tensor], *others: Filtered) -> Filtered:
+        """Apply `function` to every tensor, and to the same tensor of others (moving, indexing, concatenating ...)."""
+        latents = [other.latent for other in others]
+        belief = function(self.latent.belief, *(latent.belief for latent in latents))
+        state = function(self.latent.state, *(latent.state for latent in latents))
+        return Filtered(
+            Latent(belief, state, self.latent.layout),
+            *(
+                {name: one.map(function, *(getattr(o, which)[name] for o in others)) for name, one in mine.items()}
+                for which, mine in (("posterior", self.posterior), ("prior", self.prior))
+            ),
+            function(self.embedding, *(other.embedding for other in others)),
+        )
+
+
+@dataclass
+class Learned:
+    """What one update gives to the policy, from the forward pass before the optimizer's step; all detached."""
+
+    latent: Latent
+    """posterior samples [T, B, ...] of all rows"""
+    reward: Tensor
+    """mean reward of the rows that the policy sees, [T, B]"""
+    metrics: dict[str, Tensor]
+    """scalars by name; they stay on the device"""
+
+
+class WorldModel(nn.Module, ABC):
+    """A latent model of an environment: it learns from batches, filters observations, and is an MDP for a policy.
+
+    A subclass owns its losses and its optimizers. `filter`, `initial`, `draw_noise`, `imagine_step` and `seen_reward`
+    serve acting and imagination. `decode` is optional: a model that cannot show pictures leaves `decodes` False.
+    """
+
+    table: Table
+    """the latents"""
+    size: int
+    """height and width of an observation"""
+    action_size: int
+    decodes: bool = False
+    """`decode` exists"""
+    free_nats: float = 0.0
+    """nats per step of what the policy sees that cost nothing"""
+
+    def __init__(self):
+        super().__init__()
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+
+    @abstractmethod
+    def update(self, batch: dict[str, Tensor], generator: torch.Generator) -> Learned:
+        """One optimization step.
+
+        batch: observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first bool [T, B], on the model's
+        device. All noise comes from `generator`. Shapes do not depend on data and nothing is copied to the host, so
+        that an update can be captured as one CUDA graph.
+        """
+
+    @abstractmethod
+    def filter(
+        self, observation: Tensor, action: Tensor, is_first: Tensor, noise: Tensor, initial: Latent | None = None
+    ) -> Filtered:
+        """Posterior over a sequence.
+
+        observation uint8 [T, B, H, W, 3], action [T, B, A] (row t led to observation t), is_first bool [T, B], noise
+        [T, B, S] from `draw_noise`, initial: latent before the first row [B, ...] (default: zeros).
+        """
+
+    @abstractmethod
+    def initial(self, batch: int) -> Latent:
+        """The latent before an episode, [B, ...]."""
+
+    @abstractmethod
+    def draw_noise(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
+        """Noise [*shape, S] for `filter`."""
+
+    @abstractmethod
+    def imagine_step(self, latent: Latent, action: Tensor, noise: Tensor) -> Latent:
+        """Sample the priors of what the policy sees: latent [N, ...], action [N, A], noise [N, S] -> the next."""
+
+    @abstractmethod
+    def seen_reward(self, latent: Latent) -> Tensor:
+        """Mean reward [...] of latents [...] of what the policy sees."""
+
+    def decode(self, latent: Latent) -> Tensor:
+        """Latents [..., D], [..., S] -> mean images [N, 3, H, W], floats around [-0.5, 0.5], N = prod(...)."""
+        raise NotImplementedError(f"{type(self).__name__} cannot decode pictures")
+
+    def mdp(self) -> LatentMDP:
+        """What a policy sees of this model."""
+        return LatentMDP(self)

@@ -1,0 +1,142 @@
+"""The Denoised MDP: a factorized RSSM under the variational bound (Wang et al. 2022, section 3)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from denoised_mdp.models.base import Filtered, Learned, WorldModel
+from denoised_mdp.models.latent import Latent
+from denoised_mdp.models.losses import HALF_LOG_2PI, KLWeights, image_nll, kl_per_latent, scalar_nll
+from denoised_mdp.models.networks import MLP, Decoder, Encoder, images_to_float
+from denoised_mdp.models.rssm import RSSM
+from denoised_mdp.models.structure import LatentSpec, Table
+from denoised_mdp.optim import adam, optimize
+
+
+class DenoisedModel(WorldModel):
+    """Encoder, RSSM, decoder and additive rewards, one net for each rewarded row.
+
+    `table`: the factorization. `size`: image side, 64 or 96. `depth`: channels k. `hidden`: width of the reward nets.
+    `reward_std`: std of the Gaussian on the reward; the paper's is 1. `lr`, `eps`, `clip`: of Adam.
+    """
+
+    decodes = True
+
+    def __init__(
+        self,
+        table: Table,
+        action_size: int,
+        *,
+        size: int = 64,
+        depth: int = 32,
+        embed: int = 1024,
+        hidden: int = 400,
+        reward_std: float = 1.0,
+        kl: KLWeights | None = None,
+        lr: float = 6e-4,
+        eps: float = 1e-7,
+        clip: float | None = 100.0,
+    ):
+        super().__init__()
+        self.table, self.action_size, self.size = table, action_size, size
+        self.reward_std, self.kl, self.clip = reward_std, kl or KLWeights(), clip
+        self.encoder = Encoder(size, depth, embed)
+        self.rssm = RSSM(table, action_size, embed)
+        self.decoder = Decoder(self.rssm.layout.belief_size + self.rssm.layout.state_size, size, depth, embed)
+        rewarded = (row for row in table.rows.values() if row.rewarded)
+        self.rewards = nn.ModuleDict({row.name: MLP(self._reward_inputs(row), hidden, 1, layers=2) for row in rewarded})
+        self.optimizers["model"] = adam(self.parameters(), lr=lr, eps=eps)
+
+    def _reward_inputs(self, row: LatentSpec) -> int:
+        """Width of what a row's share of the reward reads."""
+        return sum(other.belief + other.width for other in map(self.table.rows.get, (*row.reward_sees, row.name)))
+
+    def update(self, batch: dict[str, Tensor], generator: torch.Generator) -> Learned:
+        """One step on the variational bound; see `WorldModel.update`."""
+        noise = self.draw_noise(*batch["reward"].shape, generator=generator)
+        loss, latent, shares, metrics = self.loss(**batch, noise=noise)
+        metrics["model/gradient"] = optimize(loss, self.optimizers["model"], self.clip)
+        reward = sum(shares[row.name] for row in self.table.seen if row.rewarded)  # [T, B]
+        return Learned(latent.map(torch.detach), reward.detach(), metrics)
+
+    def loss(
+        self, observation: Tensor, action: Tensor, reward: Tensor, is_first: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Latent, dict[str, Tensor], dict[str, Tensor]]:
+        """The variational bound of a batch: reconstruction + weighted KL (Wang et al. 2022, equation 5).
+
+        observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first bool [T, B],
+        noise [T, B, S]. Every segment starts from the zero latent. Returns the scalar loss in nats, the posterior
+        latents [T, B, ...] and their reward shares {name: [T, B]} (still attached) and detached metrics as tensors.
+        """
+        images = self.float_images(observation)  # [T B, 3, H, W]
+        embed = self.encoder(images).unflatten(0, observation.shape[:2])  # [T, B, E]
+        latent, posterior, prior = self.rssm.observe(embed, action, is_first, noise)
+        kl = kl_per_latent(posterior, prior)  # {name: [T, B]}
+        shares = self.reward_shares(latent)  # {name: [T, B]}
+        image_loss = image_nll(self.decode(latent), images)
+        reward_loss = scalar_nll(sum(shares.values()), reward, self.reward_std).mean()
+        loss = image_loss + reward_loss + self.kl.weighted(kl, self.table)
+
+        constant = HALF_LOG_2PI * images[0].numel()
+        metrics = {
+            "model/loss": loss - constant,
+            "model/image_error": image_loss - constant,
+            "model/reward_error": (reward_loss - HALF_LOG_2PI - math.log(self.reward_std)) * self.reward_std**2,
+        }
+        metrics |= {f"model/kl_{name}": part.mean() for name, part in kl.items()}
+        metrics |= {f"model/reward_{name}": share.mean() for name, share in shares.items()}
+        return loss, latent, shares, {name: value.detach() for name, value in metrics.items()}
+
+    @property
+    def free_nats(self) -> float:
+        """Nats per step of the signal that cost nothing."""
+        return self.kl.free_nats
+
+    def float_images(self, observation: Tensor) -> Tensor:
+        """uint8 [..., H, W, 3] -> floats [N, 3, H, W] in [-0.5, 0.5] in the parameters' type."""
+        return images_to_float(observation, self.encoder.output.weight.dtype)
+
+    def embed(self, observation: Tensor) -> Tensor:
+        """uint8 images [..., H, W, 3] -> embeddings [..., E]."""
+        return self.encoder(self.float_images(observation)).unflatten(0, observation.shape[:-3])
+
+    def filter(
+        self, observation: Tensor, action: Tensor, is_first: Tensor, noise: Tensor, initial: Latent | None = None
+    ) -> Filtered:
+        """Posterior over a sequence; see `WorldModel.filter`."""
+        embedding = self.embed(observation)  # [T, B, E]
+        return Filtered(*self.rssm.observe(embedding, action, is_first, noise, initial), embedding)
+
+    def initial(self, batch: int) -> Latent:
+        """The zero latent, [B, ...]."""
+        return self.rssm.initial(batch)
+
+    def draw_noise(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
+        """Noise [*shape, S] for `filter`."""
+        return self.rssm.draw_noise(*shape, generator=generator)
+
+    def imagine_step(self, latent: Latent, action: Tensor, noise: Tensor) -> Latent:
+        """Sample the priors of what the policy sees; see `WorldModel.imagine_step`."""
+        return self.rssm.imagine_step(latent, action, noise)
+
+    def decode(self, latent: Latent) -> Tensor:
+        """Latents [..., D], [..., S] -> mean images [N, 3, H, W]; see `WorldModel.decode`."""
+        return self.decoder(latent.features().flatten(0, -2))
+
+    def reward_shares(self, latent: Latent) -> dict[str, Tensor]:
+        """Mean reward share of each rewarded row in `latent`: {name: [...]}; their sum is the predicted reward."""
+        beliefs, states = latent.layout.split_belief(latent.belief), latent.layout.split_state(latent.state)
+        shares = {}
+        for name in latent.layout.names:
+            row = self.table.rows[name]
+            if row.rewarded:
+                parts = [part for other in (*row.reward_sees, name) for part in (beliefs[other], states[other])]
+                shares[name] = self.rewards[name](torch.cat(parts, -1)).squeeze(-1)  # [...]
+        return shares
+
+    def seen_reward(self, latent: Latent) -> Tensor:
+        """Mean reward [...] of latents of what the policy sees."""
+        return sum(self.reward_shares(latent).values())

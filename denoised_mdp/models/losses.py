@@ -1,0 +1,86 @@
+"""Likelihoods of images and scalars, and the weighted KL (Wang et al. 2022, section 3)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from denoised_mdp.models.rssm import Distributions
+from denoised_mdp.models.structure import Table
+
+HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class _SquaredError(torch.autograd.Function):
+    """0.5 * sum((prediction - image)^2), without the image-sized temporaries of the composed form.
+
+    A prediction in bf16 is compared with the exact image: of a picture that is nearly right, the error of a rounded one
+    would be most of the gradient. What is kept for the gradient has the prediction's type. Its gradient overwrites
+    that: it can be asked for once.
+    """
+
+    @staticmethod
+    def forward(ctx, prediction: Tensor, image: Tensor) -> Tensor:
+        difference = prediction - image
+        ctx.difference = difference.to(prediction.dtype)
+        return 0.5 * torch.linalg.vector_norm(difference, dim=(1, 2, 3)).square().sum()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        difference, ctx.difference = ctx.difference, None
+        return difference.mul_(gradient.to(difference.dtype)), None
+
+
+def image_nll(prediction: Tensor, image: Tensor) -> Tensor:
+    """Negative log likelihood of images under N(prediction, 1), summed over pixels, mean over N: scalar, nats.
+
+    prediction and image [N, 3, H, W]; the image in float32 or float64, the prediction perhaps in a smaller type.
+    """
+    pixels = image[0].numel()
+    return _SquaredError.apply(prediction, image) / len(image) + HALF_LOG_2PI * pixels
+
+
+def scalar_nll(prediction: Tensor, target: Tensor, std: float = 1.0) -> Tensor:
+    """Negative log likelihood of scalars under N(prediction, std^2), elementwise, nats."""
+    return 0.5 / std**2 * (prediction - target).square() + (HALF_LOG_2PI + math.log(std))
+
+
+def kl_per_latent(posterior: Distributions, prior: Distributions) -> dict[str, Tensor]:
+    """KL(posterior || prior) of each latent, summed over its variables: {name: [...]} nats."""
+    return {name: posterior[name].kl(prior[name]).sum(-1) for name in posterior}
+
+
+@dataclass(frozen=True)
+class KLWeights:
+    """How the KL terms add up (Wang et al. 2022, equation 5 and appendix on free nats).
+
+    alpha scales all of them (1 at 64 pixels, 2 at 96); each row's beta weighs its own. A small beta of the noise makes
+    it cheaper to remember something there than in the signal. The signal's rows (`LatentSpec.free`) share free nats.
+
+    Strategy A clamps each element of their KL from below at `free_nats`. Strategy B splits it into the bound's own
+    share b and the regularizer's 1 - b, with b the noise's beta, and clamps the first alone:
+    b max(KL, free_nats) + (1 - b) KL. Without noise latents (Dreamer) there is no regularizer, and B is A.
+    """
+
+    alpha: float = 1.0
+    free_nats: float = 3.0
+    free_nats_strategy: str = "A"
+
+    def weighted(self, kl: dict[str, Tensor], table: Table) -> Tensor:
+        """KL of each latent {name: [T, B]} nats -> the weighted scalar alpha * (...), mean over T and B."""
+        signal, noise = table.free, [row for row in table.rows.values() if not row.free]
+        total = torch.zeros((), device=next(iter(kl.values())).device, dtype=next(iter(kl.values())).dtype)
+        if signal:
+            beta, together = signal[0].beta, kl[signal[0].name]  # [T, B]
+            for row in signal[1:]:
+                together = together + kl[row.name]
+            share = noise[0].beta if self.free_nats_strategy == "B" and noise else beta
+            total = share * together.clamp(min=self.free_nats).mean()
+            if share != beta:
+                total = total + (beta - share) * together.mean()
+        for row in noise:  # no free nats here: information must not hide in the noise
+            total = total + row.beta * kl[row.name].mean()
+        return self.alpha * total

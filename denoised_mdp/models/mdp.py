@@ -1,0 +1,62 @@
+"""The denoised MDP: all that a policy sees of a world model (Wang et al. 2022, section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from denoised_mdp.models.latent import Latent, Layout
+
+if TYPE_CHECKING:
+    from denoised_mdp.models.base import WorldModel
+
+
+@dataclass
+class PolicyBatch:
+    """Posterior latents of one training batch, detached from the world model, and what was done in them."""
+
+    belief: Tensor
+    """beliefs of what the policy sees, [T, B, D]"""
+    state: Tensor
+    """posterior samples, [T, B, S]"""
+    action: Tensor
+    """[T, B, A]: row t holds the action that *led to* latent t; row t + 1 what was done in latent t"""
+    reward: Tensor
+    """mean reward of these latents, [T, B], from the pass that made them; `LatentMDP.reward` has newer weights"""
+
+    @property
+    def features(self) -> Tensor:
+        """Beliefs, then states, [T, B, F]."""
+        return torch.cat((self.belief, self.state), -1)
+
+
+class LatentMDP:
+    """The rows of the table that the policy sees: their priors and their rewards; for 2b and 2c, x alone.
+
+    Nothing else of the world model is reachable from here, so that no policy can look at the noise.
+
+    Symbols: D / S belief / state size summed over these rows, F = D + S, A action size.
+    """
+
+    def __init__(self, model: WorldModel):
+        self.layout = Layout(model.table.seen)
+        self.belief_size, self.state_size = self.layout.belief_size, self.layout.state_size
+        self.feature_size = self.belief_size + self.state_size
+        self.action_size = model.action_size
+        self._step, self._reward = model.imagine_step, model.seen_reward
+
+    def step(self, belief: Tensor, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Sample the priors: belief [N, D], state [N, S], action [N, A], noise [N, S] -> the next pair."""
+        latent = self._step(Latent(belief, state, self.layout), action, noise)
+        return latent.belief, latent.state
+
+    def reward(self, features: Tensor) -> Tensor:
+        """Mean reward of these rows: features [..., F] -> [...]."""
+        return self._reward(Latent(*features.split((self.belief_size, self.state_size), -1), self.layout))
+
+    def draw_noise(self, *shape: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Noise [*shape, S] for `step`, on the device and in the type of `like`."""
+        return torch.randn(*shape, self.state_size, device=like.device, dtype=like.dtype, generator=generator)

@@ -1,0 +1,91 @@
+"""The factorization as one table: a row per latent (Wang et al. 2022, section 3 and Figure 2).
+
+The table is the configuration: each preset in ``configs/model`` is one, and ``model.x.belief=60`` sets one cell. It
+drives transition, posteriors, KL terms, rewards, what the policy sees, and everything that looks at latents. Cheap to
+import: no PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from denoised_mdp.options import option
+
+
+@dataclass(frozen=True)
+class LatentSpec:
+    """One row of the table. "Belief" is the deterministic GRU state h, "state" the stochastic sample."""
+
+    name: str
+    belief: int = option(120, "size of the deterministic belief (GRU)", low=1)
+    state: int = option(20, "stochastic variables of the state", low=1)
+    distribution: str = option("gaussian", "of the state", choices=("gaussian", "categorical"))
+    classes: int = option(8, "classes of each variable, of a categorical state", low=2)
+    sees_action: bool = option(False, "the prior reads the previous action: controllable")
+    parents: tuple[str, ...] = option((), "latents of the same step that the prior reads")
+    rewarded: bool = option(True, "has an additive share of the reward")
+    reward_sees: tuple[str, ...] = option((), "other latents that its share of the reward reads")
+    seen_by_policy: bool = option(False, "policy and value read it, imagination steps it: signal")
+    beta: float = option(1.0, "weight of its KL, times alpha", above=0, high=1)
+    free: bool = option(False, "its KL counts towards the free nats")
+
+    @property
+    def width(self) -> int:
+        """Width of a state sample: one number per variable, or one per class."""
+        return self.state * (self.classes if self.distribution == "categorical" else 1)
+
+
+class Table:
+    """Rows in order, and the stages in which they are inferred.
+
+    Stage 0 holds the latents without parents; each later stage those whose parents are all known. Latents of one stage
+    share a posterior net.
+
+    Raises:
+        ValueError: a row stands before one of its parents or before a row of an earlier stage; the policy would need a
+            latent that it does not see; nothing that the policy sees is rewarded; betas of free rows differ.
+    """
+
+    def __init__(self, rows: Sequence[LatentSpec]):
+        self.rows = {row.name: row for row in rows}
+        depth: dict[str, int] = {}
+        for row in rows:
+            for parent in row.parents:
+                if parent not in depth:
+                    raise ValueError(f"latent {row.name} has parent {parent}, which must stand before it in the table")
+            depth[row.name] = 1 + max((depth[parent] for parent in row.parents), default=-1)
+        order = list(depth.values())
+        if order != sorted(order):
+            raise ValueError(f"list latents with fewer ancestors first, not in the order {', '.join(self.rows)}")
+        self.stages = tuple(
+            tuple(row for row in rows if depth[row.name] == stage) for stage in range(1 + max(order, default=-1))
+        )
+        self.seen = tuple(row for row in rows if row.seen_by_policy)
+        self._check_seen()
+        self.free = tuple(row for row in rows if row.free)
+        if len({row.beta for row in self.free}) > 1:
+            raise ValueError(f"{', '.join(row.name for row in self.free)} share the free nats and must have one beta")
+
+    def _check_seen(self) -> None:
+        """The policy must be able to imagine what it sees, and see a reward."""
+        names = {row.name for row in self.seen}
+        for row in self.seen:
+            for needed in (*row.parents, *row.reward_sees):
+                if needed not in names:
+                    raise ValueError(f"the policy sees {row.name}, which reads {needed}: it must see {needed} as well")
+        if not any(row.rewarded for row in self.seen):
+            raise ValueError("the policy must see a latent that is rewarded")
+        for row in self.rows.values():
+            if unknown := set(row.reward_sees) - set(self.rows):
+                raise ValueError(f"the reward of {row.name} reads {', '.join(sorted(unknown))}, which does not exist")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all latents, in order."""
+        return tuple(self.rows)
+
+    @property
+    def noise(self) -> tuple[str, ...]:
+        """Of the latents that the policy does not see."""
+        return tuple(name for name, row in self.rows.items() if not row.seen_by_policy)
