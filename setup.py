@@ -22,9 +22,9 @@ setup(
     package_dir={"denoised_mdp.configs": "configs"},  # the YAML files stand at the top of a checkout
     package_data={
         "denoised_mdp.configs": ["*.yaml", "*/*.yaml", "*/*/*.yaml"],
-        "denoised_mdp.analysis": ["templates/*.j2"],
+        "denoised_mdp.analysis.report": ["templates/*.j2"],
     },
-    entry_points={"console_scripts": ["denoised-mdp = denoised_mdp.cli:main"]},
+    entry_points={"console_scripts": ["denoised-mdp = denoised_mdp.cli.main:main"]},
     install_requires=[
         "argcomplete>=3.5",  # completion in the shell
         "av>=12",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .envs import register_envs
-from .errors import UserError
+from denoised_mdp.envs import register_envs
+from denoised_mdp.errors import UserError
 
 if TYPE_CHECKING:
-    from .environments import make_env
-    from .loading import load
+    from denoised_mdp.run.environments import make_env
+    from denoised_mdp.run.load import load
 
 __version__ = "0.1.0"
 __all__ = ["UserError", "load", "make_env", "register_envs"]
@@ -19,11 +19,11 @@ register_envs()
 
 def __getattr__(name: str):
     if name == "load":  # PyTorch is imported only where it is needed: environments work without it
-        from .loading import load
+        from denoised_mdp.run.load import load
 
         return load
     if name == "make_env":  # neither is what reads configurations
-        from .environments import make_env
+        from denoised_mdp.run.environments import make_env
 
         return make_env
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,6 @@
 
 import sys
 
-from denoised_mdp.cli import main
+from denoised_mdp.cli.main import main
 
 sys.exit(main())

@@ -11,12 +11,12 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from .acting import Carry
-from .agent import Agent
-from .envs.pool import EnvironmentPool
-from .envs.seeding import generator, generator_state, restore_generator, torch_seed
-from .runtime import restore_generator as restore_torch_generator
-from .schema import Config
+from denoised_mdp.agents.acting import Carry
+from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.config.schema import Config
+from denoised_mdp.device import set_generator_state
+from denoised_mdp.envs.vector import EnvironmentPool
+from denoised_mdp.seeding import generator, generator_state, restore_generator, torch_seed
 
 
 class Row(NamedTuple):
@@ -119,7 +119,7 @@ class Collector:
         self.step, self.observations = state["step"], list(state["observations"])
         self.prefill = [restore_generator(rng) for rng in state["random"]]
         for rng, saved in zip(self.exploration, state["exploration"], strict=True):
-            restore_torch_generator(rng, saved)
+            set_generator_state(rng, saved)
         self.carry = state["carry"] and agent.carry(**state["carry"])
         self.begun = state["environments"] is not None
         if self.begun:

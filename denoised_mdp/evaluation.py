@@ -12,16 +12,15 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from denoised_mdp.agents.acting import Carry
+from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.envs.options import SHOWING_CLIPS
+from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.models.latent import Latent
-
-from .acting import Carry
-from .agent import Agent
-from .environments import environment_maker
-from .envs.options import SHOWING_CLIPS
-from .envs.pool import EnvironmentPool
-from .envs.seeding import generator
-from .loading import load_run
-from .progress import Phase
+from denoised_mdp.progress import Phase
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.load import load_run
+from denoised_mdp.seeding import generator
 
 MAX_PARALLEL = 10
 """episodes that are played at the same time, so that the agent acts on a batch"""

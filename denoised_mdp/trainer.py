@@ -11,29 +11,29 @@ from typing import Any
 import imageio.v2 as imageio
 import torch
 
-from . import checkpoint as checkpoints
-from .agent import Agent, build_agent
-from .analysis import render
-from .analysis.factors import QuickProbe
-from .collector import Ahead, Collector, Turn
-from .config import as_tree, save_config
-from .environments import environment_maker
-from .envs.seeding import generator, generator_state, restore_generator
-from .errors import EnvironmentFailure, UserError
-from .evaluation import EvaluationResult, evaluate, evaluation_seeds
-from .finite import FiniteCheck
-from .lanes import Lanes
-from .loading import fitting, lost_rows, prepare
-from .logging import Logger, data_size
-from .machine import record_start
-from .progress import Phase, Training, shown
-from .read_ahead import ReadAhead
-from .resident import ResidentReplay
-from .run_state import load_state, refuse_nonfinite
-from .runs import RunFolder
-from .runtime import configure, configure_acting, precision_name
-from .schema import Config
-from .stopping import Stop, StopRequest
+from denoised_mdp.agents.world_model_agent import Agent, build_agent
+from denoised_mdp.analysis import render
+from denoised_mdp.analysis.factors import QuickProbe
+from denoised_mdp.collector import Ahead, Collector, Turn
+from denoised_mdp.config import as_tree, save_config
+from denoised_mdp.config.schema import Config
+from denoised_mdp.device import configure, configure_acting, precision_name
+from denoised_mdp.errors import EnvironmentFailure, UserError
+from denoised_mdp.evaluation import EvaluationResult, evaluate, evaluation_seeds
+from denoised_mdp.progress import Phase, Training, shown
+from denoised_mdp.replay.on_device import ResidentReplay
+from denoised_mdp.replay.prefetch import ReadAhead
+from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.run import checkpoint as checkpoints
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import fitting, lost_rows, prepare
+from denoised_mdp.run.logger import Logger, data_size
+from denoised_mdp.run.machine import record_start
+from denoised_mdp.run.nan_check import FiniteCheck
+from denoised_mdp.run.signals import Stop, StopRequest
+from denoised_mdp.run.state import load_state, refuse_nonfinite
+from denoised_mdp.seeding import generator, generator_state, restore_generator
 
 
 class Trainer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from denoised_mdp.cli import main
+from denoised_mdp.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["bench", *sys.argv[1:]]))

@@ -14,10 +14,10 @@ import os
 import subprocess
 import sys
 
-from denoised_mdp.benchmark_around import milliseconds
+from denoised_mdp.bench.around import milliseconds
 from denoised_mdp.envs import make_env, tasks
 from denoised_mdp.envs.options import fitting_distractors
-from denoised_mdp.machine import cpu_name
+from denoised_mdp.run.machine import cpu_name
 
 ALL = {name: {} for name in fitting_distractors("dmc")}
 VARIANTS = {

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from denoised_mdp.config import load_config
-from denoised_mdp.loading import prepare
-from denoised_mdp.machine import cpu_name
-from denoised_mdp.runs import RunFolder
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import prepare
+from denoised_mdp.run.machine import cpu_name
 from denoised_mdp.trainer import Trainer
 
 RUN = ["preset=paper/cheetah_run_video_background", "env=toy", "env.task=dot", "distractors=none"]

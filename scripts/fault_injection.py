@@ -32,9 +32,10 @@ import numpy as np
 import torch
 from torch.utils import tensorboard
 
-from denoised_mdp import checkpoint, trainer
-from denoised_mdp.cli import main
-from denoised_mdp.compare import compare, report
+from denoised_mdp import trainer
+from denoised_mdp.cli.main import main
+from denoised_mdp.run import checkpoint
+from denoised_mdp.run.diff import compare, report
 
 INTERVAL = 40  # steps between checkpoints
 RUN = [

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.options import fitting_distractors
-from denoised_mdp.machine import resident_memory
+from denoised_mdp.run.machine import resident_memory
 
 
 def cycle(task: str, quality: str) -> None:

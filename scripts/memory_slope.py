@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 
 from denoised_mdp.config import load_config
-from denoised_mdp.runs import RunFolder
+from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.trainer import Trainer
 
 RUN = [

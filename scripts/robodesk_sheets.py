@@ -17,7 +17,7 @@ import numpy as np
 from contact_sheets import save, table
 
 from denoised_mdp.envs import make_env
-from denoised_mdp.machine import resident_memory
+from denoised_mdp.run.machine import resident_memory
 
 ALL = {"tv": {}, "button_noise": {}, "moving_lights": {}, "camera_shake": {}}
 ROWS = {

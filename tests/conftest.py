@@ -12,10 +12,10 @@ import pytest
 import torch
 from small_clips import write_clips
 
-from denoised_mdp.agent import Agent, build_agent
+from denoised_mdp.agents.world_model_agent import Agent, build_agent
+from denoised_mdp.config.schema import Config
 from denoised_mdp.envs import make_env
 from denoised_mdp.models.structure import LatentSpec
-from denoised_mdp.schema import Config
 
 _X = LatentSpec("x", 6, 3, sees_action=True, seen_by_policy=True, free=True)
 _Y = LatentSpec("y", 5, 4)

@@ -17,13 +17,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from denoised_mdp.agent import Agent, build_agent
+from denoised_mdp.agents.world_model_agent import Agent, build_agent
 from denoised_mdp.config import load_config
-from denoised_mdp.machine import random_batch
 from denoised_mdp.models import denoised
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.networks import images_to_float
 from denoised_mdp.models.rssm import RSSM
+from denoised_mdp.run.machine import random_batch
 
 DEVICE, ACTIONS = "imaginary:0", 3
 Generator = torch.Generator

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from denoised_mdp import checkpoint
-from denoised_mdp.agent import build_agent
-from denoised_mdp.analysis.joints_data import JointData, Plan
-from denoised_mdp.analysis.joints_record import RANDOM, collect
+from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.analysis.joints.data import JointData, Plan
+from denoised_mdp.analysis.joints.record import RANDOM, collect
 from denoised_mdp.config import as_tree, load_config, save_config
+from denoised_mdp.run import checkpoint
 
 TASK = ["env.task=cartpole_swingup", "distractors=[video_background]", "env.action_repeat=4"]
 

@@ -3,7 +3,7 @@
 import oracle
 import torch
 
-from denoised_mdp.agent import Agent
+from denoised_mdp.agents.world_model_agent import Agent
 from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.losses import KLWeights
 from denoised_mdp.models.mdp import PolicyBatch

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from denoised_mdp.config import load_config
-from denoised_mdp.loading import prepare
-from denoised_mdp.runs import RunFolder
-from denoised_mdp.schema import Config
+from denoised_mdp.config.schema import Config
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import prepare
 from denoised_mdp.trainer import Trainer
 
 TINY = [

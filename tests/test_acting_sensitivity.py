@@ -11,8 +11,8 @@ import test_views
 import torch
 from planted import argument_changed, assert_noticed
 
-from denoised_mdp import agent as agent_module
-from denoised_mdp.agent import Agent
+from denoised_mdp.agents import world_model_agent as agent_module
+from denoised_mdp.agents.world_model_agent import Agent
 from denoised_mdp.policies import Policy
 
 

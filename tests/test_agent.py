@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import random_batch, small_agent, small_config
 
-from denoised_mdp.agent import build_agent
+from denoised_mdp.agents.world_model_agent import build_agent
 
 
 def observations(count, size=64, seed=0):
@@ -198,7 +198,7 @@ def test_state_continues_bit_for_bit(policy):
     """Four updates in one go equal two, a save and restore, and two more."""
     config = small_config()
     if policy == "sac":
-        from denoised_mdp.schema import SACConfig
+        from denoised_mdp.config.schema import SACConfig
 
         config.policy = SACConfig(hidden=8)
     straight, first, second = (build_agent(config, 2) for _ in range(3))

@@ -20,11 +20,11 @@ from small_runs import run_units, tiny
 from test_checkpoint import same
 
 import denoised_mdp
-from denoised_mdp import checkpoint
 from denoised_mdp.config import load_config, read_config, save_config
+from denoised_mdp.config.schema import SACConfig
 from denoised_mdp.errors import UserError
-from denoised_mdp.replay import Replay
-from denoised_mdp.schema import SACConfig
+from denoised_mdp.replay.ring import Replay
+from denoised_mdp.run import checkpoint
 from denoised_mdp.trainer import train
 
 REPEATABLE = settings(derandomize=True, deadline=None)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from conftest import random_batch, small_agent
 
-from denoised_mdp.benchmark import count_work, update_parts
-from denoised_mdp.benchmark_around import acting
-from denoised_mdp.benchmark_plain import PlainUpdate
-from denoised_mdp.cli import main
+from denoised_mdp.bench.around import acting
+from denoised_mdp.bench.plain import PlainUpdate
+from denoised_mdp.bench.update import count_work, update_parts
+from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
 
 
@@ -44,7 +44,7 @@ def test_the_plain_update_refuses_what_it_does_not_know():
 
 def test_parts_and_work_of_an_update():
     config = load_config(["preset=debug", "model.depth=2"])
-    from denoised_mdp.agent import build_agent
+    from denoised_mdp.agents.world_model_agent import build_agent
 
     agent = build_agent(config, 6)
     parts = update_parts(agent, config, repeats=1)

@@ -18,8 +18,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from denoised_mdp import checkpoint
 from denoised_mdp.errors import UserError
+from denoised_mdp.run import checkpoint
 
 
 def same(one, two):

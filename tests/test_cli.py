@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from denoised_mdp import cli
-from denoised_mdp.composition import option_keys
+from denoised_mdp.cli import main as cli
 from denoised_mdp.config import load_config, read_config
+from denoised_mdp.config.compose import option_keys
 from denoised_mdp.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -260,7 +260,7 @@ def test_the_folder_of_a_run_is_no_argument_of_train(tmp_path, capsys):
 
 def test_flags_may_stand_between_options(monkeypatch):
     seen = []
-    monkeypatch.setattr("denoised_mdp.sweep.sweep", lambda overrides, _: seen.extend(overrides))
+    monkeypatch.setattr("denoised_mdp.config.sweep.sweep", lambda overrides, _: seen.extend(overrides))
     assert cli.main(["train", "preset=debug", "-m", "seed=1,2", "model=2c"]) == 0
     assert seen == ["preset=debug", "seed=1,2", "model=2c"]
 

@@ -11,11 +11,11 @@ from planted import Positive, answers_changed, argument_changed, assert_noticed,
 
 from denoised_mdp import collector as collector_module
 from denoised_mdp import evaluation as evaluation_module
-from denoised_mdp.agent import Agent
+from denoised_mdp.agents.world_model_agent import Agent
 from denoised_mdp.collector import Ahead, Collector
-from denoised_mdp.envs.pool import EnvironmentPool
+from denoised_mdp.config.schema import Config
+from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.evaluation import EvaluationResult
-from denoised_mdp.schema import Config
 
 
 def rows(change):

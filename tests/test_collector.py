@@ -9,19 +9,22 @@ import torch
 from faulty_envs import Dying
 from small_runs import TINY, run_in_parts, tiny
 
-from denoised_mdp import checkpoint, collector, lanes, resident
+from denoised_mdp import collector
 from denoised_mdp import trainer as trainer_module
-from denoised_mdp.cli import main
+from denoised_mdp.cli.main import main
 from denoised_mdp.collector import Ahead, Collector, Row
-from denoised_mdp.compare import compare
-from denoised_mdp.environments import environment_maker
 from denoised_mdp.errors import UserError
-from denoised_mdp.lanes import Lanes
-from denoised_mdp.loading import prepare
-from denoised_mdp.read_ahead import ReadAhead
-from denoised_mdp.replay import Replay
-from denoised_mdp.resident import ResidentReplay
-from denoised_mdp.runs import RunFolder
+from denoised_mdp.replay import on_device as resident
+from denoised_mdp.replay import rings as lanes
+from denoised_mdp.replay.on_device import ResidentReplay
+from denoised_mdp.replay.prefetch import ReadAhead
+from denoised_mdp.replay.ring import Replay
+from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.run import checkpoint
+from denoised_mdp.run.diff import compare
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import prepare
 from denoised_mdp.trainer import Trainer
 
 SEVERAL = ["train.collect_envs=3", "distractors=camera_jitter,video_background", "train.total_steps=160"]

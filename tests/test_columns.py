@@ -5,8 +5,9 @@ import os
 import numpy as np
 import pytest
 
-from denoised_mdp import UserError, columns
-from denoised_mdp.columns import Columns
+from denoised_mdp import UserError
+from denoised_mdp.replay import storage as columns
+from denoised_mdp.replay.storage import Columns
 
 LAYOUT = {"wide": (np.dtype(np.uint8), (64, 80, 1)), "narrow": (np.dtype(np.float32), (3,))}
 PLACES = 60

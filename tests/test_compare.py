@@ -8,13 +8,13 @@ import pytest
 import torch
 from small_runs import lines, stop_after_units, tiny
 
-from denoised_mdp import checkpoint
-from denoised_mdp.cli import main
-from denoised_mdp.compare import compare
+from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
-from denoised_mdp.loading import prepare
-from denoised_mdp.logging import Logger
-from denoised_mdp.runs import RunFolder
+from denoised_mdp.run import checkpoint
+from denoised_mdp.run.diff import compare
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import prepare
+from denoised_mdp.run.logger import Logger
 from denoised_mdp.trainer import Trainer
 
 PARTS = ["metrics", "tensorboard", "weights", "optimizer", "replay", "generators", "environment", "progress"]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from denoised_mdp.completion import SHELLS, complete, script, values
-from denoised_mdp.composition import GROUPS, choices, option_keys
+from denoised_mdp.cli.completion import SHELLS, complete, script, values
 from denoised_mdp.config import load_config
+from denoised_mdp.config.compose import GROUPS, choices, option_keys
 from denoised_mdp.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import yaml
 
-from denoised_mdp.composition import choices, config_folder, distractor_defaults, latents, option_keys
 from denoised_mdp.config import default_run_dir, differences, load_config, read_config, save_config
+from denoised_mdp.config.compose import choices, config_folder, distractor_defaults, latents, option_keys
+from denoised_mdp.config.schema import BackpropConfig, Config, SACConfig
+from denoised_mdp.config.sweep import translate_multirun
 from denoised_mdp.envs import DISTRACTORS
 from denoised_mdp.errors import UserError
-from denoised_mdp.replay import Replay
-from denoised_mdp.schema import BackpropConfig, Config, SACConfig
-from denoised_mdp.sweep import translate_multirun
+from denoised_mdp.replay.ring import Replay
 
 VARIANTS = {
     "noiseless": [],

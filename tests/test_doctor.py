@@ -5,14 +5,14 @@ import re
 import pytest
 import torch
 
-from denoised_mdp import doctor
-from denoised_mdp.agent import build_agent
-from denoised_mdp.cli import main
+from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.bench import doctor
+from denoised_mdp.bench.doctor import Doctor, days_on_a_cpu
+from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, save_config
-from denoised_mdp.doctor import Doctor, days_on_a_cpu
-from denoised_mdp.logging import data_size
 from denoised_mdp.progress import duration
-from denoised_mdp.replay import Replay
+from denoised_mdp.replay.ring import Replay
+from denoised_mdp.run.logger import data_size
 
 TINY = ["preset=debug", "env=toy"]
 

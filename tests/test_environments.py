@@ -10,13 +10,13 @@ from conftest import small_agent
 from small_runs import tiny
 
 import denoised_mdp
-from denoised_mdp.cli import main
+from denoised_mdp.cli.main import main
 from denoised_mdp.config import save_config
-from denoised_mdp.environments import environment_maker
 from denoised_mdp.envs import make_env
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluation_seeds
-from denoised_mdp.runs import RunFolder
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.trainer import train
 
 README = Path(__file__).parents[1] / "README.md"

@@ -7,10 +7,10 @@ from conftest import actions_for, assert_plain
 
 from denoised_mdp.envs import check_distractors, make_env, tasks
 from denoised_mdp.envs.distractors import SmoothWalk, translate
-from denoised_mdp.envs.seeding import generator
 from denoised_mdp.envs.sensors import SENSORS, WITHOUT_SENSOR
 from denoised_mdp.envs.toy import CountingEnv
 from denoised_mdp.errors import UserError
+from denoised_mdp.seeding import generator
 
 EVERYTHING = {"camera_jitter": {}, "noisy_sensor": {}, "video_background": {"frames": 300}}
 

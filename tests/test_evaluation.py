@@ -11,13 +11,14 @@ from conftest import small_agent
 from faulty_envs import Dying, Faulty, Signalling
 from small_runs import TINY, lines, tiny
 
-from denoised_mdp import checkpoint, evaluation
-from denoised_mdp.cli import main
-from denoised_mdp.compare import compare, report
+from denoised_mdp import evaluation
+from denoised_mdp.cli.main import main
 from denoised_mdp.envs import make_env
-from denoised_mdp.envs.pool import EnvironmentPool
+from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import EnvironmentFailure
 from denoised_mdp.evaluation import MAX_PARALLEL, evaluate, evaluation_seeds
+from denoised_mdp.run import checkpoint
+from denoised_mdp.run.diff import compare, report
 from denoised_mdp.trainer import train
 
 TOY = functools.partial(make_env, "dot", suite="toy", distractors={"camera_jitter": {}}, episode_steps=8)

@@ -5,10 +5,10 @@ import pytest
 import torch
 from small_runs import TINY, tiny
 
-from denoised_mdp import checkpoint
-from denoised_mdp.cli import main
-from denoised_mdp.finite import FiniteCheck, NonFiniteError
-from denoised_mdp.runs import RunFolder
+from denoised_mdp.cli.main import main
+from denoised_mdp.run import checkpoint
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.nan_check import FiniteCheck, NonFiniteError
 from denoised_mdp.trainer import Trainer
 
 

@@ -6,10 +6,10 @@ import torch
 from conftest import random_batch, small_agent
 from small_runs import tiny
 
-from denoised_mdp.lanes import Lanes
-from denoised_mdp.loading import prepare
-from denoised_mdp.read_ahead import ReadAhead
-from denoised_mdp.runs import RunFolder
+from denoised_mdp.replay.prefetch import ReadAhead
+from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import prepare
 from denoised_mdp.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from denoised_mdp.analysis import joints_sac
-from denoised_mdp.analysis.joints_data import JointData, Plan
-from denoised_mdp.analysis.joints_record import RANDOM, collect, make_data
-from denoised_mdp.analysis.joints_sac import StateActor, StateEnv, stage_path, train_stages
+from denoised_mdp.analysis.joints import sac as joints_sac
+from denoised_mdp.analysis.joints.data import JointData, Plan
+from denoised_mdp.analysis.joints.record import RANDOM, collect, make_data
+from denoised_mdp.analysis.joints.sac import StateActor, StateEnv, stage_path, train_stages
 from denoised_mdp.analysis.results import first_difference
-from denoised_mdp.cli import main
+from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
 from denoised_mdp.errors import UserError

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from joints_case import make_run, small_data
 
-from denoised_mdp.analysis import joints_probe
-from denoised_mdp.analysis.joints import Curve
-from denoised_mdp.analysis.joints_resume import FinishedCurves
-from denoised_mdp.cli import main
+from denoised_mdp.analysis.joints import probe as joints_probe
+from denoised_mdp.analysis.joints.regression import Curve
+from denoised_mdp.analysis.joints.resume import FinishedCurves
+from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
 
 

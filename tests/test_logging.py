@@ -12,7 +12,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from denoised_mdp.errors import UserError
-from denoised_mdp.logging import Logger, as_floats
+from denoised_mdp.run.logger import Logger, as_floats
 
 
 def lines(folder):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from small_runs import TINY
 
-from denoised_mdp.cli import main
+from denoised_mdp.cli.main import main
 
 HOLD = """
 import sys

@@ -8,7 +8,7 @@ import pytest
 import torch
 from small_runs import tiny
 
-from denoised_mdp.machine import cpu_name, record_start
+from denoised_mdp.run.machine import cpu_name, record_start
 from denoised_mdp.trainer import train
 
 

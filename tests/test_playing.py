@@ -11,14 +11,14 @@ from small_runs import tiny
 
 from denoised_mdp import evaluation
 from denoised_mdp import trainer as trainer_module
-from denoised_mdp.agent import build_agent
+from denoised_mdp.agents.world_model_agent import build_agent
 from denoised_mdp.collector import Ahead, Collector, Row
-from denoised_mdp.environments import environment_maker
 from denoised_mdp.envs import make_env
-from denoised_mdp.envs.seeding import generator, torch_seed
 from denoised_mdp.evaluation import EvaluationResult, evaluate, evaluation_seeds
-from denoised_mdp.loading import prepare
-from denoised_mdp.runs import RunFolder
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import prepare
+from denoised_mdp.seeding import generator, torch_seed
 from denoised_mdp.trainer import Trainer
 
 

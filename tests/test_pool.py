@@ -11,8 +11,8 @@ from faulty_envs import Faulty
 
 from denoised_mdp import UserError
 from denoised_mdp.envs import make_env
-from denoised_mdp.envs import pool as pool_module
-from denoised_mdp.envs.pool import EnvironmentPool
+from denoised_mdp.envs import vector as pool_module
+from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import EnvironmentFailure
 
 TOY = functools.partial(make_env, "dot", suite="toy", episode_steps=8, action_repeat=2)

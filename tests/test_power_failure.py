@@ -17,13 +17,13 @@ import pytest
 import torch
 from small_runs import TINY, lines, tiny
 
-from denoised_mdp import checkpoint
-from denoised_mdp.cli import main
-from denoised_mdp.compare import compare, report
-from denoised_mdp.disk import replace_file
+from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
-from denoised_mdp.logging import Logger
-from denoised_mdp.stopping import StopRequest
+from denoised_mdp.files import replace_file
+from denoised_mdp.run import checkpoint
+from denoised_mdp.run.diff import compare, report
+from denoised_mdp.run.logger import Logger
+from denoised_mdp.run.signals import StopRequest
 from denoised_mdp.trainer import Trainer, train
 
 SHORT = ["policy.hidden=8", "train.eval_episodes=1", "train.device=cpu"]

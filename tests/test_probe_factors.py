@@ -12,12 +12,12 @@ from report_runs import matrix_of
 from small_runs import lines, run_in_parts, tiny
 
 import denoised_mdp
-from denoised_mdp import cli
 from denoised_mdp.analysis import data, factor_tables, plots, probe
 from denoised_mdp.analysis.crossfit import EpisodeSums, random_divisions
 from denoised_mdp.analysis.factors import EPISODES, STEPS, QuickProbe, factor_matrix, stack
 from denoised_mdp.analysis.mlp import mlp_predictions
 from denoised_mdp.analysis.ridge import fit_ridge, group_folds, r_squared
+from denoised_mdp.cli import main as cli
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.factors import NOISE, QUADRANTS, SIGNAL, Factor, factors
 from denoised_mdp.errors import UserError

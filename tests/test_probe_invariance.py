@@ -10,9 +10,15 @@ import torch
 from conftest import STRUCTURES, small_agent
 from report_runs import matrix_of
 
-from denoised_mdp import cli
 from denoised_mdp.analysis import data, factor_tables, health, probe, results
-from denoised_mdp.analysis.invariance import grid_distances, measure_invariance, paired_change, record_grid, variations
+from denoised_mdp.analysis.invariance import (
+    grid_distances,
+    measure_invariance,
+    paired_change,
+    record_grid,
+    variations,
+)
+from denoised_mdp.cli import main as cli
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
 from denoised_mdp.errors import UserError

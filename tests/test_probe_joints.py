@@ -13,9 +13,10 @@ import torch
 from joints_case import TASK, make_run, small_data
 from pictures import assert_whole
 
-from denoised_mdp.analysis.joint_plots import figures, short_names
-from denoised_mdp.analysis.joint_targets import JointTargets
-from denoised_mdp.analysis.joints import (
+from denoised_mdp.analysis.joints.data import JointData
+from denoised_mdp.analysis.joints.plots import figures, short_names
+from denoised_mdp.analysis.joints.probe import _names
+from denoised_mdp.analysis.joints.regression import (
     Curve,
     Regressor,
     Schedule,
@@ -24,11 +25,10 @@ from denoised_mdp.analysis.joints import (
     predict,
     scaled_sizes,
 )
-from denoised_mdp.analysis.joints_data import JointData
-from denoised_mdp.analysis.joints_probe import _names
-from denoised_mdp.analysis.report_data import read_run
-from denoised_mdp.analysis.report_parts import other_part
-from denoised_mdp.cli import main
+from denoised_mdp.analysis.joints.targets import JointTargets
+from denoised_mdp.analysis.report.data import read_run
+from denoised_mdp.analysis.report.parts import other_part
+from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.joints import Joint
@@ -111,7 +111,7 @@ def test_errors_of_finetuning_equal_those_by_hand(data):
             predicted["net"] = self
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("denoised_mdp.analysis.joints.Regressor", Watched)
+        patch.setattr("denoised_mdp.analysis.joints.regression.Regressor", Watched)
         again = finetune(encoder, data, train, test, schedule, stack=3, seed=seed)
     np.testing.assert_array_equal(again.mse, curve.mse)
     net = predicted["net"]
@@ -150,7 +150,7 @@ def test_weight_decay_is_an_l2_penalty(data, monkeypatch):
             weights.append(self.head.hidden[0].weight)
             weights.append(self.head.hidden[0].weight.detach().clone())
 
-    monkeypatch.setattr("denoised_mdp.analysis.joints.Regressor", Watched)
+    monkeypatch.setattr("denoised_mdp.analysis.joints.regression.Regressor", Watched)
     encoder = fresh_encoder(64, 2, 12, "pytorch", 0)
     finetune(encoder, data, rows, rows[:2], Schedule(1, 20, 1e-4, 1), weight_decay=1e6)
     after, before = (weight.detach() for weight in weights)

@@ -16,7 +16,7 @@ from small_runs import tiny
 
 from denoised_mdp import progress
 from denoised_mdp.analysis.data import record
-from denoised_mdp.cli import main
+from denoised_mdp.cli.main import main
 from denoised_mdp.envs import make_env
 from denoised_mdp.evaluation import evaluate
 from denoised_mdp.progress import Phase, Training, duration, shown, track

@@ -10,14 +10,14 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from denoised_mdp.composition import GROUPS, choices, option_keys
 from denoised_mdp.config import MAY_CHANGE, as_tree, differences, load_config, read_config, save_config
+from denoised_mdp.config.compose import GROUPS, choices, option_keys
+from denoised_mdp.config.schema import POLICIES, Config
+from denoised_mdp.config.sweep import translate_multirun
+from denoised_mdp.config.validate import as_text, build
 from denoised_mdp.envs import DISTRACTORS
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.structure import LatentSpec
-from denoised_mdp.schema import POLICIES, Config
-from denoised_mdp.sweep import translate_multirun
-from denoised_mdp.validation import as_text, build
 
 REPEATABLE = settings(derandomize=True, deadline=None)
 ANYTHING = st.text(max_size=20)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from denoised_mdp.errors import UserError
-from denoised_mdp.replay import Replay
+from denoised_mdp.replay.ring import Replay
 
 SHAPE, ACTIONS = (4, 5, 3), 2
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from report_runs import add_probes, add_video, make_run
 
-from denoised_mdp.analysis import report_plots
-from denoised_mdp.analysis.report import render, write_report
-from denoised_mdp.analysis.report_data import read_run, speed_of
-from denoised_mdp.analysis.report_groups import band, confidence, differing_options, group_runs
-from denoised_mdp.cli import main
+from denoised_mdp.analysis.report import plots as report_plots
+from denoised_mdp.analysis.report.data import read_run, speed_of
+from denoised_mdp.analysis.report.groups import band, confidence, differing_options, group_runs
+from denoised_mdp.analysis.report.page import render, write_report
+from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
 
 T_975 = {1: 12.706205, 2: 4.302653, 3: 3.182446}  # quantiles of Student's t, from printed tables

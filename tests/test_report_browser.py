@@ -4,7 +4,7 @@ import pytest
 from browser import CHROMIUM, Browser
 from report_runs import add_probes, add_video, make_run
 
-from denoised_mdp.analysis.report import write_report
+from denoised_mdp.analysis.report.page import write_report
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt install chromium)")
 

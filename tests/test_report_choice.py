@@ -7,12 +7,12 @@ import pytest
 from report_runs import add_probes, make_run
 from test_report import Tags, page_of
 
-from denoised_mdp.analysis import report_plots
-from denoised_mdp.analysis.report_choice import at_common_step, common_options
-from denoised_mdp.analysis.report_data import find_runs, read_run
-from denoised_mdp.analysis.report_groups import group_runs
-from denoised_mdp.analysis.report_parts import compared_options, overview
-from denoised_mdp.cli import main
+from denoised_mdp.analysis.report import plots as report_plots
+from denoised_mdp.analysis.report.choice import at_common_step, common_options
+from denoised_mdp.analysis.report.data import find_runs, read_run
+from denoised_mdp.analysis.report.groups import group_runs
+from denoised_mdp.analysis.report.parts import compared_options, overview
+from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
 
 

@@ -13,7 +13,7 @@ import torch
 from conftest import random_batch, small_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from denoised_mdp.agent import build_agent
+from denoised_mdp.agents.world_model_agent import build_agent
 from denoised_mdp.envs.factors import NOISE, SIGNAL
 
 FOLDER = Path(__file__).parents[1] / "scripts" / "reproduce"

@@ -11,16 +11,16 @@ import yaml
 from small_runs import TINY, lines, run_in_parts, tiny
 
 import denoised_mdp
-from denoised_mdp import checkpoint
-from denoised_mdp.cli import main
-from denoised_mdp.compare import compare, report, scalars_of
+from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, read_config
+from denoised_mdp.device import set_generator_state
 from denoised_mdp.envs.options import fitting_distractors
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate
-from denoised_mdp.logging import is_wall_clock
-from denoised_mdp.runtime import restore_generator
-from denoised_mdp.stopping import StopRequest
+from denoised_mdp.run import checkpoint
+from denoised_mdp.run.diff import compare, report, scalars_of
+from denoised_mdp.run.logger import is_wall_clock
+from denoised_mdp.run.signals import StopRequest
 from denoised_mdp.trainer import train
 
 ALL_DISTRACTORS = [
@@ -136,7 +136,7 @@ def test_a_second_interrupt_leaves_whatever_is_done():
 
 def test_a_failure_that_a_stop_has_caused_is_the_stop():
     """Ctrl-C also ends child processes, such as the encoder of a film; that is no error of theirs."""
-    from denoised_mdp.stopping import Stop
+    from denoised_mdp.run.signals import Stop
 
     stop = StopRequest()
     with pytest.raises(ValueError), stop.at_once():
@@ -192,6 +192,6 @@ def test_what_a_gpu_saved_loads_on_a_cpu(tmp_path):
     for value in (1, 1, 2):
         generator = torch.Generator()
         with pytest.warns(UserWarning):
-            restore_generator(generator, torch.full((16,), value, dtype=torch.uint8))
+            set_generator_state(generator, torch.full((16,), value, dtype=torch.uint8))
         draws.append(torch.rand(3, generator=generator))
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])

@@ -10,9 +10,9 @@ from gymnasium.utils.env_checker import check_env
 from robodesk_case import ALL, MARKS, actions
 
 from denoised_mdp.envs import make_env, tasks
-from denoised_mdp.envs.robodesk import SUBSTEPS, RoboDeskEnv
-from denoised_mdp.envs.robodesk_arm import Arm
-from denoised_mdp.envs.robodesk_scene import ARM, COLORS, asset_folder
+from denoised_mdp.envs.robodesk.arm import Arm
+from denoised_mdp.envs.robodesk.env import SUBSTEPS, RoboDeskEnv
+from denoised_mdp.envs.robodesk.scene import ARM, COLORS, asset_folder
 from denoised_mdp.errors import UserError
 
 pytestmark = MARKS
@@ -182,7 +182,7 @@ def test_out_of_reach_is_the_last_iterate():
     with pytest.MonkeyPatch.context() as patch:
         ends = []
         for iterations in (3, 4):
-            patch.setattr("denoised_mdp.envs.robodesk_arm.MAX_ITERATIONS", iterations)
+            patch.setattr("denoised_mdp.envs.robodesk.arm.MAX_ITERATIONS", iterations)
             ends.append(env._arm.reach(env._data.qpos, np.array([0.0, 5.0, 5.0])))
     assert np.isfinite(ends).all() and (ends[0] != ends[1]).any()
 

@@ -10,9 +10,9 @@ from scipy.stats import chisquare, kstest
 
 from denoised_mdp.envs.distractors import SmoothWalk
 from denoised_mdp.envs.paired import PairedWorlds
-from denoised_mdp.envs.robodesk import RoboDeskEnv
-from denoised_mdp.envs.robodesk_distractors import LAMP_PLACES, ButtonNoise, CameraShake, MovingLights
-from denoised_mdp.envs.robodesk_tv import _CONTRASTED, _GAIN, TV, sharpen
+from denoised_mdp.envs.robodesk.distractors import LAMP_PLACES, ButtonNoise, CameraShake, MovingLights
+from denoised_mdp.envs.robodesk.env import RoboDeskEnv
+from denoised_mdp.envs.robodesk.tv import _CONTRASTED, _GAIN, TV, sharpen
 from denoised_mdp.envs.video import decode
 
 pytestmark = MARKS

@@ -5,9 +5,9 @@ import pytest
 from robodesk_case import MARKS
 
 from denoised_mdp.envs.distractors import SmoothWalk
-from denoised_mdp.envs.robodesk import RoboDeskEnv
-from denoised_mdp.envs.robodesk_camera import DESK, OVERSAMPLING, ROOM, RoomRenderer, View
-from denoised_mdp.envs.robodesk_scene import WOOD_GAIN, build_model, wood_brightness
+from denoised_mdp.envs.robodesk.camera import DESK, OVERSAMPLING, ROOM, RoomRenderer, View
+from denoised_mdp.envs.robodesk.env import RoboDeskEnv
+from denoised_mdp.envs.robodesk.scene import WOOD_GAIN, build_model, wood_brightness
 
 pytestmark = MARKS
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from denoised_mdp.envs import tasks
-from denoised_mdp.envs.robodesk_tasks import BLOCKS, Situation, all_tasks, find_task
+from denoised_mdp.envs.robodesk.tasks import BLOCKS, Situation, all_tasks, find_task
 from denoised_mdp.errors import UserError
 
 

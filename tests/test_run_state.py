@@ -7,11 +7,11 @@ import torch
 from small_runs import TINY, tiny
 
 import denoised_mdp
-from denoised_mdp import checkpoint
-from denoised_mdp.cli import main
-from denoised_mdp.compare import compare, report
+from denoised_mdp.cli.main import main
 from denoised_mdp.config import save_config
 from denoised_mdp.errors import UserError
+from denoised_mdp.run import checkpoint
+from denoised_mdp.run.diff import compare, report
 from denoised_mdp.trainer import Trainer, train
 
 SHORT = ["policy.hidden=8", "train.eval_every=0", "train.probe_every=0", "train.device=cpu"]
@@ -114,7 +114,7 @@ def test_what_a_checkpoint_names_is_a_fixed_set(run):
     assert main(command(run)) == 0
     names = {"log", "evaluate", "probe", "film", "save"}
     config = tiny(run, *SHORT, "train.total_steps=160")
-    from denoised_mdp.runs import RunFolder
+    from denoised_mdp.run.folder import RunFolder
 
     trainer = Trainer(config, RunFolder.existing(run))
     try:

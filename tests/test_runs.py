@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from denoised_mdp.errors import UserError
-from denoised_mdp.runs import RunFolder
+from denoised_mdp.run.folder import RunFolder
 
 
 def make_run(path):

@@ -5,10 +5,10 @@ import warnings
 import pytest
 import torch
 
-from denoised_mdp import runtime
+from denoised_mdp import device as runtime
+from denoised_mdp.config.schema import TrainConfig
+from denoised_mdp.device import configure, configure_acting, precision_name, resolve_device, resolve_precision
 from denoised_mdp.errors import UserError
-from denoised_mdp.runtime import configure, configure_acting, precision_name, resolve_device, resolve_precision
-from denoised_mdp.schema import TrainConfig
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 

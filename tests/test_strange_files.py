@@ -16,14 +16,15 @@ import torch
 from small_runs import TINY, lines, tiny
 
 import denoised_mdp
-from denoised_mdp import checkpoint, reading
-from denoised_mdp.analysis.report_data import read_run
+from denoised_mdp import files as reading
+from denoised_mdp.analysis.report.data import read_run
 from denoised_mdp.analysis.results import make_folder, write_whole
-from denoised_mdp.cli import main
+from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, read_config, save_config
-from denoised_mdp.disk import remedy, replace_file
 from denoised_mdp.errors import UserError
-from denoised_mdp.runs import output_file
+from denoised_mdp.files import remedy, replace_file
+from denoised_mdp.run import checkpoint
+from denoised_mdp.run.folder import output_file
 from denoised_mdp.trainer import train
 
 pytestmark = pytest.mark.timeout(60)  # what reads a pipe waits for ever

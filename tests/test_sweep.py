@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from denoised_mdp.cli import main
+from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
+from denoised_mdp.config.sweep import sweep, translate_multirun
 from denoised_mdp.errors import UserError
-from denoised_mdp.sweep import sweep, translate_multirun
 
 # Every job composes its own configuration: what each was given is all that matters here.
 

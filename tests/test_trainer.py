@@ -6,13 +6,13 @@ import torch
 from small_runs import lines, tiny
 
 import denoised_mdp
-from denoised_mdp import checkpoint
-from denoised_mdp.environments import environment_maker
+from denoised_mdp.config.schema import TrainConfig
 from denoised_mdp.envs.toy import CountingEnv
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
-from denoised_mdp.runs import RunFolder
-from denoised_mdp.schema import TrainConfig
+from denoised_mdp.run import checkpoint
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.trainer import Trainer, train
 
 

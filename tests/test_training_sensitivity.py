@@ -15,7 +15,7 @@ from denoised_mdp.envs import toy
 from denoised_mdp.envs.distractors import camera_jitter
 from denoised_mdp.envs.pixels import ActionRepeat, PixelEnv
 from denoised_mdp.envs.toy import CountingEnv, ToyEnv
-from denoised_mdp.lanes import Lanes
+from denoised_mdp.replay.rings import Lanes
 from denoised_mdp.trainer import Trainer
 
 SHORT = {"task": "dot", "suite": "toy"}

@@ -11,15 +11,15 @@ from conftest import actions_for, random_batch, small_agent, small_config
 from small_runs import tiny
 
 from denoised_mdp import trainer as trainer_module
-from denoised_mdp.agent import build_agent
+from denoised_mdp.agents.world_model_agent import build_agent
 from denoised_mdp.collector import Collector
-from denoised_mdp.environments import environment_maker
+from denoised_mdp.config.schema import SACConfig
 from denoised_mdp.evaluation import evaluate
-from denoised_mdp.lanes import Lanes
-from denoised_mdp.loading import prepare
-from denoised_mdp.resident import ResidentReplay
-from denoised_mdp.runs import RunFolder
-from denoised_mdp.schema import SACConfig
+from denoised_mdp.replay.on_device import ResidentReplay
+from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import prepare
 from denoised_mdp.trainer import Trainer
 
 

@@ -21,12 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from denoised_mdp.analysis.augment import augment
+from denoised_mdp.analysis.joints.data import JointData
+from denoised_mdp.files import replace_file
 from denoised_mdp.models.networks import Encoder
-
-from ..disk import replace_file
-from ..envs.seeding import generator, torch_seed
-from .augment import augment
-from .joints_data import JointData
+from denoised_mdp.seeding import generator, torch_seed
 
 T = 2.0
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..envs.seeding import generator
-from ..errors import UserError
+from denoised_mdp.errors import UserError
+from denoised_mdp.seeding import generator
 
 FOLDS = 5
 DRAWS = 2000

@@ -15,12 +15,11 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from denoised_mdp.agents.world_model_agent import Agent
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.rssm import Distributions
-
-from ..agent import Agent
-from ..envs.seeding import generator, torch_seed
-from ..progress import track
+from denoised_mdp.progress import track
+from denoised_mdp.seeding import generator, torch_seed
 
 FRAMES = 1024
 """images that are encoded at once, for bounded memory"""

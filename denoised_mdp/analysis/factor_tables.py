@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..config import differences
-from ..envs.factors import Factor
-from .crossfit import Estimate, confidence
-from .factors import TOO_FEW, FactorMatrix
-from .results import Subject
+from denoised_mdp.analysis.crossfit import Estimate, confidence
+from denoised_mdp.analysis.factors import TOO_FEW, FactorMatrix
+from denoised_mdp.analysis.results import Subject
+from denoised_mdp.config import differences
+from denoised_mdp.envs.factors import Factor
 
 HEADLINES = {"signal recall": "signal", "leakage": "noise"}
 """name of a summary of x -> what is read from it"""

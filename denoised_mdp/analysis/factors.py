@@ -15,11 +15,8 @@ from dataclasses import dataclass
 import gymnasium as gym
 import numpy as np
 
-from ..agent import Agent
-from ..envs.factors import SIGNAL, Factor, factors
-from ..errors import UserError
-from ..progress import track
-from .crossfit import (
+from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.analysis.crossfit import (
     Division,
     EpisodeSums,
     Estimate,
@@ -30,9 +27,12 @@ from .crossfit import (
     still_to_learn,
     widened,
 )
-from .data import Frozen, Recording, freeze, probe_seeds, record
-from .mlp import mlp_predictions
-from .ridge import fit_ridge
+from denoised_mdp.analysis.data import Frozen, Recording, freeze, probe_seeds, record
+from denoised_mdp.analysis.mlp import mlp_predictions
+from denoised_mdp.analysis.ridge import fit_ridge
+from denoised_mdp.envs.factors import SIGNAL, Factor, factors
+from denoised_mdp.errors import UserError
+from denoised_mdp.progress import track
 
 PROBES = ("ridge", "mlp")
 EPISODES, STEPS = 36, 200

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.analysis.data import Frozen, Recording
+from denoised_mdp.analysis.factors import TOO_FEW, FactorMatrix
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.structure import Table
-
-from ..agent import Agent
-from ..progress import track
-from .data import Frozen, Recording
-from .factors import TOO_FEW, FactorMatrix
+from denoised_mdp.progress import track
 
 ACTIVE = 0.01
 """nats per step from which a dimension counts as active"""

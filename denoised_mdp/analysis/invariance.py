@@ -15,17 +15,16 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.analysis.data import Frozen, Recording, freeze, probe_seeds, record
+from denoised_mdp.config.schema import Config
+from denoised_mdp.envs.options import DISTRACTORS
+from denoised_mdp.envs.paired import replay
+from denoised_mdp.errors import UserError
+from denoised_mdp.evaluation import EvaluationResult, evaluate
 from denoised_mdp.models.latent import Latent
-
-from ..agent import Agent
-from ..environments import environment_maker
-from ..envs.options import DISTRACTORS
-from ..envs.paired import replay
-from ..errors import UserError
-from ..evaluation import EvaluationResult, evaluate
-from ..progress import track
-from ..schema import Config
-from .data import Frozen, Recording, freeze, probe_seeds, record
+from denoised_mdp.progress import track
+from denoised_mdp.run.environments import environment_maker
 
 
 @dataclass

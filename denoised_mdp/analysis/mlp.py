@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from denoised_mdp.analysis.ridge import Standardizer, group_folds
 from denoised_mdp.models.networks import MLP
-
-from .ridge import Standardizer, group_folds
 
 
 def mlp_predictions(

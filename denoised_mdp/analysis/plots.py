@@ -12,9 +12,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ..envs.factors import QUADRANTS, Factor
-from ..runs import output_file
-from .factors import FactorMatrix
+from denoised_mdp.analysis.factors import FactorMatrix
+from denoised_mdp.envs.factors import QUADRANTS, Factor
+from denoised_mdp.run.folder import output_file
 
 INK, FAINT, LINE, FRAME = "#1b2430", "#7b8794", "#d8dee6", "#e4572e"
 COLORS = {"x": "#1f5fa8", "y": "#e4572e", "z": "#3a9d6b", "all": "#6c5b9e", "encoder": "#8a94a0"}

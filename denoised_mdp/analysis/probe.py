@@ -10,16 +10,39 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..environments import environment_maker
-from ..envs.factors import factors
-from ..errors import UserError
-from .crossfit import Split, random_divisions
-from .data import freeze, probe_seeds, record
-from .factor_tables import as_tree, factor_lines, factor_rows, groups_of_seeds, headline_text, pooled
-from .factors import EPISODES, PROBES, STEPS, FactorMatrix, factor_matrix, stack, targets_of
-from .health import measure_health
-from .invariance import measure_invariance, paired_change, record_grid, returns_under
-from .results import Subject, make_folder, number, subjects, variant_of, write_csv, write_json
+from denoised_mdp.analysis.crossfit import Split, random_divisions
+from denoised_mdp.analysis.data import freeze, probe_seeds, record
+from denoised_mdp.analysis.factor_tables import (
+    as_tree,
+    factor_lines,
+    factor_rows,
+    groups_of_seeds,
+    headline_text,
+    pooled,
+)
+from denoised_mdp.analysis.factors import (
+    EPISODES,
+    PROBES,
+    STEPS,
+    FactorMatrix,
+    factor_matrix,
+    stack,
+    targets_of,
+)
+from denoised_mdp.analysis.health import measure_health
+from denoised_mdp.analysis.invariance import measure_invariance, paired_change, record_grid, returns_under
+from denoised_mdp.analysis.results import (
+    Subject,
+    make_folder,
+    number,
+    subjects,
+    variant_of,
+    write_csv,
+    write_json,
+)
+from denoised_mdp.envs.factors import factors
+from denoised_mdp.errors import UserError
+from denoised_mdp.run.environments import environment_maker
 
 FACTORS = {"episodes": EPISODES, "steps": STEPS, "seeds": 1, "behaviour": "mixed"}
 INVARIANCE = {"episodes": 6, "steps": 150, "worlds": 4, "returns": 5}
@@ -68,7 +91,7 @@ def probe_factors(
 
 def _draw(matrix: FactorMatrix, title: str, split: str, stem: Path) -> list[str]:
     """Write one heat map per probe; the lines name them."""
-    from . import plots
+    from denoised_mdp.analysis import plots
 
     lines = []
     for probe in PROBES:

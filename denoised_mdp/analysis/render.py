@@ -17,16 +17,15 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.errors import UserError
+from denoised_mdp.evaluation import Episode, evaluate, evaluation_seeds
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.networks import float_to_images
-
-from ..agent import Agent
-from ..environments import environment_maker
-from ..errors import UserError
-from ..evaluation import Episode, evaluate, evaluation_seeds
-from ..loading import load_run
-from ..progress import track
-from ..runs import output_file
+from denoised_mdp.progress import track
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.folder import output_file
+from denoised_mdp.run.load import load_run
 
 FROZEN_AT = 0.5
 """the fraction of the episode at which held latents are taken"""

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..agent import Agent
-from ..errors import UserError
-from ..loading import load_run
-from ..progress import track
-from ..runs import RunFolder, output_file, refuse_own
-from ..schema import Config
+from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.config.schema import Config
+from denoised_mdp.errors import UserError
+from denoised_mdp.progress import track
+from denoised_mdp.run.folder import RunFolder, output_file, refuse_own
+from denoised_mdp.run.load import load_run
 
 
 @dataclass

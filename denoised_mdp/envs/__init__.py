@@ -99,7 +99,7 @@ def make_env(
 
         world = {"dot": ToyEnv, "counting": CountingEnv}[task](size, episode_steps)
     elif suite == "robodesk":
-        from denoised_mdp.envs.robodesk import RoboDeskEnv
+        from denoised_mdp.envs.robodesk.env import RoboDeskEnv
 
         world = RoboDeskEnv(task, reward, size, episode_steps, camera, quality, television="tv" in chosen)
     else:

@@ -11,10 +11,10 @@ from absl import logging
 from denoised_mdp.envs.factors import RELEVANT_NOISE
 from denoised_mdp.envs.joints import Joint, joint_kinds, visible_joints
 from denoised_mdp.envs.rendering import Renderer, check_view, gl_errors  # first: it chooses the GL backend
-from denoised_mdp.envs.seeding import generator
 from denoised_mdp.envs.sensors import SENSORS
 from denoised_mdp.envs.world import World
 from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.seeding import generator
 
 import mujoco  # isort: skip
 

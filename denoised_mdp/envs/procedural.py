@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from denoised_mdp.envs.seeding import generator
+from denoised_mdp.seeding import generator
 
 CLIPS = 4  # per split
 FRAMES = 300  # per clip: ten seconds of ordinary video

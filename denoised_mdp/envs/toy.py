@@ -6,8 +6,8 @@ import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs.factors import NOISE, RELEVANT_NOISE
-from denoised_mdp.envs.seeding import generator, generator_state, restore_generator
 from denoised_mdp.envs.world import World
+from denoised_mdp.seeding import generator, generator_state, restore_generator
 
 
 class ToyEnv(World, gym.utils.EzPickle):

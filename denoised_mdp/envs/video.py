@@ -19,9 +19,9 @@ from denoised_mdp.envs.procedural import CLIPS as PROCEDURAL_CLIPS
 from denoised_mdp.envs.procedural import FRAMES as PROCEDURAL_FRAMES
 from denoised_mdp.envs.procedural import VERSION as PROCEDURAL_VERSION
 from denoised_mdp.envs.procedural import procedural_clip
-from denoised_mdp.envs.seeding import generator
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.progress import Phase
+from denoised_mdp.seeding import generator
 
 SPLITS = ("train", "test")
 ALL = "all"  # both splits

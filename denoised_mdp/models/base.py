@@ -119,4 +119,4 @@ class WorldModel(nn.Module, ABC):
 
     def mdp(self) -> LatentMDP:
         """What a policy sees of this model."""
-        return LatentMDP(self)
+        return LatentMDP(self.table.seen, self.action_size, self.imagine_step, self.seen_reward)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from denoised_mdp.models.latent import Latent, Layout
-
-if TYPE_CHECKING:
-    from denoised_mdp.models.base import WorldModel
+from denoised_mdp.models.structure import LatentSpec
 
 
 @dataclass
@@ -41,12 +39,17 @@ class LatentMDP:
     Symbols: D / S belief / state size summed over these rows, F = D + S, A action size.
     """
 
-    def __init__(self, model: WorldModel):
-        self.layout = Layout(model.table.seen)
+    def __init__(
+        self,
+        rows: Sequence[LatentSpec],
+        action_size: int,
+        step: Callable[[Latent, Tensor, Tensor], Latent],
+        reward: Callable[[Latent], Tensor],
+    ):
+        self.layout = Layout(rows)
         self.belief_size, self.state_size = self.layout.belief_size, self.layout.state_size
         self.feature_size = self.belief_size + self.state_size
-        self.action_size = model.action_size
-        self._step, self._reward = model.imagine_step, model.seen_reward
+        self.action_size, self._step, self._reward = action_size, step, reward
 
     def step(self, belief: Tensor, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Sample the priors: belief [N, D], state [N, S], action [N, A], noise [N, S] -> the next pair."""

@@ -1,10 +1,9 @@
 """Policy optimizers on the denoised MDP: one table, one small protocol (`base.Policy`)."""
 
 from denoised_mdp.models.mdp import PolicyBatch
+from denoised_mdp.policies.backprop import BackpropPolicy
 from denoised_mdp.policies.base import Policy
-
-from .backprop import BackpropPolicy
-from .sac import SACPolicy
+from denoised_mdp.policies.sac import SACPolicy
 
 POLICIES: dict[str, type[Policy]] = {"backprop": BackpropPolicy, "sac": SACPolicy}
 

@@ -9,9 +9,8 @@ from denoised_mdp.models.losses import scalar_nll
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.networks import MLP
 from denoised_mdp.optim import adam, optimize
+from denoised_mdp.policies.actor import Actor
 from denoised_mdp.policies.base import Policy
-
-from .actor import Actor
 
 
 def lambda_returns(reward: Tensor, value: Tensor, gamma: float, lambda_: float) -> Tensor:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.networks import MLP
 from denoised_mdp.optim import adam, optimize, without_gradients
+from denoised_mdp.policies.actor import Actor
 from denoised_mdp.policies.base import Policy
-
-from .actor import Actor
 
 
 class Critics(nn.Module):

@@ -49,9 +49,9 @@ FACTORS = ("run", "model", "seed", "probe", "part", "factor", "source", "quadran
 
 def finished(runs: list[Path]) -> list[Path]:
     """Those runs that were trained to their end; the others are named."""
-    from denoised_mdp.checkpoint import list_steps
     from denoised_mdp.config import read_config
-    from denoised_mdp.runs import RunFolder
+    from denoised_mdp.run.checkpoint import list_steps
+    from denoised_mdp.run.folder import RunFolder
 
     done = []
     for run in runs:
@@ -67,7 +67,7 @@ def finished(runs: list[Path]) -> list[Path]:
 def same_comparison(runs: list[Path]) -> None:
     """Stop if runs differ in what they see, or in more than their models: their mean would say nothing."""
     from denoised_mdp.config import read_config
-    from denoised_mdp.runs import RunFolder
+    from denoised_mdp.run.folder import RunFolder
 
     configs = [read_config(RunFolder.existing(run).config) for run in runs]
     fixed = [(c.env, c.distractors, c.policy, c.train.total_steps, c.train.updates) for c in configs]
@@ -84,8 +84,8 @@ def probe(run: Path, episodes: int | None) -> tuple[dict, list[dict]]:
     from denoised_mdp.analysis.factors import EPISODES, STEPS, factor_matrix, stack, targets_of
     from denoised_mdp.analysis.invariance import measure_invariance, record_grid
     from denoised_mdp.analysis.results import subjects
-    from denoised_mdp.environments import environment_maker
     from denoised_mdp.envs.factors import factors
+    from denoised_mdp.run.environments import environment_maker
 
     began, episodes = time.process_time(), episodes or EPISODES
     subject = next(subjects([run], None, "cpu"))
@@ -120,9 +120,9 @@ def earn(run: Path, episodes: int) -> dict[str, float]:
     """Columns of a run's row that say what it earns, on the same physics under each kind of distractors."""
     from denoised_mdp.analysis.data import probe_seeds
     from denoised_mdp.analysis.invariance import paired_change, variations
-    from denoised_mdp.environments import environment_maker
     from denoised_mdp.evaluation import evaluate
-    from denoised_mdp.loading import load_run
+    from denoised_mdp.run.environments import environment_maker
+    from denoised_mdp.run.load import load_run
 
     config, agent, _ = load_run(run, device="cpu")
     seeds, kinds = probe_seeds(2, episodes), variations(config)

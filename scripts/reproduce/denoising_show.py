@@ -8,7 +8,17 @@ from pathlib import Path
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from denoised_mdp.analysis.plots import DARK, FAINT, FRAME, INK, LINE, PART_LABELS, color_bar, new_figure, short_name
+from denoised_mdp.analysis.plots import (
+    DARK,
+    FAINT,
+    FRAME,
+    INK,
+    LINE,
+    PART_LABELS,
+    color_bar,
+    new_figure,
+    short_name,
+)
 from denoised_mdp.envs.factors import QUADRANTS, Factor
 
 ARMS = {"2b": "Denoised MDP 2b", "2c": "Denoised MDP 2c", "dreamer": "Dreamer"}

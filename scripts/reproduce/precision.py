@@ -66,7 +66,7 @@ class RoundedProducts(TorchDispatchMode):
 
 def arithmetic(precision: str, device: str) -> tuple[str, contextlib.AbstractContextManager]:
     """What makes the products of a precision on a device (its option), and the context in which it does."""
-    from denoised_mdp.runtime import has_fast_bf16, resolve_device
+    from denoised_mdp.device import has_fast_bf16, resolve_device
 
     if precision == "bf16" and not has_fast_bf16(resolve_device(device)):
         return "rounded float32", RoundedProducts()
@@ -108,12 +108,12 @@ def agreement(run: Path, seed: int) -> list[dict]:
     """Rows of gradients.csv: of new weights and of those at the end of a float32 run, on batches of its replay."""
     import numpy as np
 
-    from denoised_mdp import checkpoint
-    from denoised_mdp.agent import build_agent
+    from denoised_mdp.agents.world_model_agent import build_agent
     from denoised_mdp.config import read_config
-    from denoised_mdp.lanes import Lanes
-    from denoised_mdp.runs import RunFolder
-    from denoised_mdp.runtime import configure
+    from denoised_mdp.device import configure
+    from denoised_mdp.replay.rings import Lanes
+    from denoised_mdp.run import checkpoint
+    from denoised_mdp.run.folder import RunFolder
 
     found = RunFolder.existing(run)
     config = read_config(found.config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 
-from denoised_mdp.envs.seeding import generator, generator_state, restore_generator
+from denoised_mdp.seeding import generator, generator_state, restore_generator
 
 
 class Distractor(gym.Wrapper):

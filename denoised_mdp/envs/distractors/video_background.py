@@ -6,8 +6,8 @@ import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs.distractors.base import Distractor
-from denoised_mdp.envs.seeding import generator_state, restore_generator
 from denoised_mdp.envs.video import Stream, open_clips, shuffled
+from denoised_mdp.seeding import generator_state, restore_generator
 
 
 class VideoBackground(Distractor, gym.utils.EzPickle):

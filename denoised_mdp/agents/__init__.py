@@ -1,0 +1,1 @@
+"""Agents: what learns and acts."""

@@ -1,0 +1,249 @@
+"""The agent: world model + policy + optimizers behind two verbs, `update` and `act`."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from denoised_mdp.agents.acting import (
+    Carry,
+    Generators,
+    as_images,
+    as_is_first,
+    check_carry,
+    check_explore,
+    check_generator,
+)
+from denoised_mdp.config import schema
+from denoised_mdp.device import set_generator_state
+from denoised_mdp.models.base import WorldModel
+from denoised_mdp.models.cuda_graph import GraphedUpdate
+from denoised_mdp.models.denoised import DenoisedModel
+from denoised_mdp.models.latent import Latent
+from denoised_mdp.models.losses import KLWeights
+from denoised_mdp.models.mdp import PolicyBatch
+from denoised_mdp.models.networks import scale_initial_weights, set_compute_dtype
+from denoised_mdp.models.structure import Table
+from denoised_mdp.optim import without_gradients
+from denoised_mdp.policies import POLICIES, Policy
+from denoised_mdp.seeding import torch_seed
+
+
+class Agent(nn.Module):
+    """World model and policy, trained together (Wang et al. 2022, Algorithm 1).
+
+    `update(batch)` takes one optimization step of both; `act(observation, carry)` filters the latent with the
+    posterior, one step at a time, and asks the policy for an action on (h^x, x) alone.
+
+    All noise is drawn from the generator `random` (training: posterior noise [T, B, S] first, then the policy's
+    draws) or from one handed to `act`; nothing touches PyTorch's global generator.
+    """
+
+    config: schema.Config | None = None
+    """what `build_agent` built it from: of a loaded run, the run's configuration"""
+
+    def __init__(self, world_model: WorldModel, policy: Policy):
+        super().__init__()
+        self.world_model, self.policy, self.mdp = world_model, policy, world_model.mdp()
+        self.random = torch.Generator(self.device)
+        self.graph: GraphedUpdate | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights live."""
+        return self._like.device
+
+    @property
+    def _like(self) -> Tensor:
+        """A weight, for its device and type."""
+        return next(self.world_model.parameters())
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Every optimizer by name: the world model's and the policy's."""
+        return self.world_model.optimizers | self.policy.optimizers
+
+    def update(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
+        """One step of the world model, then one of the policy from the same posterior latents.
+
+        batch: observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first bool [T, B]. policy:
+        False leaves the policy as it is. Returns metrics as scalar tensors; nothing is copied to the host here.
+        """
+        return (self.graph or self.update_eagerly)(batch, policy=policy)
+
+    def use_graph(self) -> None:
+        """From now on replay updates as one CUDA graph; on a GPU only."""
+        self.graph = GraphedUpdate(self.update_eagerly, self, self.optimizers, self.random)
+
+    def update_eagerly(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
+        """The same as `update`, kernel by kernel; static shapes, no branch on data."""
+        batch = self.to_device(batch)
+        learned = self.world_model.update(batch, self.random)
+        if not policy:
+            return learned.metrics
+        signal = learned.latent.select(self.world_model.table.seen)
+        signal = PolicyBatch(signal.belief, signal.state, batch["action"], learned.reward)
+        with without_gradients(self.world_model):
+            return learned.metrics | self.policy.update(signal, self.mdp, self.random)
+
+    def to_device(self, batch: dict[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
+        """Move a batch to the weights' device; images stay uint8 and become floats there."""
+        like = self._like
+        out = {name: torch.as_tensor(value).to(like.device, non_blocking=True) for name, value in batch.items()}
+        return {name: value.to(like.dtype) if value.is_floating_point() else value for name, value in out.items()}
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: np.ndarray,
+        carry: Carry | None = None,
+        *,
+        is_first: bool | np.ndarray | None = None,
+        explore: float | None = None,
+        sample: bool = True,
+        generator: Generators = None,
+    ) -> tuple[np.ndarray, Carry]:
+        """Choose actions.
+
+        Args:
+            observation: uint8 [H, W, 3], or [B, H, W, 3] of B environments at once.
+            carry: what the last call returned; None begins an episode in every environment.
+            is_first: bool [B], where this observation begins an episode; what `carry` holds there does not count.
+            explore: None takes the actor's mode; a number samples the actor and adds Gaussian noise of that std.
+            sample: False filters with the posterior's mean instead of a sample.
+            generator: source of all noise, or one for each of the B environments (default: PyTorch's global one).
+
+        Returns:
+            Actions in [-1, 1], float32 [A] or [B, A], and the carry for the next call. Both are the caller's:
+            nothing changes them later, and changing the actions changes no carry.
+
+        Raises:
+            ValueError: an argument of another type, shape or range.
+        """
+        images, single = as_images(observation, self.world_model.size)
+        check_explore(explore)
+        check_generator(generator, len(images), self.device)
+        if not isinstance(sample, bool):
+            raise ValueError(f"sample is {sample!r}: give True or False")
+        is_first = as_is_first(is_first, len(images)).to(self.device)
+        carry = self.observe_step(images.to(self.device), carry, generator, is_first=is_first, sample=sample)
+        actions = self.mdp.action_size
+        noise = None if explore is None else self._noise(len(images), actions, generator)  # [B, A]
+        action = self.policy.act(carry.latent.select(self.world_model.table.seen).features(), noise)  # [B, A]
+        if explore:
+            action = (action + explore * self._noise(len(images), actions, generator)).clamp(-1.0, 1.0)
+        given = action.float().cpu().numpy().copy()  # else the carry and the caller would share it
+        return (given[0] if single else given), replace(carry, action=action.clone())
+
+    @torch.no_grad()
+    def observe_step(
+        self,
+        images: Tensor,
+        carry: Carry | None,
+        generator: Generators,
+        *,
+        is_first: Tensor | None = None,
+        sample: bool = True,
+    ) -> Carry:
+        """Filter one more observation, uint8 [B, H, W, 3]; the action of the carry stays the last one.
+
+        is_first: bool [B], see `act` (None: nowhere). sample: the latent is a posterior sample, else its mean.
+        """
+        model, batch = self.world_model, len(images)
+        initial = model.initial(batch)
+        fresh = Carry(initial, initial.state.new_zeros(batch, self.mdp.action_size))
+        if carry is None:
+            carry = fresh
+        check_carry(carry, fresh)
+        if is_first is None:
+            is_first = torch.zeros(batch, dtype=torch.bool, device=self.device)
+        states = initial.layout.state_size
+        noise = self._noise(batch, states, generator) if sample else torch.zeros_like(initial.state)  # [B, S]
+        filtered = model.filter(images[None], carry.action[None], is_first[None], noise[None], carry.latent)
+        return Carry(filtered.latent.map(lambda tensor: tensor[0]), carry.action)
+
+    def carry(self, belief: Tensor, state: Tensor, action: Tensor) -> Carry:
+        """A carry from its tensors [B, D], [B, S], [B, A], as a checkpoint holds them."""
+        return Carry(Latent(belief.to(self.device), state.to(self.device), self.world_model.initial(1).layout),
+                     action.to(self.device))
+
+    def _noise(self, batch: int, size: int, generator: Generators) -> Tensor:
+        """Standard normal noise [batch, size], each row from its own generator if there are several."""
+        like = self._like
+        kind = {"device": like.device, "dtype": like.dtype}
+        if generator is None or isinstance(generator, torch.Generator):
+            return torch.randn(batch, size, generator=generator, **kind)
+        return torch.cat([torch.randn(1, size, generator=one, **kind) for one in generator])
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Number of parameters of each part of the world model and of the policy."""
+        modules = dict(self.world_model.named_children()) | dict(self.policy.named_children())
+        return {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
+
+    def state(self) -> dict[str, Any]:
+        """A copy of everything that a later process needs to continue bit for bit: weights, optimizers, generator."""
+        return {
+            "weights": {name: value.clone() for name, value in self.state_dict().items()},
+            "optimizers": {name: copy.deepcopy(opt.state_dict()) for name, opt in self.optimizers.items()},
+            "random": self.random.get_state(),
+        }
+
+    def restore(self, state: dict[str, Any], *, weights_only: bool = False) -> None:
+        """The inverse of `state`, which stays as it is; `weights_only` for evaluation, rendering and probes."""
+        self.load_state_dict(state["weights"])
+        if not weights_only:
+            for name, optimizer in self.optimizers.items():
+                optimizer.load_state_dict(copy.deepcopy(state["optimizers"][name]))  # else it would learn in there
+            set_generator_state(self.random, state["random"])
+            if self.graph is not None:  # it was recorded with the optimizers' old states
+                self.use_graph()
+
+
+def build_agent(
+    config: schema.Config, action_size: int, *, device: str = "cpu", dtype: torch.dtype | None = None
+) -> Agent:
+    """Build an agent from a configuration, with initial weights drawn from `config.seed`.
+
+    device: where it lives. dtype: compute type of large products (`networks.set_compute_dtype`). The global
+    generator is left as it was.
+    """
+    m = config.model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        world_model = DenoisedModel(
+            Table(list(m.latents.values())),
+            action_size,
+            size=config.env.size,
+            depth=m.depth,
+            embed=m.embed,
+            hidden=m.reward_hidden,
+            reward_std=m.reward_std,
+            kl=KLWeights(config.alpha, m.kl.free_nats, m.kl.free_nats_strategy),
+            **vars(m.optimizer),
+        )
+        if m.init == "scaled":
+            scale_initial_weights(world_model, torch.Generator().manual_seed(torch_seed(config.seed, "weights")))
+        world_model.to(device)
+        options = {k: v for k, v in vars(config.policy).items() if k != "name"}
+        policy = POLICIES[config.policy.name](world_model.mdp(), **options).to(device)
+    agent = Agent(world_model, policy)
+    agent.config = copy.deepcopy(config)
+    agent.random.manual_seed(torch_seed(config.seed, "update"))
+    set_compute_dtype(agent, dtype)
+    if config.train.cuda_graph and agent.device.type == "cuda":
+        agent.use_graph()
+    return agent
+
+
+def register_policy(name: str, policy: type[Policy], options: type) -> None:
+    """Make a policy of your own known as `name`, to `build_agent` and to configuration files.
+
+    options: a dataclass whose fields are the keyword arguments of `policy` (with defaults), and `name`.
+    """
+    POLICIES[name] = policy
+    schema.POLICIES[name] = options

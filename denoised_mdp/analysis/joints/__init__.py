@@ -1,0 +1,1 @@
+"""Joint-position regression: how many labels does an encoder need?"""

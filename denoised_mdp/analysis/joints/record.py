@@ -1,0 +1,219 @@
+"""Making a data set of labelled pictures: behaviour policies of five qualities play, and every frame is stored."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from denoised_mdp.analysis.joints.data import FORMAT, JointData, Plan, layout_of, read_manifest
+from denoised_mdp.analysis.joints.sac import (
+    STAGES,
+    StateActor,
+    import_sac,
+    stage_path,
+    state_features,
+    train_stages,
+)
+from denoised_mdp.analysis.joints.targets import JointTargets, columns_of
+from denoised_mdp.analysis.results import first_difference, make_folder
+from denoised_mdp.config import load_config, read_config
+from denoised_mdp.envs import make_env
+from denoised_mdp.envs.joints import Joint
+from denoised_mdp.errors import UserError
+from denoised_mdp.files import replace_file
+from denoised_mdp.progress import Phase
+from denoised_mdp.replay.storage import Columns, Layout, bytes_needed
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.seeding import generator
+
+Act = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+"""(state features [F], the episode's generator) -> action [A]"""
+RANDOM = "random"
+"""the worst of the policies: uniformly random actions"""
+
+
+def make_data(
+    source: Sequence[str],
+    output: Path | None = None,
+    *,
+    episodes: int = 100,
+    frames: int = 1001,
+    sac_steps: int = 200_000,
+    test_share: float = 0.4,
+    seed: int = 0,
+) -> list[str]:
+    """Make the data set of an environment, or go on making it: policies first, then their episodes.
+
+    source: the folder of a run, or ``key=value`` as for training. output: default ``data/joints-TASK-DISTRACTORS``.
+    episodes: of each of the five policies. sac_steps: actions that the soft actor-critic learns from. Returns lines to
+    print.
+
+    Raises:
+        UserError: no such run or option, another data set in the folder, or Stable-Baselines3 is missing.
+    """
+    if sac_steps < 100:
+        raise UserError(f"{sac_steps} actions make no four stages of a policy: give at least 100 (--sac-steps).")
+    if frames < 2:
+        raise UserError("An episode has at least 2 frames (--frames).")
+    overrides = any("=" in word for word in source)
+    if not overrides and len(source) > 1:
+        raise UserError("Name one run, or key=value as for train.")
+    config = load_config(list(source)) if overrides else read_config(RunFolder.existing(source[0]).config)
+    options = dict(vars(config.env), distractors=config.distractors, split="train", clips_seed=config.seed)
+    options["episode_steps"] = (frames - 1) * config.env.action_repeat
+    names = [f"sac_{stage}" for stage in range(1, len(STAGES) + 1)]
+    behaviour = {"sac_steps": sac_steps}
+    plan = Plan(options, (*names, RANDOM), episodes, frames, test_share, seed, behaviour)
+    folder = output or Path("data") / "-".join(["joints", config.env.task, *config.distractors])
+    with locked(folder):
+        plan.schedule()
+        with contextlib.closing(plan.make()) as environment:  # all that can be wrong is said before a policy is trained
+            begin(folder, describe(plan, JointTargets.of(joints_of(environment))))
+            actions = environment.action_space.shape
+        if not all(stage_path(folder, stage).exists() for stage in range(1, len(STAGES) + 1)):
+            import_sac()
+            with Phase("state-space SAC", sac_steps, "actions") as phase:
+                train_stages(folder, lambda: make_env(**options | {"distractors": {}}), sac_steps, seed, phase.update)
+        actors: dict[str, Act] = {
+            name: StateActor.load(stage_path(folder, stage)).act for stage, name in enumerate(names, 1)
+        }
+        actors[RANDOM] = lambda _, rng: rng.uniform(-1.0, 1.0, actions).astype(np.float32)
+        with Phase("recording", episodes * len(plan.policies) * frames, "frames") as phase:
+            data = collect(folder, plan, actors, phase.update)
+    data.check(range(len(data.episodes)))
+    lines = [f"{folder}: {len(data.episodes):,} episodes of {frames:,} frames, all checksums right"]
+    for name in plan.policies:
+        earned = [one["return"] for one in data.episodes if one["policy"] == name]
+        lines.append(f"  {name:10s} mean return {np.mean(earned):9.2f}")
+    joints = ", ".join(f"{joint.name} ({joint.unit})" for joint in data.targets.joints)
+    data.close()
+    return [*lines, f"  joints: {joints}"]
+
+
+def describe(plan: Plan, targets: JointTargets) -> dict[str, Any]:
+    """The manifest of a data set without its episodes, as it will be read again."""
+    about = {"format": FORMAT, **asdict(plan), "joints": [asdict(joint) for joint in targets.joints]}
+    return json.loads(json.dumps(about))
+
+
+def collect(
+    folder: Path, plan: Plan, policies: Mapping[str, Act], progress: Callable[[int], None] = lambda done: None
+) -> JointData:
+    """Record all episodes that are missing, and return the whole data set.
+
+    progress: called after every row with the number of rows that are there. Whenever this is interrupted, the same
+    call goes on: the result is the same, to the last bit.
+
+    Raises:
+        UserError: the folder holds another data set, or the disk is too small.
+    """
+    with contextlib.closing(plan.make()) as environment:
+        joints = joints_of(environment)
+        targets = JointTargets.of(joints)
+        columns, layout = columns_of(joints), layout_of(plan.environment["size"], targets)
+        about = describe(plan, targets)
+        schedule, done = plan.schedule(), begin(folder, about)
+        rows = len(schedule) * plan.frames
+        if not done and not (folder / "position.npy").exists():
+            _create(folder, layout, rows)
+        store = Columns(folder, layout, rows)
+        try:
+            for number in range(len(done), len(schedule)):
+                one = schedule[number]
+                played = _play(environment, plan, one["seed"], policies[one["policy"]])
+                checksum, earned = 0, 0.0
+                for t, (picture, signal, reward) in enumerate(played):
+                    row = {"observation": picture, "position": signal[columns]}
+                    checksum = zlib.crc32(row["position"].tobytes(), zlib.crc32(picture.tobytes(), checksum))
+                    store.write(number * plan.frames + t, row)
+                    earned += reward
+                    progress(number * plan.frames + t + 1)
+                store.flush()
+                done.append({**one, "return": earned, "crc32": checksum})
+                _write_manifest(folder, about | {"finished": done})
+        finally:
+            store.close()
+    return JointData(folder)
+
+
+def joints_of(environment: gym.Env) -> tuple[Joint, ...]:
+    """The joint positions of an environment that its camera sees.
+
+    Raises:
+        UserError: it has none.
+    """
+    joints = getattr(environment.unwrapped.world.unwrapped, "joints", ())
+    if not joints:
+        raise UserError("This environment has no joints that its camera sees: choose a task of suite dmc or robodesk.")
+    return joints
+
+
+def begin(folder: Path, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Write the manifest of a new data set, or return the finished episodes of the same one.
+
+    Raises:
+        UserError: the folder cannot be made, or holds something else.
+    """
+    make_folder(folder)
+    if not (folder / "manifest.json").exists():
+        strangers = sorted(path.name for path in folder.iterdir() if path.name not in (".lock", "sac", "policies"))
+        if strangers:
+            raise UserError(f"{folder} holds {strangers[0]} but no data set. Choose an empty or new folder.")
+        _write_manifest(folder, {**about, "finished": []})
+    manifest = read_manifest(folder)
+    begun = {key: manifest.get(key) for key in about}
+    if begun != dict(about):
+        raise UserError(
+            f"{folder} holds the data set of another command ({first_difference(begun, about)}). Choose another"
+            " folder, or repeat the command that began it to continue."
+        )
+    return list(manifest["finished"])
+
+
+def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    replace_file(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
+
+
+def _create(folder: Path, layout: Layout, rows: int) -> None:
+    needed, free = bytes_needed(layout, rows), shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"The data set of {rows:,} rows needs {needed:,} bytes but the disk of {folder} has {free:,} bytes free."
+            " Ask for fewer --episodes or --frames, or use a larger disk."
+        )
+    Columns.create(folder, layout, rows).close()
+
+
+def _play(environment: gym.Env, plan: Plan, seed: int, act: Act) -> Iterator[tuple[np.ndarray, np.ndarray, float]]:
+    """Frame, signal and reward of `plan.frames` rows; where the task ends an episode early, another one follows."""
+    rng, pixels = generator(seed, "joints actions"), environment.unwrapped
+    names, kinds = pixels.signal_names, pixels.world.unwrapped.signal_kinds
+    observation, info = environment.reset(seed=seed)
+    yield observation, info["signal"], 0.0
+    ended = False
+    for _ in range(plan.frames - 1):
+        if ended:
+            observation, info = environment.reset()
+            ended = False
+            yield observation, info["signal"], 0.0
+            continue
+        action = act(state_features(info["signal"], names, kinds), rng)
+        observation, reward, terminated, truncated, info = environment.step(action)
+        ended = terminated or truncated
+        yield observation, info["signal"], float(reward)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing into a data set's folder, which is made if missing."""
+    with RunFolder(make_folder(folder)).lock("--output"):
+        yield

@@ -1,0 +1,163 @@
+"""Joint position regression (Wang et al. 2022): finetune an encoder and a head to read joint positions from pictures.
+
+What is measured is how little labelled data an encoder needs: the error on test episodes against the number of
+training pairs, and how it falls while training.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from denoised_mdp.analysis.joints.data import JointData
+from denoised_mdp.models.networks import (
+    MLP,
+    Encoder,
+    images_to_float,
+    scale_initial_weights,
+    set_compute_dtype,
+)
+from denoised_mdp.seeding import generator, torch_seed
+
+PAPER_SIZES = (5_000, 10_000, 25_000, 50_000, 100_000, 150_000)
+PAPER_TEST = 100_000
+LR, WEIGHT_DECAY = 8e-5, 3e-5
+HIDDEN, LAYERS = 256, 3
+SCALES = ("physical", "standard")
+EVALUATED = 512
+"""pictures that are encoded at once"""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How each encoder is finetuned; the same for all."""
+
+    updates: int = 10_000
+    batch: int = 256
+    lr: float = LR
+    evaluations: int = 20
+    """of the test error, evenly spaced, the last one at the end"""
+    scale: str = "physical"
+    """what the loss adds up: errors as they are, as in the paper, or of positions divided by their spread"""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Test error of one finetuning."""
+
+    updates: np.ndarray
+    """when it was measured, int [n]"""
+    mse: np.ndarray
+    """mean squared error of each joint, in rad^2 or m^2, float64 [n, J]"""
+    baseline: np.ndarray
+    """that of predicting the mean of the training pairs, [J]"""
+
+    @property
+    def relative(self) -> np.ndarray:
+        """`mse` / `baseline` [n, J]; 1 is no better than the mean. nan for a joint that never moves."""
+        return self.mse / np.where(self.baseline > 1e-12, self.baseline, np.nan)
+
+    @property
+    def pooled(self) -> np.ndarray:
+        """Sum over joints of `mse` / sum of `baseline` [n]: the ratio of what a loss in physical units adds up."""
+        return self.mse.sum(1) / max(float(self.baseline.sum()), 1e-12)
+
+
+class Regressor(nn.Module):
+    """An encoder and a head of three layers of 256: pictures [N, stack, H, W, 3] -> encoded positions [N, K].
+
+    The embeddings of stacked frames stand side by side.
+    """
+
+    def __init__(self, encoder: Encoder, outputs: int, stack: int = 1):
+        super().__init__()
+        self.encoder = encoder
+        self.head = MLP(encoder.output.out_features * stack, HIDDEN, outputs, LAYERS)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 [N, stack, H, W, 3] -> [N, K]."""
+        return self.head(self.encoder(images_to_float(images)).view(len(images), -1))
+
+
+def fresh_encoder(size: int, depth: int, embed: int, init: str, seed: int) -> Encoder:
+    """An encoder with initial weights of its own seed, drawn as `init` (``model.init``) says."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, "joints encoder") % 2**63)
+        encoder = Encoder(size, depth, embed)
+    if init == "scaled":
+        scale_initial_weights(encoder, torch.Generator().manual_seed(torch_seed(seed, "joints encoder")))
+    return encoder
+
+
+def finetune(
+    encoder: Encoder,
+    data: JointData,
+    train: np.ndarray,
+    test: np.ndarray,
+    schedule: Schedule,
+    *,
+    stack: int = 1,
+    weight_decay: float = WEIGHT_DECAY,
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Curve:
+    """Finetune a copy of `encoder` with a new head on rows `train` [n]; test on rows `test` [m].
+
+    `encoder` stays as it is, and PyTorch's global generator too. weight_decay: L2 penalty of Adam on all weights.
+    """
+    device = encoder.output.weight.device
+    encoder = copy.deepcopy(encoder).float().requires_grad_(True)
+    set_compute_dtype(encoder, None)
+    targets = data.targets
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(seed, "joints head") % 2**63)
+        net = Regressor(encoder, targets.size, stack).to(device)
+    order = generator(seed, "joints batches")
+    truth, held = data.positions(train), data.positions(test)
+    encoded = targets.encode(truth)  # [n, K]
+    mean, spread = encoded.mean(0), np.maximum(encoded.std(0), 1e-6)
+    if schedule.scale == "physical":
+        mean, spread = np.zeros_like(mean), np.ones_like(spread)
+    labels = torch.as_tensor((encoded - mean) / spread, dtype=torch.float32, device=device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=schedule.lr, weight_decay=weight_decay)
+    when = set(np.linspace(0, schedule.updates, schedule.evaluations + 1).round().astype(int)[1:].tolist())
+    waiting = np.zeros(0, np.int64)
+    steps, errors = [], []
+    for done in range(1, schedule.updates + 1):
+        if len(waiting) < min(schedule.batch, len(train)):
+            waiting = order.permutation(len(train))
+        chosen, waiting = np.split(waiting, [schedule.batch])
+        images = torch.as_tensor(data.images(train[chosen], stack)).to(device)
+        loss = (net(images) - labels[torch.as_tensor(chosen, device=device)]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if done in when:
+            predicted = predict(net, data, test, stack) * spread + mean
+            steps.append(done)
+            errors.append(targets.squared_errors(predicted, held).mean(0))
+        progress(done)
+    baseline = targets.squared_errors(encoded.mean(0, keepdims=True), held).mean(0)
+    return Curve(np.array(steps), np.stack(errors), baseline)
+
+
+@torch.no_grad()
+def predict(net: Regressor, data: JointData, rows: np.ndarray, stack: int) -> np.ndarray:
+    """Predictions for rows [m], float64 [m, K]."""
+    device = net.encoder.output.weight.device
+    parts = [
+        net(torch.as_tensor(data.images(part, stack)).to(device)).double().cpu().numpy()
+        for part in np.split(rows, range(EVALUATED, len(rows), EVALUATED))
+    ]
+    return np.concatenate(parts)
+
+
+def scaled_sizes(available: int, policies: int) -> list[int]:
+    """The paper's train sizes, scaled down so that the largest is all that is available."""
+    sizes = {available * size // PAPER_SIZES[-1] // policies * policies for size in PAPER_SIZES}
+    return sorted(size for size in sizes if size)

@@ -1,0 +1,83 @@
+"""Which results of probes a report compares: one set of options for all runs, one step for the seeds of a group."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from denoised_mdp.analysis.report.data import RunData
+
+Tree = dict[str, Any]
+Found = list[tuple[RunData, Tree]]
+"""runs and one result of each"""
+
+
+def options_of(tree: Mapping[str, Any]) -> str:
+    """What must agree for two results to be compared, as text: the split and all other options."""
+    return json.dumps(tree.get("options") or {}, sort_keys=True, default=str)
+
+
+def size_of(tree: Mapping[str, Any]) -> float:
+    """Rows of a result's episodes; 0 where it does not say."""
+    options = tree.get("options") or {}
+    sizes = [options.get(name) for name in ("episodes", "steps")]
+    return float(sizes[0]) * float(sizes[1]) if all(isinstance(size, int) for size in sizes) else 0.0
+
+
+def options_text(tree: Mapping[str, Any]) -> str:
+    """The options of a result in a few words: ``36 episodes of 200 actions, unseen clips, seeds 2``."""
+    options = dict(tree.get("options") or {})
+    words = []
+    if {"episodes", "steps"} <= options.keys():
+        words.append(f"{options.pop('episodes')} episodes of {options.pop('steps')} actions")
+    clips = {"train": "clips of training", "test": "unseen clips", "across": "fitted on clips of training, tested on"
+             " unseen ones"}  # fmt: skip
+    split = str(options.pop("split", ""))
+    words += [clips.get(split, split)] if split else []
+    usual = {"seeds": 1, "behaviour": "mixed"}
+    simple = {key: value for key, value in options.items() if isinstance(value, int | float | str)}
+    words += [f"{key} {value}" for key, value in simple.items() if usual.get(key) != value]
+    return ", ".join(words)
+
+
+def common_options(runs: Sequence[RunData], probe: str, split: str | None = None) -> str | None:
+    """The options of one probe with which most runs were probed; of several such, the largest probe.
+
+    split: of this kind of clips alone; otherwise the clips of training come first. None without any result.
+    """
+    kinds: dict[str, list[Tree]] = {}
+    for run in runs:
+        own = {options_of(tree): tree for tree in run.probes.get(probe, []) if split in (None, tree["split"])}
+        for options, tree in own.items():
+            kinds.setdefault(options, []).append(tree)
+
+    def rank(options: str) -> tuple:
+        trees = kinds[options]
+        return trees[0]["split"] == "train", len(trees), size_of(trees[0]), options
+
+    return max(kinds, key=rank, default=None)
+
+
+def at_common_step(runs: Sequence[RunData], probe: str, options: str | None) -> Found:
+    """Results with these options at the step that most of the runs share; of several such steps, the last."""
+    found = [(run, tree) for run in runs for tree in run.probes.get(probe, []) if options_of(tree) == options]
+    if not found:
+        return []
+    counts = Counter(tree["step"] for _, tree in found)
+    step = max(counts, key=lambda step: (counts[step], step))
+    return [(run, tree) for run, tree in found if tree["step"] == step]
+
+
+def shown(runs: Sequence[RunData], everyone: Sequence[RunData], probe: str) -> Found:
+    """One result of each run and split: that which is compared, or, if a run lacks it, its newest and largest one."""
+    found: Found = []
+    splits = sorted({tree["split"] for run in runs for tree in run.probes.get(probe, [])})
+    for split in splits:
+        compared = at_common_step(runs, probe, common_options(everyone, probe, split))
+        for run in runs:
+            own = [tree for other, tree in compared if other is run]
+            own = own or [tree for tree in run.probes.get(probe, []) if tree["split"] == split]
+            found += [(run, max(own, key=lambda tree: (tree["step"], size_of(tree))))] if own else []
+    return sorted(found, key=lambda one: next(i for i, run in enumerate(runs) if run is one[0]))

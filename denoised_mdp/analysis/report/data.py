@@ -1,0 +1,273 @@
+"""What a report reads: everything that a run folder tells, and plainly what it does not.
+
+Nothing here raises because of a damaged run: what cannot be read becomes a sentence in `RunData.problems`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from denoised_mdp.config import as_tree, read_config
+from denoised_mdp.config.compose import flatten
+from denoised_mdp.config.schema import Config
+from denoised_mdp.config.validate import as_text
+from denoised_mdp.errors import UserError
+from denoised_mdp.files import json_lines, read_json
+from denoised_mdp.run.event_files import event_records
+from denoised_mdp.run.folder import RunFolder, is_ours
+
+BROKEN = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
+"""what reading a damaged file can raise"""
+SESSION_GAP = 3600.0
+"""seconds without a word after which a training is taken to have stood still"""
+
+Curve = tuple[np.ndarray, np.ndarray]
+"""steps and values, float64 [n] each, steps rising"""
+
+
+@dataclass
+class Speed:
+    """How long a training took, from the times in TensorBoard's files."""
+
+    seconds: float
+    """from the first to the last word of each start, summed; starts are cut at gaps of an hour"""
+    steps: int
+    """environment steps in that time"""
+
+    @property
+    def steps_per_second(self) -> float:
+        """Everything included: acting, learning, evaluation, pictures."""
+        return self.steps / self.seconds if self.seconds > 0 else math.nan
+
+
+@dataclass
+class RunData:
+    """One run as its folder tells it."""
+
+    path: Path
+    config: Config | None = None
+    metrics: dict[str, Curve] = field(default_factory=dict)
+    probes: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """name of a probe -> all its results; "file" is their path, "split" the kind of clips"""
+    media: Path | None = None
+    """newest video, without suffix"""
+    machine: list[dict[str, Any]] = field(default_factory=list)
+    speed: Speed | None = None
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.resolve().name
+
+    @property
+    def step(self) -> int:
+        """The last step that was logged; 0 without any."""
+        return int(max((steps[-1] for steps, _ in self.metrics.values()), default=0))
+
+    @property
+    def seed(self) -> int | None:
+        """The seed; None if the configuration cannot be read."""
+        return None if self.config is None else self.config.seed
+
+    def options(self) -> dict[str, str]:
+        """Every option of the configuration as text, by dotted key."""
+        tree = {} if self.config is None else as_tree(self.config)
+        return {key: as_text(value) for key, value in flatten(tree)}
+
+
+def read_run(path: Path, extra: Sequence[Path] = ()) -> RunData:
+    """Read one run folder; `extra` are further folders with results of probes (``probe ... --output``).
+
+    Raises:
+        UserError: the folder is no run.
+    """
+    folder = RunFolder.existing(path)
+    run = RunData(Path(path))
+    try:
+        run.config = read_config(folder.config)
+    except UserError as error:
+        run.problems.append(f"The configuration cannot be read: {error}")
+    except OSError as error:
+        run.problems.append(f"The configuration cannot be read ({error.strerror}).")
+    run.metrics, problems = read_metrics(folder.metrics)
+    run.problems += problems
+    run.probes, problems = read_probes([run.path / "probes", *extra], run.name)
+    run.problems += problems
+    run.media = newest_media(folder.videos)
+    run.machine, problems = read_machine(folder.machine)
+    run.problems += problems
+    run.speed, problems = read_speed(folder.tensorboard)
+    run.problems += problems
+    return run
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """The runs among these folders and, at any depth, in those that are no run themselves; each one once.
+
+    Raises:
+        UserError: a folder is no run and holds none.
+    """
+    found: dict[Path, Path] = {}
+    for folder in map(Path, folders):
+        inside = [folder] if os.path.lexists(folder / "config.yaml") else []
+        for path, names, files in os.walk(folder) if not inside else ():
+            if "config.yaml" in files and ("metrics.jsonl" in files or is_ours(Path(path, "config.yaml"))):
+                inside.append(Path(path))
+                names.clear()  # a run holds no other runs
+            names[:] = sorted(name for name in names if not name.startswith("."))  # not Hydra's records
+        if not inside:
+            RunFolder.existing(folder)  # says what is wrong
+        found |= {path.resolve(): path for path in inside}
+    return list(found.values())
+
+
+def objects_in(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The objects in a file of JSON lines, and how many other lines there are.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    lines = list(json_lines(path))
+    return [row for _, row in lines if row is not None], sum(row is None and bool(line.strip()) for line, row in lines)
+
+
+def read_metrics(path: Path) -> tuple[dict[str, Curve], list[str]]:
+    """Every metric of ``metrics.jsonl`` as a curve of its finite values; of equal steps the last one counts."""
+    try:
+        rows, torn = objects_in(path)
+    except FileNotFoundError:
+        return {}, ["There is no metrics.jsonl: nothing was logged."]
+    except OSError as error:
+        return {}, [f"metrics.jsonl cannot be read ({error.strerror})."]
+    values: dict[str, dict[float, float]] = {}
+    lost = 0
+    for row in rows:
+        step = _number(row.get("step"))
+        if not math.isfinite(step):
+            torn += 1
+            continue
+        for name, value in row.items():
+            if name != "step" and math.isfinite(_number(value)):
+                values.setdefault(name, {})[step] = _number(value)
+            elif name != "step":
+                lost += 1
+    problems = []
+    if torn:
+        problems.append(f"{_count(torn, 'line')} of metrics.jsonl cannot be read and {_are(torn)} left out.")
+    if lost:
+        problems.append(f"{_count(lost, 'value')} in metrics.jsonl {_are(lost)} no finite number and left out.")
+    if not values:
+        problems.append("metrics.jsonl holds no metrics yet.")
+    curves = {}
+    for name, points in values.items():
+        steps = np.array(sorted(points))
+        curves[name] = (steps, np.array([points[step] for step in steps]))
+    return curves, problems
+
+
+def read_probes(folders: Sequence[Path], run: str) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """All results of probes of the run called `run`; of the same probe, options and step, the last folder's."""
+    results: dict[tuple[str, str, int, str], dict[str, Any]] = {}
+    problems = []
+    for place, folder in enumerate(folders):
+        try:
+            files = sorted(folder.glob("*.json"))
+        except OSError as error:
+            problems.append(f"{folder} cannot be read ({error.strerror}).")
+            continue
+        for path in files:
+            try:
+                tree = read_json(path)
+                probe, step = str(tree["probe"]), int(tree.get("step") or 0)
+                options = tree.get("options") or {}
+                split = str(options.get("split") or "")
+                if "run" not in tree or (place and Path(str(tree["run"])).name != run):
+                    continue  # of several runs, or of another one
+            except BROKEN as error:
+                if place == 0:
+                    problems.append(f"probes/{path.name} cannot be read ({one_line(error)}).")
+                continue
+            key = probe, split, step, json.dumps(options, sort_keys=True)
+            results[key] = {**tree, "step": step, "split": split, "file": path}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for (probe, *_), tree in sorted(results.items(), key=lambda item: item[0]):
+        found.setdefault(probe, []).append(tree)
+    return found, problems
+
+
+def newest_media(folder: Path) -> Path | None:
+    """Path without suffix of the video or picture of the latest step; of equal steps that of the training."""
+    with contextlib.suppress(OSError):
+        stems = {path.with_suffix("") for path in folder.iterdir() if re.search(r"_\d+\.(mp4|png)$", path.name)}
+        order = sorted(stems, key=lambda stem: (int(stem.name.rpartition("_")[2]), stem.name.startswith("step_")))
+        return order[-1] if order else None
+    return None
+
+
+def read_machine(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """What is known of the machines, one entry per start."""
+    try:
+        rows, torn = objects_in(path)
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        return [], [f"machine.jsonl cannot be read ({error.strerror})."]
+    return rows, [f"{_count(torn, 'line')} of machine.jsonl cannot be read."] if torn else []
+
+
+def read_speed(folder: Path) -> tuple[Speed | None, list[str]]:
+    """Time and steps of all starts; a file that breaks off counts as far as it goes."""
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    total, problems = Speed(0.0, 0), []
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        points = []
+        try:
+            for record in event_records(path):
+                event = Event.FromString(record)
+                if event.HasField("summary"):
+                    points.append((event.wall_time, event.step))
+        except (OSError, ValueError, DecodeError) as error:
+            problems.append(f"tensorboard/{path.name} cannot be read to its end ({one_line(error)}).")
+        part = speed_of(points)
+        total = Speed(total.seconds + part.seconds, total.steps + part.steps)
+    return (total if total.steps else None), problems
+
+
+def speed_of(points: Sequence[tuple[float, int]]) -> Speed:
+    """Time and steps of one start from (seconds, step) in the order of writing, without standstills."""
+    seconds, steps = 0.0, 0
+    for (begin, before), (end, after) in zip(points, points[1:], strict=False):
+        if 0 <= end - begin < SESSION_GAP and after >= before:
+            seconds, steps = seconds + end - begin, steps + after - before
+    return Speed(seconds, steps)
+
+
+def one_line(error: Exception) -> str:
+    """What an exception says, short."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) < 160 else f"{text[:160]} ..."
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"

@@ -1,0 +1,164 @@
+"""Runs that belong together: groups of seeds, their mean curves with confidence bands, and how groups differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from denoised_mdp.analysis.crossfit import confidence
+from denoised_mdp.analysis.report.data import Curve, RunData
+from denoised_mdp.config import differences
+from denoised_mdp.config.schema import Config
+
+
+@dataclass
+class Group:
+    """Runs that differ in their seeds alone, or a single run."""
+
+    runs: list[RunData]
+    name: str = ""
+
+    @property
+    def first(self) -> RunData:
+        """The run that stands for all where one is enough."""
+        return self.runs[0]
+
+    @property
+    def step(self) -> int:
+        """The last step that any of its runs logged."""
+        return max(run.step for run in self.runs)
+
+    def curves(self, metric: str) -> list[Curve]:
+        """This metric of every run that has it."""
+        return [run.metrics[metric] for run in self.runs if metric in run.metrics]
+
+
+def group_runs(runs: Sequence[RunData]) -> list[Group]:
+    """Groups of runs that differ in their seeds alone; two runs of one seed are never in one group."""
+    groups: list[Group] = []
+    for run in runs:
+        for group in groups:
+            if _same_but_seed(group.first.config, run.config) and run.seed not in [one.seed for one in group.runs]:
+                group.runs.append(run)
+                break
+        else:
+            groups.append(Group([run]))
+    for group in groups:
+        group.runs.sort(key=lambda run: run.seed or 0)
+    _name(groups)
+    return groups
+
+
+def _same_but_seed(one: Config | None, other: Config | None) -> bool:
+    if one is None or other is None:
+        return False
+    return not differences(one, dataclasses.replace(other, seed=one.seed))
+
+
+def _words(group: Group) -> list[str]:
+    """Task and distractors, model, policy; nothing of a configuration that cannot be read."""
+    config = group.first.config
+    if config is None:
+        return []
+    return [" + ".join([config.env.task, *config.distractors]), config.model.name, config.policy.name]
+
+
+def _shared(words: Sequence[list[str]]) -> list[bool]:
+    """Which of the words are the same in all of several groups."""
+    known = [one for one in words if one]
+    return [len(known) == len(words) > 1 and len(set(column)) == 1 for column in zip(*known, strict=True)]
+
+
+def shared_words(groups: Sequence[Group]) -> str:
+    """What the names of several groups leave out because all have it in common; empty if their tasks differ."""
+    words = [_words(group) for group in groups]
+    shared = _shared(words)
+    return " · ".join(word for word, same in zip(words[0], shared, strict=False) if same and shared[0])
+
+
+def _name(groups: Sequence[Group]) -> None:
+    """Name groups by what they learn, of many only what tells them apart, then by the options in which they differ.
+
+    Groups of one configuration (two runs of one seed), or without one, have the name of their first folder.
+    """
+    words = [_words(group) for group in groups]
+    shared = _shared(words)
+    for group, one in zip(groups, words, strict=True):
+        told = [word for word, same in zip(one, shared, strict=False) if not same]
+        group.name = " · ".join(told) if told or len(groups) > 1 else group.first.name
+    for alike in _by_name(groups):
+        labels = _option_labels(alike) if len(alike) > 1 else [""]
+        for group, label in zip(alike, labels, strict=True):
+            group.name = " · ".join(filter(None, (group.name, label)))
+    for alike in _by_name(groups):
+        for group in alike:
+            if len(alike) > 1 or not group.name:
+                group.name = " · ".join(filter(None, (group.name, group.first.name)))
+    names = [group.name for group in groups]
+    for number, group in enumerate(groups, 1):
+        if names.count(group.name) > 1:
+            group.name = f"{group.name} ({number})"
+
+
+def _by_name(groups: Sequence[Group]) -> list[list[Group]]:
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(group.name, []).append(group)
+    return list(found.values())
+
+
+def _option_labels(groups: Sequence[Group]) -> list[str]:
+    """The fewest options that tell groups apart, ``beta=0.5, free_nats=1``: of each step the one that tells most."""
+    different = differing_options(groups)
+    chosen: list[tuple[str, list[str]]] = []
+
+    def told(columns: Sequence[tuple[str, list[str]]]) -> int:
+        return len(set(zip(*(values for _, values in columns), strict=True))) if columns else 1
+
+    while different and told(chosen) < len(groups):
+        best = max(different, key=lambda one: told([*chosen, one]))  # of equal ones the first
+        if told([*chosen, best]) == told(chosen):
+            break
+        chosen.append(best)
+    short = [key.rpartition(".")[2] for key, _ in chosen]
+    keys = [name if short.count(name) == 1 else key for name, (key, _) in zip(short, chosen, strict=True)]
+    return [", ".join(f"{key}={values[n]}" for key, (_, values) in zip(keys, chosen, strict=True))
+            for n in range(len(groups))]  # fmt: skip
+
+
+def differing_options(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
+    """(key, value in each group) of every option in which groups differ, but for names, folders and seeds."""
+    options = [group.first.options() for group in groups]
+    known = [one for one in options if one]
+    keys = dict.fromkeys(key for one in known for key in one)
+    hidden = {"run_dir", "seed"}
+    return [
+        (key, [one.get(key, "-" if one else "unknown") for one in options])
+        for key in keys
+        if key not in hidden and len({one.get(key, "-") for one in known}) > 1
+    ]
+
+
+def at_common_step(curves: Sequence[Curve]) -> tuple[float, np.ndarray]:
+    """The last step to which all curves have come, and their values there, [runs] (linear between own steps)."""
+    step = min(float(steps[-1]) for steps, _ in curves)
+    values = np.array([np.interp(step, *curve, left=np.nan) for curve in curves])
+    return step, values[np.isfinite(values)]
+
+
+def band(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Mean over runs and half the width of its 95 % confidence interval (Student's t).
+
+    At every step that any run has; a run counts between its first and last step, by linear interpolation between its
+    own steps. Returns steps, mean, half width (nan with one run) and the number of runs, [n] each.
+    """
+    steps = np.unique(np.concatenate([curve[0] for curve in curves]))
+    grid = np.stack([np.interp(steps, *curve, left=np.nan, right=np.nan) for curve in curves])  # [runs, n]
+    count = np.isfinite(grid).sum(0)
+    steps, grid, count = steps[count > 0], grid[:, count > 0], count[count > 0]
+    mean = np.nanmean(grid, 0)
+    half = np.array([confidence(column[np.isfinite(column)]) for column in grid.T])
+    return steps, mean, half, count

@@ -1,0 +1,173 @@
+"""``denoised-mdp report``: one self-contained HTML page about one run, or a comparison of many.
+
+The page loads nothing: pictures and videos are data URIs, and there is no script. All text that comes from runs is
+escaped by the template engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from denoised_mdp import __version__
+from denoised_mdp.analysis.factor_tables import from_tree, headline_text, pooled
+from denoised_mdp.analysis.plots import color_of
+from denoised_mdp.analysis.report.choice import (
+    at_common_step,
+    common_options,
+    options_of,
+    options_text,
+    shown,
+)
+from denoised_mdp.analysis.report.data import RunData, find_runs, read_run
+from denoised_mdp.analysis.report.groups import Group, differing_options, group_runs, shared_words
+from denoised_mdp.analysis.report.parts import (
+    KNOWN,
+    MODEL,
+    RETURNS,
+    compared_options,
+    factor_dict,
+    factor_part,
+    health_part,
+    invariance_part,
+    machine_row,
+    media_part,
+    other_metrics,
+    other_part,
+    overview,
+    plots,
+    safely,
+)
+from denoised_mdp.analysis.report.plots import BAND_FROM
+from denoised_mdp.analysis.results import write_whole
+from denoised_mdp.errors import UserError
+from denoised_mdp.progress import track
+from denoised_mdp.run.folder import refuse_own
+
+VIDEOS = ("one", "all", "none")
+"""of each group of seeds one, of every run, or none"""
+PARTS = {"factors": factor_part, "invariance": invariance_part, "health": health_part}
+
+
+def write_report(
+    runs: Sequence[Path], output: Path, *, probes: Sequence[Path] = (), videos: str = "one", title: str | None = None
+) -> Path:
+    """Write the page; what is missing or broken in a run is said in it.
+
+    runs: folders of runs, or folders that hold runs at any depth; one that is given twice counts once.
+    probes: further folders with results, written by ``probe ... --output``. videos: see `VIDEOS`.
+
+    Raises:
+        UserError: a folder is no run and holds none, or the page cannot be written.
+    """
+    output = Path(output)
+    refuse_own(output, "-o")
+    if output.is_dir():
+        raise UserError(f"{output} is a folder. Name a file, e.g. -o {output / 'report.html'}.")
+    if not output.parent.is_dir():  # said before anything is drawn
+        raise UserError(f"There is no folder {output.parent} for {output.name}. Make it, or choose another -o.")
+    for folder in probes:
+        if not Path(folder).is_dir():
+            raise UserError(f"There is no folder {folder} with results of probes.")
+    found = [read_run(run, probes) for run in track(find_runs(runs), "reading", "runs", delay=1)]
+    page = render(found, videos=videos, title=title)
+    return write_whole(output, page)
+
+
+def render(runs: Sequence[RunData], *, videos: str = "one", title: str | None = None) -> str:
+    """The page about runs that were read, as HTML."""
+    groups, compared = group_runs(runs), compared_options(runs)
+    common: list[str] = []
+    shared = shared_words(groups)
+    found = {
+        "title": title or (groups[0].name if len(groups) == 1 else shared or f"{len(groups)} configurations compared"),
+        "compared": len(groups) if len(groups) > 1 and (title or shared) else 0,
+        "groups": [
+            {"name": group.name, "color": color_of(n), "count": len(group.runs), "overview": overview(group, compared)}
+            for n, group in enumerate(groups)
+        ],
+        "compared_by": {probe: _options_text(runs, probe, options) for probe, options in compared.items()},
+        "returns": plots(groups, RETURNS, common),
+        "model": plots(groups, MODEL, common),
+        "more": plots(groups, other_metrics(groups), common),
+        "sections": [
+            _section(group, number, videos, runs)
+            for number, group in track(list(enumerate(groups)), "drawing probes", "groups of runs")
+        ],
+        "differences": differing_options(groups),
+        "configurations": [(group.name, sorted(group.first.options().items())) for group in groups],
+        "machines": [machine_row(run) for run in runs],
+        "problems": [(str(run.path), run.problems) for run in runs if run.problems],  # last: the parts above add some
+        "common_problems": common,
+        "made": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "version": __version__,
+        "runs": [str(run.path) for run in runs],
+    }
+    most = max(len(group.runs) for group in groups)
+    found |= {"several": most > 1, "bands": most >= BAND_FROM}
+    return _template().render(found)
+
+
+def _options_text(runs: Sequence[RunData], probe: str, options: str | None) -> str:
+    """The options whose results the overview compares, in words; empty without any result."""
+    trees = [tree for run in runs for tree in run.probes.get(probe, []) if options_of(tree) == options]
+    return options_text(trees[0]) if trees else ""
+
+
+def _section(group: Group, number: int, videos: str, everyone: Sequence[RunData]) -> dict[str, Any]:
+    """What is shown of one group: its videos and what probes found in its runs."""
+    section: dict[str, Any] = {"name": group.name, "color": color_of(number), "media": [], "others": []}
+    chosen = {"all": group.runs, "none": []}.get(videos, [])
+    if videos == "one":
+        chosen = [next((run for run in group.runs if run.media is not None), group.first)]
+    section["media"] = list(filter(None, (media_part(run, run.problems) for run in chosen)))
+    for probe, make in PARTS.items():
+        section[probe] = []
+        for run, tree in shown(group.runs, everyone, probe):
+            part = safely(run.problems, tree["file"].name, lambda make=make, run=run, tree=tree: make(run, tree))
+            section[probe] += [part] if part else []
+    section["mean"] = _means(group, everyone)
+    for probe in sorted({probe for run in group.runs for probe in run.probes} - set(KNOWN)):
+        for run, tree in shown(group.runs, everyone, probe):
+            part = safely(run.problems, tree["file"].name, lambda run=run, tree=tree: other_part(run, tree))
+            section["others"] += [part | {"probe": probe}] if part else []
+    return section
+
+
+def _means(group: Group, everyone: Sequence[RunData]) -> list[dict[str, str]]:
+    """The factor matrix's mean over the seeds of a group, one per split: of equal options at the same step."""
+    means = []
+    for split in sorted({tree["split"] for run in group.runs for tree in run.probes.get("factors", [])}):
+        found = at_common_step(group.runs, "factors", common_options(everyone, "factors", split))
+        matrices = [safely([], "", lambda tree=tree: from_tree(tree)) for _, tree in found]  # its own part says why
+        kinds = [(m.factors, m.parts, list(m.scores)) for m in matrices if m is not None]
+        same = [m for m in matrices if m is not None and (m.factors, m.parts, list(m.scores)) == kinds[0]]
+        if len(same) < 2:
+            continue
+        count = f"{len(same)} seeds" if len(same) == len(group.runs) else f"{len(same)} of {len(group.runs)} seeds"
+        tree = found[0][1]
+        title = f"mean of {count} · step {tree['step']:,} · {options_text(tree)}"
+
+        def make(same=same, split=split, title=title) -> dict[str, str]:
+            mean = pooled(same)
+            probe = "ridge" if "ridge" in mean.scores else next(iter(mean.scores))
+            note = headline_text(mean, probe, split if split in ("train", "test", "across") else "train")
+            return factor_dict(title, note, mean, probe)
+
+        means.append(safely(group.first.problems, "The mean factor matrix", make))
+    return list(filter(None, means))
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("denoised_mdp.analysis.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2")

@@ -1,0 +1,299 @@
+"""The parts of a report: plain dictionaries that the template shows, one function for each part.
+
+What a damaged or unfinished run lacks is left out; `safely` turns what goes wrong into a sentence.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from denoised_mdp.analysis.crossfit import Estimate, confidence
+from denoised_mdp.analysis.factor_tables import from_tree, headline_text
+from denoised_mdp.analysis.factors import FactorMatrix
+from denoised_mdp.analysis.report.choice import at_common_step as results_at_common_step
+from denoised_mdp.analysis.report.choice import common_options, options_text
+from denoised_mdp.analysis.report.data import BROKEN, RunData, one_line
+from denoised_mdp.analysis.report.groups import Group, at_common_step
+from denoised_mdp.analysis.report.plots import BAND_FROM, bars_plot, curves_plot, heat_map
+from denoised_mdp.errors import UserError
+from denoised_mdp.files import read_bytes
+from denoised_mdp.progress import duration, track
+
+RETURNS = {
+    "eval/return": ("Return of held-out episodes", "the actor's mode, always the same episodes"),
+    "train/return": ("Return while collecting", "with exploration noise"),
+}
+MODEL = {
+    "model/image_error": ("Reconstruction error", "of the picture"),
+    "model/reward_error": ("Reward error", ""),
+    "model/kl_x": ("KL of x", "nats per step"),
+    "model/kl_y": ("KL of y", "nats per step"),
+    "model/kl_z": ("KL of z", "nats per step"),
+    "probe/signal_from_x": ("Quick probe: signal from x", "R² on few episodes: a trend, not signal recall"),
+    "probe/noise_from_x": ("Quick probe: noise from x", "R² on few episodes: a trend, not leakage"),
+}
+KNOWN = ("factors", "invariance", "health")
+MOST_BYTES = 40_000_000
+"""of one embedded file"""
+
+
+def safely(problems: list[str], what: str, make: Callable[[], Any]) -> Any:
+    """What `make` returns; if it fails because of damaged data, None and a sentence in `problems`."""
+    try:
+        return make()
+    except (*BROKEN, UserError, Image.DecompressionBombError, StopIteration, SyntaxError) as error:  # Pillow's last
+        problems.append(f"{what} cannot be shown ({one_line(error)}).")
+        return None
+
+
+def mean_text(values: Sequence[float], digits: int = 1) -> str:
+    """Mean and 95 % confidence interval of the finite ones; of two, both instead of it; a dash without any."""
+    known = np.array([value for value in values if value is not None and math.isfinite(value)])
+    if not len(known):
+        return "-"
+    mean = f"{known.mean():,.{digits}f}"
+    if len(known) < BAND_FROM:
+        return mean + ("" if len(known) < 2 else f" ({', '.join(f'{value:,.{digits}f}' for value in known)})")
+    return f"{mean} ± {confidence(known):,.{digits}f}"
+
+
+def marked(text: str, counted: int, group: Group, step: float) -> str:
+    """A mean over seeds, and in a second line where fewer than all count, or not at the group's last step."""
+    marks = [f"{counted} of {len(group.runs)} seeds"] * (counted < len(group.runs))
+    marks += [f"at step {step:,.0f}"] * (step < group.step)
+    return text + (f"\n({', '.join(marks)})" if marks and text != "-" else "")
+
+
+def overview(group: Group, compared: Mapping[str, str | None]) -> dict[str, str]:
+    """The line of one group in the table at the top; compared: as of `compared_options`."""
+    runs = group.runs
+    steps = [run.step for run in runs]
+    totals = [run.config.train.total_steps for run in runs if run.config]
+    progress = f"{min(steps):,}" + (f" to {max(steps):,}" if min(steps) != max(steps) else "")
+    if totals and max(totals) > min(steps):
+        progress += f" of {max(totals):,}"
+    seconds = sorted({duration(run.speed.seconds): run.speed.seconds for run in runs if run.speed}.items(),
+                     key=lambda one: one[1])  # fmt: skip
+    return {
+        "Seeds": ", ".join("?" if run.seed is None else str(run.seed) for run in runs),
+        "Steps": progress,
+        "Last return": last_return(group),
+        "Random policy": mean_text([run.metrics["random/return"][1].mean() for run in runs
+                                    if "random/return" in run.metrics]),
+        "Signal recall": probed(group, "factors", compared, lambda tree: recall_of(tree, "signal")),
+        "Leakage": probed(group, "factors", compared, lambda tree: recall_of(tree, "noise")),
+        "Ratio of x": probed(group, "invariance", compared, ratio_of_x),
+        "Training time": "\nto ".join(dict.fromkeys(text for text, _ in [*seconds[:1], *seconds[-1:]])) or "-",
+    }  # fmt: skip
+
+
+def last_return(group: Group) -> str:
+    """Return of the evaluation at the last step that all seeds with an evaluation have reached."""
+    curves = group.curves("eval/return")
+    if not curves:
+        return "-"
+    step, values = at_common_step(curves)
+    return marked(mean_text(values), len(values), group, step)
+
+
+def compared_options(runs: Sequence[RunData]) -> dict[str, str | None]:
+    """For each probe of the overview the options whose results are compared."""
+    return {probe: common_options(runs, probe) for probe in ("factors", "invariance")}
+
+
+def probed(
+    group: Group, probe: str, compared: Mapping[str, str | None], value_of: Callable[[dict[str, Any]], Estimate]
+) -> str:
+    """The mean over seeds of a number that one probe found, all with the same options at the same step, or a dash."""
+    found = results_at_common_step(group.runs, probe, compared[probe])
+    values = [one for one in (safely([], "", lambda tree=tree: value_of(tree)) for _, tree in found) if one is not None]
+    known = [one.value for one in values if one.known]
+    if not known:
+        return values[0].text(2) if values else "-"
+    text = values[0].text(2) if len(values) == len(group.runs) == 1 else mean_text(known, 2)
+    return marked(text, len(known), group, found[0][1]["step"])
+
+
+def recall_of(tree: dict[str, Any], source: str) -> Estimate:
+    """Signal recall or leakage of one result of `probe factors`, with ridge."""
+    return from_tree(tree).summary("ridge", "x", source)
+
+
+def ratio_of_x(tree: dict[str, Any]) -> Estimate:
+    """How far other distractors move x, relative to another state, of one result of `probe invariance`."""
+    return Estimate(_float(tree["distances"]["x"].get("ratio")))
+
+
+def plots(groups: Sequence[Group], wanted: dict[str, tuple[str, str]], problems: list[str]) -> list[dict[str, str]]:
+    """A plot for each metric that any run has."""
+    found = []
+    for metric, (title, note) in track(list(wanted.items()), "drawing", "curves"):
+        picture = safely(problems, f"The curve of {metric}", lambda metric=metric: curves_plot(groups, metric, ""))
+        if picture:
+            found.append({"title": title, "note": note, "picture": picture, "metric": metric})
+    return found
+
+
+def other_metrics(groups: Sequence[Group]) -> dict[str, tuple[str, str]]:
+    """Metrics that were logged but have no title of their own, by name."""
+    names = {name for group in groups for run in group.runs for name in run.metrics}
+    kept = (name for name in sorted(names) if name.partition("/")[0] in ("model", "policy", "probe"))
+    return {name: (name, "") for name in kept if name not in MODEL and "second" not in name}
+
+
+def title_of(run: RunData, tree: Mapping[str, Any]) -> str:
+    """Which run, when, and with which options."""
+    return " · ".join(filter(None, (f"{run.name} · seed {run.seed} · step {tree['step']:,}", options_text(tree))))
+
+
+def factor_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
+    """The heat map of one result of `probe factors`, and its two numbers."""
+    matrix = from_tree(tree)
+    probe = "ridge" if "ridge" in matrix.scores else next(iter(matrix.scores))
+    note = headline_text(matrix, probe, tree["split"] if tree["split"] in ("train", "test", "across") else "train")
+    return factor_dict(title_of(run, tree), note, matrix, probe)
+
+
+def factor_dict(title: str, note: str, matrix: FactorMatrix, probe: str) -> dict[str, str]:
+    """What the template shows of a factor matrix."""
+    heads = {name: matrix.summary(probe, "x", source).text(2)
+             for name, source in (("recall", "signal"), ("leakage", "noise"))}  # fmt: skip
+    return {"title": title, "note": note, "picture": heat_map(matrix, probe), **heads}
+
+
+def invariance_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
+    """Distances and returns of one result of `probe invariance`."""
+    rows = [
+        [name, *(_show(row.get(key)) for key in ("other_noise", "other_state", "ratio", "resampled"))]
+        for name, row in tree["distances"].items()
+    ]
+    ratios = {name: _float(row.get("ratio")) for name, row in tree["distances"].items()}
+    returns = [
+        [name, _show(row.get("mean"), 1), _show(row.get("standard_error"), 1), _show(row.get("change"), 1),
+         _show(row.get("change_error"), 1)]
+        for name, row in (tree.get("returns") or {}).items()
+    ]  # fmt: skip
+    return {
+        "title": title_of(run, tree),
+        "rows": rows,
+        "returns": returns,
+        "action": _show(tree.get("action_change")),
+        "picture": bars_plot(ratios, "other distractors / other states"),
+    }
+
+
+def health_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
+    """Numbers and warnings of one result of `probe health`."""
+    rows = []
+    for name, nats in tree["nats"].items():
+        active, size = tree["active"][name]
+        columns = (tree[key].get(name) for key in ("share", "signal", "noise"))
+        rows.append([name, _show(nats, 2), f"{active} of {size}", *(_show(value, 2) for value in columns)])
+    return {
+        "title": title_of(run, tree),
+        "rows": rows,
+        "image": _show(tree.get("image_r2"), 2),
+        "warnings": [str(warning) for warning in tree["warnings"]],
+    }
+
+
+def other_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
+    """Pictures that another probe (as of joint positions) wrote beside its numbers, and its plain numbers."""
+    path: Path = tree["file"]
+    pictures = [png for png in path.parent.glob("*.png") if png.stem.startswith(path.stem)]
+    pictures.sort(key=lambda png: (not png.stem.endswith("_sizes"), png.stem))  # what sums it up first
+    plain = {key: value for key, value in tree.items() if isinstance(value, int | float | str) and key != "probe"}
+    return {
+        "title": title_of(run, tree),
+        "pictures": [picture_uri(png) for png in pictures],
+        "numbers": {key: _show(value) if isinstance(value, float) else str(value) for key, value in plain.items()},
+        "file": path.name,
+    }
+
+
+def media_part(run: RunData, problems: list[str]) -> dict[str, Any] | None:
+    """A run's newest video and contact sheet as data URIs; what is missing or broken is said in `problems`."""
+    if run.media is None:
+        problems.append("There is no video of signal and noise yet: denoised-mdp render RUN makes one.")
+        return None
+    stem = run.media
+    video, sheet = (stem.with_name(stem.name + suffix) for suffix in (".mp4", ".png"))
+    part = {
+        "title": f"{run.name} · seed {run.seed} · step {int(stem.name.rpartition('_')[2]):,}",
+        "video": safely(problems, f"The video {video.name}", lambda: video_uri(video)),
+        "sheet": safely(problems, f"The picture {sheet.name}", lambda: picture_uri(sheet)),
+    }
+    return part if part["video"] or part["sheet"] else None
+
+
+def video_uri(path: Path) -> str:
+    """An MP4 as a data URI.
+
+    Raises:
+        ValueError: it is no whole MP4, or larger than `MOST_BYTES`.
+    """
+    data = read_bytes(path, MOST_BYTES)
+    boxes = dict(_boxes(data))
+    if not {b"ftyp", b"moov", b"mdat"} <= boxes.keys():
+        raise ValueError("it is no whole MP4 file")
+    return f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
+
+
+def _boxes(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Kind and place of the whole boxes of an MP4 (ISO/IEC 14496-12, section 4.2)."""
+    place = 0
+    while place + 8 <= len(data):
+        size, kind = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
+        if size == 1:
+            size = int.from_bytes(data[place + 8 : place + 16], "big")
+        size = size or len(data) - place  # 0: to the end of the file
+        if size < 8 or place + size > len(data):
+            return
+        yield kind, place
+        place += size
+
+
+def picture_uri(path: Path) -> str:
+    """A picture as the data URI of a JPEG, which takes a tenth of the PNG."""
+    out = io.BytesIO()
+    with Image.open(io.BytesIO(read_bytes(path, MOST_BYTES))) as image:
+        image.convert("RGB").save(out, "JPEG", quality=85, optimize=True)
+    return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def machine_row(run: RunData) -> list[str]:
+    """Hardware and speed of one run, in the order of the table's columns."""
+    last = run.machine[-1] if run.machine else {}
+
+    def known(key: str) -> str:
+        return str(last.get(key, "not recorded"))
+
+    evaluation = run.metrics.get("eval/seconds")
+    share = "-"
+    if evaluation is not None and run.speed and run.speed.seconds > 0:
+        share = f"{min(1.0, evaluation[1].sum() / run.speed.seconds):.0%}"
+    updates = run.metrics.get("train/updates")
+    pace = f"{updates[1][-1] / run.speed.seconds:.2f}" if updates and run.speed and run.speed.seconds > 0 else "-"
+    return [
+        run.name, "?" if run.seed is None else str(run.seed), known("cpu"), known("cores"), known("device"),
+        known("precision"), known("pytorch"), str(len(run.machine) or "-"),
+        duration(run.speed.seconds) if run.speed else "-",
+        f"{run.speed.steps_per_second:.1f}" if run.speed else "-", pace, share,
+    ]  # fmt: skip
+
+
+def _float(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _show(value: Any, digits: int = 3) -> str:
+    number = _float(value)
+    return f"{number:,.{digits}f}" if math.isfinite(number) else "-"

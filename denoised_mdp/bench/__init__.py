@@ -1,0 +1,1 @@
+"""Benchmarks, and the doctor that checks a machine and a configuration."""

@@ -1,0 +1,190 @@
+"""The parts of the benchmark around the update: environments, evaluation, replay, start."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.config.schema import Config
+from denoised_mdp.device import configure_acting
+from denoised_mdp.envs import make_env
+from denoised_mdp.envs.vector import EnvironmentPool
+from denoised_mdp.errors import UserError
+from denoised_mdp.replay.ring import Replay
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.machine import resident_memory
+
+ACTIONS = 6
+STAIRS = (
+    {},
+    {"video_background": {}},
+    {"video_background": {}, "camera_jitter": {}},
+    {"video_background": {}, "camera_jitter": {}, "noisy_sensor": {}},
+)
+"""distractors of the paper, one more at a time"""
+
+
+def milliseconds(function: Callable[[], object], count: int, rounds: int = 5) -> dict[str, float]:
+    """Median over rounds of the mean time of one call: wall and CPU time, the renderer's threads included."""
+    results = []
+    function()
+    for _ in range(rounds):
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            function()
+        results.append((time.perf_counter() - wall, time.process_time() - cpu))
+    wall, cpu = (1000 * statistics.median(column) / count for column in zip(*results, strict=True))
+    return {"wall": wall, "cpu": cpu}
+
+
+def environments(config: Config) -> dict[str, dict[str, Any]]:
+    """Actions per second (their repeats and a frame) by distractors and render quality, beside dm_control's own frame.
+
+    For tasks of the DeepMind Control Suite; other suites are measured as configured.
+    """
+    table, frames = {}, {}
+    task, repeat, steps = config.env.task, config.env.action_repeat, 10**9
+    cases = [("fast", names) for names in STAIRS] + [("faithful", names) for names in STAIRS[:2]]
+    if config.env.suite != "dmc":
+        cases = [(config.env.quality, config.distractors)]
+    for quality, distractors in cases:
+        options = {"suite": config.env.suite, "size": config.env.size, "clips": config.env.clips}
+        options |= {"quality": quality, "episode_steps": steps, "action_repeat": repeat}
+        env = make_env(task, distractors=distractors, **options)
+        with contextlib.closing(env):
+            env.reset(seed=0)
+            env.action_space.seed(0)
+            action = env.action_space.sample()
+            name = f"{' + '.join(distractors) or 'no distractors'}, {quality}"
+            time_ = milliseconds(lambda env=env, action=action: env.step(action), 15)
+            table[f"{name}, actions per second"] = 1000 / time_["wall"]
+            table[f"{name}, ms per action"] = time_["wall"]
+            table[f"{name}, cpu ms per action"] = time_["cpu"]
+            frames[name] = milliseconds(env.render, 15)["cpu"]
+    if config.env.suite == "dmc":
+        plain, step = plain_dm_control(task, config.env.size, repeat)
+        table["dm_control as it comes, cpu ms per action"] = repeat * step + plain
+        fast = table["video_background, fast, cpu ms per action"]
+        table["video_background, fast: times faster than dm_control as it comes"] = (repeat * step + plain) / fast
+        frames["dm_control as it comes"] = plain
+    return {"actions": table, "cpu ms per frame": frames}
+
+
+def acting(config: Config, learner: torch.device) -> dict[str, dict[str, Any]]:
+    """Milliseconds in which the agent acts in 1, 4 and 10 environments at once, on the CPU and on the learner's device.
+
+    A call filters one frame of each and asks the policy, and its actions come back to the host: `train.act_device`.
+    """
+    table = {}
+    for where in dict.fromkeys(["cpu", str(learner)]):
+        device, dtype = configure_acting(replace(config.train, act_device=where), learner)
+        agent = build_agent(config, ACTIONS, device=device, dtype=dtype).eval()
+        for count in (1, 4, 10):
+            images = np.zeros((count, config.env.size, config.env.size, 3), np.uint8)
+            generators = [torch.Generator(device).manual_seed(index) for index in range(count)]
+            _, carry = agent.act(images)
+            call = functools.partial(agent.act, images, carry, explore=0.3, generator=generators)
+            time_ = milliseconds(call, 20)
+            name = f"{device}, {count} at once"
+            table |= {f"{name}, ms": time_["wall"], f"{name}, cpu ms": time_["cpu"]}
+    return {"a call": table}
+
+
+def plain_dm_control(task: str, size: int, repeat: int) -> tuple[float, float]:
+    """CPU milliseconds of a frame in dm_control's default quality and of a step, without anything of ours."""
+    from denoised_mdp.envs import rendering  # noqa: F401  chooses the renderer's library before dm_control is imported
+
+    from dm_control import suite  # isort: skip
+
+    env = suite.load(*task.split("_", 1))
+    env.reset()
+    action = np.zeros(env.action_spec().shape)
+    frame = milliseconds(lambda: env.physics.render(size, size, camera_id=0), 5)["cpu"]
+    return frame, milliseconds(lambda: env.step(action), 30)["cpu"]
+
+
+def evaluations(config: Config, episodes: int = 10, actions: int = 50) -> dict[str, dict[str, Any]]:
+    """Seconds that a whole evaluation's environments take, by number of workers, from `actions` actions of each."""
+    table, whole = {}, config.episode_rows - 1
+    for workers in sorted({0, 1, os.cpu_count() or 1}):
+        began = time.perf_counter()
+        with EnvironmentPool(environment_maker(config), episodes, workers=workers) as pool:
+            pool.reset(range(episodes))
+            start = time.perf_counter() - began
+            rng = np.random.default_rng(0)
+            began = time.perf_counter()
+            for _ in range(actions):
+                pool.step(list(rng.uniform(-1, 1, (episodes, *pool.action_shape)).astype(np.float32)))
+            seconds = time.perf_counter() - began
+        table[f"{workers} workers, start, s"] = start
+        table[f"{workers} workers, {episodes} episodes of {whole} actions, s"] = seconds / actions * whole
+    return {"environments of an evaluation": table}
+
+
+@contextlib.contextmanager
+def filled_replay(config: Config, rows: int) -> Iterator[tuple[Path, Replay]]:
+    """A temporary folder and in it a replay whose `rows` rows were all written, in episodes of the usual length."""
+    shape = (config.env.size, config.env.size, 3)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (64, *shape), dtype=np.uint8)
+    with tempfile.TemporaryDirectory() as folder:
+        if Replay.bytes_needed(rows, shape, ACTIONS) > 0.8 * shutil.disk_usage(folder).free:
+            raise UserError(f"{folder} has no room for a replay of {rows:,} rows: set TMPDIR to another disk.")
+        replay = Replay(Path(folder), rows, shape, ACTIONS)
+        for row in range(rows):
+            replay.add(images[row % 64], np.zeros(ACTIONS, np.float32), 0.0, row % config.episode_rows == 0)
+        with contextlib.closing(replay):
+            yield Path(folder), replay
+
+
+def replays(config: Config, rows: tuple[int, ...]) -> dict[str, dict[str, Any]]:
+    """By number of rows: milliseconds of a batch, of one more row and of opening, and the memory after batches."""
+    table, (length, size) = {}, (config.train.segment_length, config.train.batch_size)
+    shape = (config.env.size, config.env.size, 3)
+    for count in rows:
+        with filled_replay(config, count) as (folder, replay):
+            rng, new = np.random.default_rng(0), (np.zeros(shape, np.uint8), np.zeros(ACTIONS, np.float32), 0.0, False)
+            batch = milliseconds(lambda replay=replay, rng=rng: replay.sample(size, length, rng), 10)
+            table[f"{count:,} rows: the process's memory then, MB"] = resident_memory() / 1e6
+            row = milliseconds(lambda replay=replay, new=new: replay.add(*new), 200)
+            replay.flush()
+            state = replay.state()
+            again = functools.partial(Replay.open, folder, state, read_only=True)
+            opening = milliseconds(lambda again=again: again().close(), 1)
+            for name, time_ in ((f"batch of {size} x {length}", batch), ("one more row", row), ("opening", opening)):
+                table |= {f"{count:,} rows: {name}, {unit}": time_[unit.split()[0]] for unit in ("wall ms", "cpu ms")}
+            table[f"{count:,} rows: on disk, GB"] = Replay.bytes_needed(count, shape, ACTIONS) / 1e9
+    return {"by size": table}
+
+
+def start_up(config: Config) -> dict[str, dict[str, Any]]:
+    """Seconds of fresh processes: help, importing the library, importing it with PyTorch."""
+    commands = {
+        "denoised-mdp --help": [sys.executable, "-m", "denoised_mdp", "--help"],
+        "import denoised_mdp": [sys.executable, "-c", "import denoised_mdp"],
+        "import denoised_mdp.trainer": [sys.executable, "-c", "import denoised_mdp.trainer"],
+    }
+    table = {}
+    for name, command in commands.items():
+        seconds = []
+        for _ in range(3):
+            began = time.perf_counter()
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            seconds.append(time.perf_counter() - began)
+        table[f"{name}, s"] = min(seconds)
+    return {"fresh processes": table}

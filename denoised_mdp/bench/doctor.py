@@ -1,0 +1,283 @@
+"""``denoised-mdp doctor``: measure on this machine what a configuration needs, before a long run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import platform
+import shutil
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import gymnasium as gym
+import torch
+
+from denoised_mdp.agents.world_model_agent import Agent, build_agent
+from denoised_mdp.config import differences, read_config
+from denoised_mdp.config.schema import Config
+from denoised_mdp.device import configure, configure_acting, precision_name, resolve_device
+from denoised_mdp.envs.video import SPLITS, open_clips
+from denoised_mdp.errors import UserError
+from denoised_mdp.evaluation import MAX_PARALLEL
+from denoised_mdp.progress import duration
+from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.logger import data_size
+from denoised_mdp.run.machine import GIB, peak_memory, random_batch
+
+TV_ROWS = 60  # of the clips on RoboDesk's television
+SLOW_ACTION = 0.02  # seconds; a paper-sized run would spend three hours in the environment
+LONG_RUN = 48 * 3600  # seconds
+MANY_ROWS = 20_000_000  # learned from in a whole run: no CPU needs days for fewer
+ACTIONS = 6  # dimensions of an action, whose number hardly changes what an update costs
+
+
+def doctor(config: Config) -> int:
+    """Print what was found and measured, then one line for each problem; returns 1 if there is one, else 0."""
+    return Doctor(config).examine()
+
+
+def days_on_a_cpu(config: Config) -> str | None:
+    """Warn of a new run that would learn for days because it has no GPU; None for every other one.
+
+    Small updates are timed in CPU seconds of one thread, which other programs hardly disturb, and scaled by their rows
+    and the number of threads. This takes some seconds, and only where a run learns from so many rows that it could
+    matter. No random numbers of the run are drawn.
+    """
+    train = config.train
+    updates, rows = config.updates_due(train.total_steps), train.batch_size * train.segment_length
+    if resolve_device(train.device).type != "cpu" or updates * rows < MANY_ROWS or Path(config.run_dir).exists():
+        return None
+    length, count = min(10, train.segment_length), min(10, train.batch_size)
+    small = dataclasses.replace(config, train=dataclasses.replace(train, segment_length=length, batch_size=count))
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # training will say it again
+        device, dtype = configure(train)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            agent, batch = build_agent(small, ACTIONS, device=device, dtype=dtype), random_batch(small, ACTIONS)
+            agent.update(batch)  # the first one allocates
+            began = time.process_time()
+            agent.update(batch)
+            update_seconds = (time.process_time() - began) * rows / (length * count)
+        finally:
+            torch.set_num_threads(threads)
+    seconds = updates * update_seconds / threads
+    if seconds < LONG_RUN:
+        return None
+    part = rows // (length * count)
+    return (
+        f"without a GPU this run will learn for about {duration(seconds)}: {updates:,} updates of {update_seconds:.2g}"
+        f" CPU seconds on {threads} thread{'s' * (threads > 1)}, estimated from an update of 1/{part}"
+        " of the batch; environments and evaluations come on top. Use a GPU, or try preset=quickstart;"
+        " 'denoised-mdp doctor' measures it."
+    )
+
+
+class Doctor:
+    """Examines one configuration on this machine; `problems` stop a run, `notes` are worth knowing."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+
+    def examine(self) -> int:
+        """Run all checks; a check that fails becomes a problem and the others go on."""
+        config = self.config
+        distractors = "".join(f" + {name}" for name in config.distractors)
+        print(f"{config.env.task}{distractors}, model {config.model.name}, policy {config.policy.name}\n")
+        self.check_machine()
+        device, dtype = configure(config.train)
+        _row("device", f"{device}, {precision_name(device, dtype)}, {torch.get_num_threads()} CPU threads")
+        acting = self.attempt(lambda: configure_acting(config.train, device))
+        self.attempt(self.check_run_folder)
+        for name, size in (("video_background", config.env.size), ("tv", TV_ROWS)):
+            if name in config.distractors:
+                self.attempt(functools.partial(self.check_clips, config.distractors[name], size))
+        environment = self.attempt(environment_maker(config))
+        if environment is not None:
+            action_seconds = self.attempt(lambda: self.check_environment(environment))
+            actions = environment.action_space.shape[0]
+            self.attempt(lambda: self.check_replay(environment.observation_space.shape, actions))
+            environment.close()
+            agent = build_agent(config, actions, device=device, dtype=dtype)
+            self.show_parameters(agent)
+            player = agent
+            if acting and acting[0] != device:
+                player = build_agent(config, actions, device=acting[0], dtype=acting[1])
+            self.check_speed(agent, player, action_seconds)
+        return self.verdict()
+
+    def attempt(self, check: Callable):
+        """Return what `check` returns; None when it finds that the run could not start."""
+        try:
+            return check()
+        except UserError as error:
+            if str(error) not in self.problems:
+                self.problems.append(str(error))
+            return None
+
+    def check_machine(self) -> None:
+        """Versions, and whether other programs or a missing GPU build would distort the measurements."""
+        versions = [f"Python {platform.python_version()}"]
+        versions += [f"{name} {version(name)}" for name in ("torch", "mujoco", "dm_control", "gymnasium", "numpy")]
+        _row("versions", ", ".join(versions))
+        cores, load = os.cpu_count() or 1, os.getloadavg()[0]
+        if load > cores:
+            self.notes.append(
+                f"Other programs are busy (load {load:.1f} on {cores} cores): times are too long. Train beside them"
+                " with train.threads=1: threads that wait for one another can take ten times longer."
+            )
+        if Path("/dev/nvidia0").exists() and not torch.cuda.is_available():
+            self.problems.append("PyTorch cannot use the GPU of this machine: install a CUDA build of PyTorch.")
+
+    def check_run_folder(self) -> None:
+        """Whether the run folder is free, or holds a run that continues with this configuration."""
+        folder = Path(self.config.run_dir)
+        if not (folder / "config.yaml").exists():
+            _row("run folder", f"{folder} (new)")
+            return
+        _row("run folder", f"{folder} (holds a run)")
+        if changed := differences(read_config(folder), self.config):
+            raise UserError(f"{folder} holds another configuration ({'; '.join(changed)}): choose another run_dir.")
+
+    def check_clips(self, options: dict, size: int, sample: int = 10) -> None:
+        """Count the clips of both splits and decode the first `sample` of each; names those that fail."""
+        env, color = self.config.env, options.get("color", True)  # a television is always coloured
+        for split in SPLITS:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                resize = options.get("resize", "nearest")
+                clips = open_clips(env.clips, split, size, color, options["frames"], resize)
+                frames = [clip.frames() for clip in clips[:sample]]
+            lengths = [len(clip) for clip in frames if clip is not None]
+            _row(f"clips, {split}", f"{len(clips):,} found; {sum(lengths):,} frames in the first {len(lengths)}")
+            self.notes += [str(warning.message) for warning in caught]
+            if not lengths:
+                self.problems.append(f"None of the first {len(frames)} clips for {split} can be read: check env.clips.")
+
+    def check_environment(self, environment: gym.Env, actions: int = 50) -> float:
+        """Measure frames and actions; returns the seconds of an action, its repeats and its frame included."""
+        environment.reset(seed=self.config.seed)
+        environment.action_space.seed(self.config.seed)
+        frame = _median_seconds(environment.render, 20)
+        actions = min(actions, self.config.episode_rows - 1)
+        action = _median_seconds(lambda: environment.step(environment.action_space.sample()), actions)
+        renderer = "none needed"
+        if self.config.env.suite != "toy":
+            from denoised_mdp.envs.gl import BACKEND
+
+            renderer = BACKEND or "the display's"
+            if device := environment.unwrapped.world.unwrapped.gl_device():
+                renderer = f"{renderer} on {device}"
+        repeat = self.config.env.action_repeat
+        _row("renderer", f"{renderer}; {1000 * frame:.1f} ms per frame")
+        _row("environment", f"{1000 * action:.1f} ms per action ({repeat} steps and a frame)")
+        if action > SLOW_ACTION:
+            hint = " env.quality=fast is several times faster." if self.config.env.quality != "fast" else ""
+            self.notes.append(f"An action takes {1000 * action:.0f} ms: rendering will be the bottleneck.{hint}")
+        return action
+
+    def check_replay(self, observation_shape: tuple[int, ...], actions: int) -> None:
+        """Compare the replay's size with the free disk."""
+        rows, slack = self.config.replay_capacity, self.config.replay_slack
+        needed = Lanes.bytes_needed(self.config.train.collect_envs, rows, observation_shape, actions, slack)
+        folder = Path(self.config.run_dir).absolute()
+        place = next(path for path in [folder, *folder.parents] if path.exists())
+        free = shutil.disk_usage(place).free
+        used = sum(path.stat().st_blocks * 512 for path in folder.glob("replay/**/*.npy"))
+        more = f" and {slack:,} more between checkpoints" if slack else ""
+        _row("replay", f"{rows:,} rows{more}: {data_size(needed)} when full")
+        _row("", f"{data_size(free)} free in {place}")
+        if needed > free + used:
+            self.problems.append(
+                f"The replay needs {data_size(needed)} but {place} has {data_size(free)} free: set a smaller"
+                " replay.capacity, or a run_dir on a larger disk."
+            )
+
+    def show_parameters(self, agent: Agent) -> None:
+        """Print the parameters per module and their total."""
+        counts = agent.parameter_counts()
+        for title, (name, count) in zip(["parameters"] + [""] * len(counts), counts.items(), strict=False):
+            _row(title, f"{name:12} {count:>11,}")
+        _row("", f"{'total':12} {sum(counts.values()):>11,}")
+
+    def check_speed(self, agent: Agent, player: Agent, action_seconds: float | None) -> None:
+        """Measure updates of `agent` on random data and acting of `player`; project time and memory of the run."""
+        config, train = self.config, self.config.train
+        batch = random_batch(config, agent.mdp.action_size)
+        synchronize = torch.cuda.synchronize if agent.device.type == "cuda" else lambda: None
+
+        def update() -> None:
+            agent.update(batch)
+            synchronize()
+
+        update()  # the first one allocates
+        update_seconds = _median_seconds(update, 3)
+        acting = _median_seconds(lambda: player.act(batch["observation"][0, 0]), 10)
+        _row("update", f"{update_seconds:.3g} s ({train.batch_size} segments of {train.segment_length} rows)")
+        self.show_memory(agent.device)
+
+        updates = config.updates_due(train.total_steps)
+        learning = updates * update_seconds
+        playing = train.total_steps / config.env.action_repeat * ((action_seconds or 0) + acting)
+        steps = config.env.episode_steps / config.env.action_repeat
+        parallel = -(-train.eval_episodes // MAX_PARALLEL)
+        episode = train.eval_episodes * (action_seconds or 0) + parallel * acting
+        evaluating = config.evaluations * steps * episode
+        total = learning + playing + evaluating
+        shares = ", ".join(
+            f"{name} {duration(seconds)}"
+            for name, seconds in (("learning", learning), ("collecting", playing), ("evaluating", evaluating))
+        )
+        _row("whole run", f"about {duration(total)} ({total / 3600:.1f} h): {shares}")
+        _row("", f"{train.total_steps:,} steps, {updates:,} updates")
+        if total > LONG_RUN:
+            self.notes.append("This run takes days here: use a GPU, or try preset=quickstart on a CPU first.")
+
+    def show_memory(self, device: torch.device) -> None:
+        """Print the peak of this process, which has updated and acted in one environment.
+
+        Training needs more for what was not done here: the environments of an evaluation (up to `MAX_PARALLEL`
+        at once), rendering, and writing checkpoints. The replay on disk needs none.
+        """
+        peak = peak_memory()
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        text = f"{peak / GIB:.1f} of {total / GIB:.1f} GiB"
+        if device.type == "cuda":
+            size = torch.cuda.get_device_properties(device).total_memory
+            text += f"; GPU {torch.cuda.max_memory_allocated(device) / GIB:.1f} of {size / GIB:.1f} GiB"
+        _row("memory", f"{text} at the peak of updates; evaluations, videos and checkpoints need more")
+        if peak > 0.8 * total:
+            self.problems.append("Memory is nearly full: set a smaller train.batch_size or train.segment_length.")
+
+    def verdict(self) -> int:
+        """Print the notes and the problems."""
+        print()
+        for note in self.notes:
+            print(f"note: {note}")
+        for problem in self.problems:
+            print(f"PROBLEM: {problem}")
+        if not self.problems:
+            print("No problems found.")
+        return 1 if self.problems else 0
+
+
+def _row(title: str, text: str) -> None:
+    print(f"{title:14}{text}", flush=True)
+
+
+def _median_seconds(function: Callable[[], object], repeats: int) -> float:
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)

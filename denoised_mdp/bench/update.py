@@ -1,0 +1,273 @@
+"""``denoised-mdp bench``: what an update, the environments, an evaluation and the replay cost on this machine.
+
+Every ratio is taken in one run, with the compared programs taking turns, so that it means something on a busy machine,
+too. Each implementation of the update runs in a process of its own, since the allocator's settings are a process's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from denoised_mdp.agents.world_model_agent import Agent, build_agent
+from denoised_mdp.bench.around import (
+    ACTIONS,
+    acting,
+    environments,
+    evaluations,
+    filled_replay,
+    replays,
+    start_up,
+)
+from denoised_mdp.bench.plain import PlainUpdate
+from denoised_mdp.config.schema import Config
+from denoised_mdp.device import configure, precision_name
+from denoised_mdp.models.losses import image_nll, kl_per_latent, scalar_nll
+from denoised_mdp.models.mdp import PolicyBatch
+from denoised_mdp.optim import without_gradients
+from denoised_mdp.run.folder import output_file
+from denoised_mdp.run.machine import GIB, cpu_name, peak_memory, random_batch
+
+PARTS = ("update", "acting", "environments", "evaluation", "replay", "start")
+
+
+def benchmark(
+    config: Config,
+    parts: tuple[str, ...] = PARTS,
+    *,
+    repeats: int = 5,
+    rows: tuple[int, ...] = (10_000, 100_000),
+    output: Path | None = None,
+    options: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Measure `parts` with the configuration's sizes and threads; prints tables and returns all numbers.
+
+    repeats: of each update. rows: sizes of the replays. output: a file for the numbers as JSON. options: the
+    configuration's, to be written down with them. Seconds are wall time; "cpu" is CPU time of all threads, which
+    other programs disturb less.
+    """
+    device, dtype = configure(config.train)
+    result: dict[str, Any] = {"options": list(options), "machine": machine(device, dtype)}
+    result["configuration"] = sizes(config)
+    _table("machine", result["machine"])
+    functions = {
+        "update": functools.partial(updates, config, device, dtype, repeats),
+        "acting": functools.partial(acting, config, device),
+        "environments": functools.partial(environments, config),
+        "evaluation": functools.partial(evaluations, config),
+        "replay": functools.partial(replays, config, rows),
+        "start": functools.partial(start_up, config),
+    }
+    for part in parts:
+        result[part] = functions[part]()
+        for title, table in result[part].items():
+            _table(f"{part}: {title}", table)
+        if output is not None:  # what is known so far, should the rest be interrupted
+            output.parent.mkdir(parents=True, exist_ok=True)
+            with output_file(output) as unfinished:
+                unfinished.write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def _table(title: str, rows: dict[str, Any]) -> None:
+    """Print one Markdown table."""
+    print(f"\n| {title} | |\n|---|---|")
+    for name, value in rows.items():
+        print(f"| {name} | {f'{value:.3g}' if isinstance(value, float) else value} |", flush=True)
+
+
+def machine(device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
+    """Names, versions, settings and the measured peak of matrix products in GFLOP/s."""
+    out = {
+        "processor": cpu_name(),
+        "cores": os.cpu_count(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "precision": precision_name(device, dtype),
+        "torch": torch.__version__,
+        "mujoco": version("mujoco"),
+        "load when it began": round(os.getloadavg()[0], 1),
+    }
+    for kind in sorted({torch.float32, dtype or torch.float32}, key=str):
+        out[f"peak {str(kind).removeprefix('torch.')}, {_unit(device)}"] = round(peak(device, kind))
+    return out
+
+
+def _unit(device: torch.device) -> str:
+    """What speed is measured in: on a CPU per CPU second of a thread, which other programs disturb less."""
+    return "GFLOP/s" if device.type == "cuda" else "GFLOP per cpu s"
+
+
+def peak(device: torch.device, dtype: torch.dtype, size: int = 1536) -> float:
+    """The most that a square matrix product reaches within two seconds, in `_unit`."""
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    column, began, times = 0 if device.type == "cuda" else 1, time.perf_counter(), []
+    while len(times) < 6 or time.perf_counter() - began < 2:  # a processor takes a while to reach its full speed
+        times.append(_seconds(lambda: a @ b, device)[column])
+    return 2 * size**3 / min(times) / 1e9
+
+
+def sizes(config: Config) -> dict[str, Any]:
+    """What of the configuration decides the cost."""
+    m, t = config.model, config.train
+    return {
+        "task": config.env.task,
+        "distractors": list(config.distractors),
+        "action_repeat": config.env.action_repeat,
+        "model": m.name,
+        "latents": {name: [row.belief, row.state] for name, row in m.latents.items()},
+        "depth": m.depth,
+        "embed": m.embed,
+        "pixels": config.env.size,
+        "policy": config.policy.name,
+        "hidden": config.policy.hidden,
+        "batch": [t.segment_length, t.batch_size],
+    }
+
+
+def _seconds(function: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Wall and CPU seconds of one call, the GPU's work included."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    wall, cpu = time.perf_counter(), time.process_time()
+    function()
+    wait()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def _serve_updates(pipe, config: Config, plain: bool, threads: int) -> None:
+    """A process that does one update whenever it is asked to; "peak" asks for its memory, None ends it."""
+    torch.set_num_threads(threads)
+    if plain:
+        agent, batch = build_agent(config, ACTIONS), random_batch(config, ACTIONS)
+        update = PlainUpdate(agent).update
+        device = agent.device
+    else:
+        device, dtype = configure(config.train)
+        torch.set_num_threads(threads)
+        agent = build_agent(config, ACTIONS, device=device, dtype=dtype)
+        batch, update = random_batch(config, ACTIONS), agent.update
+    for request in iter(pipe.recv, None):
+        pipe.send(peak_memory() / GIB if request == "peak" else _seconds(lambda: update(batch), device))
+
+
+def updates(config: Config, device: torch.device, dtype: torch.dtype | None, repeats: int) -> dict[str, Any]:
+    """Ours against the plain one, taking turns; then the parts of ours; then its work."""
+    threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
+    comparable = not any(row.parents for row in config.model.latents.values()) and config.policy.name == "backprop"
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in (["plain"] if comparable else []) + ["ours"]}
+    pipes, processes, peaks = {}, [], {}
+    for name in times:
+        pipes[name], other = context.Pipe()
+        process = context.Process(target=_serve_updates, args=(other, config, name == "plain", threads), daemon=True)
+        process.start()
+        processes.append(process)
+    for repeat in range(repeats + 1):  # the first one allocates
+        for name, pipe in pipes.items():
+            pipe.send("update")
+            seconds = pipe.recv()
+            if repeat:
+                times[name].append(seconds)
+    for name, pipe in pipes.items():
+        pipe.send("peak")
+        peaks[name] = pipe.recv()
+        pipe.send(None)
+    for process in processes:
+        process.join()
+    whole = {}
+    for name, values in times.items():
+        wall, cpu = (statistics.median(column) for column in zip(*values, strict=True))
+        whole |= {f"{name}, s": wall, f"{name}, cpu s": cpu, f"{name}, peak GiB": peaks[name]}
+    whole["updates per second"] = 1 / whole["ours, s"]
+    if comparable:
+        for unit in ("s", "cpu s"):
+            whole[f"times faster, {unit}"] = whole[f"plain, {unit}"] / whole[f"ours, {unit}"]
+    agent = build_agent(config, ACTIONS, device=device, dtype=dtype)
+    parts = update_parts(agent, config, repeats)
+    whole["replay sampling, share of an update"] = parts["replay sampling"] / sum(parts.values())
+    work = count_work(agent, config)
+    seconds = whole["ours, s" if device.type == "cuda" else "ours, cpu s"]
+    work[_unit(device)] = work["GFLOP"] / seconds
+    work["share of the measured peak"] = work[_unit(device)] / peak(device, dtype or torch.float32)
+    return {"whole": whole, "parts, s": parts, "work": work}
+
+
+def update_parts(agent: Agent, config: Config, repeats: int) -> dict[str, float]:
+    """Median wall seconds of each part of an update, sampling from a replay and its transfer included."""
+    model, (length, batch_size) = agent.world_model, (config.train.segment_length, config.train.batch_size)
+    optimizer = model.optimizers["model"]
+    seconds: dict[str, list[float]] = {}
+
+    @contextlib.contextmanager
+    def part(name: str):
+        if agent.device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        yield
+        if agent.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.setdefault(name, []).append(time.perf_counter() - began)
+
+    with filled_replay(config, 2000) as (_, replay):
+        rng = np.random.default_rng(0)
+        for _ in range(repeats + 1):
+            with part("replay sampling"):
+                sample = replay.sample(batch_size, length, rng)
+            with part("transfer"):
+                batch = agent.to_device(sample)
+            noise = model.draw_noise(length, batch_size, generator=agent.random)
+            with part("encoder"):
+                images = model.float_images(batch["observation"])
+                embed = model.encoder(images).unflatten(0, (length, batch_size))
+            with part("RSSM"):
+                latent, posterior, prior = model.rssm.observe(embed, batch["action"], batch["is_first"], noise)
+            with part("decoder"):
+                prediction = model.decode(latent)
+            with part("losses"):
+                kl = kl_per_latent(posterior, prior)
+                shares = model.reward_shares(latent)
+                reward_nll = scalar_nll(sum(shares.values()), batch["reward"], model.reward_std)
+                loss = image_nll(prediction, images) + reward_nll.mean()
+                loss = loss + model.kl.weighted(kl, model.table)
+            with part("backward"):
+                optimizer.zero_grad()
+                loss.backward()
+            with part("optimizer"):
+                torch.nn.utils.clip_grad_norm_(model.parameters(), model.clip or float("inf"))
+                optimizer.step()
+            seen, reward = latent.map(torch.detach).select(model.table.seen), model.seen_reward(latent).detach()
+            signal = PolicyBatch(seen.belief, seen.state, batch["action"], reward)
+            with part("policy"), without_gradients(model):
+                agent.policy.update(signal, agent.mdp, agent.random)
+    return {name: statistics.median(values[1:]) for name, values in seconds.items()}
+
+
+def count_work(agent: Agent, config: Config) -> dict[str, float]:
+    """GFLOP of one update (products and convolutions), and on a GPU its kernel launches."""
+    batch = random_batch(config, ACTIONS)
+    with FlopCounterMode(display=False) as counter:
+        agent.update_eagerly(batch)
+    work = {"GFLOP": counter.get_total_flops() / 1e9}
+    if agent.device.type == "cuda":
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            agent.update_eagerly(batch)
+            torch.cuda.synchronize()
+        work["kernel launches"] = len([event for event in trace.events() if event.device_type.name == "CUDA"])
+        work["GPU memory, GiB"] = torch.cuda.max_memory_allocated(agent.device) / GIB
+    return work

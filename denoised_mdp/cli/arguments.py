@@ -1,0 +1,142 @@
+"""Arguments of the commands: a parser whose errors are one line with a hint, and the types of values."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import re
+import shlex
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from denoised_mdp.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a mistake as one `UserError`.
+
+    examples: lines shown at the end of the help. long_help: a function that returns the whole help instead. keyed: the
+    destination of ``key=value`` words, if the command takes them; they may stand before and after its flags.
+    """
+
+    def __init__(
+        self,
+        *,
+        examples: Sequence[str] = (),
+        long_help: Callable[[], str] | None = None,
+        keyed: str | None = None,
+        **options: Any,
+    ):
+        if examples:
+            options["epilog"] = "\n".join(["examples:", *(f"  {example}" for example in examples)])
+        if options.get("description"):
+            options["description"] = textwrap.fill(options["description"], 79)
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        self.keyed, self.long_help = keyed, long_help
+
+    def format_help(self) -> str:
+        return self.long_help() if self.long_help else super().format_help()
+
+    def error(self, message: str):
+        raise UserError(f"{message}; see '{self.prog} --help'.")
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
+        """Parse, and refuse what is unknown here, where the command is known."""
+        args = list(sys.argv[1:] if args is None else args)
+        namespace, extra = super().parse_known_args(args, namespace)
+        flag = next((word for word in extra if word.startswith("-") and word != "--"), None)
+        if flag is not None:
+            raise UserError(self._hint(flag, args))
+        if extra and not self.keyed:
+            self.error(f"unrecognized arguments: {' '.join(extra)}")
+        if extra:
+            setattr(namespace, self.keyed, [*getattr(namespace, self.keyed), *extra])
+        return namespace, []
+
+    def _hint(self, flag: str, words: Sequence[str]) -> str:
+        """What could have been meant by an unknown flag: another flag, or key=value."""
+        name, _, value = flag.partition("=")
+        flags = [known for known in self._option_string_actions if known.startswith("--")]
+        near = difflib.get_close_matches(name, flags, n=1, cutoff=0.8 if self.keyed else 0.6)
+        what, hint = f"unknown flag '{name}'", f" Did you mean '{near[0]}'?" if near else ""
+        if self.keyed and (not near or _key(name, exact=True)):
+            value = value or next(iter(words[words.index(flag) + 1 :]), "")
+            value = "VALUE" if not value or value.startswith("-") or "=" in value else value
+            key = _key(name)
+            what += ": options are written key=value"
+            hint = f" Did you mean {shlex.quote(f'{key}={value}')}?" if key else ""
+        return f"{what}.{hint} See '{self.prog} --help'."
+
+
+def _key(flag: str, exact: bool = False) -> str | None:
+    """Return the option or group that has the name of a flag, at least as its last part, or else the nearest one."""
+    from denoised_mdp.config.compose import GROUPS, option_keys
+
+    word, keys = flag.lstrip("-").replace("-", "_"), [*GROUPS, *option_keys()]
+    ends = {key.rpartition(".")[2]: key for key in reversed(keys)}  # of several keys with one end, the first
+    names = ends | {key: key for key in keys}
+    near = [word] if word in names else difflib.get_close_matches(word, [] if exact else names, n=1, cutoff=0.6)
+    return names[near[0]] if near else None
+
+
+def positive(text: str) -> int:
+    """Parse a whole number of at least 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
+    return int(text)
+
+
+def natural(text: str) -> int:
+    """Parse a whole number of at least 0, for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, not '{text}'")
+    return int(text)
+
+
+def device(text: str) -> str:
+    """Check the form of a device's name, for argparse."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"must be auto, cpu, cuda or cuda:N, not '{text}'")
+    return text
+
+
+def add_runs(parser: argparse.ArgumentParser, *, several: bool) -> None:
+    """Add the folder of a run, or of several."""
+    parser.add_argument(
+        "runs" if several else "run", type=Path, nargs="+" if several else None, metavar="RUN",
+        help="folder of a run, e.g. runs/quickstart",
+    )  # fmt: skip
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add what decides which weights are used, and where."""
+    parser.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest")
+    parser.add_argument("--device", type=device, default="auto", help="auto (default), cpu, cuda or cuda:N")
+
+
+def add_count(
+    parser: argparse.ArgumentParser, flag: str, default: int, help: str, type: Callable[[str], int] = positive
+) -> None:
+    """Add a whole number with a default."""
+    parser.add_argument(flag, type=type, default=default, metavar="N", help=f"{help}; default: {default:,}")
+
+
+def add_options(
+    parser: argparse.ArgumentParser, name: str = "overrides", nargs: str = "*", metavar: str = "key=value",
+    help: str = "as for train",
+) -> None:  # fmt: skip
+    """Add the ``key=value`` words of a `keyed` command."""
+    from denoised_mdp.cli.completion import complete
+
+    parser.add_argument(name, nargs=nargs, metavar=metavar, help=help).completer = complete
+
+
+def suggest(*commands: Sequence[object]) -> None:
+    """Name the next commands on standard error, ready to be copied; that nobody reads them changes nothing."""
+    with contextlib.suppress(OSError):
+        for word, command in zip(["next:", *["     "] * len(commands)], commands, strict=False):
+            print(f"{word} denoised-mdp {shlex.join(map(str, command))}", file=sys.stderr)

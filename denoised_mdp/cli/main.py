@@ -1,0 +1,285 @@
+"""The command line, ``denoised-mdp COMMAND``: its parser, training and the machine, and what errors look like.
+
+Heavy imports wait until a command needs them, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import os
+import re
+import shlex
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from denoised_mdp import __version__, progress
+from denoised_mdp.cli.arguments import Parser, add_count, add_options, positive, suggest
+from denoised_mdp.cli.probe import add_probe_commands
+from denoised_mdp.cli.runs import add_run_commands
+from denoised_mdp.errors import EnvironmentFailure, UserError, did_you_mean
+
+# What the machine refuses, in contrast to what we did wrong.
+MACHINE_ERRORS = {
+    getattr(errno, name)
+    for name in "ENOSPC EDQUOT EFBIG EACCES EPERM EROFS ENAMETOOLONG ENOTDIR EISDIR EIO ESTALE EMFILE ENFILE".split()
+    if hasattr(errno, name)
+}
+# How Python, NumPy and PyTorch refuse to hold so much: their exceptions have nothing in common but words.
+TOO_LARGE = (
+    "MemoryError|OutOfMemoryError|can't allocate memory|calculation overflowed|array is too big"
+    "|[Mm]aximum allowed (size|dimension)"
+)
+
+
+def build_parser() -> Parser:
+    """Return the parser of all commands."""
+    parser = Parser(
+        prog="denoised-mdp", description="Learn world models that keep only what matters.",
+        examples=(
+            "denoised-mdp train preset=quickstart run_dir=runs/quickstart",
+            "denoised-mdp evaluate runs/quickstart",
+            "denoised-mdp probe factors runs/quickstart",
+            "denoised-mdp report runs/quickstart",
+            "",
+            "'denoised-mdp COMMAND --help' explains a command, 'denoised-mdp completion' the completion in your shell.",
+        ),
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    help = "train a model, or continue a run in its folder"
+    train = commands.add_parser("train", help=help, long_help=_train_help, keyed="overrides")
+    add_options(train)
+    train.add_argument("-m", "--multirun", action="store_true")
+    train.add_argument("-c", "--cfg", nargs="?", const="job")
+    train.set_defaults(function=_train)
+    help = "print a composed configuration as YAML, without training"
+    config = commands.add_parser(
+        "config", help=help, description=f"{help.capitalize()}.", keyed="overrides",
+        examples=("denoised-mdp config preset=quickstart model=2c",),
+    )  # fmt: skip
+    add_options(config)
+    config.set_defaults(function=_config)
+    add_run_commands(commands)
+    add_probe_commands(commands)
+
+    help = "check this machine and a configuration before a long run"
+    doctor = commands.add_parser(
+        "doctor", help=help, description=f"{help.capitalize()}. The exit code is 1 if there are problems.",
+        keyed="overrides", examples=("denoised-mdp doctor preset=paper/cheetah_run_video_background",),
+    )  # fmt: skip
+    add_options(doctor)
+    doctor.set_defaults(function=_doctor)
+    help = "measure what updates, environments and the replay cost here"
+    bench = commands.add_parser(
+        "bench", help=help, description=f"{help.capitalize()}.", keyed="overrides",
+        examples=("denoised-mdp bench preset=quickstart --parts update,acting",),
+    )  # fmt: skip
+    add_options(bench, help="as for train (default: a paper preset)")
+    parts = "update,acting,environments,evaluation,replay,start"
+    bench.add_argument("--parts", metavar="NAMES", help=f"some of {parts} (default: all)")
+    add_count(bench, "--repeats", 5, "updates of each kind")
+    bench.add_argument(
+        "--rows", default="10000,100000", metavar="NUMBERS", help="rows of the replays; default: %(default)s"
+    )
+    bench.add_argument("--output", type=Path, metavar="FILE", help="write all numbers there as JSON")
+    bench.set_defaults(function=_bench)
+    help = "print what your shell needs to complete commands, options and values"
+    completion = commands.add_parser(
+        "completion", help=help, description=f"{help.capitalize()}.",
+        examples=(
+            "bash: echo 'eval \"$(denoised-mdp completion bash)\"' >> ~/.bashrc",
+            "zsh:  echo 'eval \"$(denoised-mdp completion zsh)\"' >> ~/.zshrc      (after compinit)",
+            "fish: denoised-mdp completion fish > ~/.config/fish/completions/denoised-mdp.fish",
+        ),
+    )  # fmt: skip
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.set_defaults(function=_completion)
+    return parser
+
+
+def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
+    if arguments.cfg is not None:
+        if "=" in arguments.cfg:  # --cfg key=value
+            arguments.overrides.append(arguments.cfg)
+        elif arguments.cfg != "job":
+            raise UserError(f"argument --cfg: must be job, or nothing, not '{arguments.cfg}'.")
+        return _config(arguments)
+    if arguments.multirun:
+        from denoised_mdp.config.sweep import sweep
+
+        sweep(arguments.overrides, lambda overrides: main(["train", *overrides]))
+        return 0
+    from denoised_mdp.config import load_config
+
+    config = load_config(arguments.overrides)  # a typo is answered before PyTorch is imported
+    from denoised_mdp.bench.doctor import days_on_a_cpu
+    from denoised_mdp.run.signals import StopRequest
+    from denoised_mdp.trainer import train
+
+    if text := days_on_a_cpu(config):
+        _tell(f"note: {text}")
+    stop = StopRequest(last=owns_process)
+    if not train(config, stop):
+        return _stopped(stop.exit_code, " Everything is saved; the same command continues.")
+    run = config.run_dir
+    suggest(["evaluate", run, "--random"], ["render", run], ["probe", "factors", run], ["report", run])
+    return 0
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.config import as_yaml, load_config
+
+    print(as_yaml(load_config(arguments.overrides)), end="")
+    return 0
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.cli.completion import script
+
+    print(script(arguments.shell))
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.config import load_config
+
+    config = load_config(arguments.overrides)
+    from denoised_mdp.bench.doctor import doctor
+
+    return doctor(config)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.config import load_config
+
+    overrides = arguments.overrides or ["preset=paper/cheetah_run_video_background"]
+    config = load_config(overrides)
+    from denoised_mdp.bench.update import PARTS, benchmark
+
+    parts = tuple(arguments.parts.split(",")) if arguments.parts else PARTS
+    for part in parts:
+        if part not in PARTS:
+            raise UserError(f"unknown part '{part}'.{did_you_mean(part, PARTS)}")
+    try:
+        rows = tuple(positive(text) for text in arguments.rows.split(","))
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"argument --rows: {error}") from None
+    benchmark(config, parts, repeats=arguments.repeats, rows=rows, output=arguments.output, options=overrides)
+    return 0
+
+
+def _train_help() -> str:
+    from denoised_mdp.config.help import train_help
+
+    return train_help()
+
+
+def _tell(text: str, file: TextIO | None = None) -> None:
+    """Print a line for the user. That nobody can read it (a closed pipe, a full disk) changes nothing else."""
+    progress.clear()
+    with contextlib.suppress(OSError):
+        print(f"denoised-mdp: {text}", file=file or sys.stderr)
+
+
+def _stopped(code: int = 130, more: str = "") -> int:
+    _tell(f"stopped.{more}")
+    return code
+
+
+def _fail(message: object, code: int = 2) -> int:
+    _tell(f"error: {message}")
+    return code
+
+
+def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    """Print a warning as one line that says what matters to a user, not where it comes from."""
+    _tell(f"warning: {' '.join(str(message).split())}", file)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns the exit code: 0; 1 for problems that the doctor found, and for runs that differ; 2 for a mistake in the
+    input, or a full disk and the like; 3 for numbers that are not finite; 4 for an environment that failed
+    in a worker process, with its traceback; 128 + the signal's number when a run was stopped by one, 130 when another
+    command was interrupted, 141 when its output was no longer read. Defects of ours are raised.
+    """
+    owns_process = argv is None
+    argv = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, of another kind, or closed
+            stream.reconfigure(errors="backslashreplace")  # ASCII terminals, names of files that are not UTF-8
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            try:
+                return _run(argv, owns_process)
+            finally:
+                if sys.stdout is not None:  # it is None in a process that was started without one
+                    sys.stdout.flush()
+        except BrokenPipeError:  # who read our output has left, e.g. `| head`
+            return 128 + 13
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                try:
+                    stream and stream.flush()
+                except OSError:  # else Python complains at its exit, with a code of its own
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+COMMANDS = ("train", "config", "evaluate", "render", "compare", "probe", "report", "doctor", "bench", "completion")
+
+
+def _words(argv: list[str]) -> list[str]:
+    """Check that a command comes first, and say what could have been meant otherwise."""
+    if not argv or argv[0] == "help":
+        return [*argv[1:], "--help"]
+    first = argv[0]
+    if first in (*COMMANDS, "-h", "--help", "--version"):
+        return argv
+    later = next((word for word in argv if word in COMMANDS), None)
+    if later:
+        rest = [word for word in argv if word != later]
+        raise UserError(f"the command comes first: denoised-mdp {shlex.join([later, *rest])}")
+    if "=" in first or first.startswith("-"):
+        example = f"denoised-mdp train {shlex.quote(first.lstrip('-'))}" if "=" in first else "denoised-mdp --help"
+        raise UserError(f"'{first}' is no command. Name one first: {example}")
+    raise UserError(f"unknown command '{first}'.{did_you_mean(first, COMMANDS)}")
+
+
+def _run(argv: list[str], owns_process: bool) -> int:
+    parser = build_parser()
+    try:
+        from denoised_mdp.cli.completion import answer
+
+        answer(parser)
+        arguments = parser.parse_args(_words(argv))
+        return _train(arguments, owns_process) if arguments.function is _train else arguments.function(arguments)
+    except (UserError, EnvironmentFailure) as error:
+        return _fail(error, error.exit_code)
+    except (MemoryError, RuntimeError, ValueError) as error:
+        if not re.search(TOO_LARGE, f"{type(error).__name__} {error}"):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        return _fail(
+            f"this needs more memory than there is ({reason}). Set a smaller train.batch_size, train.segment_length,"
+            " model or policy; 'denoised-mdp doctor' measures what a configuration needs."
+        )
+    except OSError as error:
+        if "No usable temporary directory" in str(error):  # Python's words for a full disk or table of files
+            return _fail("no temporary file can be made. Make room, or set TMPDIR to a folder on another disk.")
+        if error.errno not in MACHINE_ERRORS:
+            raise
+        return _fail(f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}.")
+    except KeyboardInterrupt:
+        return _stopped()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""The commands ``denoised-mdp evaluate | render | compare | report``: what one does with finished runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from denoised_mdp.cli.arguments import add_checkpoint, add_runs, natural, positive, suggest
+from denoised_mdp.progress import shown
+
+if TYPE_CHECKING:
+    from denoised_mdp.evaluation import EvaluationResult
+
+
+def add_run_commands(commands: argparse._SubParsersAction) -> None:
+    """Add ``evaluate``, ``render``, ``compare`` and ``report``."""
+    help = "play held-out episodes with a trained agent"
+    more = "Their seeds are fixed and were never used in training."
+    evaluate = commands.add_parser(
+        "evaluate", help=help, description=f"{help.capitalize()}. {more}",
+        examples=("denoised-mdp evaluate runs/quickstart --random --episodes 20",),
+    )  # fmt: skip
+    add_runs(evaluate, several=False)
+    _add_episodes(evaluate, 10)
+    add_checkpoint(evaluate)
+    evaluate.add_argument("--seed", type=natural, metavar="N", help="seed of the episodes (default: those of training)")
+    evaluate.add_argument("--random", action="store_true", help="also play a random policy in the same episodes")
+    evaluate.add_argument(
+        "--workers", type=natural, default=0, metavar="N", help="processes for the environments (default: 0)"
+    )
+    evaluate.set_defaults(function=_evaluate)
+
+    help = "write a video and a picture of signal and noise"
+    render = commands.add_parser(
+        "render", help=help, description=f"{help.capitalize()} in held-out episodes.",
+        examples=("denoised-mdp render runs/quickstart", "denoised-mdp render runs/quickstart --split test"),
+    )  # fmt: skip
+    add_runs(render, several=False)
+    _add_episodes(render, 2)
+    add_checkpoint(render)
+    render.add_argument(
+        "--output", type=Path, metavar="PATH", help="where to write PATH.png and PATH.mp4 (default: in RUN/videos)"
+    )
+    render.set_defaults(function=_render)
+
+    help = "tell whether two runs are identical, or where they differ"
+    more = "Metrics, weights, replay and all other state are compared bit by bit. The exit code is 1 if they differ."
+    compare = commands.add_parser("compare", help=help, description=f"{help.capitalize()}. {more}")
+    compare.add_argument("first", type=Path, metavar="RUN_A", help="folder of a run")
+    compare.add_argument("second", type=Path, metavar="RUN_B", help="folder of another run")
+    compare.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest of each")
+    compare.set_defaults(function=_compare)
+
+    help = "write one HTML page about a run, or a comparison of several"
+    report = commands.add_parser(
+        "report", help=help, description=f"{help.capitalize()}. The page needs no other file.",
+        examples=("denoised-mdp report runs/quickstart", "denoised-mdp report runs/a runs/b -o comparison.html",
+                  "denoised-mdp report runs/sweep"),
+    )  # fmt: skip
+    report.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run or of runs")
+    report.add_argument(
+        "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="default: %(default)s"
+    )
+    report.add_argument(
+        "--probes", type=Path, action="append", default=[], metavar="FOLDER",
+        help="add results that probes wrote there with --output; may be repeated",
+    )  # fmt: skip
+    report.add_argument(
+        "--videos", choices=("one", "all", "none"), default="one",
+        help="which videos to embed: one per group of seeds, those of all runs, or none; default: %(default)s",
+    )  # fmt: skip
+    report.add_argument("--title", metavar="TEXT", help="title of the page")
+    report.set_defaults(function=_report)
+
+
+def _add_episodes(parser: argparse.ArgumentParser, episodes: int) -> None:
+    parser.add_argument("--episodes", type=positive, default=episodes, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--split", choices=("train", "test"), default="train",
+        help="background clips: those of training (default) or held-out ones",
+    )  # fmt: skip
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.evaluation import evaluate_run
+
+    options = {key: getattr(arguments, key) for key in ("episodes", "split", "seed", "checkpoint", "device", "workers")}
+    with shown():
+        result = evaluate_run(arguments.run, **options)
+    for number, value in enumerate(result.returns, 1):
+        print(f"episode {number:3d}   return {value:8.2f}")
+    print(f"mean return   {_mean(result)}" + (" (standard error)" if len(result.returns) > 1 else ""))
+    if arguments.random:
+        with shown():
+            result = evaluate_run(arguments.run, **options, random=True)
+        print(f"random policy {_mean(result)} (same episodes)")
+    return 0
+
+
+def _mean(result: EvaluationResult) -> str:
+    """The mean and its standard error, which one episode does not have."""
+    return f"{result.mean:8.2f}" + (f" +- {result.standard_error:.2f}" if len(result.returns) > 1 else "")
+
+
+def _render(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.analysis.render import render_run
+
+    options = {key: getattr(arguments, key) for key in ("episodes", "split", "checkpoint", "device")}
+    with shown():
+        paths = render_run(arguments.run, arguments.output, **options)
+    for path in paths:
+        print(path)
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.run.diff import compare, report
+
+    return 0 if report(compare(arguments.first, arguments.second, checkpoint=arguments.checkpoint)) else 1
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.analysis.report.data import find_runs
+    from denoised_mdp.analysis.report.page import write_report
+    from denoised_mdp.run.logger import data_size
+
+    options = {key: getattr(arguments, key) for key in ("probes", "videos", "title")}
+    with shown():
+        runs = find_runs(arguments.runs)
+        path = write_report(runs, arguments.output, **options)
+    print(f"{path} ({data_size(path.stat().st_size)})")
+    if not any((run / "probes").is_dir() for run in runs):
+        suggest(["probe", "factors", *runs], ["report", *arguments.runs, "-o", arguments.output])
+    return 0

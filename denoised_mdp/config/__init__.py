@@ -1,0 +1,158 @@
+"""Configuration: compose it, check it, save it, read it back, compare two of them.
+
+``load_config(["env.task=walker_walk", "seed=1"])`` returns plain, checked dataclasses. Every mistake becomes
+a `UserError` of one line that names the key, the value and what would be right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from denoised_mdp.config.compose import compose, flatten
+from denoised_mdp.config.schema import Config
+from denoised_mdp.config.validate import as_text, build
+from denoised_mdp.envs import check_distractors, tasks
+from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.files import read_yaml, replace_file
+from denoised_mdp.models.structure import Table
+
+# A run may be continued although these keys changed: they do not alter what is learned up to a given step.
+MAY_CHANGE = frozenset(
+    {"run_dir", "preset", "replay.capacity", "replay.memory"}
+    | {f"train.{key}" for key in ("total_steps", "device", "act_device", "cuda_graph", "threads", "log_every")}
+    | {"train.collect_workers", "train.eval_workers"}
+    | {f"train.{key}" for key in ("eval_every", "eval_episodes", "render_every", "probe_every", "checkpoint_every")}
+)
+
+
+def load_config(overrides: list[str]) -> Config:
+    """Compose and check the configuration that the command line asks for.
+
+    Args:
+        overrides: ``key=value`` texts as on the command line, e.g. ``["preset=debug", "model=2c"]``.
+
+    Raises:
+        UserError: unknown key or choice, wrong type, value out of range, or options that exclude each other.
+    """
+    config = build(Config, compose(overrides))
+    _check(config)
+    config.distractors = check_distractors(config.distractors, config.env.task, config.env.suite)
+    config.run_dir = default_run_dir(config) if config.run_dir is None else expanded(config.run_dir)
+    return config
+
+
+def expanded(run_dir: str) -> str:
+    """`run_dir` with the home folder for ``~`` and ``~user``, as a shell would have it at the start of a word."""
+    if not run_dir.strip():
+        raise UserError("run_dir=: name a folder, or leave it out for one whose name is derived from the choices.")
+    path = os.path.expanduser(run_dir)
+    if path.startswith("~"):
+        user = path.split("/")[0][1:]
+        raise UserError(f"run_dir={run_dir}: there is no user {user}. For a folder of that name write ./{run_dir}.")
+    return path
+
+
+def default_run_dir(config: Config) -> str:
+    """Return a folder derived from the choices: the same command gives the same folder, and so continues."""
+    preset = [] if config.preset == "none" else [config.preset.split("/")[0]]
+    names = [*preset, config.env.task, *config.distractors, config.model.name, config.policy.name]
+    return os.path.join("runs", "-".join([*names, f"seed{config.seed}"]))
+
+
+def as_tree(config: Config) -> dict[str, Any]:
+    """Return nested mappings with the keys of the command line: rows of the table are ``model.x``, ``model.y`` ..."""
+    tree = dataclasses.asdict(config)
+    model = tree["model"]
+    for name, row in model.pop("latents").items():
+        del row["name"]
+        model[name] = {cell: list(value) if isinstance(value, tuple) else value for cell, value in row.items()}
+    return tree
+
+
+def save_config(config: Config, path: str | os.PathLike) -> None:
+    """Write the configuration as YAML to `path` (a file), whole or not at all."""
+    replace_file(Path(path), as_yaml(config).encode())
+
+
+def as_yaml(config: Config) -> str:
+    """Return the whole configuration as YAML, which `read_config` understands."""
+    return yaml.safe_dump(as_tree(config), sort_keys=False, allow_unicode=True)
+
+
+def read_config(path: str | os.PathLike) -> Config:
+    """Read the configuration of a run: `path` is the run's folder or its ``config.yaml``.
+
+    Options that the run does not know, because they came later, have their defaults.
+    """
+    file = Path(path) / "config.yaml" if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise UserError(f"{path} is not a run folder: it has no config.yaml. Give the folder of a training.")
+    try:
+        tree = read_yaml(file)
+    except ValueError as error:
+        raise UserError(f"{file} is no configuration ({error}): restore it from a copy.") from error
+    if not isinstance(tree, dict) or not tree:
+        raise UserError(f"{file} is not the configuration of a run.")
+    try:
+        return build(Config, tree)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """Return one line per option that differs and must not when a run continues; see `MAY_CHANGE`."""
+    before, after = (dict(flatten(as_tree(config))) for config in (old, new))
+    lines = []
+    for key in dict.fromkeys([*before, *after]):
+        values = [as_text(side.get(key, "absent")) for side in (before, after)]
+        if key not in MAY_CHANGE and values[0] != values[1]:
+            lines.append(f"{key}: {values[0]} -> {values[1]}")
+    return lines
+
+
+def _check(config: Config) -> None:
+    """Refuse unknown tasks and combinations of options that are each in range but cannot go together."""
+    model, kl, train, env = config.model, config.model.kl, config.train, config.env
+    if env.task not in tasks(env.suite):
+        raise UserError(f"env.task={env.task}: unknown task.{did_you_mean(env.task, tasks(env.suite))}")
+    if env.reward != "dense" and env.suite != "robodesk":
+        raise UserError(f"env.reward={env.reward}: suite {env.suite} has no choice of rewards: only env=robodesk has.")
+    try:
+        table = Table(list(model.latents.values()))
+    except ValueError as error:
+        raise UserError(f"model={model.name}: {error}.") from None
+    if train.overlap and train.collect_workers == 0:
+        raise UserError("train.overlap=true: the environments need their own process: set train.collect_workers=1.")
+    for row in model.latents.values():
+        if kl.free_nats_strategy == "B" and row.free and row.beta < kl.beta and len(table.free) < len(table.rows):
+            raise UserError(f"model.kl.beta={kl.beta}: strategy B needs at most model.{row.name}.beta={row.beta}.")
+    if env.episode_steps < env.action_repeat:
+        raise UserError(f"env.episode_steps={env.episode_steps}: must be at least {env.action_repeat} (action_repeat).")
+    _check_segments(config)
+    if train.total_steps < train.prefill_steps:
+        raise UserError(
+            f"train.total_steps={train.total_steps}: must be at least train.prefill_steps={train.prefill_steps},"
+            " which it includes; else nothing is learned."
+        )
+
+
+def _check_segments(config: Config) -> None:
+    """Refuse a replay that could lack a whole segment of one episode when an update is due."""
+    train, length = config.train, config.train.segment_length
+    if length > config.episode_rows:
+        raise UserError(f"train.segment_length={length}: an episode has only {config.episode_rows} rows.")
+    least = (length - 1) * config.turn_steps  # each environment has played one then
+    if train.prefill_steps < least:
+        raise UserError(f"train.prefill_steps={train.prefill_steps}: one segment needs at least {least:,}.")
+    # The latest rows may begin with the end of an episode and end with the start of the next, each a row too short.
+    capacity, enough = config.replay.capacity, (2 * length - 1) * train.collect_envs
+    if capacity is not None and capacity < enough:
+        raise UserError(
+            f"replay.capacity={capacity}: must be at least {enough}, so that there always is a segment of"
+            f" train.segment_length={length} rows."
+        )

@@ -1,0 +1,95 @@
+"""The text of ``denoised-mdp train --help``, made from the options themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import textwrap
+from typing import Any
+
+from denoised_mdp.config.compose import choices, config_folder
+from denoised_mdp.config.schema import POLICIES, Config
+from denoised_mdp.config.validate import as_text
+from denoised_mdp.models.structure import LatentSpec
+
+INTRODUCTION = """\
+usage: denoised-mdp train [key=value ...] [--multirun | --cfg]
+
+Train a Denoised MDP online and save everything in a run folder. To resume or extend a run, repeat its command.
+Steps are environment steps before action repeat. Defaults are the paper's (Wang et al. 2022).
+
+  -m, --multirun   train one run for each combination of values, with Hydra's sweepers and launchers
+  -c, --cfg        print the composed configuration as YAML and train nothing, as 'denoised-mdp config' does
+
+examples
+  denoised-mdp train preset=quickstart run_dir=runs/quickstart
+  denoised-mdp train preset=paper/cheetah_run_video_background policy=sac seed=1
+  denoised-mdp train env.task=walker_walk distractors=video_background,camera_jitter model.kl.beta=0.25
+  denoised-mdp train preset=debug env.clips=/data/videos    (a folder or a glob of videos)
+  denoised-mdp train --multirun preset=quickstart seed=1,2,3
+  denoised-mdp train --multirun 'distractors=[video_background,camera_jitter],[camera_jitter],none' seed=1,2
+"""
+
+
+def train_help() -> str:
+    """Return the whole text: examples, choices of the groups, and every option with default and meaning."""
+    config, titles = Config(), {field.name: field.metadata["help"] for field in dataclasses.fields(Config)}
+    run = [(name, as_text(getattr(config, name)), titles[name]) for name in ("run_dir", "seed")]
+    sections = [("run", run)]
+    sections += [(titles[name], _rows(getattr(config, name), f"{name}.")) for name in ("env", "model")]
+    sections += [(f"policy={name}", _rows(kind(), "policy.")) for name, kind in POLICIES.items()]
+    sections += [("options of the chosen distractors", _distractor_rows())]
+    sections += [(titles[name], _rows(getattr(config, name), f"{name}.")) for name in ("train", "replay")]
+    return "\n".join([INTRODUCTION, _groups(), *(_section(*section) for section in sections)])
+
+
+def _groups() -> str:
+    presets = [name for name in choices("preset") if "/" not in name]
+    papers = [name.removeprefix("paper/") for name in choices("preset") if "/" in name]
+    tasks = [name.removesuffix("_noiseless") for name in papers if name.endswith("_noiseless")]
+    variants = [name.removeprefix(f"{tasks[0]}_") for name in papers if name.startswith(tasks[0])]
+    rows = [
+        ("preset", ", ".join([*presets, "paper/TASK_VARIANT"])),
+        ("", f"TASK: {', '.join(tasks)}"),
+        ("", f"VARIANT: {', '.join(variants)}"),
+        ("env", ", ".join(choices("env"))),
+        ("distractors", f"none, or any of {', '.join(choices('distractors'))}, joined by commas"),
+        ("", "for --multirun, put each set in brackets: [a,b],[c],none"),
+        ("model", ", ".join(choices("model"))),
+        ("policy", ", ".join(choices("policy"))),
+    ]
+    lines = [_fill(f"  {name:13}", text) for name, text in rows]
+    return "\n".join(["choices (the command line overrides a preset)", *lines, ""])
+
+
+def _section(title: str, rows: list[tuple[str, str, str]]) -> str:
+    lines = [_fill(f"  {key:36}{default:>11}  ", meaning) for key, default, meaning in rows]
+    return "\n".join([title, *lines, ""])
+
+
+def _fill(head: str, text: str) -> str:
+    return textwrap.fill(text, 112, initial_indent=head, subsequent_indent=" " * len(head))
+
+
+def _rows(options: Any, prefix: str) -> list[tuple[str, str, str]]:
+    """(key, default, meaning) of every option, nested ones included."""
+    rows = []
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if field.name == "latents":
+            rows += _rows(LatentSpec("x"), f"{prefix}x.")
+        elif dataclasses.is_dataclass(value):
+            rows += _rows(value, f"{prefix}{field.name}.")
+        elif field.name != "name":  # chosen with the group
+            rows.append((f"{prefix}{field.name}", as_text(value), field.metadata["help"]))
+    return rows
+
+
+def _distractor_rows() -> list[tuple[str, str, str]]:
+    """Options of distractors; their meaning is the comment beside them in the YAML file."""
+    rows = []
+    for name in choices("distractors"):
+        text = (config_folder() / "distractors" / f"{name}.yaml").read_text()
+        for option, default, meaning in re.findall(r"^  (\w+): (\S+) # (.*)$", text, re.MULTILINE):
+            rows.append((f"distractors.{name}.{option}", default, meaning))
+    return rows

@@ -1,0 +1,127 @@
+"""Settings of the process and the machine: allocator, threads, determinism, device, arithmetic."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import warnings
+import zlib
+from typing import TYPE_CHECKING
+
+import torch
+
+from denoised_mdp.errors import UserError
+
+if TYPE_CHECKING:
+    from denoised_mdp.config.schema import TrainConfig
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to reuse freed memory instead of returning it to the kernel; True where that is possible.
+
+    By default every large tensor is mapped anew and its pages are faulted in one by one, which costs more than
+    the arithmetic on them. Must be called before the first large allocation. The price: memory once used stays
+    with the process.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL(None)
+    return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, -1))
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether bf16 products are faster than float32 ones on this device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    capabilities = torch.backends.cpu.get_cpu_capability()
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return capabilities.startswith("AVX512") and supported is not None and supported()
+
+
+def resolve_device(name: str, option: str = "device", otherwise: str = "cpu or auto") -> torch.device:
+    """'auto', 'cpu', 'cuda' or 'cuda:N' -> a device that exists, else UserError.
+
+    option: where the name comes from, otherwise: what could be chosen instead; for the message.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", name):
+        raise UserError(f"{option} {name}: must be auto, cpu, cuda or cuda:N.")
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = name.partition(":")
+    if kind == "cuda" and not (torch.cuda.is_available() and int(index or 0) < torch.cuda.device_count()):
+        raise UserError(f"{option} {name}: PyTorch finds no such GPU here; use {otherwise}.")
+    return torch.device(kind, int(index)) if index else torch.device(kind)
+
+
+def resolve_precision(name: str, device: torch.device, *, deterministic: bool = False) -> torch.dtype | None:
+    """'auto', 'float32', 'tf32' or 'bf16' -> the compute type for `networks.set_compute_dtype` (None is float32)."""
+    if name == "auto":
+        name = "bf16" if has_fast_bf16(device) and not deterministic else "float32"
+    return torch.bfloat16 if name == "bf16" else None
+
+
+def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
+    """Apply the machine's part of the configuration to this process; returns device and compute type.
+
+    `train.deterministic` asks for float32 (unless a precision is set), one fixed number of threads and PyTorch's
+    deterministic algorithms: the number of threads decides the order of sums.
+    """
+    keep_freed_memory()
+    device = resolve_device(train.device)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # events and graphs belong to the streams of the current one
+    if train.threads is not None:
+        torch.set_num_threads(train.threads)
+    elif train.deterministic:
+        torch.set_num_threads(1)
+    for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        backend.allow_tf32 = train.precision == "tf32"  # PyTorch would let convolutions
+    if train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    if train.precision == "bf16" and not has_fast_bf16(device):
+        what = "processor" if device.type == "cpu" else "GPU"
+        told = f"train.precision=bf16: this {what} multiplies bf16 slowly; auto takes float32 here."
+        warnings.warn(told, stacklevel=2)
+    return device, resolve_precision(train.precision, device, deterministic=train.deterministic)
+
+
+def configure_acting(train: TrainConfig, learner: torch.device) -> tuple[torch.device, torch.dtype | None]:
+    """Device and compute type of the agent that collects (`train.act_device`).
+
+    Those of the learner, or on another device bf16 only where it is fast.
+    """
+    device = learner
+    if train.act_device != "learner":
+        device = resolve_device(train.act_device, "train.act_device", "cpu or learner")
+    if (device.type, device.index or 0) == (learner.type, learner.index or 0):
+        device = learner  # cuda and cuda:0 are one, for whoever compares them
+    precision = train.precision if device == learner or has_fast_bf16(device) else "float32"
+    return device, resolve_precision(precision, device, deterministic=train.deterministic)
+
+
+def precision_name(device: torch.device, dtype: torch.dtype | None) -> str:
+    """The arithmetic that `configure` has chosen, by its name in the configuration."""
+    if dtype == torch.bfloat16:
+        return "bf16"
+    return "tf32" if device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32 else "float32"
+
+
+def set_generator_state(generator: torch.Generator, state: torch.Tensor) -> None:
+    """Let a generator continue from the state [n] of uint8 that a checkpoint holds.
+
+    The states of a CPU's and a GPU's generator have nothing in common: on the other kind of device the numbers are
+    new ones, which depend on the old state alone, with a warning.
+    """
+    if len(state) == len(generator.get_state()):
+        generator.set_state(state.cpu())
+        return
+    generator.manual_seed(zlib.crc32(state.cpu().numpy().tobytes()))
+    warnings.warn(
+        f"the run goes on on another kind of device ({generator.device.type}): its random numbers are other ones than"
+        " they would have been", stacklevel=2,
+    )

@@ -1,0 +1,1 @@
+"""RoboDesk with distractors: a robot arm at a desk."""

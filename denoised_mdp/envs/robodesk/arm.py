@@ -1,0 +1,74 @@
+"""From actions to joint targets: the hand moves in space, by inverse kinematics."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from denoised_mdp.envs.robodesk.scene import ARM, FINGERS  # first: it chooses the GL backend
+
+import mujoco  # isort: skip
+
+HAND_REACH = 0.01  # metres per step along each axis
+WRIST_REACH = 0.02  # of the wrist's range, per step
+ACTIONS = ("x", "y", "z", "wrist", "gripper")
+MAX_ITERATIONS, PRECISION = 100, 1e-14
+FAR, DAMPING = 0.1, 0.03  # metres to the place from which the inverse is damped
+LONGEST = 2.0  # change of angles in one iteration
+STALLED = 20.0  # metres per radian at which no progress is made
+_REACHING = len(ARM) - 1  # all joints but the wrist bring the hand to its place
+
+
+class Arm:
+    """Turns actions [5] in [-1, 1] into targets of the nine actuators.
+
+    Keeps nothing between calls, so that it needs no saving.
+
+    Args:
+        model: the scene.
+    """
+
+    def __init__(self, model: mujoco.MjModel):
+        self._model = model
+        self._scratch = mujoco.MjData(model)  # where joints are tried out
+        self._site = model.site("end_effector").id
+        self._jacobian = np.empty((3, model.nv))
+        assert [model.joint(name).qposadr[0] for name in (*ARM, *FINGERS)] == list(range(9))
+        self._range = model.actuator_ctrlrange[:9].copy()
+
+    def targets(self, data: mujoco.MjData, action: np.ndarray) -> np.ndarray:
+        """Return actuator targets [9]: hand moved, wrist turned, both fingers at the gripper's opening."""
+        place = data.site_xpos[self._site] + HAND_REACH * action[:3]
+        targets = np.empty(9)
+        targets[:_REACHING] = self.reach(data.qpos, place)
+        low, high = self._range[6]
+        wrist = low + (high - low) * (action[3] + 1) / 2
+        targets[6] = np.clip(data.qpos[6] + WRIST_REACH * wrist, low, high)
+        low, high = self._range[7]
+        targets[7:] = low + (high - low) * (action[4] + 1) / 2
+        return targets
+
+    def reach(self, qpos: np.ndarray, place: np.ndarray) -> np.ndarray:
+        """Return angles [6] of all joints but the wrist that bring the hand to `place` [3].
+
+        Newton's method from the present `qpos` with the smallest change of angles; the iteration of
+        `dm_control.utils.inverse_kinematics.qpos_from_site_pose` without collision detection and without its rounding
+        errors in the null space. Where `place` is out of reach, this is the last iterate, however far from it.
+        """
+        model, scratch = self._model, self._scratch
+        scratch.qpos[:] = qpos
+        for _ in range(MAX_ITERATIONS):
+            mujoco.mj_kinematics(model, scratch)
+            error = place - scratch.site_xpos[self._site]  # [3]
+            distance = np.linalg.norm(error)
+            if distance < PRECISION:
+                break
+            mujoco.mj_comPos(model, scratch)
+            mujoco.mj_jacSite(model, scratch, self._jacobian, None, self._site)
+            jacobian = self._jacobian[:, :_REACHING]  # [3, 6]
+            damping = DAMPING if distance > FAR else 1e-15  # the latter only for a stretched arm
+            change = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + damping * np.eye(3), error)  # [6]
+            length = np.linalg.norm(change)
+            if distance > STALLED * length:
+                break
+            scratch.qpos[:_REACHING] += change * min(1.0, LONGEST / length)
+        return scratch.qpos[:_REACHING].copy()

@@ -1,0 +1,301 @@
+"""RoboDesk (Kannan et al. 2021) with the television of Wang et al. 2022, as a Gymnasium environment.
+
+A Franka arm at a desk with a drawer, a sliding door, three buttons with lamps, and blocks. It runs on today's
+MuJoCo; of the package `robodesk` only the model files are used. Distractors are in `robodesk_distractors`.
+"""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+
+from denoised_mdp.envs.factors import RELEVANT_NOISE
+from denoised_mdp.envs.joints import Joint, joint_kinds, visible_joints
+from denoised_mdp.envs.options import tasks
+from denoised_mdp.envs.rendering import QUALITIES  # first of those with mujoco: it chooses the GL backend
+from denoised_mdp.envs.robodesk.arm import ACTIONS, Arm
+from denoised_mdp.envs.robodesk.camera import RoomRenderer, choose_view
+from denoised_mdp.envs.robodesk.distractors import STILL_LIGHTING
+from denoised_mdp.envs.robodesk.scene import (
+    ARM,
+    BLOCKS,
+    BUTTON_TRAVEL,
+    COLORS,
+    FINGERS,
+    TV_PIXELS,
+    TV_TEXTURE,
+    build_model,
+    lamp_geoms,
+    wood_brightness,
+    wood_geoms,
+)
+from denoised_mdp.envs.robodesk.tasks import PRESSED, REWARDS, Situation, find_task
+from denoised_mdp.envs.robodesk.tv import GRAY
+from denoised_mdp.envs.world import World
+from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.seeding import generator, generator_state, restore_generator
+
+import mujoco  # isort: skip
+
+SUBSTEPS = 10  # physics steps of 2 ms
+START_POSE = np.array([-0.3, -0.4, 0.28, -2.5, 0.13, 1.87, 0.91, 0.01, 0.01])
+START_SPREAD = 0.15  # of the control range
+# What a start shifts objects by: joint -> for each shifted coordinate (least, most), in metres.
+START_SHIFTS = {
+    "drawer_joint": [(0.0, -0.1)],
+    "slide_joint": [(0.0, 0.2)],
+    "flat_block": [(0.0, 0.3), (0.0, 0.07)],
+    "ball": [(0.0, 0.48), (0.0, 0.08)],
+    "upright_block": [(0.05, 0.35), (0.0, 0.05)],
+}
+HUE_GAIN = 0.75
+CONTROLLABLE = "controllable, irrelevant"
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+
+
+class RoboDeskEnv(World, gym.utils.EzPickle):
+    """One task of RoboDesk; a step is one control step of 20 ms.
+
+    Actions are float32 [5] in [-1, 1]: movement of the hand along x, y, z (a centimetre at most), of the wrist, and
+    the gripper's opening. The observation is the ground-truth signal, float32 [S]: joint positions and velocities,
+    the hand's position and how far the button has changed the television's colour (names in `signal_names`).
+
+    What distractors may set: `sensor_error` [3] of the buttons' sensors (in button travels; None: exact), `picture`
+    on the television before the buttons change its colour (uint8 [60, 120, 3]), `lighting`, and `camera_shift` (of
+    the camera and of its target, metres). None of it touches the physics; the sensor and the picture touch the
+    reward of the television tasks.
+
+    Args:
+        task: one of ``tasks("robodesk")``.
+        reward: "dense", "sparse" (1 in every step that finds the task solved) or "success" (1 once). Television
+            tasks have no such moment: with both, their reward is the colour of the picture alone.
+        size: height and width of a frame in pixels.
+        episode_steps: steps after which an episode is truncated.
+        camera: 0 or "auto" (the room where there is a television, else the desk), 1 or "desk", 2 or "room".
+        quality: "fast" or "faithful", see `build_model` and `Renderer`.
+        television: put up the television and the neighbouring desks; television tasks have them always.
+
+    Raises:
+        UserError: no such task, reward, camera or quality, or the package `robodesk` is not installed.
+    """
+
+    metadata = {**World.metadata, "render_fps": 50}
+
+    def __init__(
+        self,
+        task: str,
+        reward: str = "dense",
+        size: int = 96,
+        episode_steps: int = 1000,
+        camera: int | str = 0,
+        quality: str = "fast",
+        television: bool = False,
+    ):
+        gym.utils.EzPickle.__init__(self, task, reward, size, episode_steps, camera, quality, television)
+        for what, word, known in (
+            ("task", task, tasks("robodesk")), ("reward", reward, REWARDS), ("render quality", quality, QUALITIES),
+        ):  # fmt: skip
+            if word not in known:
+                raise UserError(f"Unknown {what} {word!r}.{did_you_mean(word, known)}")
+        self.task_name, self.size, self.episode_steps = task, size, episode_steps
+        self._task, self._reward = find_task(task), reward
+        self._channel = 1 if self._task.channel is None else self._task.channel  # that a button changes
+        self.room = television or self._task.channel is not None
+        self._look = size, choose_view(camera, self.room), quality
+
+        self._model = build_model(self.room, quality)
+        self._data = mujoco.MjData(self._model)
+        self._arm = Arm(self._model)
+        # Whatever depends on a button reads the joint of its lamp, to which the button is softly coupled.
+        self._lights = [self._model.joint(f"{color}_light").qposadr[0] for color in COLORS]
+        self._lamps = lamp_geoms(self._model)
+        self._wood = wood_geoms(self._model) if quality == "fast" else []
+        self._hand = self._model.site("end_effector").id
+        self._places = {
+            "drawer": self._data.geom("drawer_handle").xpos,
+            "slide": self._data.site("slide_handle").xpos,
+            **{name: self._data.body(name).xpos for name in (*BLOCKS, *(f"{color}_button" for color in COLORS))},
+        }
+        self._joints = {
+            name: self._model.joint(name).qposadr[0]
+            for name in ("drawer_joint", "slide_joint", *(f"{color}_light" for color in COLORS))
+        }
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (len(ACTIONS),), np.float32)
+        self.signal_names = self._name_signal()
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (len(self.signal_names),), np.float32)
+
+        self.sensor_error: np.ndarray | None = None
+        self.picture = np.full((*TV_PIXELS, 3), GRAY, np.uint8)
+        self.lighting = STILL_LIGHTING
+        self.camera_shift = np.zeros(3), np.zeros(3)
+
+        self.stage: list = []  # functions of (scene, model, data) that change each scene before it is drawn
+        self._renderer: RoomRenderer | None = None
+        self._rng: np.random.Generator | None = None
+        self._start = {block: np.zeros(3) for block in BLOCKS}
+        self._steps, self._solved = 0, False
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        """Start an episode; with `seed` its random stream starts anew, without it continues."""
+        super().reset(seed=seed)
+        if seed is not None or self._rng is None:
+            self._rng = generator(seed, "physics")
+        model, data, rng = self._model, self._data, self._rng
+        mujoco.mj_resetData(model, data)
+        for name, shifts in START_SHIFTS.items():
+            begin = model.joint(name).qposadr[0]
+            for offset, (low, high) in enumerate(shifts):
+                data.qpos[begin + offset] += low + (high - low) * rng.random()
+        low, high = model.actuator_ctrlrange[:9].T
+        data.qpos[:9] = START_POSE + START_SPREAD * rng.uniform(low, high)
+        mujoco.mj_forward(model, data)
+        self._start = {block: self._places[block].copy() for block in BLOCKS}
+        self._steps, self._solved = 0, False
+        return self.signal(), {}
+
+    def step(self, action: np.ndarray):
+        """Apply `action` [5] in [-1, 1] for one control step."""
+        model, data = self._model, self._data
+        data.ctrl[:9] = self._arm.targets(data, np.clip(np.asarray(action, np.float64), -1, 1))
+        for _ in range(SUBSTEPS):
+            data.qfrc_applied[:9] = data.qfrc_bias[:9]  # gravity does not pull at the arm
+            mujoco.mj_step2(model, data)
+            mujoco.mj_step1(model, data)
+        self._steps += 1
+        return self.signal(), self._earn(), False, self._steps >= self.episode_steps, {}
+
+    def signal(self) -> np.ndarray:
+        """Return the true state, float32 [S], see `signal_names`."""
+        data = self._data
+        hue = self._hue(self._travel())
+        return np.concatenate([data.qpos, data.qvel, data.site_xpos[self._hand], [hue]]).astype(np.float32)
+
+    @property
+    def signal_kinds(self) -> tuple[str, ...]:
+        """What a camera sees of each number of the signal, see `denoised_mdp.envs.factors`."""
+        kinds = joint_kinds(self._model, 0)
+        return (*kinds, *["scalar"] * (len(self.signal_names) - len(kinds)))
+
+    @property
+    def joints(self) -> tuple[Joint, ...]:
+        """The nine joint positions of arm and fingers; their columns are those of the signal."""
+        return visible_joints(self._model, 0, (*ARM, *FINGERS))
+
+    @property
+    def quadrants(self) -> dict[str, str]:
+        """Exceptions from "signal is relevant, noise is not", see `denoised_mdp.envs.factors`."""
+        joints = [self._model.joint(index).name for index in range(self._model.njnt)]
+        irrelevant = [name for name in joints if name not in (*ARM, *FINGERS, *self._task.joints)]
+        found = {f"q{kind}/{name}*": CONTROLLABLE for name in irrelevant for kind in ("pos", "vel")}
+        if self._task.channel is None:
+            return found | {"hue/*": CONTROLLABLE}
+        return found | {"tv/*": RELEVANT_NOISE, f"button_noise/{COLORS[self._channel]}": RELEVANT_NOISE}
+
+    def sensors(self) -> np.ndarray:
+        """Return what the sensors of the three buttons read [3]: 0 up, 1 down, and their error."""
+        return self._travel() if self.sensor_error is None else self._travel() + self.sensor_error
+
+    def screen(self) -> np.ndarray:
+        """Return the television's picture in the colour that the button gives it, uint8 [60, 120, 3]."""
+        hue = self._hue(self.sensors())
+        screen = self.picture.copy()
+        screen[..., self._channel] = np.rint(self.picture[..., self._channel] * (1 - hue) + 255 * hue)
+        return screen
+
+    def frame(self) -> np.ndarray:
+        """Draw the current state, uint8 [H, W, 3]; advances nothing."""
+        renderer = self._get_renderer()
+        self._show_lamps()
+        self._show_lighting()
+        if self.room:
+            enlarged = self.screen().repeat(TV_TEXTURE[0] // TV_PIXELS[0], 0)  # uint8 [120, 120, 3]
+            renderer.upload_picture(self._model.texture("tv").id, enlarged)
+        return renderer.film(self._data, *self.camera_shift)
+
+    def gl_device(self) -> str:
+        """Return what draws the frames, see `Renderer.device`."""
+        return self._get_renderer().device()
+
+    def close(self) -> None:
+        """Free the renderer; a later frame makes a new one."""
+        if self._renderer:
+            self._renderer.close()
+            self._renderer = None
+
+    def get_state(self) -> dict:
+        """Return the whole state but for the distractors' as a tree of arrays and numbers, exact at any step."""
+        integration = np.empty(mujoco.mj_stateSize(self._model, _STATE))
+        mujoco.mj_getState(self._model, self._data, integration, _STATE)
+        return {
+            "integration": integration,
+            "random": generator_state(self._rng),
+            "start": {block: place.copy() for block, place in self._start.items()},
+            "steps": self._steps,
+            "solved": self._solved,
+        }
+
+    def set_state(self, state: dict) -> None:
+        """Continue exactly where `get_state` was taken, in this environment or an equal one."""
+        mujoco.mj_setState(self._model, self._data, state["integration"], _STATE)
+        mujoco.mj_step1(self._model, self._data)  # as after a step: positions and velocities are up to date
+        self._rng = restore_generator(state["random"])
+        self._start = {block: place.copy() for block, place in state["start"].items()}
+        self._steps, self._solved = state["steps"], state["solved"]
+
+    def _get_renderer(self) -> RoomRenderer:
+        if self._renderer is None:
+            self._renderer = RoomRenderer(self._model, *self._look, stage=self.stage)
+        return self._renderer
+
+    def situation(self) -> Situation:
+        """Return what the reward looks at now."""
+        screen = self.screen().mean(0).mean(0) / 255  # [3]
+        joints = {name: float(self._data.qpos[address]) for name, address in self._joints.items()}
+        return Situation(self._data.site_xpos[self._hand], self._places, self._start, joints, screen)
+
+    def _earn(self) -> float:
+        """Return the reward of the step just made."""
+        value = self._task.reward(self.situation(), self._reward)
+        if self._reward == "success" and self._task.channel is None:
+            value, self._solved = (0.0 if self._solved else value), self._solved or value > 0
+        return value
+
+    def _travel(self) -> np.ndarray:
+        """Return how far the buttons are pressed [3], truly: 0 up, 1 and more down."""
+        return -self._data.qpos[self._lights] / BUTTON_TRAVEL
+
+    def _hue(self, sensors: np.ndarray) -> float:
+        """Return the share of the button's colour on the television, 0 to 1, for readings [3]."""
+        return float(np.clip(HUE_GAIN * sensors[self._channel], 0.0, 1.0))
+
+    def _show_lamps(self) -> None:
+        """Let the desk's lamps glow in their colour, or cover them in gray, as their sensors say."""
+        if self.sensor_error is None:
+            glow = 0.4 * (self._data.qpos[self._lights] < PRESSED)  # [3]
+        else:
+            glow = np.clip(6 * (self.sensors() - 0.12) + 0.4, -1.0, 1.0)  # [3]
+        colors = np.where(glow[:, None] > 0, np.eye(3), 0.3)  # [3, 3]
+        self._model.geom_rgba[self._lamps] = np.column_stack([colors, np.abs(glow)])
+
+    def _show_lighting(self) -> None:
+        """Set brightness and direction of all lights; the next physics step forgets the directions again."""
+        model, data, light = self._model, self._data, self.lighting
+        model.light_diffuse[:] = light.diffuse[:, None]
+        data.light_xpos[:] = light.places
+        data.light_xdir[:] = -light.places / np.linalg.norm(light.places, axis=1, keepdims=True)
+        if len(self._wood):
+            brightness = wood_brightness(light.headlight, light.diffuse, light.places)
+            model.geom_rgba[self._wood, :3] = brightness
+        model.vis.headlight.ambient[:] = light.headlight / 4
+        model.vis.headlight.diffuse[:] = light.headlight
+        model.vis.headlight.specular[:] = 0.8 * light.headlight + 0.18
+
+    def _name_signal(self) -> tuple[str, ...]:
+        positions, velocities = [], []
+        for index in range(self._model.njnt):
+            name = self._model.joint(index).name
+            free = self._model.jnt_type[index] == mujoco.mjtJoint.mjJNT_FREE
+            positions += [f"qpos/{name}/{number}" for number in range(7)] if free else [f"qpos/{name}"]
+            velocities += [f"qvel/{name}/{number}" for number in range(6)] if free else [f"qvel/{name}"]
+        hand = [f"end_effector/{axis}" for axis in "xyz"]
+        return (*positions, *velocities, *hand, f"hue/{COLORS[self._channel]}")

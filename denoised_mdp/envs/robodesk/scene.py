@@ -1,0 +1,230 @@
+"""RoboDesk's scene: the desk of the package `robodesk`, and the room around it, which we build ourselves.
+
+The package (Apache 2.0) contributes model files, meshes and textures. It is located, never imported: its code
+needs libraries of 2021. What it lacks - a television, two neighbouring desks, lamps whose brightness can be set -
+is added here to the parsed model, as visible things without collisions, so that the physics stay the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from denoised_mdp.envs import rendering  # noqa: F401 (first: it chooses the GL backend)
+from denoised_mdp.errors import UserError
+
+import mujoco  # isort: skip
+
+COLORS = ("red", "green", "blue")
+BLOCKS = ("ball", "upright_block", "flat_block")
+ARM = tuple(f"panda0_joint{number}" for number in range(1, 8))
+FINGERS = ("panda0_finger_joint1", "panda0_finger_joint2")
+BUTTON_TRAVEL = 0.005  # metres from a reading of 0 to one of 1
+
+DESKS = (1.3, 2.6)  # where the neighbours stand, along x
+TV_PLACE = (1.3, 1.825, 1.6)
+TV_PIXELS = (60, 120)  # rows, columns of the picture
+TV_TEXTURE = (120, 120)  # that it is enlarged to
+
+WOOD_GAIN = 1.3
+HIDDEN = 5  # a geom group that is never drawn
+_BOX, _CYLINDER = mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_CYLINDER
+_NOT_COPIED = re.compile("panda0|" + "|".join(BLOCKS))
+_NO_CONTACT = {"contype": 0, "conaffinity": 0, "mass": 0.0, "group": 1}
+_WHITE = (0.95, 0.99, 0.92, 1.0)  # of the arm
+
+
+def asset_folder() -> Path:
+    """Return the folder of the package `robodesk` that holds ``desk.xml``.
+
+    Raises:
+        UserError: the package is not installed.
+    """
+    found = importlib.util.find_spec("robodesk")
+    for place in (found.submodule_search_locations or ()) if found else ():
+        if (Path(place) / "assets" / "desk.xml").is_file():
+            return Path(place) / "assets"
+    raise UserError("RoboDesk needs the model files of the package robodesk: pip install --no-deps robodesk==1.0.0")
+
+
+def build_model(room: bool, quality: str) -> mujoco.MjModel:
+    """Build the scene; every call returns a model of its own.
+
+    Args:
+        room: with television and neighbouring desks.
+        quality: "faithful" has the package's meshes; "fast" draws the arm's collision meshes, rounded handles and
+            coarser cylinders, at a fraction of the cost. The physics are the same.
+
+    Raises:
+        UserError: the package `robodesk` is not installed.
+    """
+    return copy.copy(_compile(str(asset_folder()), room, quality))
+
+
+@functools.lru_cache(maxsize=4)
+def _compile(folder: str, room: bool, quality: str) -> mujoco.MjModel:
+    spec = mujoco.MjSpec.from_file(f"{folder}/desk.xml")
+    if room:
+        _add_neighbors(spec)
+        _add_television(spec)
+    _add_lamps(spec)
+    spec.visual.quality.offsamples = 0  # pictures are drawn larger and reduced, which smooths as well
+    spec.visual.quality.shadowsize = 1024  # at this distance no different from 4096
+    _share_textures(spec)
+    if quality == "fast":
+        _simplify(spec)
+        _shrink_textures(spec, folder)
+    used = {geom.meshname for geom in spec.geoms}
+    for mesh in list(spec.meshes):
+        if mesh.name not in used:
+            spec.delete(mesh)
+    model = spec.compile()
+    if quality == "fast":
+        _brighten_wood(model)
+    return model
+
+
+def lamp_geoms(model: mujoco.MjModel) -> list[int]:
+    """Return the overlays of the red, green and blue lamp on the desk, whose rgba shows how bright they are."""
+    return [model.geom(f"lamp/{color}").id for color in COLORS]
+
+
+def _add_neighbors(spec: mujoco.MjSpec) -> None:
+    """Add copies of what is visible of the desk, unlit and without arm and blocks, fixed, without collisions."""
+    originals = [
+        body
+        for body in spec.worldbody.bodies
+        if not any(_NOT_COPIED.match(each.name) for each in (body, *body.bodies))
+    ]
+    for x in DESKS:
+        for body in originals:
+            _copy_visible(body, spec.worldbody, (x, 0.0, 0.0))
+
+
+def _copy_visible(body, parent, shift: tuple[float, float, float]) -> None:
+    twin = parent.add_body(pos=np.add(body.pos, shift), quat=body.quat)
+    twin.alt.type, twin.alt.euler = body.alt.type, body.alt.euler  # else the rotation is lost
+    for geom in body.geoms:
+        if geom.group <= 1 and geom.rgba[3] == 1:  # the rising part of a lamp is translucent
+            part = twin.add_geom(
+                type=geom.type, size=geom.size, pos=geom.pos, quat=geom.quat, rgba=geom.rgba,
+                material=geom.material, meshname=geom.meshname, **_NO_CONTACT,
+            )  # fmt: skip
+            part.alt.type, part.alt.euler = geom.alt.type, geom.alt.euler
+    for child in body.bodies:
+        _copy_visible(child, twin, (0.0, 0.0, 0.0))
+
+
+def _add_television(spec: mujoco.MjSpec) -> None:
+    """Add a television behind the desks; its picture is the texture "tv", uint8 [*TV_TEXTURE, 3]."""
+    rows, columns = TV_TEXTURE
+    kind, flat = mujoco.mjtTexture.mjTEXTURE_2D, mujoco.mjtBuiltin.mjBUILTIN_FLAT
+    spec.add_texture(name="tv", type=kind, height=rows, width=columns, nchannel=3, builtin=flat, rgb1=[0.5] * 3)
+    screen = spec.add_material(name="tv", emission=0.0, specular=1.0, shininess=1.0, reflectance=0.7)
+    screen.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "tv"
+    body = spec.worldbody.add_body(name="tv", pos=TV_PLACE)
+    for size, place, color in (
+        ([2.4, 0.03, 1.4], [0.0, 0.035, 0.0], [0.1, 0.1, 0.1, 1.0]),  # bezel, wholly behind the screen
+        ([2.6, 0.2, 0.05], [0.0, 0.0, -1.5], [0.32, 0.137, 0.12, 1.0]),  # stand
+    ):
+        body.add_geom(type=_BOX, size=size, pos=place, rgba=color, **_NO_CONTACT)
+    # A box shows a 2-D texture on its sides along z: it lies flat, and is turned upright.
+    upright = [np.sqrt(0.5), np.sqrt(0.5), 0.0, 0.0]
+    body.add_geom(name="tv", type=_BOX, size=[2.3, 1.34, 1e-6], quat=upright, material="tv", **_NO_CONTACT)
+    spec.material("plane_material").reflectance = 0.01  # of the floor
+
+
+def _add_lamps(spec: mujoco.MjSpec) -> None:
+    """Put an overlay on each of the desk's black lamps, in place of the package's, which rises out of it."""
+    for color in COLORS:
+        holder = spec.body(f"{color}_light")
+        for geom in holder.bodies[0].geoms:
+            geom.group = HIDDEN
+        holder.add_geom(
+            name=f"lamp/{color}", type=_CYLINDER, size=[0.06, 0.0075, 0.0], pos=[0.0, 0.0, 0.005], **_NO_CONTACT
+        )
+
+
+def _share_textures(spec: mujoco.MjSpec) -> None:
+    """Let all metal wear the same texture: the package loads it three times, and starting a renderer takes as long."""
+    for material in spec.materials:
+        role = mujoco.mjtTextureRole.mjTEXROLE_RGB
+        if material.textures[role] in ("bin_metal_texture", "button_metal_texture"):
+            material.textures[role] = "desk_metal_texture"
+    spec.delete(spec.texture("bin_metal_texture"))
+    spec.delete(spec.texture("button_metal_texture"))
+
+
+def _shrink_textures(spec: mujoco.MjSpec, folder: str) -> None:
+    """Reduce textures to what is left of them in a picture of a hundred pixels."""
+    for texture in spec.textures:
+        if texture.file:
+            with Image.open(f"{folder}/{texture.file}") as image:
+                small = image.convert("RGB").reduce(4)
+            texture.file, texture.nchannel = "", 3
+            texture.width, texture.height = small.size
+            texture.data = small.tobytes()
+
+
+def _simplify(spec: mujoco.MjSpec) -> None:
+    spec.visual.quality.numslices, spec.visual.quality.numstacks = 12, 6  # of cylinders and the ball
+    for geom in list(spec.geoms):
+        kind = geom.classname.name
+        if kind == "panda_viz" and geom.meshname != "finger_viz":
+            spec.delete(geom)
+        elif kind == "panda_col":
+            geom.group, geom.rgba = 1, _WHITE
+        elif "handle" in geom.meshname:
+            geom.group = HIDDEN  # kept, because a task asks where it is
+            _add_round_handle(geom)
+
+
+def _add_round_handle(geom) -> None:
+    """Draw a handle, two feet and a bar, as the capsules that the package collides with."""
+    metal = {"type": mujoco.mjtGeom.mjGEOM_CAPSULE, "rgba": [0.6, 0.6, 0.6, 1.0], **_NO_CONTACT}
+    drawer = "drawer" in geom.meshname
+    ends = {
+        True: [((x, -0.27, 0.01), (x, -0.36, 0.01)) for x in (-0.082, 0.082)]
+        + [((-0.08, -0.36, 0.01), (0.08, -0.36, 0.01))],
+        False: [((0.0, -0.02, z), (0.0, -0.11, z)) for z in (-0.083, 0.083)]
+        + [((0.0, -0.11, -0.08), (0.0, -0.11, 0.08))],
+    }[drawer]
+    for start, end in ends:
+        geom.parent.add_geom(fromto=[*start, *end], size=[0.014, 0.0, 0.0], **metal)
+
+
+def wood_geoms(model: mujoco.MjModel) -> np.ndarray:
+    """Return the desks' geoms, which the package paints with a brightness of 2."""
+    return np.flatnonzero((model.geom_rgba > 1).any(1))
+
+
+def _brighten_wood(model: mujoco.MjModel) -> None:
+    """Brighten the wood's texture, and darken the geoms that wear it, but for the desks.
+
+    Without shadows OpenGL adds all lights up, cuts the sum off at 1 and only then multiplies it with the texture; with
+    shadows it cuts off light by light. A brighter texture leaves room for `wood_brightness`.
+    """
+    texture = model.texture("desk_wood_texture")
+    size = int(texture.height[0] * texture.width[0] * texture.nchannel[0])
+    wood = model.tex_data[texture.adr[0] : texture.adr[0] + size]
+    wood[:] = np.minimum(WOOD_GAIN * wood.astype(np.float32), 255).astype(np.uint8)
+    wears = model.geom_matid == model.material("desk_wood_material").id
+    model.geom_rgba[wears & (model.geom_rgba <= 1).all(1), :3] /= WOOD_GAIN
+
+
+def wood_brightness(headlight: float, diffuse: np.ndarray, places: np.ndarray) -> float:
+    """Return the colour of the desks that shows them without shadows as bright as they would be with shadows.
+
+    Args:
+        headlight, diffuse [3], places [3, 3]: see `denoised_mdp.envs.robodesk.distractors.Lighting`.
+    """
+    slopes = places[:, 2] / np.linalg.norm(places, axis=1)  # of the light on the desk's top
+    lights = np.array([headlight * (0.25 + 0.75), *(diffuse * slopes)])  # ambient, and seen from above
+    with_shadows = np.minimum(2 * lights, 1).sum()
+    return float(with_shadows / (WOOD_GAIN * lights.sum()))

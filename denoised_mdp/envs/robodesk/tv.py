@@ -1,0 +1,118 @@
+"""Video on RoboDesk's television (Wang et al. 2022)."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+
+from denoised_mdp.envs.robodesk.distractors import COLORS, SceneDistractor
+from denoised_mdp.envs.video import Stream, open_clips, shuffled
+from denoised_mdp.seeding import generator_state, restore_generator
+
+GRAY = 128  # of a television without video
+CONTRAST = 20  # on a scale from -127 to 127
+
+
+class TV(SceneDistractor, gym.utils.EzPickle):
+    """Two colour videos side by side on the television, which scroll sideways.
+
+    Each side shows a stream of `frames` frames (see `denoised_mdp.envs.video.Stream`), filled with all clips in an
+    order of its own; contrast and sharpness are raised. An episode starts anywhere in both, and the joined picture
+    moves to the right by one pixel of 120 per inner step.
+
+    Args:
+        env: RoboDesk with a television.
+        strength: share of the video in the picture; the rest is gray.
+        frames: length of each stream.
+        clips, split, clips_seed: see `open_clips` and `shuffled`.
+    """
+
+    name = "tv"
+    patches = (3, 6)  # the factors hold mean brightness on a grid of these many rows and columns
+
+    def __init__(
+        self,
+        env: gym.Env,
+        strength: float = 1.0,
+        frames: int = 1000,
+        clips: str = "procedural",
+        split: str = "train",
+        clips_seed: int = 0,
+    ):
+        gym.utils.EzPickle.__init__(self, env, strength, frames, clips, split, clips_seed)
+        sides = [f"{side}/{what}" for side in ("left", "right") for what in ("stream_index", "clip", "frame")]
+        cells = [f"brightness_{row}_{column}" for row, column in np.ndindex(self.patches)]
+        super().__init__(env, (*sides, "phase_roll", *COLORS, *cells))
+        self.strength = strength
+        rows, columns = env.unwrapped.picture.shape[:2]
+        self._columns = columns
+        found = open_clips(clips, split, rows, True, frames, "nearest")
+        self._clips = tuple(shuffled(found, clips_seed, f"{side} order") for side in ("left", "right"))
+        self._source = (clips, split, clips_seed, frames)
+        self._streams = (Stream(frames), Stream(frames))
+        self._index, self._roll = [0, 0], 0
+
+    def picture(self) -> np.ndarray:
+        """Return what the television shows before the buttons change its colour, uint8 [60, 120, 3]."""
+        frames = [stream.frame(index) for stream, index in zip(self._streams, self._index, strict=True)]
+        sides = sharpen(_CONTRASTED.take(np.stack(frames)))  # uint8 [2, 60, 60, 3]
+        video = np.roll(np.concatenate(list(sides), axis=1), self._roll, axis=1)  # uint8 [60, 120, 3]
+        if self.strength < 1:
+            video = np.rint(self.strength * video + (1 - self.strength) * GRAY).astype(np.uint8)
+        return video
+
+    def noise_values(self):
+        """Return place and clip of both sides, the roll as a phase, mean colours and brightness by patch."""
+        picture = self.unwrapped.picture
+        rows, columns = self.patches
+        height, width = picture.shape[0] // rows, picture.shape[1] // columns
+        patches = picture.reshape(rows, height, columns, width, 3).mean(1).mean(2) / 255  # [rows, columns, 3]
+        values: list[float] = []
+        for stream, index in zip(self._streams, self._index, strict=True):
+            values += [index, *stream.position(index)]
+        return [*values, self._roll / self._columns, *patches.mean((0, 1)), *patches.mean(-1).ravel()]
+
+    def follow(self, other: TV) -> None:
+        """Take over the noise; where the clips are others, only the places in the streams."""
+        if self._source == other._source:
+            super().follow(other)
+        else:
+            self.rng = restore_generator(generator_state(other.rng))
+            self._index = [index % self._streams[0].frames for index in other._index]
+            self._roll = other._roll
+            self._show()
+
+    def _start(self) -> None:
+        for stream, clips in zip(self._streams, self._clips, strict=True):
+            if not stream.clips:
+                stream.fill(clips)
+        self._index = [int(self.rng.integers(stream.frames)) for stream in self._streams]
+        self._roll = 0
+
+    def _advance(self) -> None:
+        self._index = [(index + 1) % self._streams[0].frames for index in self._index]
+        self._roll = (self._roll + 1) % self._columns
+
+    def _show(self) -> None:
+        self.unwrapped.picture = self.picture()
+
+    def _get_noise(self) -> dict:
+        clips = [[clip.identity for clip in stream.clips] for stream in self._streams]
+        return {"index": list(self._index), "roll": self._roll, "clips": clips}
+
+    def _restore(self, noise: dict) -> None:
+        for stream, identities, clips in zip(self._streams, noise["clips"], self._clips, strict=True):
+            stream.restore(identities, clips)
+        self._index, self._roll = list(noise["index"]), noise["roll"]
+
+
+def sharpen(images: np.ndarray) -> np.ndarray:
+    """Filter uint8 [N, H, W, C] with [[0, -1/2, 0], [-1/2, 3, -1/2], [0, -1/2, 0]], mirrored at the border."""
+    wide = np.pad(images.astype(np.int16), ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")  # [N, H + 2, W + 2, C]
+    around = wide[:, :-2, 1:-1] + wide[:, 2:, 1:-1] + wide[:, 1:-1, :-2] + wide[:, 1:-1, 2:]  # [N, H, W, C]
+    return _HALVED.take(6 * wide[:, 1:-1, 1:-1] - around + 4 * 255)
+
+
+_GAIN = 131 * (127 + CONTRAST) / (127 * (131 - CONTRAST))
+_CONTRASTED = np.clip(np.rint(_GAIN * (np.arange(256) - 127.0) + 127), 0, 255).astype(np.uint8)
+_HALVED = np.clip(np.rint(np.arange(-4 * 255, 6 * 255 + 1) / 2), 0, 255).astype(np.uint8)  # of what is twice too large

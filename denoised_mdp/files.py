@@ -1,0 +1,197 @@
+"""Files: what is read is a regular file of bounded size; what is written is whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DEEPEST = 50
+"""levels of nested lists and mappings; ours have fewer than 20"""
+MOST_DIGITS = 300
+"""of a whole number; one with more is no float64 either"""
+MOST_TEXT = 2**26
+"""bytes of a file that is read at once and parsed"""
+MOST_YAML = 2**18
+"""bytes of a YAML file; its parser needs seconds per megabyte"""
+MOST_LINE = 2**20
+"""characters of one line of JSON"""
+
+
+def regular(path: Path | str) -> Path:
+    """Return `path`, which leads to a regular file: pipes, devices and sockets may block or never end.
+
+    Raises:
+        OSError: it does not.
+    """
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise PermissionError(errno.EPERM, "it is no regular file", str(path))
+    return Path(path)
+
+
+def read_bytes(path: Path | str, most: int = MOST_TEXT) -> bytes:
+    """Return the content of a regular file of at most `most` bytes.
+
+    Raises:
+        OSError, ValueError: see the module.
+    """
+    with open(regular(path), "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return data
+
+
+def read_json(path: Path | str) -> Any:
+    """Return what a JSON file holds; see `parse_json`.
+
+    Raises:
+        OSError, ValueError: see the module.
+    """
+    return parse_json(read_bytes(path))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return plain values, no deeper than `DEEPEST` and with no whole number of more than `MOST_DIGITS` digits.
+
+    Raises:
+        ValueError: it is no JSON, or beyond these limits.
+    """
+    try:
+        return _shallow(json.loads(text, parse_int=_whole))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def json_lines(path: Path | str) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Yield every line of a regular file with the JSON object that it holds (None: it holds none).
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(regular(path), encoding="utf-8", errors="replace", newline="\n") as file:
+        while line := file.readline(MOST_LINE):
+            try:
+                row = parse_json(line)
+            except ValueError:
+                row = None
+            yield line, row if isinstance(row, dict) else None
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Without aliases, by which a few lines can stand for more values than fit into any memory."""
+
+    def compose_node(self, parent, index):
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("it has aliases (*name)")
+        return super().compose_node(parent, index)
+
+
+def read_yaml(path: Path | str) -> Any:
+    """Return the plain values of a YAML file, no deeper than `DEEPEST`.
+
+    Raises:
+        OSError, ValueError: see the module.
+    """
+    data = read_bytes(path, MOST_YAML)
+    try:
+        return _shallow(yaml.load(data.decode(), _PlainLoader))  # noqa: S506 (it is a SafeLoader)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        raise ValueError("it is not valid YAML") from error  # its constructors raise whatever `int` and others do
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number has {len(digits):,} digits")
+    return int(digits)
+
+
+def _shallow(tree: Any) -> Any:
+    """Return `tree` if it is no deeper than `DEEPEST`."""
+    level = [tree]
+    for _ in range(DEEPEST):
+        level = [
+            value
+            for inner in level
+            if isinstance(inner, dict | list)
+            for value in (inner.values() if isinstance(inner, dict) else inner)
+        ]
+        if not level:
+            return tree
+    raise ValueError("it is nested too deeply")
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write `data` to `path`, whole or not at all; see `replacing`."""
+    with replacing(path) as unfinished, open(unfinished, "xb") as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The name of a file to be written, which takes the place of `path` when the block ends without an error.
+
+    Temporary name, fsync, rename, fsync of the folder. Where `path` is a symbolic link, the file that it leads to is
+    replaced and the link stays. A kill leaves at most ``<name>.tmp``, which the next call overwrites; an error leaves
+    nothing. No two processes may write the same path at a time.
+
+    Raises:
+        OSError: it cannot be written; a device, a pipe or a folder is not replaced.
+    """
+    target = Path(os.path.realpath(path))
+    if os.path.lexists(target):
+        regular(target)
+    unfinished = unfinished_name(target)
+    unfinished.unlink(missing_ok=True)  # were it a link, what it leads to would be written
+    try:
+        yield unfinished
+        with open(unfinished, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(unfinished, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
+    sync_folder(target.parent)
+
+
+def unfinished_name(path: Path) -> Path:
+    """The name that `replacing` gives to a file that is not yet whole."""
+    return path.with_name(f"{path.name}.tmp")
+
+
+def remove(path: Path) -> None:
+    """Delete whatever has this name, if anything: a file, a link (not what it leads to), a folder and all in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return once the names in `folder` would survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remedy(error: OSError) -> str:
+    """What to do about a file that cannot be written, as the beginning of a sentence."""
+    if error.errno == errno.ENOSPC:
+        return "Make room (for bytes, or, where df -i shows a full table, for files)"
+    return "Make room" if error.errno in (errno.EDQUOT, errno.EFBIG) else "Mend that"

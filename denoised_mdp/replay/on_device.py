@@ -1,0 +1,59 @@
+"""A copy of the replay in the memory of the device that learns, so that a batch need not cross the bus."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from denoised_mdp.replay.ring import choose_segments
+from denoised_mdp.replay.rings import Lanes
+
+CHUNK = 4096
+"""rows that are copied at a time when a run continues"""
+
+
+class ResidentReplay:
+    """Samples what `Lanes.sample` would, bit for bit, from tensors on `device`.
+
+    The files stay the truth: rows that were added since the last batch are copied before the next one is drawn, and
+    all of them when a run continues.
+    """
+
+    def __init__(self, lanes: Lanes, device: torch.device):
+        self.lanes, self.device = lanes, device
+        self.places = max(lane.places for lane in lanes.lanes)
+        self._copied = [0] * len(lanes.lanes)  # rows of each lane that are here, or were evicted
+        self._columns: dict[str, Tensor] = {}  # [lanes * places, ...]
+
+    @staticmethod
+    def fits(needed: int, device: torch.device) -> bool:
+        """Whether `needed` bytes are at most half of a GPU's free memory; the other half is for learning."""
+        return device.type == "cuda" and 2 * needed <= torch.cuda.mem_get_info(device)[0]
+
+    def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        """As `Lanes.sample`: observation uint8 [T, B, H, W, 3], action, reward, is_first, on the device."""
+        source, rows = choose_segments(self.lanes.lanes, batch_size, length, rng)  # [B], [T, B]
+        for lane in range(len(self._copied)):
+            self._copy(lane)
+        where = torch.from_numpy(source * self.places + rows % self.places).to(self.device)
+        return {name: column[where] for name, column in self._columns.items()}
+
+    def close(self) -> None:
+        """Close the replay."""
+        self.lanes.close()
+
+    def _copy(self, number: int) -> None:
+        """Bring one lane up to date."""
+        lane = self.lanes.lanes[number]
+        begin = max(self._copied[number], lane.total - len(lane))
+        for first in range(begin, lane.total, CHUNK):
+            rows = np.arange(first, min(first + CHUNK, lane.total))
+            where = torch.from_numpy(number * self.places + rows % self.places).to(self.device)
+            for name, values in lane.read(rows).items():
+                values = torch.from_numpy(values)
+                if name not in self._columns:
+                    shape = (self.places * len(self._copied), *values.shape[1:])
+                    self._columns[name] = torch.zeros(shape, dtype=values.dtype, device=self.device)
+                self._columns[name][where] = values.to(self.device)
+        self._copied[number] = lane.total

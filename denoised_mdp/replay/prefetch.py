@@ -1,0 +1,64 @@
+"""Reading the next batch while the device works on this one, for a GPU whose memory the replay does not fit."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from denoised_mdp.replay.ring import choose_segments, read_segments
+from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.seeding import generator_state, restore_generator
+
+
+class ReadAhead:
+    """Samples what `Lanes.sample` would, bit for bit, or what a thread has read before it is asked for.
+
+    `begin` chooses a batch with a copy of the generator and begins to read its rows. They count only if that batch is
+    then asked for with that very generator and no row was added in between: so nothing about it shows, neither in what
+    is learned nor in a checkpoint's generator.
+
+    pin: hand over tensors in pinned memory, which a GPU fetches by itself.
+    """
+
+    def __init__(self, lanes: Lanes, *, pin: bool):
+        self.lanes, self.pin, self.hits = lanes, pin, 0
+        self._thread = ThreadPoolExecutor(1, "read-ahead")
+        self._next: tuple[Any, Future, dict] | None = None  # a question, its answer, the generator's state then
+
+    def begin(self, batch_size: int, length: int, rng: np.random.Generator) -> None:
+        """Read what `sample` would return now; `rng` stays as it is.
+
+        Raises:
+            UserError: no episode is long enough.
+        """
+        twin = restore_generator(generator_state(rng))
+        question = self._question(batch_size, length, rng)
+        source, rows = choose_segments(self.lanes.lanes, batch_size, length, twin)
+        self._next = question, self._thread.submit(self._read, source, rows), generator_state(twin)
+
+    def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, np.ndarray | torch.Tensor]:
+        """As `Lanes.sample`."""
+        begun, self._next = self._next, None
+        if begun is not None and begun[0] == self._question(batch_size, length, rng):
+            _, future, rng.bit_generator.state = begun
+            self.hits += 1
+            return future.result()
+        return self._read(*choose_segments(self.lanes.lanes, batch_size, length, rng))
+
+    def close(self) -> None:
+        """Wait for what is being read, then close the replay."""
+        self._thread.shutdown()
+        self.lanes.close()
+
+    def _question(self, batch_size: int, length: int, rng: np.random.Generator) -> tuple:
+        """All that decides what a batch holds."""
+        return batch_size, length, generator_state(rng), [lane.total for lane in self.lanes.lanes]
+
+    def _read(self, source: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray | torch.Tensor]:
+        batch = read_segments(self.lanes.lanes, source, rows)
+        if not self.pin:
+            return batch
+        return {name: torch.from_numpy(column).pin_memory() for name, column in batch.items()}

@@ -1,0 +1,300 @@
+"""Experience on disk: rows of (action, reward, observation, is_first) and segments sampled from them.
+
+A replay is a ring of rows in plain ``.npy`` files, one per column, which any NumPy program can memory-map.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from denoised_mdp.errors import UserError
+from denoised_mdp.replay.storage import Columns, Layout, bytes_needed
+
+_SAMPLED = 64  # rows whose checksums a checkpoint keeps
+
+
+def _layout(observation_shape: Sequence[int], action_size: int) -> Layout:
+    """Return dtype and shape of one row of every column.
+
+    `number` counts rows from 1 (0 means never written), so that a reopened replay can tell which row of the
+    experience a place in the files holds. It is written first: of a row that a kill has torn, it tells that what
+    lay in its place before is gone.
+    """
+    return {
+        "number": (np.dtype(np.int64), ()),
+        "observation": (np.dtype(np.uint8), tuple(map(int, observation_shape))),
+        "action": (np.dtype(np.float32), (int(action_size),)),
+        "reward": (np.dtype(np.float32), ()),
+        "is_first": (np.dtype(np.bool_), ()),
+    }
+
+
+def _ring(numbers: np.ndarray) -> np.ndarray:
+    """Return the place of every row, int [P] for P places: row n lies at ``ring[n % P]``.
+
+    In files that never grew that is n % P. Growing leaves all rows where they are and appends places, which
+    come after the newest row in the ring, wherever that lies. `numbers` int [P] is the column of that name.
+    """
+    places = len(numbers)
+    ring = np.full(places, -1)
+    written = np.flatnonzero(numbers)
+    ring[(numbers[written] - 1) % places] = written
+    after_newest = (numbers.max() + np.arange(places)) % places
+    ring[after_newest[ring[after_newest] < 0]] = np.setdiff1d(np.arange(places), ring)
+    return ring
+
+
+class Replay:
+    """The latest `capacity` rows of experience in `folder`, sampled in segments of one episode each.
+
+    Row t holds the action that led to the observation, the reward received on arriving, the observation, and
+    whether it is the first of its episode (Wang et al. 2022). A new replay is empty: what an earlier one of
+    the same shapes left in the folder is overwritten; `Replay.open` continues instead.
+
+    Args:
+        folder: where the files lie; made if missing.
+        capacity: rows that can be sampled; the oldest are evicted beyond it.
+        observation_shape: (H, W, 3) of the uint8 observations.
+        action_size: A, the number of float32 actions.
+        slack: places beyond the capacity. An evicted row stays on disk while `slack` more rows are added, so
+            that a checkpoint finds all its rows if at most `slack` rows were added after it. Not needed when
+            the capacity holds all rows that the run will ever add.
+
+    Raises:
+        UserError: the disk is too small, or the folder holds a replay of other shapes.
+    """
+
+    def __init__(self, folder: Path | str, capacity: int, observation_shape: Sequence[int], action_size: int,
+                 slack: int = 0):
+        if capacity < 1 or slack < 0:
+            raise ValueError(f"capacity must be positive and slack not negative, got {capacity} and {slack}")
+        layout = _layout(observation_shape, action_size)
+        self._attach(Columns.create(Path(folder), layout, capacity + slack), capacity, slack, total=0)
+
+    @classmethod
+    def open(cls, folder: Path | str, state: Mapping[str, Any], capacity: int | None = None,
+             slack: int | None = None, read_only: bool = False) -> Replay:
+        """Continue the replay in `folder` from what `state()` returned, without copying.
+
+        Rows added after that moment are forgotten and will be overwritten. When so many had been added that
+        they replaced rows which `state` still counts, those (the oldest) are evicted, with a warning.
+
+        Args:
+            folder: where the files lie.
+            state: what `state()` returned.
+            capacity, slack: new ones, if not those of `state`. The files grow in place when they must. They
+                never shrink: with a smaller capacity the oldest rows are evicted and their places are slack.
+            read_only: rows will only be read; also works where nothing may be written.
+
+        Raises:
+            UserError: a file is missing, truncated, of another shape, or lacks rows that `state` counts; or
+                the disk is too small for the files to grow.
+        """
+        folder, total = Path(folder), state["total"]
+        columns = Columns(folder, _layout(state["observation_shape"], state["action_size"]), state["places"],
+                          writable=not read_only)
+        capacity = state["capacity"] if capacity is None else capacity
+        slack = state["slack"] if slack is None else slack
+        if capacity + slack > columns.places:
+            columns.grow(capacity + slack)
+        self = cls.__new__(cls)
+        self._attach(columns, capacity, slack, total)
+        self._oldest = state["oldest"]
+        counted = np.arange(self._oldest, total)
+        expected, found = counted + 1, columns["number"][self._places(counted)]
+        missing = np.count_nonzero(found < expected)
+        overwritten = np.count_nonzero(found > expected)  # by newer rows, hence the oldest ones
+        if missing or (found[:overwritten] == expected[:overwritten]).any():
+            raise UserError(
+                f"{folder} lacks {max(missing, 1):,} of the {len(counted):,} rows that the checkpoint counts: it is"
+                " damaged or of another run. Restore it, or start in a new run_dir."
+            )
+        if overwritten:
+            warnings.warn(
+                f"{folder}: the {overwritten:,} oldest of {len(counted):,} rows were overwritten after this"
+                " checkpoint; training continues without them.", stacklevel=2,
+            )
+        self._oldest = max(self._oldest + overwritten, total - capacity)
+        live = np.arange(self._oldest, total)
+        starts = live[columns["is_first"][self._places(live)]]
+        # The oldest episode may have lost its first rows: what is left of it counts as an episode.
+        self._starts = np.union1d(live[:1], starts)
+        for row, digest in state.get("sample", []):
+            if row >= self._oldest and self._digest(row) != digest:
+                raise UserError(
+                    f"{folder} holds other rows than the checkpoint counts: it is damaged or of another run."
+                    " Restore it, or start in a new run_dir."
+                )
+        return self
+
+    def _attach(self, columns: Columns, capacity: int, slack: int, total: int) -> None:
+        """Set the fields of a replay that has seen `total` rows."""
+        self.capacity, self.slack, self.total = capacity, slack, total
+        self.observation_shape = columns.layout["observation"][1]
+        self.action_size = columns.layout["action"][1][0]
+        self._columns = columns
+        self._ring = _ring(columns["number"][: columns.places])
+        self._oldest = 0
+        self._starts = np.zeros(0, np.int64)  # first row of each episode that still has rows; ascending
+
+    def _places(self, rows: np.ndarray | int) -> np.ndarray | int:
+        """Return where the rows of these numbers lie in the files."""
+        return self._ring[rows % len(self._ring)]
+
+    @staticmethod
+    def bytes_needed(
+        capacity: int, observation_shape: Sequence[int], action_size: int, slack: int = 0
+    ) -> int:
+        """Return the size of a full replay on disk in bytes."""
+        return bytes_needed(_layout(observation_shape, action_size), capacity + slack)
+
+    @property
+    def places(self) -> int:
+        """Rows that the files have room for; never less than what can be sampled."""
+        return len(self._ring)
+
+    def __len__(self) -> int:
+        """Return the number of rows that can be sampled."""
+        return self.total - self._oldest
+
+    def add(self, observation: np.ndarray, action: np.ndarray, reward: float, is_first: bool) -> None:
+        """Append one row: uint8 [H, W, 3], float32 [A], float, bool.
+
+        Raises:
+            ValueError: a wrong shape or dtype, or a first row that does not begin an episode.
+            UserError: the disk is full; the row then does not count.
+        """
+        observation = np.asarray(observation)
+        action = np.asarray(action, np.float32)
+        if observation.dtype != np.uint8 or observation.shape != self.observation_shape:
+            found = f"{observation.dtype} {observation.shape}"
+            raise ValueError(f"expected a uint8 observation {self.observation_shape}, got {found}")
+        if action.shape != (self.action_size,):
+            raise ValueError(f"expected an action of shape {(self.action_size,)}, got {action.shape}")
+        if self.total == 0 and not is_first:
+            raise ValueError("the first row of a replay must be the first of an episode (is_first=True)")
+        row = {"observation": observation, "action": action, "reward": reward, "is_first": is_first,
+               "number": self.total + 1}
+        self._columns.write(self._places(self.total), row)
+        if is_first:
+            evicted = np.searchsorted(self._starts[1:], self._oldest, side="right")
+            self._starts = np.append(self._starts[evicted:], self.total)
+        self.total += 1
+        self._oldest = max(self._oldest, self.total - self.capacity)
+
+    def count_segments(self, length: int) -> int:
+        """Return how many different segments of `length` rows could be sampled now."""
+        _, rows = self.episodes()
+        return int(np.maximum(rows - length + 1, 0).sum())
+
+    def episodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first row of every episode and its number of rows (none or less: evicted), int [E] each."""
+        first = np.maximum(self._starts, self._oldest)
+        return first, np.diff(self._starts, append=self.total) - (first - self._starts)
+
+    def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Sample `batch_size` (B) segments of `length` (T) consecutive rows, each of a single episode.
+
+        Every possible start of every episode is equally likely: the last one included, the running episode
+        too. The time depends on the batch and slightly on the number of episodes, not on that of rows.
+
+        Returns:
+            observation uint8 [T, B, H, W, 3], action float32 [T, B, A], reward float32 [T, B],
+            is_first bool [T, B]; contiguous and owned by the caller.
+
+        Raises:
+            UserError: no episode is long enough.
+        """
+        return read_segments([self], *choose_segments([self], batch_size, length, rng))
+
+    def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Copy the rows of these numbers (an int or an array of any shape), counted from the replay's very first row.
+
+        Raises:
+            IndexError: a row was evicted or not yet added.
+        """
+        rows = np.asarray(rows)
+        if rows.ndim == 0:  # the columns would give views of their files
+            return {name: column[0] for name, column in self.read(rows[None]).items()}
+        if rows.size and (rows.min() < self._oldest or rows.max() >= self.total):
+            held = f"rows {self._oldest} to {self.total - 1}"
+            raise IndexError(f"the replay holds {held}, got {rows.min()} to {rows.max()}")
+        places = self._places(rows)
+        names = ("observation", "action", "reward", "is_first")
+        return {name: self._columns.read(name, places) for name in names}
+
+    def _digest(self, row: int) -> int:
+        """Return a checksum of the content of one row."""
+        place, digest = self._places(row), 0
+        for name in ("observation", "action", "reward", "is_first"):
+            digest = zlib.crc32(self._columns[name][place].tobytes(), digest)
+        return digest
+
+    def flush(self) -> None:
+        """Return once all rows would survive a power failure. Call it before saving a checkpoint."""
+        self._columns.flush()
+
+    def state(self) -> dict[str, Any]:
+        """Return the small JSON-ready description from which `Replay.open` continues.
+
+        It has the checksums of a few rows from everywhere, by which the files of another run are told from ours.
+        """
+        rows = sorted({int(row) for row in np.linspace(self._oldest, self.total - 1, _SAMPLED)} if self.total else ())
+        sample = [[row, self._digest(row)] for row in rows]
+        self._columns.forget("observation")
+        return {"capacity": self.capacity, "slack": self.slack, "places": self._columns.places,
+                "total": self.total, "oldest": self._oldest, "sample": sample,
+                "observation_shape": list(self.observation_shape), "action_size": self.action_size}
+
+    def close(self) -> None:
+        """Close the files; the replay cannot be used afterwards."""
+        self._columns.close()
+
+
+def choose_segments(
+    replays: Sequence[Replay], batch_size: int, length: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose segments of all episodes of several replays, all starts equally likely.
+
+    Returns:
+        int [B], which of the replays each is in, and int [T, B], its rows.
+
+    Raises:
+        UserError: no episode is long enough.
+    """
+    tables = [replay.episodes() for replay in replays]
+    first, rows = (np.concatenate(column) for column in zip(*tables, strict=True))
+    counts = np.maximum(rows - length + 1, 0)  # segment starts per episode
+    ends = np.cumsum(counts)
+    if not counts.any():
+        larger = "train.prefill_steps"
+        if max(replay.capacity for replay in replays) < length:
+            larger = f"replay.capacity (it is {sum(replay.capacity for replay in replays):,})"
+        raise UserError(
+            f"No segment of {length:,} rows can be sampled: the longest episode in the replay has"
+            f" {rows.max(initial=0):,} of its {sum(map(len, replays)):,} rows. Set a smaller train.segment_length or a"
+            f" larger {larger}."
+        )
+    chosen = rng.integers(ends[-1], size=batch_size)  # [B], numbers among all starts
+    episode = np.searchsorted(ends, chosen, side="right")
+    source = np.repeat(np.arange(len(replays)), [len(table[0]) for table in tables])[episode]
+    return source, first[episode] + chosen - (ends - counts)[episode] + np.arange(length)[:, None]
+
+
+def read_segments(replays: Sequence[Replay], source: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Copy the segments that `choose_segments` returned: see `Replay.sample`."""
+    if len(replays) == 1:
+        return replays[0].read(rows)
+    parts = [(source == index, replay.read(rows[:, source == index])) for index, replay in enumerate(replays)]
+    batch = {}
+    for name, column in parts[0][1].items():
+        batch[name] = np.empty((*rows.shape, *column.shape[2:]), column.dtype)
+        for mine, part in parts:
+            batch[name][:, mine] = part[name]
+    return batch

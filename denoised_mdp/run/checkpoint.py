@@ -1,0 +1,310 @@
+"""Checkpoints: a tree of tensors, arrays and plain values in one folder per step, whole or not there at all.
+
+A checkpoint is ``step_000010000/`` with three files. ``tensors.safetensors`` holds every tensor and array
+under its path in the tree (``agent/world_model/...``), ``state.json`` everything else, and ``manifest.json``
+the format version and the checksums that tell a whole checkpoint from a torn one. Nothing is pickled:
+opening a checkpoint runs no code of whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from denoised_mdp.errors import UserError
+from denoised_mdp.files import parse_json, read_json, regular, remedy, remove, replace_file, sync_folder
+
+FORMAT = 4  # raise it when what is written changes: other formats are refused
+_NAME = re.compile(r"step_([0-9]+)(\.old)?")
+_UNFINISHED = ".tmp-"
+_NONE_YET = ".none"
+
+
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""what it raises to use plain values that are not of the expected types"""
+
+
+class _Damaged(Exception):
+    """A checkpoint that is not whole; the message says why."""
+
+
+def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> Path:
+    """Write `tree` as the checkpoint of `step`, then delete all but the newest `keep`.
+
+    The new checkpoint gets its name only when it is whole and on the disk, and the others are deleted after
+    that. Checkpoints of later steps are deleted too: the run has gone back behind them.
+
+    Args:
+        folder: holds the checkpoints of a run; made if missing, but not the folder that it is in: if that is
+            gone, so is the run.
+        step: environment steps so far.
+        tree: nested dicts (str or int keys), lists and tuples of tensors, arrays, NumPy scalars, str, bytes,
+            int of up to 300 digits, float, bool and None.
+        keep: number of checkpoints that stay.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        UserError: the disk is full or not writable; earlier checkpoints are as they were.
+        TypeError: something in `tree` is of another type.
+    """
+    folder = Path(folder)
+    tensors: dict[str, torch.Tensor] = {}
+    state = json.dumps(_encode(tree, "", tensors), indent=1, allow_nan=False).encode()
+    files = {"tensors.safetensors": safetensors.torch.save(tensors), "state.json": state}
+    del tensors
+    checksums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    manifest = {"format": FORMAT, "step": step, "sha256": checksums}
+    files["manifest.json"] = json.dumps(manifest, indent=1).encode()
+
+    final = folder / f"step_{step:09d}"
+    replaced = final.with_name(f"{final.name}.old")
+    unfinished = folder / f"{_UNFINISHED}{final.name}"
+    try:
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+        for leftover in folder.glob(f"{_UNFINISHED}*"):
+            remove(leftover)
+        unfinished.mkdir()
+        for name, data in files.items():
+            with open(unfinished / name, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        sync_folder(unfinished)
+        if os.path.lexists(final):  # `load` finds the old one under its new name, should we be killed in between
+            _delete(replaced)
+            final.rename(replaced)
+        unfinished.rename(final)
+        sync_folder(folder)
+        for found, path in _checkpoints(folder):
+            if found > step or path == replaced:
+                _delete(path)
+        for _, path in _checkpoints(folder)[keep:]:
+            _delete(path)
+        (folder / _NONE_YET).unlink(missing_ok=True)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        steps = list_steps(folder)
+        intact = f"That of step {steps[-1]:,} is intact. " if steps else ""
+        raise UserError(
+            f"The checkpoint of step {step:,} cannot be saved in {folder} ({error.strerror}). {intact}{remedy(error)}"
+            " and run the same command again."
+        ) from error
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    return final
+
+
+def expect_first(folder: Path | str) -> None:
+    """Note in `folder` that a run has begun which has no checkpoint yet; `save` removes the note.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        Path(folder).mkdir(exist_ok=True)
+        replace_file(Path(folder) / _NONE_YET, b"")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}). {remedy(error)} and try again.") from error
+
+
+def expects_first(folder: Path | str) -> bool:
+    """Whether the last run in `folder` never had a checkpoint: False where its checkpoints were deleted."""
+    return (Path(folder) / _NONE_YET).exists()
+
+
+def load(
+    folder: Path | str,
+    step: int | None = None,
+    map_location: torch.device | str = "cpu",
+    accept: Callable[[dict[str, Any]], str | None] | None = None,
+) -> tuple[int, dict[str, Any]]:
+    """Return (step, tree) of the newest whole checkpoint in `folder`, or of the one of `step`.
+
+    When the newest is torn, the one before it is taken, with a warning that names both. Dicts come back as
+    plain dicts; all else has the type and, bit for bit, the value that was saved.
+
+    Args:
+        folder: as for `save`.
+        step: choose this checkpoint, without falling back to another.
+        map_location: device of the tensors. Optimizers and generators want theirs from the CPU (the default),
+            and move them where they need them.
+        accept: says of a tree why it cannot be used, as of a torn one; None if it can.
+
+    Raises:
+        UserError: there is none, none is whole, or it was written by a newer version.
+    """
+    folder = Path(folder)
+    torch.empty(0, device=map_location)  # a device that is not there is no fault of the checkpoint
+    candidates = _checkpoints(folder)
+    if step is not None:
+        if not isinstance(step, int):
+            raise UserError(f"checkpoint={step!r}: must be a step, a whole number.")
+        candidates = [(found, path) for found, path in candidates if found == step]
+    if not candidates:
+        existing = ", ".join(f"{found:,}" for found in list_steps(folder)) or "none"
+        wanted = "" if step is None else f" of step {step:,}"
+        raise UserError(f"There is no checkpoint{wanted} in {folder} (steps with one: {existing}).")
+    problems = []
+    for found, path in candidates:
+        try:
+            tree = _read(path, found, map_location)
+            if accept and (reason := accept(tree)):
+                raise _Damaged(reason)
+        except _Damaged as error:
+            problems.append(str(error))
+            continue
+        if problems:
+            warnings.warn(f"{'; '.join(problems)}; using {path.name} instead", stacklevel=2)
+        return found, tree
+    raise UserError(f"{'; '.join(problems)}. Restore a copy, choose another step, or start in a new run_dir.")
+
+
+def list_steps(folder: Path | str) -> list[int]:
+    """Return the steps that have a checkpoint, whole or not, in ascending order."""
+    return sorted({step for step, _ in _checkpoints(Path(folder))})
+
+
+def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Return (step, path) of every checkpoint, newest first; one being replaced follows the new one."""
+    if not os.path.lexists(folder):
+        return []
+    if not folder.is_dir():  # a link to a disk that is not there, say: to begin anew would destroy the run
+        raise UserError(f"{folder} is no folder. Put the checkpoints back where they were, or choose another run_dir.")
+    found = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    found.sort(key=lambda pair: (-int(pair[0][1]), pair[0][2] or ""))
+    return [(int(match[1]), path) for match, path in found]
+
+
+def _read(path: Path, step: int, map_location: torch.device | str) -> dict[str, Any]:
+    """Return the tree of one checkpoint. Raises _Damaged when it is not whole."""
+    try:
+        manifest = read_json(path / "manifest.json")
+        version = manifest["format"]
+        if manifest["step"] != step or type(version) is not int:
+            raise ValueError("manifest.json belongs elsewhere")
+        if version != FORMAT:
+            raise UserError(
+                f"{path} was written by another version of denoised_mdp (checkpoint format {version}, this one has"
+                f" {FORMAT}). Use that version, or train anew in another run_dir."
+            )
+        files = {}
+        for name in ("tensors.safetensors", "state.json"):
+            files[name] = regular(path / name).read_bytes()
+            if hashlib.sha256(files[name]).hexdigest() != manifest["sha256"][name]:
+                raise ValueError(f"{name} differs from its checksum")
+        tensors = safetensors.torch.load(files["tensors.safetensors"])
+        return _decode(parse_json(files["state.json"]), tensors, map_location)
+    except FileNotFoundError as error:
+        raise _Damaged(f"{path} is incomplete: no {Path(error.filename).name}") from error
+    except OSError as error:
+        raise _Damaged(f"{error.filename or path} cannot be read ({error.strerror})") from error
+    except (*MALFORMED, SafetensorError) as error:
+        raise _Damaged(f"{path} is damaged: {error}") from error
+
+
+def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return `value` as JSON data, and put its tensors and arrays into `tensors` under their paths.
+
+    JSON has no tensors, arrays, tuples, bytes, nan or integer keys: these become objects with one ``$`` key.
+    """
+    if isinstance(value, torch.Tensor):
+        # Strides matter: an optimizer continues bit for bit, and as fast, only in the same memory format.
+        nhwc = not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
+        copy = value.detach().cpu().clone(memory_format=torch.contiguous_format)  # never a view of another
+        return {"$channels_last" if nhwc else "$tensor": _put(tensors, path, copy)}
+    if isinstance(value, (np.ndarray, np.generic)):
+        try:
+            tensor = torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
+        except TypeError as error:
+            raise TypeError(f"a checkpoint cannot hold the {value.dtype} array at {path}") from error
+        return {"$array" if isinstance(value, np.ndarray) else "$scalar": _put(tensors, path, tensor)}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, (list, tuple)):
+        items = [_encode(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    if isinstance(value, dict):
+        items = {key: _encode(item, f"{path}/{key}", tensors) for key, item in value.items()}
+        if all(isinstance(key, str) and not key.startswith("$") for key in items):
+            return items
+        if all(isinstance(key, (str, int)) for key in items):
+            return {"$dict": [[key, item] for key, item in items.items()]}
+        raise TypeError(f"a checkpoint cannot hold the keys of {path}: {list(items)}")
+    raise TypeError(f"a checkpoint cannot hold the {type(value).__name__} at {path}")
+
+
+def _put(tensors: dict[str, torch.Tensor], path: str, tensor: torch.Tensor) -> str:
+    """Store `tensor` under a free name like its path, and return the name."""
+    name = path.removeprefix("/")
+    while name in tensors:  # {"a/b": ...} beside {"a": {"b": ...}}
+        name += "'"
+    tensors[name] = tensor
+    return name
+
+
+def _decode(value: Any, tensors: dict[str, torch.Tensor], device: torch.device | str) -> Any:
+    """Invert `_encode`."""
+    if isinstance(value, list):
+        return [_decode(item, tensors, device) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind, content = next(iter(value.items()), ("", None))
+    match kind:
+        case "$tensor":
+            return tensors[content].to(device)
+        case "$channels_last":
+            return tensors[content].to(device, memory_format=torch.channels_last)
+        case "$array":
+            return tensors[content].numpy()
+        case "$scalar":
+            return tensors[content].numpy()[()]
+        case "$float":
+            return float(content)
+        case "$bytes":
+            return base64.b64decode(content)
+        case "$tuple":
+            return tuple(_decode(content, tensors, device))
+        case "$dict":
+            return {key: _decode(item, tensors, device) for key, item in content}
+        case _:
+            return {key: _decode(item, tensors, device) for key, item in value.items()}
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path, leaf) of nested dicts, lists and tuples; empty ones are leaves as well."""
+    if isinstance(tree, dict | list | tuple) and tree:
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, value in items:
+            yield from leaves(value, f"{path}/{key}" if path else str(key))
+    else:
+        yield path, tree
+
+
+def _delete(path: Path) -> None:
+    """Delete a checkpoint so that a half-deleted one is never taken for one."""
+    if os.path.lexists(path):
+        doomed = path.with_name(f"{_UNFINISHED}{path.name}")
+        path.rename(doomed)
+        remove(doomed)

@@ -1,0 +1,221 @@
+"""Whether two runs are the same, bit for bit, and if not, where they part.
+
+Compared are what was logged, and everything in a checkpoint: weights, optimizers, random generators, environment and
+the rows of the replay. Only what measures time (`logging.is_wall_clock`) may differ, and so may the configurations: two
+settings that should not matter are a reason to compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from denoised_mdp.errors import UserError
+from denoised_mdp.files import json_lines
+from denoised_mdp.replay.ring import Replay
+from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.run import checkpoint as checkpoints
+from denoised_mdp.run.event_files import event_records
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.logger import is_wall_clock
+from denoised_mdp.run.state import load_state
+
+ROWS = 256  # of the replay, compared at a time
+
+PARTS = {
+    "weights": ("agent/weights",),
+    "optimizer": ("agent/optimizers",),
+    "generators": ("agent/random", "random", "collector/random", "collector/exploration"),
+    "environment": ("collector/environments",),
+    "progress": (
+        "counters", "pending", "collector/step", "collector/observations", "collector/carry", "ahead", "window",
+        "episode_return", "last_return",
+    ),
+}
+"""part of a checkpoint -> the paths in its tree"""
+
+
+@dataclass
+class Verdict:
+    """What comparing one part of two runs gave: how much there was, and the first difference (None: none)."""
+
+    part: str
+    amount: str
+    difference: str | None = None
+
+    def __str__(self) -> str:
+        result = f"different: {self.difference}" if self.difference else f"identical ({self.amount})"
+        return f"{self.part:12} {result}"
+
+
+def compare(first: Path | str, second: Path | str, *, checkpoint: int | None = None) -> list[Verdict]:
+    """Compare two run folders, at the checkpoint of step `checkpoint` (default: the newest of each).
+
+    Returns one verdict per part, in the order metrics, TensorBoard, weights, optimizer, replay, generators,
+    environment, progress. With `checkpoint`, metrics are compared up to that step.
+
+    Raises:
+        UserError: a folder is no run, or has no such checkpoint, or a damaged one.
+    """
+    runs = [RunFolder.existing(path) for path in (first, second)]
+    loaded = [load_state(run, checkpoint) for run in runs]
+    verdicts = [_metrics(runs, checkpoint), _tensorboard(runs, checkpoint)]
+    if loaded[0][0] != loaded[1][0]:
+        steps = " and ".join(f"{step:,}" for step, _ in loaded)
+        return [*verdicts, Verdict("checkpoints", "", f"the newest are of steps {steps}; choose one with --checkpoint")]
+    trees = [tree for _, tree in loaded]
+    parts = {part: _part(part, paths, trees) for part, paths in PARTS.items()}
+    order = ("weights", "optimizer", "replay", "generators", "environment", "progress")
+    return verdicts + [_replay(runs, trees) if part == "replay" else parts[part] for part in order]
+
+
+def _metrics(runs: list[RunFolder], last: int | None) -> Verdict:
+    """Compare metrics.jsonl, line by line and name by name."""
+    logs = []
+    for run in runs:
+        try:
+            rows = [row for _, row in json_lines(run.metrics)]
+        except OSError as error:
+            raise UserError(f"{run.metrics} cannot be read ({error.strerror}).") from error
+        if not all(row is not None and isinstance(row.get("step"), int) for row in rows):
+            raise UserError(f"{run.metrics} is damaged; continue the run to have it repaired.")
+        logs.append([row for row in rows if last is None or row["step"] <= last])
+    verdict = Verdict("metrics", f"{len(logs[0]):,} lines")
+    for number, (a, b) in enumerate(zip(*logs, strict=False), 1):
+        a, b = ({name: value for name, value in line.items() if not is_wall_clock(name)} for line in (a, b))
+        if a != b:
+            name = next(name for name in [*a, *b] if name not in a or name not in b or a[name] != b[name])
+            values = " and ".join(str(line.get(name, "absent")) for line in (a, b))
+            verdict.difference = f"{name} in line {number:,}, step {a['step']:,}: {values}"
+            return verdict
+    if len(logs[0]) != len(logs[1]):
+        verdict.difference = f"{len(logs[0]):,} and {len(logs[1]):,} lines, equal as far as both go"
+    return verdict
+
+
+def _tensorboard(runs: list[RunFolder], last: int | None) -> Verdict:
+    """Compare the scalars in TensorBoard's files: names, steps and values, in order."""
+    found = []
+    for run in runs:
+        scalars = scalars_of(run.tensorboard)
+        found.append([s for s in scalars if not is_wall_clock(s[1]) and (last is None or s[0] <= last)])
+    verdict = Verdict("tensorboard", f"{len(found[0]):,} scalars")
+    for a, b in zip(*found, strict=False):
+        if a != b and not (a[:2] == b[:2] and a[2] != a[2] and b[2] != b[2]):
+            verdict.difference = " and ".join(f"{name} = {value} at step {step:,}" for step, name, value in (a, b))
+            return verdict
+    if len(found[0]) != len(found[1]):
+        verdict.difference = f"{len(found[0]):,} and {len(found[1]):,} scalars, equal as far as both go"
+    return verdict
+
+
+def scalars_of(folder: Path) -> list[tuple[int, str, float]]:
+    """Return (step, name, value) of every scalar in TensorBoard's files, sorted by step and name, duplicates included.
+
+    Raises:
+        UserError: a file cannot be read, or a record in it is not whole.
+    """
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    out = []
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        try:
+            for record in event_records(path):
+                event = Event.FromString(record)
+                scalars = [value for value in event.summary.value if value.HasField("simple_value")]
+                out += [(event.step, value.tag, value.simple_value) for value in scalars]
+        except (OSError, ValueError, DecodeError) as error:
+            raise UserError(f"{path} is damaged ({error}); continue the run to have a torn end repaired.") from error
+    return sorted(out, key=lambda scalar: scalar[:2])
+
+
+def _part(part: str, paths: tuple[str, ...], trees: list[dict[str, Any]]) -> Verdict:
+    """Compare the subtrees at `paths`, leaf by leaf."""
+    leaves = [dict(leaf for path in paths for leaf in checkpoints.leaves(_at(tree, path), path)) for tree in trees]
+    verdict = Verdict(part, f"{len(leaves[0]):,} values")
+    for name in dict.fromkeys([*leaves[0], *leaves[1]]):
+        if name not in leaves[0] or name not in leaves[1]:
+            verdict.difference = f"{name} is only in the {'first' if name in leaves[0] else 'second'} run"
+        else:
+            verdict.difference = _difference(name, leaves[0][name], leaves[1][name])
+        if verdict.difference:
+            break
+    return verdict
+
+
+def _at(tree: dict[str, Any], path: str) -> Any:
+    for key in path.split("/"):
+        tree = tree.get(key, {})
+    return tree
+
+
+def _difference(name: str, a: Any, b: Any) -> str | None:
+    """Describe the first difference of two leaves, which must agree in every bit."""
+    if isinstance(a, torch.Tensor | np.ndarray) and isinstance(b, torch.Tensor | np.ndarray):
+        a, b = (torch.as_tensor(value).contiguous() for value in (a, b))
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"{name}: {a.dtype} {tuple(a.shape)} and {b.dtype} {tuple(b.shape)}"
+        unequal = (_bytes(a) != _bytes(b)).any(-1) if a.numel() else torch.zeros(0, dtype=torch.bool)
+        if not unequal.any():
+            return None
+        flat = int(unequal.nonzero()[0])
+        place = list(map(int, np.unravel_index(flat, a.shape))) if a.ndim else ""
+        values = " and ".join(str(value.flatten()[flat].item()) for value in (a, b))
+        return f"{name}{place}: {values} ({int(unequal.sum()):,} of {a.numel():,} elements differ)"
+    same = type(a) is type(b) and (a == b or a != a and b != b)
+    return None if same else f"{name}: {a} and {b}"
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """uint8 [elements, bytes]."""
+    return tensor.flatten().view(torch.uint8).view(tensor.numel(), -1)
+
+
+def _replay(runs: list[RunFolder], trees: list[dict[str, Any]]) -> Verdict:
+    """Compare the rows that both checkpoints count, wherever they lie in the files."""
+    replays = [Lanes.open(run.replay, tree["replay"], read_only=True) for run, tree in zip(runs, trees, strict=True)]
+    try:
+        verdict = Verdict("replay", f"{len(replays[0]):,} rows")
+        if len(replays[0].lanes) != len(replays[1].lanes):
+            verdict.difference = " and ".join(f"{len(replay.lanes)} environments" for replay in replays)
+            return verdict
+        for number, lanes in enumerate(zip(*(replay.lanes for replay in replays), strict=True)):
+            verdict.difference = _lane(*lanes)
+            if verdict.difference:
+                where = f"environment {number}, " if len(replays[0].lanes) > 1 else ""
+                verdict.difference = where + verdict.difference
+                break
+        return verdict
+    finally:
+        for replay in replays:
+            replay.close()
+
+
+def _lane(first: Replay, second: Replay) -> str | None:
+    """Describe the first row in which two replays differ."""
+    spans = [(replay.total - len(replay), replay.total) for replay in (first, second)]
+    if spans[0] != spans[1]:
+        return " and ".join(f"rows {begin:,} to {end - 1:,}" for begin, end in spans)
+    for begin in range(*spans[0], ROWS):
+        rows = np.arange(begin, min(begin + ROWS, spans[0][1]))
+        a, b = first.read(rows), second.read(rows)
+        for i, row in enumerate(rows):
+            for name in a:
+                if a[name][i].tobytes() != b[name][i].tobytes():
+                    return f"row {row:,}, {_difference(name, np.asarray(a[name][i]), np.asarray(b[name][i]))}"
+    return None
+
+
+def report(verdicts: list[Verdict], write: Callable[[str], None] = print) -> bool:
+    """Write all verdicts, a line each, and the sum of them; return whether all is identical."""
+    for verdict in verdicts:
+        write(str(verdict))
+    parts = [verdict.part for verdict in verdicts if verdict.difference]
+    write(f"different: first in {parts[0]}" if parts else "identical")
+    return not parts

@@ -1,0 +1,59 @@
+"""The environment that a configuration, or a run, describes; needs no PyTorch."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from denoised_mdp import envs
+from denoised_mdp.config import read_config
+from denoised_mdp.config.schema import Config
+from denoised_mdp.envs.options import SUITES
+from denoised_mdp.errors import UserError
+from denoised_mdp.run.folder import RunFolder
+
+
+def environment_maker(config: Config, split: str = "train", **options: Any) -> Callable[[], gym.Env]:
+    """A function without arguments (picklable) that makes the run's environment with clips of `split`.
+
+    options: of `denoised_mdp.envs.make_env`, instead of the run's own.
+    """
+    own = dict(vars(config.env), distractors=config.distractors, split=split, clips_seed=config.seed)
+    return functools.partial(envs.make_env, own.pop("task"), **own | options)
+
+
+def make_env(source: str | os.PathLike, /, **options: Any) -> gym.Env:
+    """Make the environment of a run, or of a task.
+
+    >>> env = denoised_mdp.make_env("runs/quickstart")                  # as in training
+    >>> env = denoised_mdp.make_env("runs/quickstart", split="test")    # the same with clips that were held out
+    >>> env = denoised_mdp.make_env("walker_walk", distractors=["camera_jitter"])
+
+    A run's has its task, camera, size, action repeat, length of episodes, distractors and clips.
+
+    Args:
+        source: a run folder, or the name of a task. What names a task is one: write ``./cheetah_run`` for a folder of
+            that name.
+        options: see `denoised_mdp.envs.make_env`; they replace the run's own.
+
+    Returns:
+        A `denoised_mdp.envs.pixels.PixelEnv`: Gymnasium, observations uint8 [size, size, 3].
+
+    Raises:
+        UserError: there is no such run or task; or see `denoised_mdp.envs.make_env`.
+    """
+    known = [task for suite in SUITES for task in envs.tasks(suite)]
+    if source in known:
+        return envs.make_env(source, **options)
+    if not isinstance(source, str | os.PathLike):
+        raise UserError(f"make_env needs a run folder or the name of a task, not {source!r}.")
+    near = difflib.get_close_matches(str(source), known, n=1, cutoff=0.5)
+    if near and not Path(source).exists():
+        raise UserError(f"{str(source)!r} is neither a run folder nor a task. Did you mean {near[0]!r}?")
+    return environment_maker(read_config(RunFolder.existing(source).config), **options)()

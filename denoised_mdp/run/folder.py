@@ -1,0 +1,162 @@
+"""The run folder: where everything of one training run lies, and who may write to it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from denoised_mdp.errors import UserError, did_you_mean, one_line
+from denoised_mdp.files import read_yaml, regular, replacing, unfinished_name
+
+_LOCK = ".lock"
+_GROUPS = {"env", "model", "policy", "train"}
+"""options of every run's configuration; whatever else is called config.yaml lacks some"""
+
+
+class RunFolder:
+    """The folder of one run and the names in it.
+
+    ``config.yaml`` marks a folder as a run. `RunFolder.create` opens one for training, `RunFolder.existing`
+    one to read from.
+    """
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.machine = self.path / "machine.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.checkpoints = self.path / "checkpoints"
+        self.replay = self.path / "replay"
+        self.videos = self.path / "videos"
+        self.diagnostics = self.path / "diagnostics"
+
+    @classmethod
+    def create(cls, path: Path | str) -> RunFolder:
+        """Open `path` for a new run (made if missing) or for one that continues.
+
+        Raises:
+            UserError: the folder cannot be made, or holds something that is no run.
+        """
+        run = cls(path)
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            ours = {_LOCK, unfinished_name(run.config).name}  # all that a start may leave that was killed at once
+            strangers = sorted(entry.name for entry in run.path.iterdir() if entry.name not in ours)
+        except OSError as error:
+            raise UserError(
+                f"The run folder {path} cannot be used ({error.strerror}). Choose another run_dir."
+            ) from error
+        if strangers and os.path.lexists(run.config) and not is_ours(run.config):
+            raise UserError(
+                f"{path} is no run folder: its config.yaml is not the configuration of a run. Choose an empty or new"
+                " run_dir, or, if it is one, restore that file from a copy."
+            )
+        if strangers and not os.path.lexists(run.config):
+            remedy = "Restore that file from a copy, or choose" if run.checkpoints.is_dir() else "Choose"
+            raise UserError(
+                f"{path} is no run folder: it holds {strangers[0]} but no config.yaml. {remedy} an empty or new"
+                " run_dir."
+            )
+        return run
+
+    @property
+    def own(self) -> tuple[Path, ...]:
+        """What only a training may write: all but videos and results of probes."""
+        files = (self.config, self.metrics, self.machine, self.path / _LOCK)
+        return (*files, self.tensorboard, self.checkpoints, self.replay, self.diagnostics)
+
+    @classmethod
+    def existing(cls, path: Path | str) -> RunFolder:
+        """Open the run at `path` to read from it.
+
+        Raises:
+            UserError: there is none; the message names the nearest run beside it.
+        """
+        run = cls(path)
+        if not run.config.is_file():
+            runs = sorted(str(config.parent) for config in run.path.parent.glob("*/config.yaml"))
+            problem = "has no config.yaml" if run.path.exists() else "does not exist"
+            raise UserError(f"There is no run at {path}: it {problem}.{did_you_mean(str(path), runs)}")
+        return run
+
+    @contextlib.contextmanager
+    def lock(self, option: str = "run_dir") -> Iterator[None]:
+        """Keep other processes from training in this folder while the context lasts.
+
+        option: what one chooses the folder with, for messages.
+
+        The system ends the lock with the process, however that ends, so a crash leaves none behind. (Not
+        flock: worker processes would inherit it and could outlive a killed trainer.)
+
+        Raises:
+            UserError: another process holds it.
+        """
+        def without_links(name: str, flags: int) -> int:  # what a link leads to would be emptied; a pipe would block
+            return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+        try:
+            file = open(self.path / _LOCK, "a+", errors="replace", opener=without_links)
+            regular(self.path / _LOCK)
+        except OSError as error:
+            problem = f"{self.path} cannot be written ({error.strerror})"
+            raise UserError(f"{problem}. Choose another {option}.") from error
+        with file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:
+                file.seek(0)
+                holder = file.read(20).strip() or "unknown"
+                raise UserError(
+                    f"{self.path} is in use by another process (id {holder}). Wait for it, stop it, or choose"
+                    f" another {option}."
+                ) from error
+            except OSError as error:  # some network file systems have no locks
+                warnings.warn(
+                    f"{self.path} cannot be locked ({error.strerror}): no other process may write in it.",
+                    stacklevel=3,
+                )
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            yield
+
+
+@contextlib.contextmanager
+def output_file(path: Path | str, option: str = "--output") -> Iterator[Path]:
+    """The name under which to write a result that takes the place of `path` once it is whole; see `disk.replacing`.
+
+    option: what one chooses the path with, for messages.
+
+    Raises:
+        UserError: it cannot be written, or is a device, or a file that a run needs.
+    """
+    refuse_own(path, option)
+    try:
+        with replacing(Path(path)) as unfinished:
+            yield unfinished
+    except OSError as error:
+        reason = error.strerror or one_line(error, 200)
+        raise UserError(f"{path} cannot be written ({reason}). Choose another {option}.") from error
+
+
+def refuse_own(path: Path | str, option: str = "--output") -> None:
+    """Raise UserError if `path` is, or lies in, what only the training of some run may write."""
+    real = Path(os.path.realpath(path))
+    for folder in real.parents:
+        own = [Path(os.path.realpath(one)) for one in RunFolder(folder).own]
+        if any(one in (real, *real.parents) for one in own) and is_ours(folder / "config.yaml"):
+            raise UserError(f"{path} belongs to the run in {folder}. Choose another {option}.")
+
+
+def is_ours(config: Path) -> bool:
+    """Whether a file is the configuration of a run, of this version or another."""
+    try:
+        tree = read_yaml(config)
+    except (OSError, ValueError):
+        return False
+    return isinstance(tree, dict) and tree.keys() >= _GROUPS

@@ -1,0 +1,109 @@
+"""From a run folder to a living agent."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from denoised_mdp.agents.world_model_agent import Agent, build_agent
+from denoised_mdp.config import differences, read_config, save_config
+from denoised_mdp.config.schema import Config
+from denoised_mdp.config.validate import build
+from denoised_mdp.device import resolve_device, resolve_precision
+from denoised_mdp.errors import UserError
+from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.run import checkpoint as checkpoints
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.state import load_state, refuse_nonfinite
+
+
+def prepare(config: Config, run: RunFolder) -> None:
+    """Write the configuration into a new run folder, or check that an old one continues the same run.
+
+    Raises:
+        UserError: it holds a run of another configuration, or one that has lost its checkpoints.
+    """
+    has_log = run.metrics.exists() and run.metrics.stat().st_size > 0
+    changed = differences(read_config(run.config), config) if run.config.exists() else []
+    if not checkpoints.list_steps(run.checkpoints):
+        if has_log and not checkpoints.expects_first(run.checkpoints):
+            raise UserError(
+                f"{run.path} holds a run that has lost its checkpoints. Put {run.checkpoints} back, or choose another"
+                f" run_dir; to begin anew, move {run.metrics}, {run.replay.name} and {run.tensorboard.name} away."
+            )
+        if has_log and changed:
+            raise UserError(
+                f"{run.path} holds the log of a run of another configuration ({'; '.join(changed)}), which has no"
+                f" checkpoint yet. Choose another run_dir, or move {run.metrics} away to begin anew."
+            )
+        save_config(config, run.config)  # nothing is lost if an earlier start in this folder failed
+        checkpoints.expect_first(run.checkpoints)
+        return
+    if changed:
+        raise UserError(
+            f"{run.path} holds a run of another configuration ({'; '.join(changed)}). Choose another run_dir,"
+            " or repeat the command that began it to continue."
+        )
+
+
+def lost_rows(run: RunFolder, state: dict[str, Any]) -> str | None:
+    """Say which rows of a checkpoint the replay lacks: those written after it was copied from a running training."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are for whoever uses the rows
+            Lanes.open(run.replay, state["replay"], read_only=True).close()
+    except UserError as error:
+        return str(error).partition(". ")[0]
+    return None
+
+
+@contextlib.contextmanager
+def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[None]:
+    """Answer a whole checkpoint `state` that is not of `config` in one line, at once or when it is restored inside."""
+    try:
+        changed = differences(build(Config, state["config"]), config)
+        if changed:
+            raise ValueError("; ".join(changed))
+        yield
+    except checkpoints.MALFORMED as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason if len(reason) < 300 else f"{reason[:300]} ..."
+        raise UserError(
+            f"The checkpoint in {run.checkpoints} does not fit {run.config}: one of them was replaced ({reason})."
+            " Restore the run folder from a copy, or start in a new run_dir."
+        ) from error
+
+
+def load_run(run: Path | str, *, checkpoint: int | None = None, device: str = "auto") -> tuple[Config, Agent, int]:
+    """A run's configuration, its agent with the weights of a checkpoint (default: the newest) and that one's step."""
+    folder = RunFolder.existing(run)
+    config = read_config(folder.config)
+    where = resolve_device(device)
+    step, state = load_state(folder, checkpoint, parts=("action_size", "agent", "config"))
+    refuse_nonfinite(folder, step, state["agent"]["weights"])
+    dtype = resolve_precision(config.train.precision, where, deterministic=config.train.deterministic)
+    with fitting(folder, config, state):
+        agent = build_agent(config, state["action_size"], device=where, dtype=dtype)
+        agent.restore(state["agent"], weights_only=True)
+    return config, agent.eval(), step
+
+
+def load(run: Path | str, *, checkpoint: int | None = None, device: str = "auto") -> Agent:
+    """Load the agent of a run folder, ready to act.
+
+    >>> agent = denoised_mdp.load("runs/quickstart")
+    >>> action, carry = agent.act(observation, carry)   # carry=None begins an episode
+
+    observation: uint8 [H, W, 3] or [B, H, W, 3]; action: float32 [A] or [B, A] in [-1, 1]. `agent.config` is the run's
+    configuration, `denoised_mdp.make_env("runs/quickstart")` its environment.
+
+    Args:
+        run: the run folder. checkpoint: a step (default: the newest). device: auto, cpu, cuda or cuda:N.
+
+    Raises:
+        UserError: there is no such run, or no whole checkpoint in it.
+    """
+    return load_run(run, checkpoint=checkpoint, device=device)[1]

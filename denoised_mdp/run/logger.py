@@ -1,0 +1,196 @@
+"""The metrics of a run: metrics.jsonl and TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from denoised_mdp.errors import UserError
+from denoised_mdp.files import json_lines, remedy, replace_file, sync_folder
+
+
+def as_floats(metrics: Mapping[str, float | np.ndarray | torch.Tensor]) -> dict[str, float | int]:
+    """Return the scalars as Python numbers, in the same order.
+
+    Tensors are stacked before they are read, so that a GPU is waited for once and not per metric.
+
+    Raises:
+        ValueError: a value is no scalar.
+    """
+    for name, value in metrics.items():
+        if np.ndim(value) and math.prod(np.shape(value)) != 1:
+            raise ValueError(f"metric {name} is no scalar: it has shape {tuple(np.shape(value))}")
+    groups: dict[Any, list[str]] = {}
+    for name, value in metrics.items():
+        if isinstance(value, torch.Tensor):
+            groups.setdefault((value.device, value.dtype), []).append(name)
+    numbers = {}
+    for names in groups.values():
+        stacked = torch.stack([metrics[name].detach().reshape(()) for name in names])
+        numbers.update(zip(names, stacked.tolist(), strict=True))
+    return {name: numbers[name] if name in numbers else np.asarray(value).item()
+            for name, value in metrics.items()}
+
+
+class Logger:
+    """Writes metrics to ``metrics.jsonl`` and TensorBoard in a run folder.
+
+    Each call of `log` is one line of ``metrics.jsonl``: ``{"step": 1000, "train/return": 12.5}``. JSON has no
+    nan and no infinity: they are written as null (TensorBoard gets them as they are).
+
+    Args:
+        run_dir: the run folder.
+        resume_step: step of the checkpoint that the run continues from; what was logged for later steps is
+            removed. None begins anew.
+        lines: `Logger.lines` as it was when that checkpoint was saved; lines beyond are removed as well, even
+            of the same step.
+        events: `Logger.events()` as it was then; TensorBoard's files are cut back to these sizes. None (old
+            checkpoints): TensorBoard is told to forget what came after `resume_step`.
+
+    Raises:
+        UserError: the files cannot be written.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path | str,
+        resume_step: int | None = None,
+        lines: int | None = None,
+        events: Mapping[str, int] | None = None,
+    ):
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only training needs it
+
+        run_dir = Path(run_dir)
+        self.path = run_dir / "metrics.jsonl"
+        with self._disk_errors():
+            kept = [] if resume_step is None else _lines_until(self.path, resume_step, lines)
+            replace_file(self.path, "".join(kept).encode())
+            self._file = open(self.path, "a", encoding="utf-8", buffering=1)
+            self._tensorboard = run_dir / "tensorboard"
+            purge = None
+            if resume_step is None or events is not None:
+                _cut_back(self._tensorboard, events or {})
+            else:
+                purge = resume_step + 1
+            self._earlier = set(self._event_files())
+            self._writer = SummaryWriter(str(self._tensorboard), purge_step=purge)
+        self._hook_before, threading.excepthook = threading.excepthook, self._thread_failed
+        self.lines = len(kept)
+        """lines in metrics.jsonl, to be saved in checkpoints"""
+        if lines is not None and len(kept) < lines:
+            text = f"{self.path} lacks {lines - len(kept):,} of the {lines:,} lines that the checkpoint counts"
+            warnings.warn(f"{text}: they are missing or damaged, and the run goes on without them", stacklevel=2)
+
+    def log(self, step: int, metrics: Mapping[str, float | np.ndarray | torch.Tensor]) -> None:
+        """Write scalar metrics of one environment step: numbers, arrays or tensors of one element."""
+        numbers = as_floats(metrics)
+        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        with self._disk_errors():
+            self._file.write(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")
+            for name, value in numbers.items():
+                self._writer.add_scalar(name, value, step)
+        self.lines += 1
+
+    def image(self, step: int, name: str, array: np.ndarray) -> None:
+        """Show a uint8 image [H, W, 3] in TensorBoard."""
+        with self._disk_errors():
+            self._writer.add_image(name, array, step, dataformats="HWC")
+
+    def flush(self) -> None:
+        """Return once all is on the disk. Call it before saving a checkpoint."""
+        with self._disk_errors():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._writer.flush()
+            for path in set(self._event_files()) - self._earlier:
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+            with contextlib.suppress(FileNotFoundError):  # who deletes the curves loses no more than them
+                sync_folder(self._tensorboard)
+
+    def events(self) -> dict[str, int]:
+        """Return the size in bytes of every file of TensorBoard, to be saved in checkpoints; call `flush` before."""
+        return {path.name: path.stat().st_size for path in self._event_files()}
+
+    def _event_files(self) -> list[Path]:
+        return _event_files(self._tensorboard)
+
+    def close(self) -> None:
+        """Close the files. Never an error: what counts was flushed, and an error in flight tells more."""
+        with contextlib.suppress(OSError), contextlib.closing(self._writer):
+            self._file.close()
+        if threading.excepthook == self._thread_failed:
+            threading.excepthook = self._hook_before
+
+    def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
+        """Show no traceback of the thread that writes for TensorBoard: `log` and `flush` raise its error, explained."""
+        ours = type(failure.thread).__module__.startswith("tensorboard.")
+        if not (ours and isinstance(failure.exc_value, OSError)):
+            self._hook_before(failure)
+
+    @contextlib.contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"Metrics cannot be written to {self.path.parent} ({error.strerror}). {remedy(error)} and run the"
+                " same command again: it continues from the last checkpoint."
+            ) from error
+
+
+def _event_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("events.out.tfevents.*"))
+
+
+def _cut_back(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Cut TensorBoard's files back to `sizes`, at which whole records end, and delete those that have none.
+
+    Its own way, a record that makes readers forget later steps, knows no part of a step: what was logged for the
+    checkpoint's step but after it would appear twice.
+    """
+    found = {path.name: path for path in _event_files(folder)}
+    for name, path in found.items():
+        if name not in sizes:
+            path.unlink()
+        elif path.stat().st_size > sizes[name]:
+            os.truncate(path, sizes[name])
+    lacking = [name for name, size in sizes.items() if name not in found or found[name].stat().st_size < size]
+    if lacking:
+        text = f"{folder / lacking[0]} is missing or shorter than the checkpoint counts"
+        warnings.warn(f"{text}: TensorBoard will show a gap", stacklevel=3)
+
+
+def is_wall_clock(name: str) -> bool:
+    """Whether a metric measures time, and so differs between equal runs: its last part tells (eval/seconds)."""
+    return "second" in name.rpartition("/")[2]
+
+
+def _lines_until(path: Path, step: int, count: int | None = None) -> list[str]:
+    """Return those of the first `count` lines of a metrics file that are whole and not after `step`."""
+    if not path.exists():
+        return []
+    return [
+        line
+        for line, row in itertools.islice(json_lines(path), count)
+        if line.endswith("\n") and row is not None and isinstance(row.get("step"), int) and row["step"] <= step
+    ]
+
+
+def data_size(count: int) -> str:
+    """Return a number of bytes in decimal units and exactly, e.g. ``6.19 GB (6,193,152,000 bytes)``."""
+    exponent = min((len(str(count)) - 1) // 3, 6)
+    if exponent == 0:
+        return f"{count} bytes"
+    return f"{count / 1000**exponent:.2f} {' kMGTPE'[exponent]}B ({count:,} bytes)"

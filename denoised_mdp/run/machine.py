@@ -1,0 +1,85 @@
+"""On what a run is computed, written down at every start so that its speed means something later; how to measure it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import resource
+import sys
+import warnings
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from denoised_mdp import __version__
+from denoised_mdp.config.schema import Config
+from denoised_mdp.files import regular
+
+GIB = 2**30
+
+
+def cpu_name() -> str:
+    """The processor's name as its maker writes it, or at least its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names and names[0] else platform.processor() or platform.machine()
+
+
+def peak_memory() -> int:
+    """Bytes of memory that this process held at its largest."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def resident_memory() -> float:
+    """Bytes of memory that this process holds now, files that it maps included; nan where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text("utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return math.nan
+
+
+def random_batch(config: Config, actions: int) -> dict[str, np.ndarray]:
+    """Noise with the shapes of a run's batch, [T, B, ...], in which no episode begins: to measure an update with."""
+    rng, size = np.random.default_rng(0), config.env.size
+    shape = config.train.segment_length, config.train.batch_size
+    return {
+        "observation": rng.integers(0, 256, (*shape, size, size, 3), dtype=np.uint8),
+        "action": rng.uniform(-1, 1, (*shape, actions)).astype(np.float32),
+        "reward": rng.normal(size=shape).astype(np.float32),
+        "is_first": np.zeros(shape, bool),
+    }
+
+
+def describe(device: torch.device, precision: str) -> dict[str, Any]:
+    """The machine as far as it decides the speed of a training."""
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "precision": precision,
+        "python": platform.python_version(),
+        "pytorch": torch.__version__,
+        "version": __version__,
+    }
+
+
+def record_start(path: Path, step: int, device: torch.device, precision: str, acts_on: torch.device) -> None:
+    """Append one line to `path`: when, at which step and on what a training starts; a full disk is a warning."""
+    when = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    try:
+        if os.path.lexists(path):
+            regular(path)  # a pipe would wait for a reader
+        with open(path, "a", encoding="utf-8") as file:
+            about = describe(device, precision) | {"acts_on": str(acts_on)}
+            file.write(json.dumps({"started": when, "step": step, **about}) + "\n")
+    except OSError as error:
+        warnings.warn(f"{path} cannot be written ({error.strerror}): reports will not know the machine.", stacklevel=2)

@@ -1,0 +1,128 @@
+"""Numbers that went wrong: noticed within a few updates, without waiting for the device, and kept for inspection."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from denoised_mdp.errors import UserError
+from denoised_mdp.run import checkpoint as checkpoints
+from denoised_mdp.run.folder import RunFolder
+
+
+class NonFiniteError(UserError):
+    """A loss, gradient, weight or reward is nan or infinite; the run must not go on.
+
+    run: the folder whose newest checkpoint the message names.
+    """
+
+    def __init__(self, text: str, run: RunFolder):
+        steps = checkpoints.list_steps(run.checkpoints)
+        kept = f"The checkpoint of step {steps[-1]:,} is intact" if steps else "No checkpoint had been due yet"
+        super().__init__(f"{text}. {kept}. Smaller learning rates, or train.precision=float32, may help.")
+
+    exit_code = 3
+
+
+@dataclass
+class Update:
+    """What is needed to explain one update: where it was, its batch, and its metrics."""
+
+    step: int
+    number: int
+    batch: Mapping[str, Any]
+    names: list[str]
+    values: Tensor
+    """the metrics in the order of `names`, [n]"""
+    finite: Tensor
+    """whether all of them are finite: a bool scalar on the host, valid once `ready`"""
+    ready: torch.cuda.Event | None
+    """None where nothing is asynchronous"""
+
+
+class FiniteCheck:
+    """Watches the metrics of every update: all loss terms and gradient norms are among them.
+
+    One flag per update is computed on the device and copied to the host in the background. `check` looks at the flags
+    that have arrived, and waits only for an update that is more than `lag` updates old, so that the device never idles.
+
+    Args:
+        run: the batch of a failed update is written into its folder, as ``diagnostics/update_000000123.npz``.
+        lag: updates that may be under way unchecked; their batches stay in memory.
+    """
+
+    def __init__(self, run: RunFolder, lag: int = 2):
+        self.run, self.lag = run, lag
+        self._pending: deque[Update] = deque()
+
+    def add(self, step: int, number: int, batch: Mapping[str, Any], metrics: Mapping[str, Tensor]) -> None:
+        """Note update `number` after `step` environment steps: its batch (the replay's arrays) and scalar metrics."""
+        values = torch.stack([value.detach().float().reshape(()) for value in metrics.values()])
+        finite, ready = values.isfinite().all(), None
+        if finite.is_cuda:
+            host = torch.empty((), dtype=torch.bool, pin_memory=True)
+            finite = host.copy_(finite, non_blocking=True)
+            ready = torch.cuda.Event()
+            ready.record()
+        self._pending.append(Update(step, number, batch, list(metrics), values, finite, ready))
+
+    def check(self, wait: bool = False) -> None:
+        """Look at the updates noted so far; with `wait` at all of them.
+
+        Raises:
+            NonFiniteError: a metric is nan or infinite; the message names it, and the file with its batch.
+        """
+        while self._pending:
+            update = self._pending[0]
+            if update.ready is not None and not update.ready.query():
+                if not wait and len(self._pending) <= self.lag:
+                    return
+                update.ready.synchronize()
+            if not update.finite:
+                self._pending.clear()
+                self._fail(update)
+            self._pending.popleft()
+
+    def _fail(self, update: Update) -> None:
+        bad = {name: value for name, value in zip(update.names, update.values.tolist(), strict=True)
+               if not np.isfinite(value)}
+        # The sum of all terms tells less than the term that spoiled it.
+        terms = sorted(bad, key=lambda name: name.rpartition("/")[2] == "loss")
+        batch = {name: torch.as_tensor(value).cpu().numpy() for name, value in update.batch.items()}
+        dirty = [name for name, value in batch.items() if not np.isfinite(value).all()]
+        text = f"Update {update.number:,} at step {update.step:,}: {terms[0]} is {bad[terms[0]]}"
+        text += f" (and {len(terms) - 1} more: {', '.join(terms[1:4])})" if len(terms) > 1 else ""
+        text += f"; so is the batch's {' and '.join(dirty)}" if dirty else ""
+        path = self.run.diagnostics / f"update_{update.number:09d}.npz"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(path, **batch, metric_names=np.array(update.names), metric_values=update.values.cpu().numpy())
+            text += f". Its batch is in {path}"
+        except OSError as error:
+            text += f". Its batch could not be written to {path} ({error.strerror})"
+        raise NonFiniteError(text, self.run)
+
+    def check_weights(self, step: int, tree: Any) -> None:
+        """Raise NonFiniteError naming the first tensor in nested dicts, lists and tuples that is not finite."""
+        leaves = checkpoints.leaves(tree)
+        tensors = {name: leaf for name, leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()}
+        devices: dict[torch.device, list[str]] = {}
+        for name, tensor in tensors.items():
+            devices.setdefault(tensor.device, []).append(name)
+        for names in devices.values():  # one wait per device
+            finite = torch.stack([tensors[name].isfinite().all() for name in names]).tolist()
+            for name, good in zip(names, finite, strict=True):
+                if not good:
+                    raise NonFiniteError(f"At step {step:,} {name} has values that are not finite", self.run)
+
+    def check_reward(self, step: int, reward: float) -> None:
+        """Raise NonFiniteError if the environment's reward is not finite."""
+        if not math.isfinite(reward):
+            raise NonFiniteError(f"The environment's reward after step {step:,} is {reward}", self.run)

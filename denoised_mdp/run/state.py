@@ -1,0 +1,145 @@
+"""What a checkpoint holds of a run: checked before it is used, because anybody may have written it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from denoised_mdp.errors import UserError, one_line
+from denoised_mdp.run import checkpoint as checkpoints
+from denoised_mdp.run.folder import RunFolder
+
+LARGEST = 2**63 - 1  # that TensorBoard, NumPy and files can count to
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_whole(value) and value > 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+def _is_any(value: Any) -> bool:
+    return True
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _is_mean(value: Any) -> bool:
+    """The sum of a metric, and of how many updates."""
+    return isinstance(value, tuple) and len(value) == 2 and _is_positive(value[1]) and (
+        _is_number(value[0]) or _is_tensor(value[0]) and value[0].numel() == 1
+    )  # fmt: skip
+
+
+def _is_replay(value: Any) -> bool:
+    """One lane: its numbers must agree, for files are read and written by them."""
+    if next(_misfits(value, _LANE, ""), None):
+        return False
+    sample, total, oldest = value.get("sample", []), value["total"], value["oldest"]
+    if next(_misfits(sample, [[_is_whole]], ""), None):
+        return False
+    return total - value["places"] <= oldest <= total and all(len(one) == 2 and one[0] < total for one in sample)
+
+
+_LANE = {name: _is_positive for name in ("capacity", "places", "action_size")}
+_LANE |= {"slack": _is_whole, "total": _is_whole, "oldest": _is_whole, "observation_shape": [_is_positive]}
+
+STATE = {
+    "action_size": _is_positive,
+    "precision": lambda value: isinstance(value, str),
+    "counters": {"step": _is_whole, "step_before": (_is_none, _is_whole), "updates": _is_whole},
+    "episode_return": [_is_number],
+    "last_return": (_is_none, _is_number),
+    "ahead": _is_any,
+    "collector": {
+        "step": _is_whole,
+        "observations": [_is_any],
+        "carry": (_is_none, {"belief": _is_tensor, "state": _is_tensor, "action": _is_tensor}),
+        "random": [_is_any],
+        "exploration": [_is_any],
+        "environments": (_is_none, [_is_any]),
+    },
+    "window": {str: _is_mean},
+    "agent": {"weights": {str: _is_tensor}, "optimizers": {str: {}}, "random": _is_any},
+    "config": (_is_none, {}),
+    "pending": [lambda value: isinstance(value, str)],
+    "replay": (_is_replay, {"lanes": [_is_replay]}),
+    "random": _is_any,
+    "log": {"lines": _is_whole, "events": (_is_none, {str: _is_whole})},
+}
+"""The kinds of a run's values: a function that recognizes one; a mapping (of these keys at least; `str` is any key);
+a list of items of a kind; a tuple of alternatives."""
+
+
+def load_state(
+    run: RunFolder,
+    step: int | None = None,
+    parts: Collection[str] = tuple(STATE),
+    accept: Callable[[dict[str, Any]], str | None] | None = None,
+) -> tuple[int, dict[str, Any]]:
+    """Return step and state of the newest whole checkpoint of a run, or of that of `step`; see `checkpoint.load`.
+
+    parts: what of `STATE` will be used, and is checked.
+
+    Raises:
+        UserError: see `checkpoint.load`; or it holds no state of a run.
+    """
+
+    def checked(state: Any) -> str | None:
+        misfit = next(_misfits(state, {name: STATE[name] for name in parts}, "state"), None)
+        if misfit:
+            raise UserError(
+                f"A checkpoint in {run.checkpoints} does not hold what a run has: {misfit}. Restore the run folder from"
+                " a copy, or start in a new run_dir."
+            )
+        return accept(state) if accept else None
+
+    return checkpoints.load(run.checkpoints, step, accept=checked)
+
+
+def refuse_nonfinite(run: RunFolder, step: int, tree: Any) -> None:
+    """Raise UserError if a tensor or number in a part of the checkpoint of `step` is nan or infinite."""
+    for name, leaf in checkpoints.leaves(tree):
+        finite = leaf.isfinite().all() if _is_tensor(leaf) else not isinstance(leaf, float) or math.isfinite(leaf)
+        if not finite:
+            raise UserError(
+                f"The checkpoint of step {step:,} in {run.checkpoints} has values that are not finite, in {name}."
+                " Restore it from a copy, or delete it to use the one before."
+            )
+
+
+def _misfits(value: Any, kind: Any, path: str) -> Iterator[str]:
+    """Say what is wrong with each part of `value` that is not of its kind."""
+    if isinstance(kind, tuple):
+        found = [list(_misfits(value, one, path)) for one in kind]
+        yield from [] if [] in found else found[-1][:1]
+    elif isinstance(kind, dict) and isinstance(value, dict):
+        for key, inner in kind.items():
+            if key is str:
+                for name, item in value.items():
+                    yield from _misfits(item, inner, f"{path}/{name}")
+            elif key not in value:
+                yield f"{path} lacks {key}"
+            else:
+                yield from _misfits(value[key], inner, f"{path}/{key}")
+    elif isinstance(kind, list) and isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _misfits(item, kind[0], f"{path}/{number}")
+    elif isinstance(kind, dict | list) or not kind(value):
+        yield f"{one_line(path, 100)} is {one_line(repr(value), 60)}"
