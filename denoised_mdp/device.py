@@ -123,5 +123,6 @@ def set_generator_state(generator: torch.Generator, state: torch.Tensor) -> None
     generator.manual_seed(zlib.crc32(state.cpu().numpy().tobytes()))
     warnings.warn(
         f"the run goes on on another kind of device ({generator.device.type}): its random numbers are other ones than"
-        " they would have been", stacklevel=2,
+        " they would have been",
+        stacklevel=2,
     )

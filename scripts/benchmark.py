@@ -1,7 +1,7 @@
 """Benchmark this machine; the same as `denoised-mdp bench`, which says more with --help.
 
-    python scripts/benchmark.py --output results/benchmark.json                    # the paper's sizes, everything
-    python scripts/benchmark.py --parts update --repeats 9 preset=quickstart       # one part at other sizes
+python scripts/benchmark.py --output results/benchmark.json                    # the paper's sizes, everything
+python scripts/benchmark.py --parts update --repeats 9 preset=quickstart       # one part at other sizes
 """
 
 from __future__ import annotations

@@ -85,11 +85,12 @@ def run() -> None:
         size = sum(path.stat().st_size for path in run.replay.iterdir())
         checkpoint = max(path.stat().st_size for path in run.checkpoints.glob("*/tensors.safetensors"))
     result = {
-        "replay": f"{rows:,} rows, {size / 1e9:.2f} GB", "checkpoint": f"{checkpoint / 1e6:.0f} MB",
+        "replay": f"{rows:,} rows, {size / 1e9:.2f} GB",
+        "checkpoint": f"{checkpoint / 1e6:.0f} MB",
         "seconds to save: wall, CPU": np.median(saves, 0).round(2).tolist(),
         "seconds to resume, imports not counted: wall, CPU": np.median(resumes, 0).round(2).tolist(),
         "machine": f"{cpu_name()}, {os.cpu_count()} cores, 1-minute load {os.getloadavg()[0]:.1f}",
-    }  # fmt: skip
+    }
     print(json.dumps(result, indent=1))
     if arguments.output:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)

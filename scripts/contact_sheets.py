@@ -76,8 +76,13 @@ def all_tasks(options: argparse.Namespace, columns: int = 9) -> None:
 def mattes(options: argparse.Namespace) -> None:
     """Some tasks with each kind of matte: where the paper's rule by colour eats the body and the exact one does not."""
     chosen = (
-        "cheetah_run", "walker_walk", "reacher_easy", "ball_in_cup_catch", "manipulator_insert_peg", "finger_spin",
-    )  # fmt: skip
+        "cheetah_run",
+        "walker_walk",
+        "reacher_easy",
+        "ball_in_cup_catch",
+        "manipulator_insert_peg",
+        "finger_spin",
+    )
     cells = []
     for matte in MATTES:
         distractors = {} if matte == "none" else {"video_background": {"matte": matte, "color": True}}
@@ -104,9 +109,7 @@ def enlarge(frame: np.ndarray, scale: int) -> Image.Image:
     return Image.fromarray(frame.repeat(scale, 0).repeat(scale, 1))
 
 
-def table(
-    rows: list[tuple[str, list[np.ndarray]]], scale: int, margin: int, titles: Sequence[str] = ()
-) -> Image.Image:
+def table(rows: list[tuple[str, list[np.ndarray]]], scale: int, margin: int, titles: Sequence[str] = ()) -> Image.Image:
     """Named rows of frames, the columns under titles if there are any."""
     side = rows[0][1][0].shape[0] * scale + 4
     head = HEAD if titles else 0

@@ -39,11 +39,24 @@ from denoised_mdp.run.diff import compare, report
 
 INTERVAL = 40  # steps between checkpoints
 RUN = [
-    "preset=debug", "env=toy", "env.task=dot", "distractors=video_background,camera_jitter", "env.episode_steps=70",
-    "train.prefill_steps=80", "train.train_every=60", "train.updates=2",
-    f"train.checkpoint_every={INTERVAL}", "train.eval_every=240", "train.eval_episodes=1", "train.render_every=0",
-    "train.log_every=60", "train.deterministic=true", "replay.capacity=150", "policy.hidden=16", "model.depth=4",
-]  # fmt: skip
+    "preset=debug",
+    "env=toy",
+    "env.task=dot",
+    "distractors=video_background,camera_jitter",
+    "env.episode_steps=70",
+    "train.prefill_steps=80",
+    "train.train_every=60",
+    "train.updates=2",
+    f"train.checkpoint_every={INTERVAL}",
+    "train.eval_every=240",
+    "train.eval_episodes=1",
+    "train.render_every=0",
+    "train.log_every=60",
+    "train.deterministic=true",
+    "replay.capacity=150",
+    "policy.hidden=16",
+    "model.depth=4",
+]
 
 
 def command(folder: Path, seed: int, steps: int, overrides: list[str]) -> list[str]:
@@ -183,10 +196,18 @@ def run() -> int:
         if not report(compare(whole, disturbed)):
             sys.exit(f"{whole} and {disturbed} differ")
         runs += 1
-    result = {"kills": kills, "runs": runs, "identical": runs, **found, "seconds": round(time.monotonic() - began),
-              "overrides": arguments.overrides, "seed": arguments.seed,
-              "torch": torch.__version__, "python": platform.python_version(),
-              "machine": f"{platform.machine()}, {os.cpu_count()} cores"}  # fmt: skip
+    result = {
+        "kills": kills,
+        "runs": runs,
+        "identical": runs,
+        **found,
+        "seconds": round(time.monotonic() - began),
+        "overrides": arguments.overrides,
+        "seed": arguments.seed,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
     print(json.dumps(result, indent=1))
     if arguments.output:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)

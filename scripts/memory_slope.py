@@ -36,11 +36,25 @@ from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.trainer import Trainer
 
 RUN = [
-    "preset=debug", "env=toy", "env.task=dot", "distractors=camera_jitter", "env.episode_steps=30",
-    "train.prefill_steps=200", "train.train_every=100", "train.updates=2", "train.eval_every=500",
-    "train.eval_episodes=1", "train.checkpoint_every=500", "train.render_every=0", "train.probe_every=0",
-    "train.log_every=100", "train.batch_size=4", "train.segment_length=8", "policy.hidden=16", "model.depth=2",
-]  # fmt: skip
+    "preset=debug",
+    "env=toy",
+    "env.task=dot",
+    "distractors=camera_jitter",
+    "env.episode_steps=30",
+    "train.prefill_steps=200",
+    "train.train_every=100",
+    "train.updates=2",
+    "train.eval_every=500",
+    "train.eval_episodes=1",
+    "train.checkpoint_every=500",
+    "train.render_every=0",
+    "train.probe_every=0",
+    "train.log_every=100",
+    "train.batch_size=4",
+    "train.segment_length=8",
+    "policy.hidden=16",
+    "model.depth=2",
+]
 BLOCKS = 10
 T_95 = 2.306  # two-sided 95 % quantile of Student's t with BLOCKS - 2 degrees of freedom
 
@@ -48,9 +62,21 @@ T_95 = 2.306  # two-sided 95 % quantile of Student's t with BLOCKS - 2 degrees o
 class _MallocInfo(ctypes.Structure):
     """What glibc's mallinfo2 returns; `uordblks` are the bytes in use, `hblkhd` those that were mapped singly."""
 
-    _fields_ = [(name, ctypes.c_size_t) for name in (
-        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
-    )]  # fmt: skip
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
 
 
 def measure() -> dict[str, int]:
@@ -109,19 +135,29 @@ def run() -> None:
     for column, name in enumerate(names, 1):
         estimate, error = slope(late[:, 0], late[:, column])
         result[name] = {
-            "first round": int(table[0, column]), "half-way": int(late[0, column]), "end": int(late[-1, column]),
-            "per step in the second half": round(estimate, 3), "95 % interval": [
-                round(estimate - error, 3), round(estimate + error, 3)],
+            "first round": int(table[0, column]),
+            "half-way": int(late[0, column]),
+            "end": int(late[-1, column]),
+            "per step in the second half": round(estimate, 3),
+            "95 % interval": [round(estimate - error, 3), round(estimate + error, 3)],
             "told from noise": abs(estimate) > error,
-        }  # fmt: skip
+        }
         if "bytes" in name:
             result[name]["MiB in 1,000,000 steps"] = [
-                round((estimate + sign * error) * 1e6 / 2**20, 1) for sign in (-1, 0, 1)]  # fmt: skip
+                round((estimate + sign * error) * 1e6 / 2**20, 1) for sign in (-1, 0, 1)
+            ]
     times, every = config.times_due, config.train.checkpoint_every
-    result = {"steps": arguments.steps, "updates": updates, "evaluations": config.evaluations,
-              "checkpoints": times(arguments.steps - 1, every) - times(0, every) + 1, "rounds measured": rounds,
-              "seconds": round(time.monotonic() - began), "CPU seconds": round(time.process_time()),
-              "cores": os.cpu_count(), **result}  # fmt: skip
+    result = {
+        "steps": arguments.steps,
+        "updates": updates,
+        "evaluations": config.evaluations,
+        "checkpoints": times(arguments.steps - 1, every) - times(0, every) + 1,
+        "rounds measured": rounds,
+        "seconds": round(time.monotonic() - began),
+        "CPU seconds": round(time.process_time()),
+        "cores": os.cpu_count(),
+        **result,
+    }
     print(json.dumps(result, indent=1))
     if arguments.output:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)

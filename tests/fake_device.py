@@ -28,9 +28,13 @@ from denoised_mdp.run.machine import random_batch
 DEVICE, ACTIONS = "imaginary:0", 3
 Generator = torch.Generator
 CASES = [
-    ("backprop", "2b", "bf16"), ("backprop", "2c", "float32"), ("backprop", "dreamer", "bf16"),
-    ("sac", "2b", "float32"), ("sac", "2c", "bf16"), ("sac", "dreamer", "float32"),
-]  # fmt: skip
+    ("backprop", "2b", "bf16"),
+    ("backprop", "2c", "float32"),
+    ("backprop", "dreamer", "bf16"),
+    ("sac", "2b", "float32"),
+    ("sac", "2c", "bf16"),
+    ("sac", "dreamer", "float32"),
+]
 SMALL = ["preset=debug", "train.segment_length=4", "train.batch_size=3", "train.deterministic=false"]
 
 
@@ -95,7 +99,7 @@ def results(policy: str, model: str, precision: str) -> dict[str, list[str]]:
         "metrics": metrics.values(),
         "acting": [carry.action, carry.latent.belief, carry.latent.state, agent.policy.act(features, None)],
         "pictures": [agent.world_model.decode(carry.latent)],
-    }  # fmt: skip
+    }
     return {name: sorted({str(tensor.device) for tensor in tensors}) for name, tensors in lists.items()}
 
 

@@ -217,10 +217,17 @@ def model_loss(w, batch, noise, *, size, alpha, beta_y, beta_z, free_nats, strat
         if n in kls:
             weighted = weighted + beta * kls[n].mean()
     return {
-        "embed": embed, "latent": latent, "features": features, "decoded": decoded, "shares": shares,
-        "kl": kls, "image": image_term, "reward": reward_term, "weighted_kl": alpha * weighted,
+        "embed": embed,
+        "latent": latent,
+        "features": features,
+        "decoded": decoded,
+        "shares": shares,
+        "kl": kls,
+        "image": image_term,
+        "reward": reward_term,
+        "weighted_kl": alpha * weighted,
         "total": image_term + reward_term + alpha * weighted,
-    }  # fmt: skip
+    }
 
 
 # ---------------------------------------------------------------- optimization

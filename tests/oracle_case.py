@@ -21,10 +21,12 @@ STRUCTURES = {
     "2b": (SIGNAL, NOISE),
     "2c": (SIGNAL, NOISE, LatentSpec("z", *Z, sees_action=True, parents=("x", "y"), rewarded=False, beta=BETA_Z)),
     "2c-z-without-y": (
-        SIGNAL, NOISE, LatentSpec("z", *Z, sees_action=True, parents=("x",), rewarded=False, beta=BETA_Z)
+        SIGNAL,
+        NOISE,
+        LatentSpec("z", *Z, sees_action=True, parents=("x",), rewarded=False, beta=BETA_Z),
     ),
     "dreamer": (SIGNAL,),
-}  # fmt: skip
+}
 DEPTHS = {64: 2, 96: 5}  # the package evaluates transposed convolutions to few and to many channels differently
 T, B, ACTIONS, HORIZON = 4, 3, 2, 4
 
@@ -64,9 +66,16 @@ class Case:
     """A tiny agent with lively weights, a batch in which an episode begins inside a segment, and noise."""
 
     def __init__(
-        self, name="2b", size=64, policy=BackpropPolicy, strategy="A", clamped=0.5, model_eps=1e-7, returns=1.0,
+        self,
+        name="2b",
+        size=64,
+        policy=BackpropPolicy,
+        strategy="A",
+        clamped=0.5,
+        model_eps=1e-7,
+        returns=1.0,
         **options,
-    ):  # fmt: skip
+    ):
         torch.manual_seed(0)
         self.z_prior_uses_y = name != "2c-z-without-y"
         table = Table(STRUCTURES[name])
@@ -102,9 +111,16 @@ class Case:
     def oracle_loss(self, w=None, noise=None):
         """The oracle's account of the batch."""
         return oracle.model_loss(
-            w or self.w, self.batch, self.noise if noise is None else noise, size=self.size,
-            strategy=self.strategy, z_prior_uses_y=self.z_prior_uses_y, beta_y=BETA_Y, beta_z=BETA_Z, **self.kl,
-        )  # fmt: skip
+            w or self.w,
+            self.batch,
+            self.noise if noise is None else noise,
+            size=self.size,
+            strategy=self.strategy,
+            z_prior_uses_y=self.z_prior_uses_y,
+            beta_y=BETA_Y,
+            beta_z=BETA_Z,
+            **self.kl,
+        )
 
     def x_latents(self):
         """The oracle's posterior (h^x, x) as a batch for a policy."""

@@ -56,9 +56,14 @@ def backprop_losses(w, p, h, s, state_noise, action_noise, *, gamma, lambda_):
     discount = torch.tensor([gamma**t for t in range(len(returns))], dtype=returns.dtype)[:, None]
     guess = mlp(p, "value", features[:-1].detach(), layers=3)[..., 0]
     return {
-        "features": features, "actions": actions, "rewards": rewards, "values": values, "returns": returns,
-        "actor": -(discount * returns).mean(), "value": (discount * nll(guess, returns.detach())).mean(),
-    }  # fmt: skip
+        "features": features,
+        "actions": actions,
+        "rewards": rewards,
+        "values": values,
+        "returns": returns,
+        "actor": -(discount * returns).mean(),
+        "value": (discount * nll(guess, returns.detach())).mean(),
+    }
 
 
 def backprop_step(w, p, h, s, state_noise, action_noise, optimizers, *, gamma, lambda_):

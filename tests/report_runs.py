@@ -37,18 +37,30 @@ def matrix_of(scores: dict[str, tuple[float, float]], probe: str = "ridge") -> F
     signal, noise = ("qpos/arm", "signal", (0,), "scalar", SIGNAL), ("light/level", "noise", (0,), "scalar", NOISE)
     values = np.array(list(scores.values()))  # [parts, factors]
     summaries = {
-        source: {part: Estimate(row[n], row[n] - 0.05, row[n] + 0.05, "" if row[n] == row[n] else TOO_FEW)
-                 for part, row in scores.items()}
+        source: {
+            part: Estimate(row[n], row[n] - 0.05, row[n] + 0.05, "" if row[n] == row[n] else TOO_FEW)
+            for part, row in scores.items()
+        }
         for n, source in enumerate(("signal", "noise"))
-    }  # fmt: skip
+    }
     intervals = np.stack((values - 0.05, values + 0.05))
     found = [Factor(*signal), Factor(*noise)]
-    return FactorMatrix(found, list(scores), {probe: np.nan_to_num(values)[None]}, {probe: intervals},
-                        np.zeros((1, 2)), {probe: summaries})  # fmt: skip
+    return FactorMatrix(
+        found,
+        list(scores),
+        {probe: np.nan_to_num(values)[None]},
+        {probe: intervals},
+        np.zeros((1, 2)),
+        {probe: summaries},
+    )
 
 
 def add_probes(
-    run: Path, recall: float = 0.9, leakage: float = 0.2, warning: str = "y is unused", step: int = 200,
+    run: Path,
+    recall: float = 0.9,
+    leakage: float = 0.2,
+    warning: str = "y is unused",
+    step: int = 200,
     episodes: int = 36,
 ) -> None:
     """Results of all probes: R^2 of one signal and one noise factor from x and y."""
@@ -60,9 +72,14 @@ def add_probes(
     distance = {"other_noise": 0.125, "other_state": 2.0, "resampled": 0.25, "ratio": 0.0625}
     earned = {"mean": 12.5, "standard_error": 0.5, "change": None, "change_error": None, "returns": [12, 13]}
     health = {
-        "nats": {"x": 1.25, "y": 0.01}, "active": {"x": [3, 6], "y": [0, 4]}, "share": {"x": 0.9, "y": None},
-        "image_r2": 0.77, "signal": {"x": recall, "y": 0.1}, "noise": {"x": leakage, "y": 0.8}, "warnings": [warning],
-    }  # fmt: skip
+        "nats": {"x": 1.25, "y": 0.01},
+        "active": {"x": [3, 6], "y": [0, 4]},
+        "share": {"x": 0.9, "y": None},
+        "image_r2": 0.77,
+        "signal": {"x": recall, "y": 0.1},
+        "noise": {"x": leakage, "y": 0.8},
+        "warnings": [warning],
+    }
     trees = {
         "factors": as_tree(matrix),
         "invariance": {"distances": {"x": distance}, "action_change": 0.375, "returns": {"as trained": earned}},

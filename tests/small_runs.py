@@ -12,10 +12,20 @@ from denoised_mdp.run.load import prepare
 from denoised_mdp.trainer import Trainer
 
 TINY = [
-    "preset=debug", "env=toy", "env.task=dot", "distractors=none", "env.episode_steps=40", "train.total_steps=200",
-    "train.prefill_steps=80", "train.train_every=40", "train.eval_every=80", "train.render_every=0",
-    "train.checkpoint_every=80", "train.log_every=40", "train.deterministic=true",
-]  # fmt: skip
+    "preset=debug",
+    "env=toy",
+    "env.task=dot",
+    "distractors=none",
+    "env.episode_steps=40",
+    "train.total_steps=200",
+    "train.prefill_steps=80",
+    "train.train_every=40",
+    "train.eval_every=80",
+    "train.render_every=0",
+    "train.checkpoint_every=80",
+    "train.log_every=40",
+    "train.deterministic=true",
+]
 
 
 def tiny(path: Path, *overrides: str) -> Config:

@@ -112,20 +112,23 @@ FRAME = observations(1)[0]
 FRAMES = observations(3)
 
 
-@pytest.mark.parametrize(("observation", "words"), [
-    (None, "observation is None"),
-    ("picture.png", "observation is 'picture.png'"),
-    (FRAME / np.float32(255), r"observation is float32 \[64, 64, 3\]"),
-    (np.full((64, 64, 3), np.nan), "observation is float64"),
-    (FRAME > 127, "observation is bool"),
-    (FRAME.astype(np.int8), "observation is int8"),
-    (torch.as_tensor(FRAME).float(), "observation is float32"),
-    (observations(1, size=32)[0], r"observation is uint8 \[32, 32, 3\]"),
-    (FRAME.transpose(2, 0, 1), r"observation is uint8 \[3, 64, 64\]"),
-    (FRAMES[:0], r"observation is uint8 \[0, 64, 64, 3\]"),
-    (FRAMES[None], r"observation is uint8 \[1, 3, 64, 64, 3\]"),
-    ([FRAME, FRAME[:5]], "observation is a list of unequal parts"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("observation", "words"),
+    [
+        (None, "observation is None"),
+        ("picture.png", "observation is 'picture.png'"),
+        (FRAME / np.float32(255), r"observation is float32 \[64, 64, 3\]"),
+        (np.full((64, 64, 3), np.nan), "observation is float64"),
+        (FRAME > 127, "observation is bool"),
+        (FRAME.astype(np.int8), "observation is int8"),
+        (torch.as_tensor(FRAME).float(), "observation is float32"),
+        (observations(1, size=32)[0], r"observation is uint8 \[32, 32, 3\]"),
+        (FRAME.transpose(2, 0, 1), r"observation is uint8 \[3, 64, 64\]"),
+        (FRAMES[:0], r"observation is uint8 \[0, 64, 64, 3\]"),
+        (FRAMES[None], r"observation is uint8 \[1, 3, 64, 64, 3\]"),
+        ([FRAME, FRAME[:5]], "observation is a list of unequal parts"),
+    ],
+)
 def test_wrong_observations_are_named(observation, words):
     with pytest.raises(ValueError, match=rf"{words}.*: give uint8 \[64, 64, 3\], or \[B, 64, 64, 3\].*0 to 255"):
         small_agent().act(observation)
@@ -144,23 +147,26 @@ def test_an_observation_may_be_read_only():
     small_agent().act(frame)
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"explore": -0.1}, "explore is -0.1: give None .* at least 0"),
-    ({"explore": float("nan")}, "explore is nan"),
-    ({"explore": float("inf")}, "explore is inf"),
-    ({"explore": True}, "explore is True"),
-    ({"explore": "0.3"}, "explore is '0.3'"),
-    ({"sample": None}, "sample is None: give True or False"),
-    ({"is_first": [True, False]}, r"is_first is bool \[2\]: give a bool, or bool \[3\]"),
-    ({"is_first": [1, 0, 0]}, r"is_first is int64 \[3\]"),
-    ({"generator": [generator()] * 2}, "generator is a list of 2: give one for each of the 3"),
-    ({"generator": np.random.default_rng(0)}, "generator is .*: give a torch.Generator"),
-    ({"generator": [generator(), 1, 2]}, "give a torch.Generator, or a list"),
-    ({"carry": 1}, "carry is 1: give what the last call of act returned"),
-    ({"carry": small_agent().act(FRAMES[:2])[1]}, "carry is of 2 environments, the observation of 3"),
-    ({"carry": small_agent("2c").act(FRAMES)[1]}, "carry is of another agent"),
-    ({"carry": small_agent(actions=3).act(FRAMES)[1]}, "carry is of another agent"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"explore": -0.1}, "explore is -0.1: give None .* at least 0"),
+        ({"explore": float("nan")}, "explore is nan"),
+        ({"explore": float("inf")}, "explore is inf"),
+        ({"explore": True}, "explore is True"),
+        ({"explore": "0.3"}, "explore is '0.3'"),
+        ({"sample": None}, "sample is None: give True or False"),
+        ({"is_first": [True, False]}, r"is_first is bool \[2\]: give a bool, or bool \[3\]"),
+        ({"is_first": [1, 0, 0]}, r"is_first is int64 \[3\]"),
+        ({"generator": [generator()] * 2}, "generator is a list of 2: give one for each of the 3"),
+        ({"generator": np.random.default_rng(0)}, "generator is .*: give a torch.Generator"),
+        ({"generator": [generator(), 1, 2]}, "give a torch.Generator, or a list"),
+        ({"carry": 1}, "carry is 1: give what the last call of act returned"),
+        ({"carry": small_agent().act(FRAMES[:2])[1]}, "carry is of 2 environments, the observation of 3"),
+        ({"carry": small_agent("2c").act(FRAMES)[1]}, "carry is of another agent"),
+        ({"carry": small_agent(actions=3).act(FRAMES)[1]}, "carry is of another agent"),
+    ],
+)
 def test_wrong_arguments_are_named(options, words):
     with pytest.raises(ValueError, match=words):
         small_agent().act(FRAMES, **options)

@@ -98,10 +98,21 @@ def test_checkpoints_with_flipped_bits(run):
 
 def test_checkpoints_with_other_bytes(run):
     """Files that were overwritten with anything at all, their checksums made to fit."""
-    JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5), lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.sampled_from(
-            ["$tensor", "$dict", "$tuple", "$bytes", "$float", "$array", "format", "step", "sha256"]), inner,
-            max_size=3)), max_leaves=8)  # fmt: skip
+    JSON = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.text(max_size=5)
+                | st.sampled_from(
+                    ["$tensor", "$dict", "$tuple", "$bytes", "$float", "$array", "format", "step", "sha256"]
+                ),
+                inner,
+                max_size=3,
+            )
+        ),
+        max_leaves=8,
+    )
     contents = st.binary(max_size=60) | JSON.map(lambda tree: json.dumps(tree).encode())
 
     @settings(REPEATABLE, max_examples=60)
@@ -182,8 +193,9 @@ def test_the_replay_of_another_run_is_refused(run, tmp_path):
     shutil.rmtree(run / "replay")
     shutil.copytree(tmp_path / "other" / "replay", run / "replay")
     with pytest.raises(UserError, match="rows than the checkpoint counts|lacks"):
-        Replay.open(run / "replay", checkpoint.load(tmp_path / "other" / "checkpoints")[1]["replay"] | {
-            "sample": [[70, 1]]})
+        Replay.open(
+            run / "replay", checkpoint.load(tmp_path / "other" / "checkpoints")[1]["replay"] | {"sample": [[70, 1]]}
+        )
     step, tree = checkpoint.load(tmp_path / "other" / "checkpoints")
     rewards = np.load(tmp_path / "other" / "replay" / "reward.npy", mmap_mode="r+")
     for row in (80, tree["replay"]["total"] - 1):

@@ -34,8 +34,9 @@ def test_video_folders_of_any_content(tmp_path_factory, monkeypatch):
     contents = st.sampled_from(sorted(real)).map(real.get)
     broken = st.tuples(contents, st.floats(0, 1)).map(lambda pair: pair[0][: int(pair[1] * len(pair[0]))])
     files = st.one_of(contents, broken, st.binary(max_size=40), st.just(b""), st.just(b"just a text\n" * 200))
-    names = st.sampled_from(["a.mp4", "b.MKV", "sub/c.avi", "d e'$(x).mp4", "\N{SNOWMAN}.webm", "train/e.mkv",
-                             "test/f.mkv", "g.txt"])
+    names = st.sampled_from(
+        ["a.mp4", "b.MKV", "sub/c.avi", "d e'$(x).mp4", "\N{SNOWMAN}.webm", "train/e.mkv", "test/f.mkv", "g.txt"]
+    )
     extras = st.sets(st.sampled_from(["loop", "dangling", "folder.mp4", "self.mp4"]))
 
     @settings(derandomize=True, deadline=None, max_examples=40)
@@ -57,8 +58,15 @@ def test_video_folders_of_any_content(tmp_path_factory, monkeypatch):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
                 try:
-                    env = make_env("dot", suite="toy", distractors={"video_background": {}}, clips=str(folder),
-                                   split=split, size=64, episode_steps=4)
+                    env = make_env(
+                        "dot",
+                        suite="toy",
+                        distractors={"video_background": {}},
+                        clips=str(folder),
+                        split=split,
+                        size=64,
+                        episode_steps=4,
+                    )
                     observation, _ = env.reset(seed=0)
                     env.step(env.action_space.sample())
                 except UserError as error:

@@ -49,8 +49,16 @@ def test_parts_and_work_of_an_update():
     agent = build_agent(config, 6)
     parts = update_parts(agent, config, repeats=1)
     assert list(parts) == [
-        "replay sampling", "transfer", "encoder", "RSSM", "decoder", "losses", "backward", "optimizer", "policy",
-    ]  # fmt: skip
+        "replay sampling",
+        "transfer",
+        "encoder",
+        "RSSM",
+        "decoder",
+        "losses",
+        "backward",
+        "optimizer",
+        "policy",
+    ]
     assert all(seconds > 0 for seconds in parts.values())
     small = count_work(agent, config)["GFLOP"]
     config.train.batch_size *= 2

@@ -51,21 +51,60 @@ def small(value=0):
 def test_every_kind_of_leaf_round_trips(tmp_path):
     whole = torch.arange(12.0)
     tree = {
-        "tensors": {str(dtype): torch.ones(3, 2).to(dtype) for dtype in (
-            torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
-            torch.uint8, torch.bool, torch.uint64)},
-        "scalar": torch.tensor(2.5), "empty": torch.zeros(0, 3),
+        "tensors": {
+            str(dtype): torch.ones(3, 2).to(dtype)
+            for dtype in (
+                torch.float32,
+                torch.float64,
+                torch.bfloat16,
+                torch.float16,
+                torch.int64,
+                torch.int32,
+                torch.uint8,
+                torch.bool,
+                torch.uint64,
+            )
+        },
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 3),
         "bits": torch.tensor([math.nan, -0.0, math.inf]),
-        "views": [whole[:6], whole[6:], whole, whole], "weights": torch.randn(4, 3, 5, 5),
+        "views": [whole[:6], whole[6:], whole, whole],
+        "weights": torch.randn(4, 3, 5, 5),
         "channels_last": torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last),
         "arrays": [
-            np.array([2**64 - 1], np.uint64), np.array([[True, False]]), np.array(3.5),
-            np.float32([math.nan, 1e-45]), np.zeros((0, 2), np.int16), np.arange(6).reshape(2, 3)],
+            np.array([2**64 - 1], np.uint64),
+            np.array([[True, False]]),
+            np.array(3.5),
+            np.float32([math.nan, 1e-45]),
+            np.zeros((0, 2), np.int16),
+            np.arange(6).reshape(2, 3),
+        ],
         "scalars": [np.float32(0.1), np.float64(0.1), np.int64(3), np.bool_(True)],
-        "plain": [None, True, False, 0, -(2**130), 0.1, -0.0, 5e-324, math.inf, -math.inf, math.nan, "",
-                  "é\n\0", b"", bytes(range(256)), [], {}, (), (1, (2.0, [3]))],
+        "plain": [
+            None,
+            True,
+            False,
+            0,
+            -(2**130),
+            0.1,
+            -0.0,
+            5e-324,
+            math.inf,
+            -math.inf,
+            math.nan,
+            "",
+            "é\n\0",
+            b"",
+            bytes(range(256)),
+            [],
+            {},
+            (),
+            (1, (2.0, [3])),
+        ],
         "keys": {0: "int", "0": "str", "$tensor": "$", "a/b": torch.ones(1), -7: {}},
-        "a/b": torch.zeros(1), "a": {"b": torch.ones(2)}, "": {"": np.ones(1)},
+        "a/b": torch.zeros(1),
+        "a": {"b": torch.ones(2)},
+        "": {"": np.ones(1)},
     }
     original = copy.deepcopy(tree)
     assert checkpoint.save(tmp_path, 12, tree) == tmp_path / "step_000000012"
@@ -94,6 +133,7 @@ def test_other_types_are_refused_by_path(tmp_path, leaf):
 
 def test_training_continues_bit_for_bit(tmp_path):
     """Optimizer (integer keys, tuples, step tensors) and all generators, through a checkpoint and without."""
+
     def build():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(288, 2))
@@ -110,10 +150,15 @@ def test_training_continues_bit_for_bit(tmp_path):
     model, numpy_rng, generator = build()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     train(model, optimizer, numpy_rng, generator)
-    tree = {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict(),
-            "numpy": numpy_rng.bit_generator.state, "python": random.getstate(),
-            "legacy": np.random.RandomState(5).get_state(legacy=False),
-            "torch": torch.get_rng_state(), "own": generator.get_state()}
+    tree = {
+        "model": dict(model.state_dict()),
+        "optimizer": optimizer.state_dict(),
+        "numpy": numpy_rng.bit_generator.state,
+        "python": random.getstate(),
+        "legacy": np.random.RandomState(5).get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "own": generator.get_state(),
+    }
     checkpoint.save(tmp_path, 3, tree)
     tree = copy.deepcopy(tree)
     train(model, optimizer, numpy_rng, generator)
@@ -139,7 +184,10 @@ def test_weights_can_be_read_by_others(tmp_path):
     weights = safetensors.torch.load_file(path / "tensors.safetensors")
     assert list(weights) == ["agent/world_model/encoder.0.weight"]
     assert not list(path.glob("*.pt")) and sorted(os.listdir(path)) == [
-        "manifest.json", "state.json", "tensors.safetensors"]
+        "manifest.json",
+        "state.json",
+        "tensors.safetensors",
+    ]
 
 
 def test_keeps_the_newest(tmp_path):
@@ -178,7 +226,7 @@ def test_saving_a_step_again_and_going_back(tmp_path):
 def damage(path, how, at):
     data = bytearray(path.read_bytes())
     if how == "truncate":
-        del data[int(at * len(data)):]
+        del data[int(at * len(data)) :]
     elif how == "flip":
         data[int(at * (len(data) - 1))] ^= 4
     elif how == "append":
@@ -190,8 +238,11 @@ def damage(path, how, at):
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
-@pytest.mark.parametrize("how, at", [("remove", 0), ("append", 0)] + [
-    (how, at) for how in ("truncate", "flip") for at in (0, 0.01, 0.2, 0.5, 0.77, 0.999)])
+@pytest.mark.parametrize(
+    "how, at",
+    [("remove", 0), ("append", 0)]
+    + [(how, at) for how in ("truncate", "flip") for at in (0, 0.01, 0.2, 0.5, 0.77, 0.999)],
+)
 def test_damage_is_found_and_the_one_before_used(tmp_path, name, how, at):
     checkpoint.save(tmp_path, 1, small("before"))
     path = checkpoint.save(tmp_path, 2, small("after"))
@@ -260,6 +311,7 @@ def test_interrupted_anywhere_leaves_a_whole_one(tmp_path, monkeypatch, call):
             if calls[0] > after:
                 raise error
             return real(*arguments, **options)
+
         return replacement
 
     def rmtree_unless_cleaning_up(path, ignore_errors=False, real=shutil.rmtree):

@@ -103,14 +103,17 @@ def test_what_the_machine_refuses_is_one_line_and_exit_code_2(error, words, monk
     assert capsys.readouterr().err == f"denoised-mdp: error: {words}\n"
 
 
-@pytest.mark.parametrize("allocate", [
-    lambda: np.zeros((10**6, 10**9)),
-    lambda: np.zeros((2**40, 2**40)),
-    lambda: np.random.default_rng(0).integers(3, size=10**18),
-    lambda: torch.zeros(10**15),
-    lambda: torch.zeros(10**12, 10**12),
-    lambda: torch.nn.Linear(10**9, 10**9),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        lambda: np.zeros((10**6, 10**9)),
+        lambda: np.zeros((2**40, 2**40)),
+        lambda: np.random.default_rng(0).integers(3, size=10**18),
+        lambda: torch.zeros(10**15),
+        lambda: torch.zeros(10**12, 10**12),
+        lambda: torch.nn.Linear(10**9, 10**9),
+    ],
+)
 def test_too_little_memory_is_one_line_and_exit_code_2(allocate, monkeypatch, capsys):
     monkeypatch.setattr("denoised_mdp.config.load_config", lambda _: allocate())
     assert cli.main(["train"]) == 2
@@ -215,7 +218,7 @@ def test_output_that_nobody_reads_ends_a_command_quietly(length):
     """`denoised-mdp ... | head` ends as other programs do, whether the text fits into a buffer or not."""
     code = f"""
 import sys
-from denoised_mdp import cli
+from denoised_mdp.cli import main as cli
 cli._run = lambda argv, _: print("x" * {length}) or 0
 sys.exit(cli.main([]))
 """

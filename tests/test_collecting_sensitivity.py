@@ -65,8 +65,9 @@ def acts_on_the_observation_before(turn):
     def wrong(self, agent):
         before = list(self.observations)
         result = turn(self, agent)
-        self.observations = [now if then is None or now is None else then
-                             for now, then in zip(self.observations, before, strict=True)]
+        self.observations = [
+            now if then is None or now is None else then for now, then in zip(self.observations, before, strict=True)
+        ]
         return result
 
     return wrong
@@ -82,43 +83,73 @@ BLOCK = test_playing.test_a_block_is_played_with_the_weights_that_the_learner_ha
 
 COLLECTOR = {
     "executed-another-action": (
-        EnvironmentPool, "step", argument_changed("actions", lambda actions: [a / 2 for a in actions]), ROWS),
+        EnvironmentPool,
+        "step",
+        argument_changed("actions", lambda actions: [a / 2 for a in actions]),
+        ROWS,
+    ),
     "environments-swapped": (EnvironmentPool, "step", answers_changed(lambda answers: answers[::-1]), ROWS),
     "reward-halved": (EnvironmentPool, "step", rewards_changed(lambda value: value / 2), ROWS),
     "ends-forgotten": (Collector, "turn", rows(lambda row: row._replace(is_last=False)), ROWS),
     "beginnings-forgotten": (Collector, "turn", rows(lambda row: row._replace(is_first=False)), ROWS),
     "first-action-not-zero": (
-        Collector, "turn", rows(lambda row: row._replace(action=np.ones(2)) if row.is_first else row), ROWS),
-    "steps-without-repeat": (
-        Config, "turn_steps", lambda _: property(lambda self: self.train.collect_envs), ROWS),
+        Collector,
+        "turn",
+        rows(lambda row: row._replace(action=np.ones(2)) if row.is_first else row),
+        ROWS,
+    ),
+    "steps-without-repeat": (Config, "turn_steps", lambda _: property(lambda self: self.train.collect_envs), ROWS),
     "every-episode-seeded": (
-        EnvironmentPool, "begin",
-        lambda _: lambda self, which: self._all("reset", [5 if one else None for one in which]), SEEDS),
+        EnvironmentPool,
+        "begin",
+        lambda _: lambda self, which: self._all("reset", [5 if one else None for one in which]),
+        SEEDS,
+    ),
     "one-seed-for-all": (
-        Collector, "__init__", begun_with(lambda self: setattr(self, "seeds", self.seeds[:1] * self.count)), SEEDS),
+        Collector,
+        "__init__",
+        begun_with(lambda self: setattr(self, "seeds", self.seeds[:1] * self.count)),
+        SEEDS,
+    ),
     "prefill-one-sided": (
-        Collector, "__init__", begun_with(lambda self: setattr(self, "prefill", [*map(Positive, self.prefill)])),
-        PREFILL),
+        Collector,
+        "__init__",
+        begun_with(lambda self: setattr(self, "prefill", [*map(Positive, self.prefill)])),
+        PREFILL,
+    ),
     "prefill-one-stream": (
-        Collector, "__init__", begun_with(lambda self: setattr(self, "prefill", self.prefill[:1] * 2)), PREFILL),
+        Collector,
+        "__init__",
+        begun_with(lambda self: setattr(self, "prefill", self.prefill[:1] * 2)),
+        PREFILL,
+    ),
     "prefill-one-turn-longer": (Collector, "__init__", with_option("prefill_steps", lambda n: n + 4), PREFILL),
     "collects-without-noise": (Collector, "__init__", with_option("exploration_noise", lambda _: 0.0), ACTS),
     "carry-dropped": (Collector, "turn", forgets_the_carry, ACTS),
     "is-first-not-told": (Collector, "_begin_episodes", forgets_where_episodes_begin, ACTS),
     "old-observation": (Collector, "turn", acts_on_the_observation_before, ACTS),
     "one-exploration-stream": (
-        Collector, "__init__", begun_with(lambda self: setattr(self, "exploration", self.exploration[:1] * 2)), ACTS),
-    "streams-not-restored": (
-        collector_module, "restore_torch_generator", lambda _: lambda *_: None, RESTORED),
+        Collector,
+        "__init__",
+        begun_with(lambda self: setattr(self, "exploration", self.exploration[:1] * 2)),
+        ACTS,
+    ),
+    "streams-not-restored": (collector_module, "restore_torch_generator", lambda _: lambda *_: None, RESTORED),
     "environments-not-restored": (
-        EnvironmentPool, "set_states", lambda _: lambda self, states: self.reset([0, 0]), RESTORED),
+        EnvironmentPool,
+        "set_states",
+        lambda _: lambda self, states: self.reset([0, 0]),
+        RESTORED,
+    ),
     "carry-not-restored": (
-        Agent, "carry", lambda carry: lambda self, **parts: carry(self, **{k: 0 * v for k, v in parts.items()}),
-        RESTORED),
+        Agent,
+        "carry",
+        lambda carry: lambda self, **parts: carry(self, **{k: 0 * v for k, v in parts.items()}),
+        RESTORED,
+    ),
     "block-of-old-weights": (Agent, "load_state_dict", lambda _: lambda self, *_: None, BLOCK),
-    "block-one-turn-short": (
-        Ahead, "_play", lambda play: lambda self: play(self)[:-1], BLOCK),
-}  # fmt: skip
+    "block-one-turn-short": (Ahead, "_play", lambda play: lambda self: play(self)[:-1], BLOCK),
+}
 
 
 def keeps_the_carry(act):
@@ -155,31 +186,51 @@ EVALUATION = {
     "played-beyond-the-end": (EnvironmentPool, "step", argument_changed("actions", zeros_instead), ALONE),
     "carry-of-the-group-before": (Agent, "act", keeps_the_carry, ALONE),
     "one-noise-for-a-group": (
-        Agent, "act", argument_changed("generator", lambda g: g[:1] * len(g) if isinstance(g, list) else g),
-        ALONE_EXPLORING),
-    "never-explores": (
-        evaluation_module, "_play", argument_changed("explore", lambda _: None), ALONE_EXPLORING),
-    "returns-of-others": (
-        evaluation_module, "_play", lambda play: lambda *a, **o: play(*a, **o)[::-1], ALONE),
-    "latent-of-another": (
-        evaluation_module._Recorder, "add", argument_changed("index", lambda _: 0), ALONE),
+        Agent,
+        "act",
+        argument_changed("generator", lambda g: g[:1] * len(g) if isinstance(g, list) else g),
+        ALONE_EXPLORING,
+    ),
+    "never-explores": (evaluation_module, "_play", argument_changed("explore", lambda _: None), ALONE_EXPLORING),
+    "returns-of-others": (evaluation_module, "_play", lambda play: lambda *a, **o: play(*a, **o)[::-1], ALONE),
+    "latent-of-another": (evaluation_module._Recorder, "add", argument_changed("index", lambda _: 0), ALONE),
     "frames-of-the-step-before": (
-        evaluation_module._Recorder, "episode",
-        lambda episode: lambda self: setattr(self, "rows", [*self.rows[:1], *self.rows[:-1]]) or episode(self), ALONE),
+        evaluation_module._Recorder,
+        "episode",
+        lambda episode: lambda self: setattr(self, "rows", [*self.rows[:1], *self.rows[:-1]]) or episode(self),
+        ALONE,
+    ),
     "random-actions-one-sided": (
-        evaluation_module, "np", one_sided, test_playing.test_a_random_evaluation_plays_uniform_actions),
+        evaluation_module,
+        "np",
+        one_sided,
+        test_playing.test_a_random_evaluation_plays_uniform_actions,
+    ),
     "one-action-more": (
-        evaluation_module, "_play", argument_changed("max_steps", lambda most: most and most + 1),
-        test_playing.test_an_evaluation_stops_after_so_many_actions),
+        evaluation_module,
+        "_play",
+        argument_changed("max_steps", lambda most: most and most + 1),
+        test_playing.test_an_evaluation_stops_after_so_many_actions,
+    ),
     "noise-of-training": (
-        Agent, "act", lambda act: lambda self, *a, **o: act(self, *a, **o | {"generator": self.random}),
-        test_playing.test_an_evaluation_draws_from_no_generator_of_training),
+        Agent,
+        "act",
+        lambda act: lambda self, *a, **o: act(self, *a, **o | {"generator": self.random}),
+        test_playing.test_an_evaluation_draws_from_no_generator_of_training,
+    ),
     "seeds-of-training": (
-        test_playing, "evaluation_seeds", lambda seeds: lambda *a: [seed % 2**31 for seed in seeds(*a)], HELD_OUT),
+        test_playing,
+        "evaluation_seeds",
+        lambda seeds: lambda *a: [seed % 2**31 for seed in seeds(*a)],
+        HELD_OUT,
+    ),
     "standard-deviation-as-error": (
-        EvaluationResult, "standard_error", lambda _: property(lambda self: float(np.std(self.returns, ddof=1))),
-        test_playing.test_mean_and_standard_error_in_closed_form),
-}  # fmt: skip
+        EvaluationResult,
+        "standard_error",
+        lambda _: property(lambda self: float(np.std(self.returns, ddof=1))),
+        test_playing.test_mean_and_standard_error_in_closed_form,
+    ),
+}
 
 TABLE = COLLECTOR | EVALUATION
 
@@ -190,4 +241,4 @@ def test_a_planted_error_shows(name, request, monkeypatch):
 
 
 def test_no_two_errors_have_one_name():
-    assert len(TABLE) == sum(map(len, (COLLECTOR, EVALUATION,)))
+    assert len(TABLE) == sum(map(len, (COLLECTOR, EVALUATION)))

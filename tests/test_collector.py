@@ -227,12 +227,14 @@ def test_every_source_gives_the_same_batches(tmp_path, count, kind, monkeypatch)
 def test_what_was_read_ahead_counts_only_if_it_is_what_is_asked_for(tmp_path):
     case = Source(tmp_path, 1, lambda lanes: ReadAhead(lanes, pin=False))
     case.add(8)
-    for hits, change in enumerate((
-        lambda: case.assert_same(size=8),
-        lambda: case.assert_same(length=3),
-        lambda: case.add(1, begin=False),
-        lambda: [stream.random() for stream in case.streams],
-    )):  # fmt: skip
+    for hits, change in enumerate(
+        (
+            lambda: case.assert_same(size=8),
+            lambda: case.assert_same(length=3),
+            lambda: case.add(1, begin=False),
+            lambda: [stream.random() for stream in case.streams],
+        )
+    ):
         case.other.begin(9, 4, case.streams[1])
         change()
         case.assert_same()
@@ -323,11 +325,14 @@ def test_an_environment_that_dies_ends_the_run_behind_its_last_checkpoint(tmp_pa
     assert checkpoint.list_steps(tmp_path / "run" / "checkpoints")[-1] == 120
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    (["train.overlap=true"], "set train.collect_workers=1"),
-    (["train.collect_envs=8"], "one segment needs at least"),  # none of the eight has played one after the prefill
-    (["train.collect_envs=2", "replay.capacity=21"], "must be at least"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["train.overlap=true"], "set train.collect_workers=1"),
+        (["train.collect_envs=8"], "one segment needs at least"),  # none of the eight has played one after the prefill
+        (["train.collect_envs=2", "replay.capacity=21"], "must be at least"),
+    ],
+)
 def test_what_cannot_work_is_refused(tmp_path, options, words):
     with pytest.raises(UserError, match=words):
         tiny(tmp_path / "run", *options)

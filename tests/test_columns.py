@@ -17,8 +17,10 @@ PLACES = 60
 def filled(tmp_path):
     """Columns whose every row is random, and the rows."""
     store, rng = Columns.create(tmp_path, LAYOUT, PLACES), np.random.default_rng(0)
-    rows = {"wide": rng.integers(0, 256, (PLACES, 64, 80, 1), dtype=np.uint8),
-            "narrow": rng.normal(size=(PLACES, 3)).astype(np.float32)}  # fmt: skip
+    rows = {
+        "wide": rng.integers(0, 256, (PLACES, 64, 80, 1), dtype=np.uint8),
+        "narrow": rng.normal(size=(PLACES, 3)).astype(np.float32),
+    }
     for place in range(PLACES):
         store.write(place, {name: column[place] for name, column in rows.items()})
     yield store, rows
@@ -31,8 +33,17 @@ def places():
     ring = (starts + np.arange(12)[:, None]) % PLACES
     torn = np.where(np.arange(12) < 5, 3 + np.arange(12), 40 + np.arange(12))
     rng = np.random.default_rng(1)
-    return [ring, torn, torn[::-1], ring.reshape(12, 5, 1), rng.integers(0, PLACES, (4, 3, 2)), np.arange(PLACES),
-            np.array([], int), np.zeros((0, 3), int), np.array([59])]  # fmt: skip
+    return [
+        ring,
+        torn,
+        torn[::-1],
+        ring.reshape(12, 5, 1),
+        rng.integers(0, PLACES, (4, 3, 2)),
+        np.arange(PLACES),
+        np.array([], int),
+        np.zeros((0, 3), int),
+        np.array([59]),
+    ]
 
 
 @pytest.mark.parametrize("most", [None, 1, 5000, 12_345])  # bytes that the system hands over at a time

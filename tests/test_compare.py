@@ -73,21 +73,33 @@ def nudge(tensor):
     tensor.view(torch.int32).view(-1)[-1] += 1  # the last bit
 
 
-@pytest.mark.parametrize("part, name, edit", [
-    ("weights", "agent/weights/world_model.encoder",
-     lambda tree: nudge(next(iter(tree["agent"]["weights"].values())))),
-    ("optimizer", "agent/optimizers/actor/state/0/exp_avg[",
-     lambda tree: nudge(tree["agent"]["optimizers"]["actor"]["state"][0]["exp_avg"])),
-    ("optimizer", "agent/optimizers/model/param_groups/0/lr: 0.0006 and 0.1",
-     lambda tree: tree["agent"]["optimizers"]["model"]["param_groups"][0].update(lr=0.1)),
-    ("generators", "agent/random[", lambda tree: tree["agent"]["random"].add_(1)),
-    ("generators", "exploration/0[", lambda tree: tree["collector"]["exploration"][0][5].add_(1)),
-    ("generators", "random/state/inc", lambda tree: tree["random"]["state"].update(inc=7)),
-    ("environment", "environments/0/", lambda tree: tree["collector"]["environments"][0].popitem()),
-    ("progress", "counters/step", lambda tree: tree["counters"].update(step=3)),
-    ("progress", "carry/belief[0, 0]", lambda tree: tree["collector"]["carry"]["belief"][:, :1].add_(1)),
-    ("progress", "pending", lambda tree: tree.update(pending=["film"])),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "part, name, edit",
+    [
+        (
+            "weights",
+            "agent/weights/world_model.encoder",
+            lambda tree: nudge(next(iter(tree["agent"]["weights"].values()))),
+        ),
+        (
+            "optimizer",
+            "agent/optimizers/actor/state/0/exp_avg[",
+            lambda tree: nudge(tree["agent"]["optimizers"]["actor"]["state"][0]["exp_avg"]),
+        ),
+        (
+            "optimizer",
+            "agent/optimizers/model/param_groups/0/lr: 0.0006 and 0.1",
+            lambda tree: tree["agent"]["optimizers"]["model"]["param_groups"][0].update(lr=0.1),
+        ),
+        ("generators", "agent/random[", lambda tree: tree["agent"]["random"].add_(1)),
+        ("generators", "exploration/0[", lambda tree: tree["collector"]["exploration"][0][5].add_(1)),
+        ("generators", "random/state/inc", lambda tree: tree["random"]["state"].update(inc=7)),
+        ("environment", "environments/0/", lambda tree: tree["collector"]["environments"][0].popitem()),
+        ("progress", "counters/step", lambda tree: tree["counters"].update(step=3)),
+        ("progress", "carry/belief[0, 0]", lambda tree: tree["collector"]["carry"]["belief"][:, :1].add_(1)),
+        ("progress", "pending", lambda tree: tree.update(pending=["film"])),
+    ],
+)
 def test_a_changed_checkpoint_is_named(run, copy, part, name, edit):
     change(copy, edit)
     found, text = first_difference(run, copy)
@@ -117,7 +129,8 @@ def test_metrics_and_events_are_compared_by_value_and_number(run, copy):
     assert first_difference(run, copy)[1] == f"{len(logged)} and {len(logged) + 1} lines, equal as far as both go"
     (copy / "metrics.jsonl").write_text(text)
     Logger(copy, 80, len(logged), {path.name: path.stat().st_size for path in (copy / "tensorboard").iterdir()}).log(
-        80, {"eval/return": 1.0})
+        80, {"eval/return": 1.0}
+    )
     (copy / "metrics.jsonl").write_text(text)
     assert first_difference(run, copy)[0] == "tensorboard"
 
@@ -156,7 +169,9 @@ def test_other_steps_need_a_choice(run, copy):
     step, tree = checkpoint.load(copy / "checkpoints")
     checkpoint.save(copy / "checkpoints", step + 2, tree)
     assert first_difference(run, copy) == (
-        "checkpoints", f"the newest are of steps {step} and {step + 2}; choose one with --checkpoint")
+        "checkpoints",
+        f"the newest are of steps {step} and {step + 2}; choose one with --checkpoint",
+    )
     assert main(["compare", str(run), str(copy), "--checkpoint", str(step)]) == 0
 
 

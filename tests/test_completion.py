@@ -76,7 +76,7 @@ def test_bash(typed, offered, tmp_path):
     pytest.importorskip("argcomplete")
     (tmp_path / "some_folder").mkdir()
     command = tmp_path / "denoised-mdp"
-    command.write_text(f"#!/bin/sh\nexec {sys.executable} -m denoised_mdp \"$@\"\n")
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m denoised_mdp "$@"\n')
     command.chmod(0o755)
     (tmp_path / "script").write_text(script("bash"))
     program = f"""

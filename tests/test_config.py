@@ -159,12 +159,14 @@ def test_distractors_on_the_command_line(text, names):
     [
         ("video_background,camera_jitter", ["distractors=[video_background,camera_jitter]"]),
         ("none", ["distractors=[]"]),
-        ("[video_background,camera_jitter],[camera_jitter],[]",
-         ["distractors=[video_background,camera_jitter],[camera_jitter],[]"]),
+        (
+            "[video_background,camera_jitter],[camera_jitter],[]",
+            ["distractors=[video_background,camera_jitter],[camera_jitter],[]"],
+        ),
         ("[camera_jitter], none", ["distractors=[camera_jitter],[]"]),
         ("{camera_jitter: {strength: 2}}", ["distractors=[camera_jitter]", "distractors.camera_jitter.strength=2"]),
     ],
-)  # fmt: skip
+)
 def test_distractors_in_a_sweep(text, translated):
     *found, _, excluded = translate_multirun([f"distractors={text}"])
     assert found == translated
@@ -371,17 +373,20 @@ def test_options_that_came_after_a_run_was_saved_have_their_defaults(tmp_path):
     save_config(config, tmp_path / "config.yaml")
     tree = yaml.safe_load((tmp_path / "config.yaml").read_text())
     for group, key in (
-        (tree, "replay"), (tree["model"], "reward_std"), (tree["model"]["kl"], "free_nats_strategy"),
-        (tree["policy"], "entropy"), (tree["distractors"]["camera_jitter"], "dynamic"),
+        (tree, "replay"),
+        (tree["model"], "reward_std"),
+        (tree["model"]["kl"], "free_nats_strategy"),
+        (tree["policy"], "entropy"),
+        (tree["distractors"]["camera_jitter"], "dynamic"),
         (tree["distractors"]["video_background"], "matte"),
-    ):  # fmt: skip
+    ):
         del group[key]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
     old = read_config(tmp_path)
     assert old == config and differences(old, config) == []
     for text in ("model.reward_std=2.0", "policy.entropy=0.25", "distractors.camera_jitter.dynamic=false"):
         key, value = text.split("=")
-        line, = differences(old, load_config([*command, text]))
+        (line,) = differences(old, load_config([*command, text]))
         assert line.startswith(f"{key}: ") and line.endswith(f" -> {value}")
 
 
@@ -440,6 +445,10 @@ def test_every_option_has_help_and_every_file_belongs_to_a_group():
     check(Config())
     check(SACConfig())
     assert {path.name for path in config_folder().iterdir() if path.is_dir()} == {
-        "env", "distractors", "model", "policy", "preset",
-    }  # fmt: skip
+        "env",
+        "distractors",
+        "model",
+        "policy",
+        "preset",
+    }
     assert "policy.tau" in option_keys("sac") and "policy.tau" not in option_keys("backprop")

@@ -48,7 +48,7 @@ def test_the_readme_plays_what_evaluate_plays(tmp_path, clips, monkeypatch, caps
         np.testing.assert_allclose(played, printed, atol=0.00501)
         assert len(set(printed)) == 3 and env.action_repeat == agent.config.env.action_repeat == 4
         shown.append({clip.name for clip in env.world.env._stream.clips})
-        assert 'sample=False' in README.read_text()
+        assert "sample=False" in README.read_text()
         observation, _ = env.reset(seed=1)
         first, second = (agent.act(observation, sample=False, generator=torch.Generator()) for _ in range(2))
         assert np.array_equal(first[0], second[0]) and torch.equal(first[1].latent.state, second[1].latent.state)
@@ -82,16 +82,19 @@ def test_a_run_has_its_own_environment(tmp_path, monkeypatch):
     assert denoised_mdp.make_env("dot", suite="toy").action_repeat == 2  # the task
 
 
-@pytest.mark.parametrize(("source", "options", "words"), [
-    ("runs/none", {}, "There is no run at runs/none: it does not exist"),
-    ("cheetah_rnu", {}, "'cheetah_rnu' is neither a run folder nor a task. Did you mean 'cheetah_run'?"),
-    ("dot", {}, "Task 'dot' is none of suite 'dmc': choose suite 'toy'"),
-    (None, {}, "make_env needs a run folder or the name of a task, not None"),
-    (small_agent, {}, "make_env needs a run folder or the name of a task"),
-    ("run", {"split": "tset"}, "Unknown split 'tset'.*Did you mean 'test'?"),
-    ("run", {"size": 0}, "size must be a whole number"),
-    ("empty", {}, "There is no run at empty: it has no config.yaml"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "options", "words"),
+    [
+        ("runs/none", {}, "There is no run at runs/none: it does not exist"),
+        ("cheetah_rnu", {}, "'cheetah_rnu' is neither a run folder nor a task. Did you mean 'cheetah_run'?"),
+        ("dot", {}, "Task 'dot' is none of suite 'dmc': choose suite 'toy'"),
+        (None, {}, "make_env needs a run folder or the name of a task, not None"),
+        (small_agent, {}, "make_env needs a run folder or the name of a task"),
+        ("run", {"split": "tset"}, "Unknown split 'tset'.*Did you mean 'test'?"),
+        ("run", {"size": 0}, "size must be a whole number"),
+        ("empty", {}, "There is no run at empty: it has no config.yaml"),
+    ],
+)
 def test_what_is_no_run_is_one_line(tmp_path, monkeypatch, source, options, words):
     run_of(tmp_path / "run")
     (tmp_path / "empty").mkdir()
@@ -101,20 +104,23 @@ def test_what_is_no_run_is_one_line(tmp_path, monkeypatch, source, options, word
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("action", "words"), [
-    (0.5, "action is 0.5: give"),
-    (None, "action is None: give"),
-    ([0.1], r"action is float64 \[1\]: give"),
-    (np.zeros((2, 1)), r"action is float64 \[2, 1\]: give"),
-    (np.zeros(3, int), r"action is int64 \[3\]: give"),
-    ([0.1, float("nan")], "action is .*nan.*: give"),
-    (np.array([np.inf, 0.0]), "action is .*inf.*: give"),
-    ("up", "action is 'up': give"),
-    (["0.1", "0.2"], "action is .*'0.1'.*: give"),
-    ([True, False], "action is .*True.*: give"),
-    ([[0.1], [0.2, 0.3]], "action is .*: give"),
-    (np.array([1j, 0]), "action is .*: give"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (0.5, "action is 0.5: give"),
+        (None, "action is None: give"),
+        ([0.1], r"action is float64 \[1\]: give"),
+        (np.zeros((2, 1)), r"action is float64 \[2, 1\]: give"),
+        (np.zeros(3, int), r"action is int64 \[3\]: give"),
+        ([0.1, float("nan")], "action is .*nan.*: give"),
+        (np.array([np.inf, 0.0]), "action is .*inf.*: give"),
+        ("up", "action is 'up': give"),
+        (["0.1", "0.2"], "action is .*'0.1'.*: give"),
+        ([True, False], "action is .*True.*: give"),
+        ([[0.1], [0.2, 0.3]], "action is .*: give"),
+        (np.array([1j, 0]), "action is .*: give"),
+    ],
+)
 def test_wrong_actions_are_named(make, action, words):
     """And the episode goes on as if nothing had been asked."""
     env, other = (make("dot", suite="toy") for _ in range(2))
@@ -127,17 +133,20 @@ def test_wrong_actions_are_named(make, action, words):
         assert ours[1:4] == theirs[1:4]
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"distractors_seed": 1}, "reset has no option 'distractors_seed'. Did you mean 'distractor_seed'?"),
-    ({"distractor_seed": 1, "speed": 2}, "reset has no option 'speed'"),
-    ({"distractor_seed": -1}, "distractor_seed is -1: give a whole number of at least 0"),
-    ({"distractor_seed": 1.0}, "distractor_seed is 1.0"),
-    ({"distractor_seed": "1"}, "distractor_seed is '1'"),
-    ({"distractor_seed": True}, "distractor_seed is True"),
-    ({"distractor_seed": None}, "distractor_seed is None"),
-    ("distractor_seed", "options are 'distractor_seed': give None or a dict"),
-    ([("distractor_seed", 1)], "options are .*: give None or a dict"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"distractors_seed": 1}, "reset has no option 'distractors_seed'. Did you mean 'distractor_seed'?"),
+        ({"distractor_seed": 1, "speed": 2}, "reset has no option 'speed'"),
+        ({"distractor_seed": -1}, "distractor_seed is -1: give a whole number of at least 0"),
+        ({"distractor_seed": 1.0}, "distractor_seed is 1.0"),
+        ({"distractor_seed": "1"}, "distractor_seed is '1'"),
+        ({"distractor_seed": True}, "distractor_seed is True"),
+        ({"distractor_seed": None}, "distractor_seed is None"),
+        ("distractor_seed", "options are 'distractor_seed': give None or a dict"),
+        ([("distractor_seed", 1)], "options are .*: give None or a dict"),
+    ],
+)
 def test_wrong_options_of_a_reset_are_named(make, options, words):
     """And its streams go on as if nothing had been asked."""
     env, other = (make("dot", suite="toy", distractors=["camera_jitter"]) for _ in range(2))
@@ -157,8 +166,10 @@ def test_a_distractor_seed_changes_the_noise_alone(make):
         infos = [first[1], *(env.step(action)[-1] for action in actions)]
         played[seed, own] = [np.stack([info[kind] for info in infos]) for kind in ("signal", "noise")]
     for one, other, signal, noise in (
-        ((1, None), (1, 1), True, True), ((1, 1), (1, 2), True, False), ((1, 2), (3, 2), False, True),
-    ):  # fmt: skip
+        ((1, None), (1, 1), True, True),
+        ((1, 1), (1, 2), True, False),
+        ((1, 2), (3, 2), False, True),
+    ):
         assert np.array_equal(played[one][0], played[other][0]) == signal
         for column in range(4):
             assert np.array_equal(played[one][1][:, column], played[other][1][:, column]) == noise

@@ -19,8 +19,7 @@ def rollout(env, actions):
     """Return observations, rewards, signals and noises of the steps as arrays."""
     steps = [env.step(action) for action in actions]
     return tuple(
-        np.stack(column)
-        for column in zip(*((o, r, i["signal"], i["noise"]) for o, r, _, _, i in steps), strict=True)
+        np.stack(column) for column in zip(*((o, r, i["signal"], i["noise"]) for o, r, _, _, i in steps), strict=True)
     )
 
 
@@ -53,19 +52,11 @@ def test_signal_is_joint_state_and_target(make):
     )
     physics = env.world.unwrapped._physics
     np.testing.assert_array_equal(info["signal"][:2], physics.data.qpos.astype(np.float32))
-    np.testing.assert_array_equal(
-        info["signal"][4:6], physics.named.model.geom_pos["target"][:2].astype("f4")
-    )
+    np.testing.assert_array_equal(info["signal"][4:6], physics.named.model.geom_pos["target"][:2].astype("f4"))
 
 
 def test_names_match_values_with_free_and_ball_joints(make):
-    for task in (
-        "ball_in_cup_catch",
-        "fish_swim",
-        "quadruped_walk",
-        "manipulator_insert_peg",
-        "stacker_stack_2",
-    ):
+    for task in ("ball_in_cup_catch", "fish_swim", "quadruped_walk", "manipulator_insert_peg", "stacker_stack_2"):
         env = make(task)
         assert len(env.reset(seed=0)[1]["signal"]) == len(env.signal_names) == len(set(env.signal_names))
 
@@ -274,9 +265,7 @@ def expected_reward(task, physics, offset):
         radii = physics.named.model.geom_size[["target", "finger"], 0].sum()
         return float(0 <= physics.finger_to_target_dist() + offset * radii <= radii)
     short = max(1.2 - (physics.torso_height() + 1.2 * offset), 0) / 0.6
-    standing = np.exp(
-        -0.5 * short**2 * (-2 * np.log(0.1))
-    )  # dm_control's default: gaussian, 0.1 at the margin
+    standing = np.exp(-0.5 * short**2 * (-2 * np.log(0.1)))  # dm_control's default: gaussian, 0.1 at the margin
     upright = (1 + physics.torso_upright()) / 2
     move = tolerance(physics.horizontal_velocity(), 1, 0.5, 0.5)
     return (3 * standing + upright) / 4 * (5 * move + 1) / 6

@@ -116,8 +116,16 @@ def test_many_renderers_in_one_process_do_not_disturb_each_other():
 
 
 def test_state_covers_what_episodes_change_in_the_model():
-    for task in ("finger_turn_hard", "fish_swim", "manipulator_insert_peg", "point_mass_hard", "reacher_easy",
-                 "stacker_stack_2", "swimmer_swimmer6", "quadruped_escape"):  # fmt: skip
+    for task in (
+        "finger_turn_hard",
+        "fish_swim",
+        "manipulator_insert_peg",
+        "point_mass_hard",
+        "reacher_easy",
+        "stacker_stack_2",
+        "swimmer_swimmer6",
+        "quadruped_escape",
+    ):
         env = DMCEnv(task)
         model = env._physics.model.ptr
         fields = [name for name in dir(model) if isinstance(getattr(model, name), np.ndarray)]

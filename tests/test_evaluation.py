@@ -61,10 +61,13 @@ def test_split_chooses_the_background_clips(tmp_path, monkeypatch, capsys):
         assert "changes nothing" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("what", "words"), [
-    ("die", "died with its worker process .exit code 3. in the episode of seed 7"),
-    ("hang", "no answer within 10 s in the episode of seed 7.*in hang"),
-])
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("die", "died with its worker process .exit code 3. in the episode of seed 7"),
+        ("hang", "no answer within 10 s in the episode of seed 7.*in hang"),
+    ],
+)
 def test_a_worker_that_fails_is_one_error(monkeypatch, what, words):
     if what == "hang":
         monkeypatch.setattr(evaluation, "EnvironmentPool", functools.partial(EnvironmentPool, timeout=10.0))
@@ -78,6 +81,7 @@ def test_an_evaluation_by_workers_that_is_interrupted_stays_due(tmp_path, monkey
     assert train(tiny(tmp_path / "whole", *options))
     command = ["train", *TINY, *options, "train.eval_workers=2", f"run_dir={tmp_path / 'parts'}"]
     for number, when in ((signal.SIGTERM, "made"), (signal.SIGINT, "stepped")):
+
         def interrupted(agent, make, seeds, number=number, when=when, **options):
             assert options["workers"] == 2
             make = functools.partial(Signalling, make, tmp_path / when, number, when)

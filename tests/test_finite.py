@@ -26,6 +26,7 @@ def spoil(monkeypatch, when, how):
 
 def bad_weights(part):
     """Make the first weight of the first parameter below `part` nan."""
+
     def how(trainer):
         parameters = trainer.agent.named_parameters()
         next(tensor for name, tensor in parameters if name.startswith(part)).data.view(-1)[0] = float("nan")
@@ -44,12 +45,15 @@ def bad_batch(trainer):
     trainer.replay.sample = sample_with_nan
 
 
-@pytest.mark.parametrize("how, term", [
-    (bad_batch, "model/reward_error is inf"),
-    (bad_weights("world_model.decoder"), "model/image_error is nan"),
-    (bad_weights("world_model.rewards.x"), "model/reward_error is nan"),
-    (bad_weights("policy.actor"), "policy/actor_loss is nan"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "how, term",
+    [
+        (bad_batch, "model/reward_error is inf"),
+        (bad_weights("world_model.decoder"), "model/image_error is nan"),
+        (bad_weights("world_model.rewards.x"), "model/reward_error is nan"),
+        (bad_weights("policy.actor"), "policy/actor_loss is nan"),
+    ],
+)
 def test_the_run_stops_with_the_term_and_its_batch(tmp_path, monkeypatch, capsys, how, term):
     spoil(monkeypatch, 5, how)
     command = ["train", *TINY, "train.checkpoint_every=40", "train.eval_every=0", f"run_dir={tmp_path / 'run'}"]
@@ -73,8 +77,13 @@ def test_a_reward_that_is_not_finite_never_reaches_the_replay(tmp_path, monkeypa
     from denoised_mdp.envs.toy import ToyEnv
 
     step = ToyEnv.step
-    monkeypatch.setattr(ToyEnv, "step", lambda env, action: (
-        result := step(env, action))[:1] + (float("nan") if env._steps == 30 else result[1],) + result[2:])
+    monkeypatch.setattr(
+        ToyEnv,
+        "step",
+        lambda env, action: (
+            (result := step(env, action))[:1] + (float("nan") if env._steps == 30 else result[1],) + result[2:]
+        ),
+    )
     assert main(["train", *TINY, f"run_dir={tmp_path / 'run'}"]) == 3
     assert "reward after step 28 is nan" in capsys.readouterr().err
 

@@ -69,9 +69,13 @@ def test_a_run_that_acts_on_another_device(tmp_path, devices, overlap):
     """It comes to its end after a stop, and plays with the learner's weights."""
     learner, player = devices
     config = tiny(
-        tmp_path / "run", f"train.device={learner}", f"train.act_device={player}", "train.deterministic=false",
-        "train.collect_workers=1", f"train.overlap={overlap}",
-    )  # fmt: skip
+        tmp_path / "run",
+        f"train.device={learner}",
+        f"train.act_device={player}",
+        "train.deterministic=false",
+        "train.collect_workers=1",
+        f"train.overlap={overlap}",
+    )
     for limit in (120, 200):
         config.train.total_steps = limit
         run = RunFolder.create(config.run_dir)

@@ -28,10 +28,28 @@ def command(data, tmp_path):
     run = make_run(tmp_path / "a")
     shutil.rmtree(data.folder / "contrastive", ignore_errors=True)
     yield [
-        "probe", "joints", str(run), "--data", str(data.folder), "--sizes", "10,20", "--seeds", "2",
-        "--updates", "3", "--batch", "10", "--evaluations", "2", "--contrastive-updates", "2",
-        "--contrastive-batch", "8", "--device", "cpu",
-    ]  # fmt: skip
+        "probe",
+        "joints",
+        str(run),
+        "--data",
+        str(data.folder),
+        "--sizes",
+        "10,20",
+        "--seeds",
+        "2",
+        "--updates",
+        "3",
+        "--batch",
+        "10",
+        "--evaluations",
+        "2",
+        "--contrastive-updates",
+        "2",
+        "--contrastive-batch",
+        "8",
+        "--device",
+        "cpu",
+    ]
     shutil.rmtree(data.folder / "contrastive", ignore_errors=True)
 
 
@@ -91,8 +109,10 @@ def test_stopped_anywhere_it_ends_as_if_undisturbed(data, command, started, tmp_
     assert main(again) == 0
     assert started == undisturbed[9:]
     assert capsys.readouterr().out == printed.replace(str(whole), str(parts))
-    found = [{name: text for name, text in files(folder).items() if not name.endswith((".lock", ".tmp"))}
-             for folder in (whole, parts)]  # fmt: skip
+    found = [
+        {name: text for name, text in files(folder).items() if not name.endswith((".lock", ".tmp"))}
+        for folder in (whole, parts)
+    ]
     assert found[0].keys() == found[1].keys() and {"joints.json", "joints.csv", "joints_sizes.png"} <= found[0].keys()
     for name, text in found[0].items():
         assert text == found[1][name], name

@@ -39,17 +39,40 @@ def restart(monkeypatch):
 
 def test_numbers_of_every_kind(tmp_path):
     logger = Logger(tmp_path)
-    logger.log(10, {
-        "float": 0.1, "int": 2**60, "numpy": np.float32(0.5), "array": np.array([3]),
-        "tensor": torch.tensor(0.25),
-        "double": torch.tensor([0.1], dtype=torch.float64), "half": torch.tensor(1.5, dtype=torch.bfloat16),
-        "count": torch.tensor(2**40), "grad": torch.tensor(2.0, requires_grad=True),
-        "nan": math.nan, "inf": torch.tensor(-math.inf)})
+    logger.log(
+        10,
+        {
+            "float": 0.1,
+            "int": 2**60,
+            "numpy": np.float32(0.5),
+            "array": np.array([3]),
+            "tensor": torch.tensor(0.25),
+            "double": torch.tensor([0.1], dtype=torch.float64),
+            "half": torch.tensor(1.5, dtype=torch.bfloat16),
+            "count": torch.tensor(2**40),
+            "grad": torch.tensor(2.0, requires_grad=True),
+            "nan": math.nan,
+            "inf": torch.tensor(-math.inf),
+        },
+    )
     logger.image(10, "rows", np.zeros((4, 6, 3), np.uint8))
     logger.close()
-    assert lines(tmp_path) == [{
-        "step": 10, "float": 0.1, "int": 2**60, "numpy": 0.5, "array": 3, "tensor": 0.25, "double": 0.1,
-        "half": 1.5, "count": 2**40, "grad": 2.0, "nan": None, "inf": None}]
+    assert lines(tmp_path) == [
+        {
+            "step": 10,
+            "float": 0.1,
+            "int": 2**60,
+            "numpy": 0.5,
+            "array": 3,
+            "tensor": 0.25,
+            "double": 0.1,
+            "half": 1.5,
+            "count": 2**40,
+            "grad": 2.0,
+            "nan": None,
+            "inf": None,
+        }
+    ]
     assert list(lines(tmp_path)[0])[1:4] == ["float", "int", "numpy"]
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
@@ -81,6 +104,7 @@ def test_a_line_is_whole_as_soon_as_it_is_logged(tmp_path):
 @pytest.mark.parametrize("torn", ["", '{"step": 1', '{"step": 10, "a": 1}', "[]\n", "\n", "\0\0\0", "7\n"])
 def test_resume_without_gaps_or_duplicates(tmp_path, restart, torn):
     """A run that is killed after step 5 and continues from step 3 equals an undisturbed one."""
+
     def run(folder, first, last, **options):
         folder.mkdir(exist_ok=True)
         logger = Logger(folder, **options)

@@ -217,9 +217,7 @@ def test_one_step_at_a_time_equals_the_sequence(structure):
     latent = None
     for t in range(5):
         now = slice(t, t + 1)
-        latent, post, pri = rssm.observe(
-            embed[now], batch["action"][now], batch["is_first"][now], noise[now], latent
-        )
+        latent, post, pri = rssm.observe(embed[now], batch["action"][now], batch["is_first"][now], noise[now], latent)
         latent = latent.map(lambda tensor: tensor[0])
         torch.testing.assert_close(latent.belief, whole.belief[t])
         torch.testing.assert_close(latent.state, whole.state[t])
@@ -269,8 +267,10 @@ def test_initialization_comes_from_the_seed_alone():
     assert all(torch.equal(first[name], second[name]) for name in first)
     other = small_config()
     other.seed = 1
-    assert not torch.equal(first["world_model.decoder.input.weight"],
-                           build_agent(other, 2).state_dict()["world_model.decoder.input.weight"])
+    assert not torch.equal(
+        first["world_model.decoder.input.weight"],
+        build_agent(other, 2).state_dict()["world_model.decoder.input.weight"],
+    )
 
 
 def test_default_initialization_is_pytorchs():

@@ -45,17 +45,23 @@ SUB_PIXEL = "models.networks:_SubPixel.backward"
 KLS = "models.losses:kl_per_latent"
 LOSS = "models.denoised:DenoisedModel.loss"
 ENCODER, DECODER = "models.networks:Encoder.forward", "models.networks:Decoder.forward"
-PER_ROW = 'together.clamp(min=self.free_nats).mean()'
+PER_ROW = "together.clamp(min=self.free_nats).mean()"
 
 LATENT_ERRORS = {  # name: (structure, function, right, wrong)
     "swapped-x-inputs": ("2b", INPUTS, "torch.cat(inputs, -1)", "torch.cat(inputs[::-1], -1)"),
     "swapped-z-inputs": ("2c", INPUTS, "in parents[1:]", "in map(reversed, parents[1:])"),
     "swapped-z-parent": ("2c", INPUTS, "(belief[name], state[name])", "(state[name], belief[name])"),
     "z-sees-old-x": (
-        "2c", STEP, "new_belief, new_state, old_state[row.name]", "new_belief, old_state, old_state[row.name]"
+        "2c",
+        STEP,
+        "new_belief, new_state, old_state[row.name]",
+        "new_belief, old_state, old_state[row.name]",
     ),
     "swapped-posterior": (
-        "2c", STEP, "(old_belief[row.name], old_state[row.name])", "(old_state[row.name], old_belief[row.name])"
+        "2c",
+        STEP,
+        "(old_belief[row.name], old_state[row.name])",
+        "(old_state[row.name], old_belief[row.name])",
     ),
     "posterior-forgets-parents": ("2c", STEP, "for name in new_state for", "for name in reversed(new_state) for"),
     "belief-survives-reset": ("2b", FILTER, "belief * kept", "belief"),
@@ -78,35 +84,45 @@ LATENT_ERRORS = {  # name: (structure, function, right, wrong)
     "encoder-flattens-pixels-first": ("2b", ENCODER, "x.flatten(1)", "x.permute(0, 2, 3, 1).flatten(1)"),
     "encoder-ends-in-relu": ("2b", ENCODER, "self.output, x.dtype)", "self.output, x.dtype).relu()"),
     "states-before-beliefs": ("2b", LATENT, "(self.belief, self.state)", "(self.state, self.belief)"),
-}  # fmt: skip
+}
 
 LOSS_ERRORS = {  # name: (structure, strategy, function, right, wrong)
-    "no-free-nats-A": ("2b", "A", KL, PER_ROW, 'together.mean()'),
-    "no-free-nats-B": ("2b", "B", KL, PER_ROW, 'together.mean()'),
-    "clamp-after-mean": ("2b", "A", KL, PER_ROW, 'together.mean().clamp(min=self.free_nats)'),
-    "regularizer-clamped": ("2b", "B", KL, '* together.mean()', "* together.clamp(min=self.free_nats).mean()"),
+    "no-free-nats-A": ("2b", "A", KL, PER_ROW, "together.mean()"),
+    "no-free-nats-B": ("2b", "B", KL, PER_ROW, "together.mean()"),
+    "clamp-after-mean": ("2b", "A", KL, PER_ROW, "together.mean().clamp(min=self.free_nats)"),
+    "regularizer-clamped": ("2b", "B", KL, "* together.mean()", "* together.clamp(min=self.free_nats).mean()"),
     "y-gets-free-nats": ("2b", "A", KL, "kl[row.name].mean()", "kl[row.name].clamp(min=self.free_nats).mean()"),
     "betas-swapped": ("2c", "A", KL, "row.beta * kl", "(BETAS - row.beta) * kl".replace("BETAS", "0.75")),
     "dreamer-split": ("dreamer", "B", KL, "noise[0].beta if", "0.25 if not noise or"),
     "no-alpha": ("2b", "A", KL, "self.alpha * total", "total"),
     "kl-averaged": ("2b", "A", KLS, ".sum(-1)", ".mean(-1)"),
     "prior-gets-no-kl-gradient": (
-        "2b", "A", LOSS, "(posterior, prior)", "(posterior, {k: p.map(torch.detach) for k, p in prior.items()})"
+        "2b",
+        "A",
+        LOSS,
+        "(posterior, prior)",
+        "(posterior, {k: p.map(torch.detach) for k, p in prior.items()})",
     ),
     "z-enters-reward": (
-        "2c", "A", LOSS, "sum(shares.values())", 'sum(shares.values()) + 0.01 * latent["z"][1].sum(-1)'
+        "2c",
+        "A",
+        LOSS,
+        "sum(shares.values())",
+        'sum(shares.values()) + 0.01 * latent["z"][1].sum(-1)',
     ),
     "mean-over-pixels": ("2b", "A", "models.losses:image_nll", "/ len(image)", "/ image.numel()"),
-    "image-gradient-doubled": (
-        "2b", "A", "models.losses:_SquaredError.backward", "mul_(gradient", "mul_(2 * gradient"
-    ),
+    "image-gradient-doubled": ("2b", "A", "models.losses:_SquaredError.backward", "mul_(gradient", "mul_(2 * gradient"),
     "relu-gradient-missing": (
-        "2b", "A", "models.networks:_BiasReLU.backward", "for y in ctx.saved_tensors", "for y in ctx.saved_tensors[1:]"
+        "2b",
+        "A",
+        "models.networks:_BiasReLU.backward",
+        "for y in ctx.saved_tensors",
+        "for y in ctx.saved_tensors[1:]",
     ),
     "reset-gradient": ("2b", "A", "models.gru:_Gates.backward", "to_new * reset", "to_new"),
     "update-gradient": ("2b", "A", "models.gru:_Gates.backward", "(h - new)", "(new - h)"),
     "deconvolution-gradient": ("2b", "A", SUB_PIXEL, "gradients(gradient", "gradients(gradient.mT"),
-}  # fmt: skip
+}
 
 RETURNS = "policies.backprop:lambda_returns"
 BACKPROP_ERRORS = {  # name: (function, right, wrong)
@@ -116,18 +132,18 @@ BACKPROP_ERRORS = {  # name: (function, right, wrong)
     "value-of-same-step": (RETURNS, "value[t + 1]", "value[t]"),
     "reward-of-next-step": (RETURNS, "reward[t]", "reward[t + 1]"),
     "lambda-mirrored": (
-        RETURNS, "(1.0 - lambda_) * value[t + 1] + lambda_ *", "lambda_ * value[t + 1] + (1.0 - lambda_) *"
+        RETURNS,
+        "(1.0 - lambda_) * value[t + 1] + lambda_ *",
+        "lambda_ * value[t + 1] + (1.0 - lambda_) *",
     ),
     "unbounded-mean": ("policies.actor:Actor.forward", "MEAN_SCALE * torch.tanh(mean / MEAN_SCALE)", "mean"),
     "no-minimal-std": ("policies.actor:Actor.forward", " + MIN_STD", ""),
-}  # fmt: skip
+}
 
 CRITIC = "policies.sac:SACPolicy.critic_loss"
 SAC = "policies.sac:SACPolicy.update"
 SAC_ERRORS = {  # name: (function, right, wrong)
-    "log-prob-of-old-latent": (
-        CRITIC, "* log_prob", "* self.actor.sample_with_log_prob(features[:-1], noise)[1]"
-    ),
+    "log-prob-of-old-latent": (CRITIC, "* log_prob", "* self.actor.sample_with_log_prob(features[:-1], noise)[1]"),
     "action-of-row-before": (CRITIC, "batch.action[1:]", "batch.action[:-1]"),
     "reward-of-row-before": (CRITIC, "batch.reward[1:]", "batch.reward[:-1]"),
     "no-target-nets": (CRITIC, "self.targets(following", "self.critics(following"),
@@ -138,26 +154,24 @@ SAC_ERRORS = {  # name: (function, right, wrong)
     "temperature-itself": ("policies.sac:SACPolicy.temperature_loss", "_temperature *", "_temperature.exp() *"),
     "targets-in-actor-loss": ("policies.sac:SACPolicy.actor_loss", "self.critics(", "self.targets("),
     "tau-mirrored": (SAC, "lerp_(source, self.tau)", "lerp_(source, 1 - self.tau)"),
-}  # fmt: skip
+}
 
 UPDATE = "models.denoised:DenoisedModel.update"
-ACTING = "agent:Agent.update_eagerly"
+ACTING = "agents.world_model_agent:Agent.update_eagerly"
 UPDATE_ERRORS = {  # name: (policy, function, right, wrong)
-    "latents-recomputed": (
-        BackpropPolicy, UPDATE, "latent.map", "self.loss(**batch, noise=noise)[1].map"
-    ),
+    "latents-recomputed": (BackpropPolicy, UPDATE, "latent.map", "self.loss(**batch, noise=noise)[1].map"),
     "latents-of-another-noise": (BackpropPolicy, UPDATE, "generator=generator", "generator=None"),
     "no-clip": (BackpropPolicy, "optim:optimize", 'float("inf") if clip is None else clip', 'float("inf")'),
     "dreams-in-the-model-of-before": (
-        BackpropPolicy, ACTING, "self.world_model.update(batch, self.random)",
+        BackpropPolicy,
+        ACTING,
+        "self.world_model.update(batch, self.random)",
         '[setattr(self.mdp, "_reward", __import__("copy").deepcopy(self.world_model).seen_reward), '
         "self.world_model.update(batch, self.random)][1]",
     ),
-    "reward-of-the-model-after": (
-        SACPolicy, UPDATE, "reward.detach()", 'self.reward_shares(latent)["x"].detach()'
-    ),
+    "reward-of-the-model-after": (SACPolicy, UPDATE, "reward.detach()", 'self.reward_shares(latent)["x"].detach()'),
     "reward-of-y-too": (SACPolicy, UPDATE, "reward.detach()", "sum(shares.values()).detach()"),
-}  # fmt: skip
+}
 
 
 def rows(table):

@@ -363,11 +363,13 @@ def test_evaluation_while_training_is_of_held_out_seeds_without_exploration(tmp_
 def test_what_is_due_is_due_once_in_each_interval(tmp_path):
     trainer, _ = trainer_of(tmp_path)
     for before, now, every, due in [
-        (78, 80, 40, True), (80, 82, 40, False), (76, 90, 40, True),
-        (0, 38, 40, False), (38, 120, 40, True), (78, 80, 0, False),
-    ]:  # fmt: skip
+        (78, 80, 40, True),
+        (80, 82, 40, False),
+        (76, 90, 40, True),
+        (0, 38, 40, False),
+        (38, 120, 40, True),
+        (78, 80, 0, False),
+    ]:
         trainer.step_before, trainer.step = before, now
         assert trainer.due(every) == due
     trainer.close()
-
-

@@ -148,7 +148,7 @@ def test_actor_density_integrates_to_one_and_matches_the_change_of_variables():
     assert torch.trapezoid(log_prob.exp(), action[:, 0]).item() == pytest.approx(1.0, abs=1e-3)
     middle = 10000 + torch.arange(-800, 800, 100)
     raw = mean + std * noise[middle]
-    expected = torch.distributions.Normal(mean, std).log_prob(raw) - torch.log1p(-torch.tanh(raw) ** 2)
+    expected = torch.distributions.Normal(mean, std).log_prob(raw) - torch.log1p(-(torch.tanh(raw) ** 2))
     torch.testing.assert_close(log_prob[middle], expected[:, 0], rtol=1e-6, atol=1e-6)
 
 

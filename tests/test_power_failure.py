@@ -149,12 +149,15 @@ def full_disk(patch: type, method: str, update: int, size: int):
     setattr(patch, method, limited)
 
 
-@pytest.mark.parametrize(("method", "size", "words"), [
-    ((Trainer, "collect"), 0, "replay in .* cannot be written"),
-    ((Logger, "log"), 0, "Metrics cannot be written"),
-    ((Logger, "flush"), 0, "(Metrics|replay in .*) cannot be written|checkpoint of step 160 cannot be saved"),
-    ((Trainer, "save"), 700_000, "checkpoint of step 160 cannot be saved .*That of step 80 is intact. Make room"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "size", "words"),
+    [
+        ((Trainer, "collect"), 0, "replay in .* cannot be written"),
+        ((Logger, "log"), 0, "Metrics cannot be written"),
+        ((Logger, "flush"), 0, "(Metrics|replay in .*) cannot be written|checkpoint of step 160 cannot be saved"),
+        ((Trainer, "save"), 700_000, "checkpoint of step 160 cannot be saved .*That of step 80 is intact. Make room"),
+    ],
+)
 def test_a_disk_that_fills_up_costs_nothing_but_the_last_interval(tmp_path, whole, method, size, words):
     """One line and exit code 2, whatever meets the limit first; with room again, the same command ends the same."""
     run = tmp_path / "run"
@@ -173,8 +176,9 @@ def test_a_disk_that_fills_up_costs_nothing_but_the_last_interval(tmp_path, whol
 
 def test_a_disk_that_is_full_at_the_start_does_not_spoil_the_folder(tmp_path):
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    code, text = finish(*start(command(tmp_path / "run"), lambda: resource.setrlimit(
-        resource.RLIMIT_FSIZE, (0, limit[1]))))
+    code, text = finish(
+        *start(command(tmp_path / "run"), lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1])))
+    )
     assert code == 2 and text.count("error") == 1 and "Traceback" not in text, text
     assert main(command(tmp_path / "run", "train.total_steps=80")) == 0
 
@@ -271,14 +275,17 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize(("saving", "leaving", "code"), [
-    ("SIGUSR1", "", 128 + signal.SIGUSR1),
-    ("SIGUSR1", "SIGTERM", 128 + signal.SIGUSR1),
-    ("SIGUSR1", "SIGUSR1 SIGINT SIGHUP", 128 + signal.SIGUSR1),
-    ("SIGUSR1 SIGTERM SIGINT", "SIGTERM", 128 + signal.SIGUSR1),
-    ("SIGTERM SIGUSR1", "SIGUSR1", 128 + signal.SIGTERM),
-    ("SIGINT SIGINT", "", 128 + signal.SIGINT),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("saving", "leaving", "code"),
+    [
+        ("SIGUSR1", "", 128 + signal.SIGUSR1),
+        ("SIGUSR1", "SIGTERM", 128 + signal.SIGUSR1),
+        ("SIGUSR1", "SIGUSR1 SIGINT SIGHUP", 128 + signal.SIGUSR1),
+        ("SIGUSR1 SIGTERM SIGINT", "SIGTERM", 128 + signal.SIGUSR1),
+        ("SIGTERM SIGUSR1", "SIGUSR1", 128 + signal.SIGTERM),
+        ("SIGINT SIGINT", "", 128 + signal.SIGINT),
+    ],
+)
 def test_the_first_signal_decides_the_exit_code(saving, leaving, code):
     """Clusters warn with one signal and follow with another: a job script must see the first."""
     options = ["train", *TINY, "run_dir=nowhere"]

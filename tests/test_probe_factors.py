@@ -286,9 +286,10 @@ def test_factors_are_what_a_camera_shows():
     assert len(found["video_background/brightness"].columns) == 16
     assert "uncontrollable, relevant" == found["video_background/brightness"].quadrant
     assert found["camera_jitter/dx"].quadrant == NOISE
-    assert named(make_env("walker_walk", distractors={"video_background": {}}))[
-        "video_background/brightness"
-    ].quadrant == NOISE
+    assert (
+        named(make_env("walker_walk", distractors={"video_background": {}}))["video_background/brightness"].quadrant
+        == NOISE
+    )
     for source, names in (("signal", env.signal_names), ("noise", env.noise_names)):
         for factor in found.values():
             if factor.source == source:

@@ -11,13 +11,7 @@ from conftest import STRUCTURES, small_agent
 from report_runs import matrix_of
 
 from denoised_mdp.analysis import data, factor_tables, health, probe, results
-from denoised_mdp.analysis.invariance import (
-    grid_distances,
-    measure_invariance,
-    paired_change,
-    record_grid,
-    variations,
-)
+from denoised_mdp.analysis.invariance import grid_distances, measure_invariance, paired_change, record_grid, variations
 from denoised_mdp.cli import main as cli
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
@@ -101,8 +95,13 @@ def test_invariance_needs_noise():
 def test_variations_change_the_distractors_and_nothing_else():
     config = load_config(["env.task=cheetah_run", "distractors=video_background,camera_jitter"])
     found = variations(config)
-    assert list(found) == ["as trained", "unseen clips", "video_background at strength 0.5",
-                           "camera_jitter at strength 2", "no distractors"]  # fmt: skip
+    assert list(found) == [
+        "as trained",
+        "unseen clips",
+        "video_background at strength 0.5",
+        "camera_jitter at strength 2",
+        "no distractors",
+    ]
     assert found["as trained"] == (config, "train") and found["unseen clips"] == (config, "test")
     for changed, _ in found.values():
         assert changed.env == config.env and changed.model == config.model
@@ -148,9 +147,15 @@ def test_shares_of_the_reconstruction_in_closed_form():
 
 def healthy(**changes):
     values = dict(
-        nats={"x": 9.0, "y": 4.0}, active={"x": (8, 20), "y": (6, 20)}, share={"x": 0.3, "y": 0.6}, below_floor=0.1,
-        image_r2=0.9, signal={"x": 0.8, "y": 0.05}, noise={"x": 0.1, "y": 0.9}, warnings=[],
-    )  # fmt: skip
+        nats={"x": 9.0, "y": 4.0},
+        active={"x": (8, 20), "y": (6, 20)},
+        share={"x": 0.3, "y": 0.6},
+        below_floor=0.1,
+        image_r2=0.9,
+        signal={"x": 0.8, "y": 0.05},
+        noise={"x": 0.1, "y": 0.9},
+        warnings=[],
+    )
     return health.Health(**values | changes)
 
 
@@ -192,8 +197,14 @@ def test_nats_and_reconstruction_of_a_frozen_model_are_the_loss_own():
         assert found.nats[name] == pytest.approx(float(metrics[f"model/kl_{name}"]), rel=1e-4)
 
 
-TINY = ["preset=debug", "env=toy", "distractors=camera_jitter", "train.total_steps=360", "train.render_every=0",
-        "train.eval_every=0"]  # fmt: skip
+TINY = [
+    "preset=debug",
+    "env=toy",
+    "distractors=camera_jitter",
+    "train.total_steps=360",
+    "train.render_every=0",
+    "train.eval_every=0",
+]
 
 
 @pytest.fixture(scope="module")

@@ -162,11 +162,33 @@ def test_command_compares_runs_and_leaves_them_alone(data, tmp_path, capsys):
     runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", "model=dreamer")]
     files = {path: path.read_bytes() for run in runs for path in run.rglob("*") if path.is_file()}
     output = tmp_path / "out"
-    code = main([
-        "probe", "joints", *map(str, runs), "--data", str(data.folder), "--output", str(output), "--sizes", "10",
-        "--updates", "2", "--batch", "10", "--evaluations", "2", "--stack", "both", "--contrastive-updates", "2",
-        "--contrastive-batch", "8", "--device", "cpu",
-    ])  # fmt: skip
+    code = main(
+        [
+            "probe",
+            "joints",
+            *map(str, runs),
+            "--data",
+            str(data.folder),
+            "--output",
+            str(output),
+            "--sizes",
+            "10",
+            "--updates",
+            "2",
+            "--batch",
+            "10",
+            "--evaluations",
+            "2",
+            "--stack",
+            "both",
+            "--contrastive-updates",
+            "2",
+            "--contrastive-batch",
+            "8",
+            "--device",
+            "cpu",
+        ]
+    )
     assert code == 0
     assert files == {path: path.read_bytes() for run in runs for path in run.rglob("*") if path.is_file()}
     printed = capsys.readouterr().out
@@ -244,8 +266,13 @@ def test_runs_that_differ_in_their_seed_share_a_name(tmp_path):
     configs = [load_config([*TASK, *own]) for own in options]
     paths = [tmp_path / name for name in "abcde"]
     assert _names(configs[:3], paths[:3]) == ["Denoised 2b", "Denoised 2b", "Dreamer"]
-    assert _names(configs, paths) == ["Denoised 2b · a", "Denoised 2b · a", "Dreamer", "Denoised 2b · d",
-                                      "Denoised 2b · d"]  # fmt: skip
+    assert _names(configs, paths) == [
+        "Denoised 2b · a",
+        "Denoised 2b · a",
+        "Dreamer",
+        "Denoised 2b · d",
+        "Denoised 2b · d",
+    ]
 
 
 def test_mistakes_are_one_line(data, tmp_path, capsys):

@@ -115,8 +115,8 @@ def test_plain_lines_at_an_interval(clock):
     text = stream.getvalue()
     assert text.count("\n") == 7 and "\r" not in text
     assert text.splitlines()[-1] == (
-        "step 250/1,000 (25.0%) | eval 512.3 ± 7.9 | train 431.0 | 1.98 steps/s, 0.99 updates/s"
-        " | 6 min 18 s left")
+        "step 250/1,000 (25.0%) | eval 512.3 ± 7.9 | train 431.0 | 1.98 steps/s, 0.99 updates/s | 6 min 18 s left"
+    )
 
 
 def test_a_terminal_has_one_line(clock, monkeypatch):
@@ -130,9 +130,10 @@ def test_a_terminal_has_one_line(clock, monkeypatch):
     assert "eval 1.0 |" in text
 
 
-@pytest.mark.parametrize("seconds, text", [
-    (-1, "0 s"), (59.9, "59 s"), (61, "1 min 1 s"), (3600, "1 h 0 min"), (11_520, "3 h 12 min"),
-    (190_000, "2 d 4 h")])
+@pytest.mark.parametrize(
+    "seconds, text",
+    [(-1, "0 s"), (59.9, "59 s"), (61, "1 min 1 s"), (3600, "1 h 0 min"), (11_520, "3 h 12 min"), (190_000, "2 d 4 h")],
+)
 def test_duration(seconds, text):
     assert duration(seconds) == text
 
@@ -199,9 +200,10 @@ def test_phases_lie_within_each_other_and_the_innermost_comes_first(clock):
             clock.time += 40
             deepest.update(1)
     assert stream.getvalue().splitlines() == [
-        "outer: 2 parts", "inner: 5 things | outer: 1/2 parts",
+        "outer: 2 parts",
+        "inner: 5 things | outer: 1/2 parts",
         "deepest: 1/3 bits, 1 min 20 s left | inner: 5 things | outer: 1/2 parts, 40 s left",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_failing_phase_leaves_nothing_behind(clock):

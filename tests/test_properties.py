@@ -23,9 +23,9 @@ REPEATABLE = settings(derandomize=True, deadline=None)
 ANYTHING = st.text(max_size=20)
 PRINTABLE = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=20)
 WORDS = "null true nan 1e3 0x 1_0 ??? none seed choice( sort( range(1,3) glob(*) ${ ${seed} ${oc.env:NOTHING}".split()
-GRAMMAR = st.lists(
-    st.sampled_from([*"[]{}(),:=$\\'\"#&*!|>%@~+- .", *WORDS, *choices("distractors")]), max_size=8
-).map("".join)
+GRAMMAR = st.lists(st.sampled_from([*"[]{}(),:=$\\'\"#&*!|>%@~+- .", *WORDS, *choices("distractors")]), max_size=8).map(
+    "".join
+)
 NUMBERS = st.one_of(st.integers(), st.floats(), st.integers(min_value=10**300, max_value=10**400)).map(str)
 KEYS = st.sampled_from([*option_keys(), *GROUPS, "model.x", "train", "hydra.verbose", "hydra/launcher", "+seed"])
 CHOICES = st.sampled_from([choice for group in GROUPS for choice in choices(group)])

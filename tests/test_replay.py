@@ -47,7 +47,7 @@ def naive_starts(episodes, capacity, length, oldest=0):
     starts = []
     for episode in episodes:
         alive = [number for number in episode if number >= max(total - capacity, oldest)]
-        starts += [alive[i] for i in range(len(alive)) if alive[i:i + length][length - 1:]]
+        starts += [alive[i] for i in range(len(alive)) if alive[i : i + length][length - 1 :]]
     return starts
 
 
@@ -92,8 +92,10 @@ def test_frequencies_and_batch_contract(tmp_path):
     batch = replay.sample(11 * 2000, 4, np.random.default_rng(0))
     shapes = {name: (value.dtype, value.shape) for name, value in batch.items()}
     assert shapes == {
-        "observation": (np.uint8, (4, 22000, *SHAPE)), "action": (np.float32, (4, 22000, ACTIONS)),
-        "reward": (np.float32, (4, 22000)), "is_first": (np.bool_, (4, 22000)),
+        "observation": (np.uint8, (4, 22000, *SHAPE)),
+        "action": (np.float32, (4, 22000, ACTIONS)),
+        "reward": (np.float32, (4, 22000)),
+        "is_first": (np.bool_, (4, 22000)),
     }
     assert all(value.flags.c_contiguous and value.flags.writeable for value in batch.values())
     found = numbers(batch)
@@ -263,8 +265,10 @@ def test_a_kill_while_growing_costs_no_row(tmp_path, monkeypatch, before):
             shutil.copytree(interrupted, folder := tmp_path / f"{calls}, {capacity}")
             replay = Replay.open(folder, state, capacity)
             assert len(replay) == min(20, total)
-            assert (numbers(replay.read(np.arange(total - len(replay), total)[:, None]))[:, 0]
-                    == np.arange(total - len(replay), total)).all()
+            assert (
+                numbers(replay.read(np.arange(total - len(replay), total)[:, None]))[:, 0]
+                == np.arange(total - len(replay), total)
+            ).all()
             fill(replay, [65])
             numbers(replay.read(np.arange(replay.total - len(replay), replay.total)[:, None]))
             replay.close()
@@ -389,7 +393,7 @@ def test_a_full_disk_ends_in_one_message_and_costs_no_row(tmp_path, monkeypatch)
     def nearly_full(file, data, offset):
         if not room[0]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written = whole(file, data[:room[0]], offset)
+        written = whole(file, data[: room[0]], offset)
         room[0] -= written
         return written
 
@@ -426,8 +430,7 @@ def test_time_does_not_depend_on_the_number_of_rows(tmp_path):
     times = {}
     for rows in (1000, 1_000_000):
         Replay(tmp_path / str(rows), rows, (1, 1, 3), 1)
-        files = {name: np.load(tmp_path / str(rows) / f"{name}.npy", mmap_mode="r+")
-                 for name in ("number", "is_first")}
+        files = {name: np.load(tmp_path / str(rows) / f"{name}.npy", mmap_mode="r+") for name in ("number", "is_first")}
         files["number"][:] = np.arange(1, rows + 1)
         files["is_first"][::500] = True
         state = Replay(tmp_path / "empty", rows, (1, 1, 3), 1).state() | {"total": rows}

@@ -243,9 +243,12 @@ def test_command(tmp_path, capsys):
     run, page = make_run(tmp_path / "run"), tmp_path / "page.html"
     assert main(["report", str(run), str(run), "-o", str(page), "--videos", "none"]) == 0
     assert str(page) in capsys.readouterr().out and page.read_text().startswith("<!DOCTYPE html>")
-    for wrong in (["report", str(tmp_path / "no")], ["report", str(run), "-o", str(tmp_path)],
-                  ["report", str(run), "-o", str(tmp_path / "no" / "a.html")],
-                  ["report", str(run), "--probes", str(tmp_path / "no")]):  # fmt: skip
+    for wrong in (
+        ["report", str(tmp_path / "no")],
+        ["report", str(run), "-o", str(tmp_path)],
+        ["report", str(run), "-o", str(tmp_path / "no" / "a.html")],
+        ["report", str(run), "--probes", str(tmp_path / "no")],
+    ):
         assert main(wrong) == 2
         assert capsys.readouterr().err.count("\n") == 1
 

@@ -105,9 +105,7 @@ def test_groups_are_called_by_what_differs(tmp_path):
     assert names(one, other) == ["beta=1.0", "beta=0.125"]  # not its follower model.y.beta, not the folders
     third = make_run(tmp_path / "c", "model.kl.beta=0.125", "model.kl.free_nats=0")
     usual, changed = (f"free_nats={read_run(run).options()['model.kl.free_nats']}" for run in (one, third))
-    assert names(one, other, third) == [
-        f"beta=1.0, {usual}", f"beta=0.125, {usual}", f"beta=0.125, {changed}"
-    ]  # fmt: skip
+    assert names(one, other, third) == [f"beta=1.0, {usual}", f"beta=0.125, {usual}", f"beta=0.125, {changed}"]
     dreamer = make_run(tmp_path / "d", "model=dreamer")
     assert names(one, other, dreamer) == ["2b · beta=1.0", "2b · beta=0.125", "dreamer"]
     again = make_run(tmp_path / "again")

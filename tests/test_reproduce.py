@@ -74,8 +74,10 @@ def test_table_and_picture_of_three_arms_with_camera_jitter(scripts, tmp_path):
     lines = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ")[1:] for line in table.splitlines()}
     heads = lines["mean ± std over seeds (each seed)"]
     assert heads == ["Denoised MDP 2b (seeds 0, 1)", "Denoised MDP 2c (seeds 0, 1)", "Dreamer (seeds 0)"]
-    for label, column in (("return under camera jitter at strength 2", "return_unseen"),
-                          ("return without distractors", "return_none")):  # fmt: skip
+    for label, column in (
+        ("return under camera jitter at strength 2", "return_unseen"),
+        ("return without distractors", "return_none"),
+    ):
         for cell, model in zip(lines[label], ("2b", "2c", "dreamer"), strict=True):
             known = [float(row[column]) for row in sorted(rows, key=lambda row: row["seed"]) if row["model"] == model]
             text = f"{np.mean(known):,.1f}"
@@ -90,8 +92,17 @@ def test_table_and_picture_of_three_arms_with_camera_jitter(scripts, tmp_path):
     for row in rows:
         for part in ("x", "y", "z") if row["model"] == "2c" else ("x",) if row["model"] == "dreamer" else ("x", "y"):
             for factor, source, quadrant in (("qpos/a", "signal", SIGNAL), ("camera_jitter/shift", "noise", NOISE)):
-                factors.append({"run": row["run"], "probe": "ridge", "part": part, "factor": factor, "source": source,
-                                "quadrant": quadrant, "r2": "0.5"})  # fmt: skip
+                factors.append(
+                    {
+                        "run": row["run"],
+                        "probe": "ridge",
+                        "part": part,
+                        "factor": factor,
+                        "source": source,
+                        "quadrant": quadrant,
+                        "r2": "0.5",
+                    }
+                )
     show.draw(rows, factors, "cheetah_run with camera jitter", tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 20_000
 
@@ -155,18 +166,35 @@ def test_precision_table_and_picture(scripts, tmp_path):
     precision = scripts["precision"]
     returns = [
         {"precision": name, "arithmetic": made, "seed": str(seed), "mean": str(mean + seed), "standard_error": "1"}
-        for name, made, mean in (("bf16", "rounded float32", 60), ("float32", "native", 50)) for seed in (2, 0)
-    ]  # fmt: skip
+        for name, made, mean in (("bf16", "rounded float32", 60), ("float32", "native", 50))
+        for seed in (2, 0)
+    ]
     gradients = [
-        {"arithmetic": "native", "seed": str(seed), "step": str(step), "part": part, "cosine": str(0.9 + seed / 100),
-         "other_batch": "0.5"}
-        for part in precision.PARTS for step in (0, 1000) for seed in (0, 2)
-    ]  # fmt: skip
+        {
+            "arithmetic": "native",
+            "seed": str(seed),
+            "step": str(step),
+            "part": part,
+            "cosine": str(0.9 + seed / 100),
+            "other_batch": "0.5",
+        }
+        for part in precision.PARTS
+        for step in (0, 1000)
+        for seed in (0, 2)
+    ]
     curves = [
-        {"precision": name, "seed": str(seed), "step": str(step), "return": "" if step == 1 else str(10 * step + seed),
-         "image_error": str(100 / step), "reward_error": "0.1"}
-        for name in precision.PRECISIONS for seed in (0, 2) for step in (10, 9, 8, 7, 6, 1)
-    ]  # fmt: skip
+        {
+            "precision": name,
+            "seed": str(seed),
+            "step": str(step),
+            "return": "" if step == 1 else str(10 * step + seed),
+            "image_error": str(100 / step),
+            "reward_error": "0.1",
+        }
+        for name in precision.PRECISIONS
+        for seed in (0, 2)
+        for step in (10, 9, 8, 7, 6, 1)
+    ]
     lines = precision.table(curves, returns, gradients).splitlines()
     assert lines[2] == "| float32 | 2 | 51 | 1 | 50, 52 | 86 | 85, 87 |"
     assert lines[3] == "| bf16 (rounded float32) | 2 | 61 | 1 | 60, 62 | 86 | 85, 87 |"

@@ -24,11 +24,19 @@ from denoised_mdp.run.signals import StopRequest
 from denoised_mdp.trainer import train
 
 ALL_DISTRACTORS = [
-    "env=dmc", "env.task=cheetah_run", f"distractors={','.join(fitting_distractors('dmc', 'cheetah_run'))}",
-    "train.total_steps=80", "train.prefill_steps=40", "train.train_every=20", "train.eval_every=60",
-    "train.checkpoint_every=40", "train.log_every=20", "env.episode_steps=50", "policy.hidden=16",
+    "env=dmc",
+    "env.task=cheetah_run",
+    f"distractors={','.join(fitting_distractors('dmc', 'cheetah_run'))}",
+    "train.total_steps=80",
+    "train.prefill_steps=40",
+    "train.train_every=20",
+    "train.eval_every=60",
+    "train.checkpoint_every=40",
+    "train.log_every=20",
+    "env.episode_steps=50",
+    "policy.hidden=16",
     "train.eval_episodes=1",
-]  # fmt: skip
+]
 
 
 def identical(first: Path, second: Path) -> bool:
@@ -52,8 +60,16 @@ def test_a_real_task_with_all_distractors_continues_exactly(tmp_path, policy):
 @pytest.mark.parametrize("policy", ["backprop", "sac"])
 def test_every_single_stop(tmp_path, policy):
     """Stopped after every single action and update around the first round and the end of an episode."""
-    overrides = [f"policy={policy}", "policy.hidden=8", "train.total_steps=100", "train.eval_every=70",
-                 "train.prefill_steps=68", "train.train_every=30", "replay.capacity=30", "train.checkpoint_every=20"]
+    overrides = [
+        f"policy={policy}",
+        "policy.hidden=8",
+        "train.total_steps=100",
+        "train.eval_every=70",
+        "train.prefill_steps=68",
+        "train.train_every=30",
+        "replay.capacity=30",
+        "train.checkpoint_every=20",
+    ]
     assert train(tiny(tmp_path / "whole", *overrides))
     run_in_parts(tiny(tmp_path / "parts", *overrides), 33, *[1] * 6)
     assert identical(tmp_path / "whole", tmp_path / "parts")

@@ -104,8 +104,10 @@ def test_every_task_runs_and_rewards_within_its_range(task):
 def test_starts_are_where_the_task_puts_them():
     env, rows = RoboDeskEnv("stack"), []
     rest = {name: env._model.qpos0[env._model.joint(name).qposadr[0]] for name in ("drawer_joint", "slide_joint")}
-    places = {name: env._model.qpos0[env._model.joint(name).qposadr[0] :][:2].copy() for name in
-              ("ball", "upright_block", "flat_block")}  # fmt: skip
+    places = {
+        name: env._model.qpos0[env._model.joint(name).qposadr[0] :][:2].copy()
+        for name in ("ball", "upright_block", "flat_block")
+    }
     for seed in range(60):
         signal = dict(zip(env.signal_names, env.reset(seed=seed)[0], strict=True))
         ball, upright, flat = (

@@ -258,8 +258,9 @@ def test_camera_shake_moves_eye_and_target():
     straight = renderer.film(env.unwrapped._data, np.zeros(3), np.zeros(3))
     env.close()
     assert (still != straight).any()
-    difference = [np.abs(np.roll(straight, -shift, 1)[:, 12:-12].astype(int) - shifted[:, 12:-12]).mean()
-                  for shift in range(12)]  # fmt: skip
+    difference = [
+        np.abs(np.roll(straight, -shift, 1)[:, 12:-12].astype(int) - shifted[:, 12:-12]).mean() for shift in range(12)
+    ]
     assert int(np.argmin(difference)) >= 4  # what is seen moves to the left
 
 

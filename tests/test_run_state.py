@@ -63,22 +63,71 @@ def replay(**other):
     return {"replay": lambda state: state.update(other)}
 
 
-@pytest.mark.parametrize("parts", [
-    {"log": "x"}, {"log": {"lines": "a", "events": None}}, {"log": {"lines": -1, "events": None}}, {"log": {}},
-    {"log": {"lines": 10**30, "events": None}}, {"log": {"lines": 2, "events": [1]}}, {"log": None},
-    {"log": {"lines": 2, "events": {"a": "b"}}}, {"log": {"lines": True, "events": None}}, {"counters": None},
-    counters(step="a"), counters(step=10**30), counters(step=-1), counters(step=3), counters(step=120.5),
-    counters(updates=10**30), counters(updates="4"), counters(step_before=[1]), counters(updates=float("inf")),
-    {"pending": "save"}, {"pending": ["close"]}, {"pending": ["run_to_end"]}, {"pending": [3]}, {"pending": {"log": 1}},
-    {"pending": ["save", "__init__"]}, {"pending": [["log"]]}, {"window": {"a": 3}}, {"window": {"a": (1.0, 0)}},
-    {"window": {"a": (torch.zeros(2), 1)}}, {"window": []}, {"episode_return": ["a"]}, {"episode_return": []},
-    {"episode_return": None}, {"last_return": "a"}, {"replay": None}, {"replay": {}}, {"replay": {"lanes": []}},
-    replay(places=0), replay(places=-1), replay(total=10**18), replay(total=-1), replay(sample="x"),
-    replay(sample=[[1]]), replay(sample=[[10**6, 1]]), replay(observation_shape=[]), replay(oldest=10**9),
-    replay(observation_shape="abc"), replay(action_size=10**30), replay(action_size=0), replay(capacity=None),
-    {"collector": None}, {"collector": {}}, {"agent": 3}, {"agent": {"weights": {"a": 1}}}, {"config": "x"},
-    {"random": 3}, {"random": {"bit_generator": "PCG64", "state": 3}}, {"precision": 3}, {"action_size": "a"},
-], ids=lambda parts: next(f"{name}={part}"[:30] for name, part in parts.items()))  # fmt: skip
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"log": "x"},
+        {"log": {"lines": "a", "events": None}},
+        {"log": {"lines": -1, "events": None}},
+        {"log": {}},
+        {"log": {"lines": 10**30, "events": None}},
+        {"log": {"lines": 2, "events": [1]}},
+        {"log": None},
+        {"log": {"lines": 2, "events": {"a": "b"}}},
+        {"log": {"lines": True, "events": None}},
+        {"counters": None},
+        counters(step="a"),
+        counters(step=10**30),
+        counters(step=-1),
+        counters(step=3),
+        counters(step=120.5),
+        counters(updates=10**30),
+        counters(updates="4"),
+        counters(step_before=[1]),
+        counters(updates=float("inf")),
+        {"pending": "save"},
+        {"pending": ["close"]},
+        {"pending": ["run_to_end"]},
+        {"pending": [3]},
+        {"pending": {"log": 1}},
+        {"pending": ["save", "__init__"]},
+        {"pending": [["log"]]},
+        {"window": {"a": 3}},
+        {"window": {"a": (1.0, 0)}},
+        {"window": {"a": (torch.zeros(2), 1)}},
+        {"window": []},
+        {"episode_return": ["a"]},
+        {"episode_return": []},
+        {"episode_return": None},
+        {"last_return": "a"},
+        {"replay": None},
+        {"replay": {}},
+        {"replay": {"lanes": []}},
+        replay(places=0),
+        replay(places=-1),
+        replay(total=10**18),
+        replay(total=-1),
+        replay(sample="x"),
+        replay(sample=[[1]]),
+        replay(sample=[[10**6, 1]]),
+        replay(observation_shape=[]),
+        replay(oldest=10**9),
+        replay(observation_shape="abc"),
+        replay(action_size=10**30),
+        replay(action_size=0),
+        replay(capacity=None),
+        {"collector": None},
+        {"collector": {}},
+        {"agent": 3},
+        {"agent": {"weights": {"a": 1}}},
+        {"config": "x"},
+        {"random": 3},
+        {"random": {"bit_generator": "PCG64", "state": 3}},
+        {"precision": 3},
+        {"action_size": "a"},
+    ],
+    ids=lambda parts: next(f"{name}={part}"[:30] for name, part in parts.items()),
+)
 def test_states_that_no_run_has(run, parts, capfd):
     """With right checksums, as a stranger could write them."""
     change(run, **parts)
@@ -174,16 +223,19 @@ def test_rows_that_no_checkpoint_finds_are_told_once(run, capfd):
     assert checkpoint.list_steps(run / "checkpoints") == [80, 120]
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"device": "tpu"}, "device tpu: must be auto, cpu, cuda or cuda:N"),
-    ({"device": "cuda:x"}, "must be auto"),
-    ({"device": "cuda:" + "9" * 400}, "must be auto"),
-    ({"device": None}, "must be auto"),
-    ({"device": "mps"}, "must be auto"),
-    ({"checkpoint": "newest"}, "must be a step"),
-    ({"checkpoint": 1.5}, "must be a step"),
-    ({"checkpoint": 7}, "no checkpoint of step 7"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device": "tpu"}, "device tpu: must be auto, cpu, cuda or cuda:N"),
+        ({"device": "cuda:x"}, "must be auto"),
+        ({"device": "cuda:" + "9" * 400}, "must be auto"),
+        ({"device": None}, "must be auto"),
+        ({"device": "mps"}, "must be auto"),
+        ({"checkpoint": "newest"}, "must be a step"),
+        ({"checkpoint": 1.5}, "must be a step"),
+        ({"checkpoint": 7}, "no checkpoint of step 7"),
+    ],
+)
 def test_what_cannot_be_loaded_is_said_in_one_line(finished, options, words):
     with pytest.raises(UserError, match=words) as error:
         denoised_mdp.load(finished, **{"device": "cpu", **options})

@@ -26,10 +26,11 @@ def test_create_makes_and_continues(tmp_path):
     (run.path / "config.yaml.tmp").write_text("seed")
     RunFolder.create(run.path)  # killed while it wrote its configuration
     make_run(run.path)
-    names = {name: getattr(RunFolder.create(str(run.path)), name).name for name in (
-        "config", "metrics", "tensorboard", "checkpoints", "replay", "videos")}
-    assert list(names.values()) == [
-        "config.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "replay", "videos"]
+    names = {
+        name: getattr(RunFolder.create(str(run.path)), name).name
+        for name in ("config", "metrics", "tensorboard", "checkpoints", "replay", "videos")
+    }
+    assert list(names.values()) == ["config.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "replay", "videos"]
 
 
 def test_create_refuses_what_is_no_run(tmp_path):
@@ -77,8 +78,9 @@ with RunFolder(sys.argv[1]).lock():
 
 def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
     run = make_run(tmp_path / "a")
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(run.path)], stdout=subprocess.PIPE,
-                              start_new_session=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run.path)], stdout=subprocess.PIPE, start_new_session=True
+    )
     try:
         assert holder.stdout.readline() == b"held\n"
         for _ in range(2):

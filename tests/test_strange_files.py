@@ -71,11 +71,22 @@ STRANGE = {"pipe": as_pipe, "device": as_device}
 
 
 @pytest.mark.parametrize("kind", STRANGE)
-@pytest.mark.parametrize("name", [
-    "config.yaml", "metrics.jsonl", "machine.jsonl", ".lock", "checkpoints/step_000000120", "replay/reward.npy",
-    "checkpoints/step_000000120/manifest.json", "checkpoints/step_000000120/state.json",
-    "checkpoints/step_000000120/tensors.safetensors", "replay/observation.npy", "tensorboard",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.yaml",
+        "metrics.jsonl",
+        "machine.jsonl",
+        ".lock",
+        "checkpoints/step_000000120",
+        "replay/reward.npy",
+        "checkpoints/step_000000120/manifest.json",
+        "checkpoints/step_000000120/state.json",
+        "checkpoints/step_000000120/tensors.safetensors",
+        "replay/observation.npy",
+        "tensorboard",
+    ],
+)
 def test_pipes_and_devices_in_a_run_are_never_waited_for(run, kind, name, capfd):
     """By a training that continues, by reports and by comparisons."""
     path = run / name
@@ -105,10 +116,25 @@ def longer(run: Path) -> list[str]:
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
-@pytest.mark.parametrize("line", [
-    DEEP, "[" * 200 + "]" * 200, "3", "null", '"step"', "[1]", '{"step": "a"}', '{"eval/return": 1}',
-    '{"step": ' + "1" * 400 + "}", '{"step": ' + "1" * 5000 + "}", '{"step": null}', '{"step": 1e999}', "\udcff",
-], ids=lambda line: line[:12])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        DEEP,
+        "[" * 200 + "]" * 200,
+        "3",
+        "null",
+        '"step"',
+        "[1]",
+        '{"step": "a"}',
+        '{"eval/return": 1}',
+        '{"step": ' + "1" * 400 + "}",
+        '{"step": ' + "1" * 5000 + "}",
+        '{"step": null}',
+        '{"step": 1e999}',
+        "\udcff",
+    ],
+    ids=lambda line: line[:12],
+)
 def test_lines_of_a_log_that_are_no_metrics(run, line, capfd):
     metrics = run / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes() + line.encode(errors="surrogateescape") + b"\n")
@@ -130,13 +156,38 @@ def test_values_in_a_log_that_are_no_float(run, value):
 BILLION = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
 
 
-@pytest.mark.parametrize("text", [
-    BILLION, "[" * 5000, "a: " + "[" * 400 + "]" * 400, "{a: " * 60 + "}" * 60, "policy: [sac]", "policy: {name: [a]}",
-    "policy: {name: {a: b}}", "policy: {name: 3}", "policy: 3", "? [a]\n: b", "seed: !!int ''", "seed: !!float ''",
-    "seed: !!timestamp x", "seed: " + "1" * 400, "seed: " + "1" * 5000, "model: [1]", "model: {x: {belief: [1]}}",
-    'seed: "a\\nb"', '"a\\nb": 3', "x" * 10**6, "distractors: [a]", "distractors: {[a]: {}}", "env: {task: {a: b}}",
-    "a: " + "b" * 100_000, "seed: 2001-99-99", "seed: " + "x" * 5000,
-], ids=lambda text: text[:20].replace("\n", " "))  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        BILLION,
+        "[" * 5000,
+        "a: " + "[" * 400 + "]" * 400,
+        "{a: " * 60 + "}" * 60,
+        "policy: [sac]",
+        "policy: {name: [a]}",
+        "policy: {name: {a: b}}",
+        "policy: {name: 3}",
+        "policy: 3",
+        "? [a]\n: b",
+        "seed: !!int ''",
+        "seed: !!float ''",
+        "seed: !!timestamp x",
+        "seed: " + "1" * 400,
+        "seed: " + "1" * 5000,
+        "model: [1]",
+        "model: {x: {belief: [1]}}",
+        'seed: "a\\nb"',
+        '"a\\nb": 3',
+        "x" * 10**6,
+        "distractors: [a]",
+        "distractors: {[a]: {}}",
+        "env: {task: {a: b}}",
+        "a: " + "b" * 100_000,
+        "seed: 2001-99-99",
+        "seed: " + "x" * 5000,
+    ],
+    ids=lambda text: text[:20].replace("\n", " "),
+)
 def test_configurations_that_cannot_be(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
     began = time.monotonic()
@@ -244,10 +295,21 @@ def test_a_file_takes_the_place_of_a_file_only(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"target", "link", "pipe", "folder", "round", "victim"}
 
 
-@pytest.mark.parametrize("name", [
-    "config.yaml", "metrics.jsonl", "machine.jsonl", ".lock", "replay/reward.npy", "tensorboard/report.html",
-    "checkpoints/step_000000120/manifest.json", "checkpoints/report.html", "checkpoints", "../link",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.yaml",
+        "metrics.jsonl",
+        "machine.jsonl",
+        ".lock",
+        "replay/reward.npy",
+        "tensorboard/report.html",
+        "checkpoints/step_000000120/manifest.json",
+        "checkpoints/report.html",
+        "checkpoints",
+        "../link",
+    ],
+)
 def test_results_never_take_the_place_of_what_a_run_needs(run, name, capfd):
     (run.parent / "link").symlink_to(run / "metrics.jsonl")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -281,11 +343,25 @@ def header(shape: str, kind: str = "'<f4'", order: str = "False") -> bytes:
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + bytes(1000)
 
 
-@pytest.mark.parametrize("content", [
-    header(f"({10**400},)"), header("(-5,)"), header("()"), header("(100,)", "'O'"), header("(100,)", "[]"),
-    header(f"({'9' * 40},)"), header("(60,)", "'>f4'"), header("(10, 6)", "'<f4'", "True"), header("x" * 90),
-    header("[" * 90), b"", b"PK\x03\x04" + bytes(100), b"\x80\x04N.",
-], ids=range(13))  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        header(f"({10**400},)"),
+        header("(-5,)"),
+        header("()"),
+        header("(100,)", "'O'"),
+        header("(100,)", "[]"),
+        header(f"({'9' * 40},)"),
+        header("(60,)", "'>f4'"),
+        header("(10, 6)", "'<f4'", "True"),
+        header("x" * 90),
+        header("[" * 90),
+        b"",
+        b"PK\x03\x04" + bytes(100),
+        b"\x80\x04N.",
+    ],
+    ids=range(13),
+)
 def test_columns_of_the_replay_that_are_none(run, content, capfd):
     (run / "replay" / "reward.npy").write_bytes(content)
     assert main(["train", *longer(run)]) == 2

@@ -30,10 +30,18 @@ def jobs(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("texts", [
-    ["procedural:1", "procedural:2"], ["/data/a b/*.mp4", "/data/[x]{y}"], ["'a,b'", "c"], ["a\\b", "it(s)"],
-    ["~/a", "b"], ["kinetics:driving car", "ü%@?|"], ["$HOME/x", "#"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["procedural:1", "procedural:2"],
+        ["/data/a b/*.mp4", "/data/[x]{y}"],
+        ["'a,b'", "c"],
+        ["a\\b", "it(s)"],
+        ["~/a", "b"],
+        ["kinetics:driving car", "ü%@?|"],
+        ["$HOME/x", "#"],
+    ],
+)
 def test_free_texts_reach_each_job_as_they_are(jobs, tmp_path, texts):
     configs = jobs("env=toy", "env.task=dot", f"env.clips={','.join(texts)}")
     assert [config.env.clips for config in configs] == [text.strip("'") for text in texts]
@@ -46,7 +54,9 @@ def test_free_texts_reach_each_job_as_they_are(jobs, tmp_path, texts):
 def test_single_texts_and_hydra_functions(jobs):
     both = jobs("env=toy", "env.task=choice(dot,counting)", "env.clips=procedural:3")
     assert [(config.env.task, config.env.clips) for config in both] == [
-        ("dot", "procedural:3"), ("counting", "procedural:3")]
+        ("dot", "procedural:3"),
+        ("counting", "procedural:3"),
+    ]
 
 
 def folder(*overrides: str) -> str:
@@ -89,18 +99,21 @@ def test_options_in_the_name_of_a_run_folder(monkeypatch, tmp_path):
             load_config([text])
 
 
-@pytest.mark.parametrize(("overrides", "words"), [
-    (["run_dir=/proc/x"], "another run_dir"),
-    (["run_dir=/dev/null/x"], "another run_dir"),
-    (["run_dir=~nobody-of-this-name/x"], "no user"),
-    (["run_dir="], "name a folder"),
-    (["run_dir=${nope}/x"], "${nope} is no option"),
-    (["hydra/sweeper=nope"], "hydra/sweeper"),
-    (["hydra/launcher=nope"], "hydra/launcher"),
-    (["hydra.sweep.nope=3"], "nope"),
-    (["hydra.launcher.nope=3"], "nope"),
-    (["env.clips='a,b"], "env.clips"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["run_dir=/proc/x"], "another run_dir"),
+        (["run_dir=/dev/null/x"], "another run_dir"),
+        (["run_dir=~nobody-of-this-name/x"], "no user"),
+        (["run_dir="], "name a folder"),
+        (["run_dir=${nope}/x"], "${nope} is no option"),
+        (["hydra/sweeper=nope"], "hydra/sweeper"),
+        (["hydra/launcher=nope"], "hydra/launcher"),
+        (["hydra.sweep.nope=3"], "nope"),
+        (["hydra.launcher.nope=3"], "nope"),
+        (["env.clips='a,b"], "env.clips"),
+    ],
+)
 def test_what_hydra_refuses_is_one_line(tmp_path, monkeypatch, capfd, overrides, words):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "-m", "env=toy", "env.task=dot", "seed=0,1", *overrides]) == 2

@@ -39,8 +39,18 @@ def test_run_leaves_everything_in_its_folder(finished):
 
 def test_the_papers_schedule(tmp_path):
     """A million steps of nothing: when the defaults train, evaluate, save and act, and in which order."""
-    paper = [f"train.{key}={vars(TrainConfig())[key]}" for key in (
-        "total_steps", "prefill_steps", "train_every", "updates", "eval_every", "render_every", "checkpoint_every")]
+    paper = [
+        f"train.{key}={vars(TrainConfig())[key]}"
+        for key in (
+            "total_steps",
+            "prefill_steps",
+            "train_every",
+            "updates",
+            "eval_every",
+            "render_every",
+            "checkpoint_every",
+        )
+    ]
     config = tiny(tmp_path / "run", *paper, "env.episode_steps=1000", "env.action_repeat=100", "replay.capacity=100")
     trainer, done = Trainer(config, RunFolder.create(config.run_dir)), []
 

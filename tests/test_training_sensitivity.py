@@ -74,27 +74,38 @@ MEANS = test_playing.test_metrics_are_means_over_the_updates_since_the_last_entr
 
 TRAINER = {
     "another-lane": (Trainer, "accept", argument_changed("turn", lambda turn: turn[::-1]), RETURNS),
-    "returns-run-on": (
-        Trainer, "accept", runs_on, RETURNS),
-    "reward-not-stored": (
-        Lanes, "add",
-        argument_changed("reward", lambda _: 0.0), RETURNS),
+    "returns-run-on": (Trainer, "accept", runs_on, RETURNS),
+    "reward-not-stored": (Lanes, "add", argument_changed("reward", lambda _: 0.0), RETURNS),
     "metrics-summed": (Trainer, "log", sums, MEANS),
     "window-kept": (Trainer, "log", keeps_the_window, MEANS),
     "policy-one-update-early": (
-        Trainer, "learn", counts_one_more, test_playing.test_the_policy_learns_after_so_many_updates_of_the_model),
-    "acts-with-old-weights": (
-        Trainer, "acting", of_old_weights, test_playing.test_a_copy_acts_with_the_weights_of_now),
+        Trainer,
+        "learn",
+        counts_one_more,
+        test_playing.test_the_policy_learns_after_so_many_updates_of_the_model,
+    ),
+    "acts-with-old-weights": (Trainer, "acting", of_old_weights, test_playing.test_a_copy_acts_with_the_weights_of_now),
     "evaluates-other-seeds": (
-        trainer_module, "evaluation_seeds", lambda _: lambda seed, count: list(range(count)), HELD_OUT_WHILE_TRAINING),
+        trainer_module,
+        "evaluation_seeds",
+        lambda _: lambda seed, count: list(range(count)),
+        HELD_OUT_WHILE_TRAINING,
+    ),
     "evaluates-another-environment": (
-        Trainer, "evaluate",
-        lambda right: lambda self: setattr(
-            self, "make_environment", lambda: test_playing.make_env(**SHORT)) or right(self), HELD_OUT_WHILE_TRAINING),
+        Trainer,
+        "evaluate",
+        lambda right: (
+            lambda self: setattr(self, "make_environment", lambda: test_playing.make_env(**SHORT)) or right(self)
+        ),
+        HELD_OUT_WHILE_TRAINING,
+    ),
     "due-every-step-more": (
-        Trainer, "due", argument_changed("every", lambda every: every + 2),
-        test_playing.test_what_is_due_is_due_once_in_each_interval),
-}  # fmt: skip
+        Trainer,
+        "due",
+        argument_changed("every", lambda every: every + 2),
+        test_playing.test_what_is_due_is_due_once_in_each_interval,
+    ),
+}
 
 
 def averages(step):
@@ -146,36 +157,64 @@ ENVIRONMENTS = {
     "rewards-averaged": (ActionRepeat, "step", averages, test_envs.test_counting_env_shows_episode_and_step),
     "repeats-beyond-the-end": (ActionRepeat, "step", does_not_stop, test_envs.test_action_repeat_stops_at_the_end),
     "frame-before-the-action": (
-        PixelEnv, "step", shows_the_frame_before, test_envs.test_counting_env_shows_episode_and_step),
+        PixelEnv,
+        "step",
+        shows_the_frame_before,
+        test_envs.test_counting_env_shows_episode_and_step,
+    ),
     "truth-before-the-action": (PixelEnv, "step", tells_the_truth_before, TRUTH),
     "actions-negated": (ToyEnv, "step", argument_changed("action", np.negative), TRUTH),
     "actions-not-clipped": (
-        toy, "np", lambda right: SimpleNamespace(**vars(right) | {"clip": lambda value, *_: value}), TRUTH),
+        toy,
+        "np",
+        lambda right: SimpleNamespace(**vars(right) | {"clip": lambda value, *_: value}),
+        TRUTH,
+    ),
     "truncation-is-termination": (
-        PixelEnv, "step", lambda step: lambda self, a: (*(r := step(self, a))[:2], r[3], r[2], r[4]),
-        test_envs.test_action_repeat_stops_at_the_end),
+        PixelEnv,
+        "step",
+        lambda step: lambda self, a: (*(r := step(self, a))[:2], r[3], r[2], r[4]),
+        test_envs.test_action_repeat_stops_at_the_end,
+    ),
     "episodes-one-step-longer": (
-        CountingEnv, "__init__", argument_changed("episode_steps", lambda steps: steps + 1),
-        test_envs.test_action_repeat_stops_at_the_end),
+        CountingEnv,
+        "__init__",
+        argument_changed("episode_steps", lambda steps: steps + 1),
+        test_envs.test_action_repeat_stops_at_the_end,
+    ),
     "first-seed-ignored": (
-        PixelEnv, "__init__", argument_changed("seed", lambda _: None),
-        test_envs.test_seed_of_the_first_reset),
+        PixelEnv,
+        "__init__",
+        argument_changed("seed", lambda _: None),
+        test_envs.test_seed_of_the_first_reset,
+    ),
     "every-reset-seeded": (
-        PixelEnv, "reset", argument_changed("seed", lambda seed: seed or 0),
-        test_envs.test_seed_of_the_first_reset),
+        PixelEnv,
+        "reset",
+        argument_changed("seed", lambda seed: seed or 0),
+        test_envs.test_seed_of_the_first_reset,
+    ),
     "seed-ignored": (
-        PixelEnv, "reset", argument_changed("seed", lambda _: None),
-        partial(test_envs.test_same_seed_same_frames, **SHORT)),
-    "distractor-seed-ignored": (
-        PixelEnv, "reset", argument_changed("options", lambda _: None), OTHER_NOISE),
+        PixelEnv,
+        "reset",
+        argument_changed("seed", lambda _: None),
+        partial(test_envs.test_same_seed_same_frames, **SHORT),
+    ),
+    "distractor-seed-ignored": (PixelEnv, "reset", argument_changed("options", lambda _: None), OTHER_NOISE),
     "distractor-seed-moves-physics": (ToyEnv, "reset", moves_the_physics, OTHER_NOISE),
     "state-lacks-the-drift": (
-        ToyEnv, "get_state", stands_still,
-        partial(test_envs.test_state_round_trip, **SHORT, distractors={"camera_jitter": {}})),
+        ToyEnv,
+        "get_state",
+        stands_still,
+        partial(test_envs.test_state_round_trip, **SHORT, distractors={"camera_jitter": {}}),
+    ),
     "jitter-the-other-way": (
-        camera_jitter, "translate", lambda right: lambda image, dx, dy: right(image, -dx, dy),
-        test_envs.test_camera_jitter_moves_the_picture_as_the_noise_says),
-}  # fmt: skip
+        camera_jitter,
+        "translate",
+        lambda right: lambda image, dx, dy: right(image, -dx, dy),
+        test_envs.test_camera_jitter_moves_the_picture_as_the_noise_says,
+    ),
+}
 
 TABLE = TRAINER | ENVIRONMENTS
 
@@ -186,4 +225,4 @@ def test_a_planted_error_shows(name, request, monkeypatch):
 
 
 def test_no_two_errors_have_one_name():
-    assert len(TABLE) == sum(map(len, (TRAINER, ENVIRONMENTS,)))
+    assert len(TABLE) == sum(map(len, (TRAINER, ENVIRONMENTS)))

@@ -73,9 +73,11 @@ def test_bilinear_resizing_takes_the_four_pixels_about_each_sample(tmp_path, siz
     expected, smooth = (
         torch.nn.functional.interpolate(
             channels_first, (size, size), mode="bilinear", align_corners=False, antialias=antialias
-        ).permute(0, 2, 3, 1).numpy()
+        )
+        .permute(0, 2, 3, 1)
+        .numpy()
         for antialias in (False, True)
-    )  # fmt: skip
+    )
     sharp = video.decode(tmp_path / "a.mkv", size, True, 10, "bilinear")
     assert sharp.dtype == np.uint8 and np.abs(sharp - expected).max() <= 0.51
     default = video.decode(tmp_path / "a.mkv", size, True, 10)

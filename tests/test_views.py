@@ -216,11 +216,15 @@ def test_what_an_evaluation_returns_stays():
     assert result.seeds == [1, 2]
 
 
-@pytest.mark.parametrize("recipe", [
-    {"task": "dot", "suite": "toy", "distractors": ["camera_jitter"]},
-    {"task": "dot", "suite": "toy", "distractors": {"video_background": {"frames": 4}}},
-    {"task": "reacher_easy", "distractors": ["camera_jitter", "lighting", "body_color", "camera_pose"]},
-], ids=["toy", "toy-video", "dmc"])  # fmt: skip
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"task": "dot", "suite": "toy", "distractors": ["camera_jitter"]},
+        {"task": "dot", "suite": "toy", "distractors": {"video_background": {"frames": 4}}},
+        {"task": "reacher_easy", "distractors": ["camera_jitter", "lighting", "body_color", "camera_pose"]},
+    ],
+    ids=["toy", "toy-video", "dmc"],
+)
 def test_what_an_environment_hands_out_stays(make, recipe):
     """Observations, truths and states; nor does it change the actions and states that it is given."""
     env, watched = make(**recipe, episode_steps=20), Watched()

@@ -169,8 +169,10 @@ class Agent(nn.Module):
 
     def carry(self, belief: Tensor, state: Tensor, action: Tensor) -> Carry:
         """A carry from its tensors [B, D], [B, S], [B, A], as a checkpoint holds them."""
-        return Carry(Latent(belief.to(self.device), state.to(self.device), self.world_model.initial(1).layout),
-                     action.to(self.device))
+        return Carry(
+            Latent(belief.to(self.device), state.to(self.device), self.world_model.initial(1).layout),
+            action.to(self.device),
+        )
 
     def _noise(self, batch: int, size: int, generator: Generators) -> Tensor:
         """Standard normal noise [batch, size], each row from its own generator if there are several."""

@@ -21,8 +21,11 @@ HEADLINES = {"signal recall": "signal", "leakage": "noise"}
 
 def headline_text(matrix: FactorMatrix, probe: str, split: str) -> str:
     """The lines below a heat map's title."""
-    clips = {"train": "clips of training", "test": "unseen clips", "across": "fitted on clips of training, tested on"
-             " unseen ones"}[split]  # fmt: skip
+    clips = {
+        "train": "clips of training",
+        "test": "unseen clips",
+        "across": "fitted on clips of training, tested on unseen ones",
+    }[split]
     lines = [f"R² on held-out episodes · {probe} · {clips}"]
     for name, source in HEADLINES.items():
         if matrix.summaries[probe][source]:
@@ -37,8 +40,11 @@ def factor_lines(matrix: FactorMatrix) -> list[str]:
         for part in matrix.parts:
             cells = [matrix.summary(probe, part, source).text() for source in HEADLINES.values()]
             lines.append(f"  {probe:6s} from {part:14s}{cells[0]:>22s}{cells[1]:>22s}")
-        heads = [f"{name} {matrix.summary(probe, 'x', source).text()}" for name, source in HEADLINES.items()
-                 if matrix.summaries[probe][source]]  # fmt: skip
+        heads = [
+            f"{name} {matrix.summary(probe, 'x', source).text()}"
+            for name, source in HEADLINES.items()
+            if matrix.summaries[probe][source]
+        ]
         lines.append(f"  {probe:6s} {', '.join(heads)}")
         for name, source in HEADLINES.items():
             if matrix.summary(probe, "x", source).note == TOO_FEW:
@@ -59,11 +65,13 @@ def as_tree(matrix: FactorMatrix) -> dict[str, Any]:
         "intervals": {probe: ends.tolist() for probe, ends in matrix.intervals.items()},
         "baseline": matrix.baseline.tolist(),
         "summaries": {
-            probe: {source: {part: dataclasses.asdict(one) for part, one in found.items()}
-                    for source, found in sources.items()}
+            probe: {
+                source: {part: dataclasses.asdict(one) for part, one in found.items()}
+                for source, found in sources.items()
+            }
             for probe, sources in matrix.summaries.items()
         },
-    }  # fmt: skip
+    }
 
 
 def from_tree(tree: Mapping[str, Any]) -> FactorMatrix:
@@ -80,12 +88,18 @@ def from_tree(tree: Mapping[str, Any]) -> FactorMatrix:
         for name in ("scores", "intervals")
     )
     summaries = {
-        probe: {source: {part: Estimate(*(math.nan if one[end] is None else float(one[end])
-                                          for end in ("value", "low", "high")), note=str(one["note"]))
-                         for part, one in parts.items()}
-                for source, parts in sources.items()}
+        probe: {
+            source: {
+                part: Estimate(
+                    *(math.nan if one[end] is None else float(one[end]) for end in ("value", "low", "high")),
+                    note=str(one["note"]),
+                )
+                for part, one in parts.items()
+            }
+            for source, parts in sources.items()
+        }
         for probe, sources in tree["summaries"].items()
-    }  # fmt: skip
+    }
     return FactorMatrix(found, list(tree["parts"]), scores, intervals, np.array(tree["baseline"]), summaries)
 
 
@@ -145,10 +159,12 @@ def pooled(matrices: Sequence[FactorMatrix]) -> FactorMatrix:
     scores = {probe: np.stack([matrix.mean(probe) for matrix in matrices]) for probe in first.scores}
     intervals = {probe: np.full((2, *runs.shape[1:]), np.nan) for probe, runs in scores.items()}
     summaries = {
-        probe: {source: {part: _pool([matrix.summary(probe, part, source) for matrix in matrices]) for part in parts}
-                for source, parts in sources.items()}
+        probe: {
+            source: {part: _pool([matrix.summary(probe, part, source) for matrix in matrices]) for part in parts}
+            for source, parts in sources.items()
+        }
         for probe, sources in first.summaries.items()
-    }  # fmt: skip
+    }
     baseline = np.stack([matrix.baseline.mean(0) for matrix in matrices])
     return FactorMatrix(first.factors, first.parts, scores, intervals, baseline, summaries)
 

@@ -139,8 +139,10 @@ def factor_matrix(
     )
     weights, sizes = bootstrap_weights(len(sums.tested)), [(len(fit), len(half_of(fit, 0))) for fit, _ in divisions[0]]
     for probe, found in errors.items():
-        whole, half = (np.array([[_by_factor(sums.r_squared(part), owner) for part in seed] for seed in one])
-                       for one in (found, halves[probe]))  # [seeds, parts, factors]
+        whole, half = (
+            np.array([[_by_factor(sums.r_squared(part), owner) for part in seed] for seed in one])
+            for one in (found, halves[probe])
+        )  # [seeds, parts, factors]
         matrix.scores[probe] = whole
         draws = [_by_factor(sums.r_squared(part, weights), owner) for part in found.mean(0)]  # parts x [draws, factors]
         draws = widened(np.stack(draws, 1), matrix.mean(probe), len(sums.tested))
@@ -157,8 +159,11 @@ def _summarize(matrix: FactorMatrix, probe: str, draws: np.ndarray, more: np.nda
     matrix.intervals[probe] = np.stack((low, np.minimum(high + more, 1.0)))
     matrix.summaries[probe] = {"signal": {}, "noise": {}}
     for source, found in matrix.summaries[probe].items():
-        columns = [i for i, f in enumerate(matrix.factors)
-                   if (f.quadrant == SIGNAL if source == "signal" else f.source == "noise")]  # fmt: skip
+        columns = [
+            i
+            for i, f in enumerate(matrix.factors)
+            if (f.quadrant == SIGNAL if source == "signal" else f.source == "noise")
+        ]
         if not columns:
             continue
         values = matrix.scores[probe][:, :, columns].clip(0.0).mean((0, 2))  # [parts]
@@ -171,9 +176,10 @@ def _summarize(matrix: FactorMatrix, probe: str, draws: np.ndarray, more: np.nda
         if "all" in found:  # which knows what each latent knows, unless a fit drowns in its many features
             useless |= max(one.value for part, one in found.items() if part != "encoder") > found["all"].value + LOST
         found |= {
-            part: Estimate(np.nan, note=TOO_FEW) for part, one in found.items()
+            part: Estimate(np.nan, note=TOO_FEW)
+            for part, one in found.items()
             if part not in REFERENCES and (useless or one.high - one.low > WIDEST)
-        }  # fmt: skip
+        }
 
 
 def _by_factor(values: np.ndarray, owner: np.ndarray) -> np.ndarray:

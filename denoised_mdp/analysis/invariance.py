@@ -161,10 +161,7 @@ def returns_under(agent: Agent, config: Config, episodes: int) -> dict[str, Eval
     """Returns of the actor's mode under all `variations`, on the same physics seeds."""
     seeds = probe_seeds(2, episodes)
     conditions = track(list(variations(config).items()), "returns", "conditions")
-    return {
-        name: evaluate(agent, environment_maker(changed, split), seeds)
-        for name, (changed, split) in conditions
-    }
+    return {name: evaluate(agent, environment_maker(changed, split), seeds) for name, (changed, split) in conditions}
 
 
 def paired_change(result: EvaluationResult, trained: EvaluationResult) -> tuple[float, float]:

@@ -92,8 +92,14 @@ def factor_heat_map(matrix: FactorMatrix, probe: str, title: str, note: str = ""
         figure.text(0.12 / width, 1 - (top + TITLE - 0.32) / height, kind, color=INK, fontsize=9.5, va="center")
         top += TITLE
         axes = place(label, top, width - label - 0.15, ROW * len(found))
-        factor_panel(axes, np.stack([scores[factor] for factor in found]), found, matrix.parts, QUADRANTS[kind],
-                     cell >= NUMBERS_FROM)  # fmt: skip
+        factor_panel(
+            axes,
+            np.stack([scores[factor] for factor in found]),
+            found,
+            matrix.parts,
+            QUADRANTS[kind],
+            cell >= NUMBERS_FROM,
+        )
         top += ROW * len(found)
     color_bar(place(0.12, height - 0.5, 1.7, 0.13))
     legend = "framed: the latent\nthat should hold it"
@@ -120,12 +126,20 @@ def factor_panel(
     for row, column in np.ndindex(values.shape) if numbers else ():
         value = values[row, column]
         text = "<-1" if value < -0.995 else f"{value:.2f}".replace("-0.00", "0.00")
-        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=8,
-                  color="white" if value > 0.55 else INK if value > 0.1 else FAINT)  # fmt: skip
+        axes.text(
+            column + 0.5,
+            row + 0.5,
+            text,
+            ha="center",
+            va="center",
+            fontsize=8,
+            color="white" if value > 0.55 else INK if value > 0.1 else FAINT,
+        )
     for column, part in enumerate(parts):
         if part in homes:
-            axes.add_patch(Rectangle((column, 0), 1, rows, fill=False, edgecolor=FRAME, linewidth=2, clip_on=False,
-                                     zorder=3))  # fmt: skip
+            axes.add_patch(
+                Rectangle((column, 0), 1, rows, fill=False, edgecolor=FRAME, linewidth=2, clip_on=False, zorder=3)
+            )
 
 
 def short_name(name: str) -> str:

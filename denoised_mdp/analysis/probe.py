@@ -20,26 +20,10 @@ from denoised_mdp.analysis.factor_tables import (
     headline_text,
     pooled,
 )
-from denoised_mdp.analysis.factors import (
-    EPISODES,
-    PROBES,
-    STEPS,
-    FactorMatrix,
-    factor_matrix,
-    stack,
-    targets_of,
-)
+from denoised_mdp.analysis.factors import EPISODES, PROBES, STEPS, FactorMatrix, factor_matrix, stack, targets_of
 from denoised_mdp.analysis.health import measure_health
 from denoised_mdp.analysis.invariance import measure_invariance, paired_change, record_grid, returns_under
-from denoised_mdp.analysis.results import (
-    Subject,
-    make_folder,
-    number,
-    subjects,
-    variant_of,
-    write_csv,
-    write_json,
-)
+from denoised_mdp.analysis.results import Subject, make_folder, number, subjects, variant_of, write_csv, write_json
 from denoised_mdp.envs.factors import factors
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.environments import environment_maker
@@ -73,8 +57,10 @@ def probe_factors(
         write_csv(stem.with_suffix(".csv"), factor_rows(subject, matrix))
         lines += [subject.label, *factor_lines(matrix)]
         if episodes * steps < EPISODES * STEPS:
-            lines.append(f"  smaller than the default ({EPISODES} episodes of {STEPS} actions): it reads less;"
-                         " compare results of one size alone")  # fmt: skip
+            lines.append(
+                f"  smaller than the default ({EPISODES} episodes of {STEPS} actions): it reads less;"
+                " compare results of one size alone"
+            )
         lines += _draw(matrix, subject.label, split, stem)
         results.append((subject, matrix))
     for members in groups_of_seeds(results):
@@ -83,8 +69,10 @@ def probe_factors(
         what = " + ".join([config.env.task, *config.distractors])
         title = f"{what} · {config.model.name} · mean of {len(members)} runs"
         stem = folder / f"factors_{members[0][0].path.resolve().name}_and_{len(members) - 1}_more_{split}{variant}"
-        write_json(stem.with_suffix(".json"), {"probe": "factors", "runs": [str(s.path) for s, _ in members],
-                                              "options": options, **as_tree(mean)})  # fmt: skip
+        write_json(
+            stem.with_suffix(".json"),
+            {"probe": "factors", "runs": [str(s.path) for s, _ in members], "options": options, **as_tree(mean)},
+        )
         lines += [title, *factor_lines(mean), *_draw(mean, title, split, stem)]
     return lines
 
@@ -110,9 +98,7 @@ def _matrix(
     recordings = []
     for place, clips in enumerate(("train", "test") if split == "across" else (split,)):
         make = environment_maker(config, clips)
-        played = record(
-            make, probe_seeds(place, episodes), steps, agent=agent, explore=explore, behaviour=behaviour
-        )
+        played = record(make, probe_seeds(place, episodes), steps, agent=agent, explore=explore, behaviour=behaviour)
         recordings += played
     if split == "across":
         divisions = [[_across(pair, episodes) for pair in division] for division in divisions]
@@ -152,8 +138,10 @@ def probe_invariance(
         grid = record_grid(environment_maker(config, split), agent, episodes, worlds, steps, explore)
         found = measure_invariance(agent, grid)
         del grid
-        lines += [subject.label, f"  {'distance under':14s}{'other distractors':>19s}{'other states':>14s}"
-                  f"{'ratio':>8s}{'resampling':>12s}"]  # fmt: skip
+        lines += [
+            subject.label,
+            f"  {'distance under':14s}{'other distractors':>19s}{'other states':>14s}{'ratio':>8s}{'resampling':>12s}",
+        ]
         for name, d in found.parts.items():
             lines.append(f"  {name:14s}{d.other_noise:19.3f}{d.other_state:14.3f}{d.ratio:8.3f}{d.resampled:12.3f}")
         lines.append(f"  the policy's action changes by {found.action_change:.3f} on average (of a range of 2)")
@@ -163,8 +151,13 @@ def probe_invariance(
         earned = {}
         for name, result in results.items():
             change, error = paired_change(result, trained)
-            earned[name] = {"mean": result.mean, "standard_error": result.standard_error, "change": change,
-                            "change_error": error, "returns": result.returns}  # fmt: skip
+            earned[name] = {
+                "mean": result.mean,
+                "standard_error": result.standard_error,
+                "change": change,
+                "change_error": error,
+                "returns": result.returns,
+            }
             versus = "" if result is trained else f"   change {number(change, error)}"
             lines.append(f"  return, {name:34s}{number(result.mean, result.standard_error):>20s}{versus}")
         tree = {"distances": tree, "action_change": found.action_change, "returns": earned}
@@ -200,8 +193,11 @@ def probe_health(
         parts, episode = stack(frozen)
         matrix = factor_matrix(parts, targets_of(found, recordings), episode, divisions, ["ridge"])
         health = measure_health(agent, recordings, frozen, matrix)
-        lines += [subject.label, f"  {'latent':8s}{'nats per step':>14s}{'active':>10s}{'reconstruction':>16s}"
-                  f"{'quick R^2 of signal':>21s}{'of noise':>10s}"]  # fmt: skip
+        lines += [
+            subject.label,
+            f"  {'latent':8s}{'nats per step':>14s}{'active':>10s}{'reconstruction':>16s}"
+            f"{'quick R^2 of signal':>21s}{'of noise':>10s}",
+        ]
         for name, nats in health.nats.items():
             active = "{} of {}".format(*health.active[name])
             lines.append(

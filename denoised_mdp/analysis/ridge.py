@@ -58,11 +58,7 @@ def group_folds(groups: np.ndarray, folds: int = FOLDS) -> list[np.ndarray]:
 
 
 def fit_ridge(
-    features: np.ndarray,
-    targets: np.ndarray,
-    groups: np.ndarray,
-    penalties: np.ndarray = PENALTIES,
-    folds: int = FOLDS,
+    features: np.ndarray, targets: np.ndarray, groups: np.ndarray, penalties: np.ndarray = PENALTIES, folds: int = FOLDS
 ) -> Ridge:
     """Minimize mean squared error + penalty * |w|^2 for each column of `targets`.
 

@@ -23,15 +23,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from denoised_mdp.agents.world_model_agent import Agent, build_agent
-from denoised_mdp.bench.around import (
-    ACTIONS,
-    acting,
-    environments,
-    evaluations,
-    filled_replay,
-    replays,
-    start_up,
-)
+from denoised_mdp.bench.around import ACTIONS, acting, environments, evaluations, filled_replay, replays, start_up
 from denoised_mdp.bench.plain import PlainUpdate
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, precision_name

@@ -107,9 +107,12 @@ def device(text: str) -> str:
 def add_runs(parser: argparse.ArgumentParser, *, several: bool) -> None:
     """Add the folder of a run, or of several."""
     parser.add_argument(
-        "runs" if several else "run", type=Path, nargs="+" if several else None, metavar="RUN",
+        "runs" if several else "run",
+        type=Path,
+        nargs="+" if several else None,
+        metavar="RUN",
         help="folder of a run, e.g. runs/quickstart",
-    )  # fmt: skip
+    )
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -126,9 +129,12 @@ def add_count(
 
 
 def add_options(
-    parser: argparse.ArgumentParser, name: str = "overrides", nargs: str = "*", metavar: str = "key=value",
+    parser: argparse.ArgumentParser,
+    name: str = "overrides",
+    nargs: str = "*",
+    metavar: str = "key=value",
     help: str = "as for train",
-) -> None:  # fmt: skip
+) -> None:
     """Add the ``key=value`` words of a `keyed` command."""
     from denoised_mdp.cli.completion import complete
 

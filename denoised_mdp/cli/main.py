@@ -39,7 +39,8 @@ TOO_LARGE = (
 def build_parser() -> Parser:
     """Return the parser of all commands."""
     parser = Parser(
-        prog="denoised-mdp", description="Learn world models that keep only what matters.",
+        prog="denoised-mdp",
+        description="Learn world models that keep only what matters.",
         examples=(
             "denoised-mdp train preset=quickstart run_dir=runs/quickstart",
             "denoised-mdp evaluate runs/quickstart",
@@ -48,7 +49,7 @@ def build_parser() -> Parser:
             "",
             "'denoised-mdp COMMAND --help' explains a command, 'denoised-mdp completion' the completion in your shell.",
         ),
-    )  # fmt: skip
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
@@ -60,9 +61,12 @@ def build_parser() -> Parser:
     train.set_defaults(function=_train)
     help = "print a composed configuration as YAML, without training"
     config = commands.add_parser(
-        "config", help=help, description=f"{help.capitalize()}.", keyed="overrides",
+        "config",
+        help=help,
+        description=f"{help.capitalize()}.",
+        keyed="overrides",
         examples=("denoised-mdp config preset=quickstart model=2c",),
-    )  # fmt: skip
+    )
     add_options(config)
     config.set_defaults(function=_config)
     add_run_commands(commands)
@@ -70,16 +74,22 @@ def build_parser() -> Parser:
 
     help = "check this machine and a configuration before a long run"
     doctor = commands.add_parser(
-        "doctor", help=help, description=f"{help.capitalize()}. The exit code is 1 if there are problems.",
-        keyed="overrides", examples=("denoised-mdp doctor preset=paper/cheetah_run_video_background",),
-    )  # fmt: skip
+        "doctor",
+        help=help,
+        description=f"{help.capitalize()}. The exit code is 1 if there are problems.",
+        keyed="overrides",
+        examples=("denoised-mdp doctor preset=paper/cheetah_run_video_background",),
+    )
     add_options(doctor)
     doctor.set_defaults(function=_doctor)
     help = "measure what updates, environments and the replay cost here"
     bench = commands.add_parser(
-        "bench", help=help, description=f"{help.capitalize()}.", keyed="overrides",
+        "bench",
+        help=help,
+        description=f"{help.capitalize()}.",
+        keyed="overrides",
         examples=("denoised-mdp bench preset=quickstart --parts update,acting",),
-    )  # fmt: skip
+    )
     add_options(bench, help="as for train (default: a paper preset)")
     parts = "update,acting,environments,evaluation,replay,start"
     bench.add_argument("--parts", metavar="NAMES", help=f"some of {parts} (default: all)")
@@ -91,13 +101,15 @@ def build_parser() -> Parser:
     bench.set_defaults(function=_bench)
     help = "print what your shell needs to complete commands, options and values"
     completion = commands.add_parser(
-        "completion", help=help, description=f"{help.capitalize()}.",
+        "completion",
+        help=help,
+        description=f"{help.capitalize()}.",
         examples=(
             "bash: echo 'eval \"$(denoised-mdp completion bash)\"' >> ~/.bashrc",
             "zsh:  echo 'eval \"$(denoised-mdp completion zsh)\"' >> ~/.zshrc      (after compinit)",
             "fish: denoised-mdp completion fish > ~/.config/fish/completions/denoised-mdp.fish",
         ),
-    )  # fmt: skip
+    )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     completion.set_defaults(function=_completion)
     return parser

@@ -5,15 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from denoised_mdp.cli.arguments import (
-    add_checkpoint,
-    add_count,
-    add_options,
-    add_runs,
-    natural,
-    positive,
-    suggest,
-)
+from denoised_mdp.cli.arguments import add_checkpoint, add_count, add_options, add_runs, natural, positive, suggest
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import shown
 
@@ -22,20 +14,31 @@ def add_probe_commands(commands: argparse._SubParsersAction) -> None:
     """Add ``probe`` and its sub-commands."""
     help = "measure what the latents of runs hold"
     probe = commands.add_parser(
-        "probe", help=help, description=f"{help.capitalize()}. Results are written to RUN/probes.",
+        "probe",
+        help=help,
+        description=f"{help.capitalize()}. Results are written to RUN/probes.",
         examples=("denoised-mdp probe factors runs/quickstart", "denoised-mdp probe health runs/a runs/b"),
-    )  # fmt: skip
+    )
     probes = probe.add_subparsers(dest="probe", metavar="PROBE", required=True)
     factors = _add_probe(
-        probes, "factors", "predict every true factor from each latent", 36, 200,
-        "Signal recall is R^2 of the signal from x, leakage that of the noise from x.", across=True,
-    )  # fmt: skip
+        probes,
+        "factors",
+        "predict every true factor from each latent",
+        36,
+        200,
+        "Signal recall is R^2 of the signal from x, leakage that of the noise from x.",
+        across=True,
+    )
     add_count(factors, "--seeds", 1, "random divisions of the episodes into folds")
     _add_behaviour(factors)
     invariance = _add_probe(
-        probes, "invariance", "change the distractors and nothing else", 6, 150,
+        probes,
+        "invariance",
+        "change the distractors and nothing else",
+        6,
+        150,
         "Shown is by how much the latents, the actions and the return change.",
-    )  # fmt: skip
+    )
     add_count(invariance, "--worlds", 4, "seeds of the distractors")
     add_count(invariance, "--returns", 5, "whole episodes for each return, 0: none", type=natural)
     health = _add_probe(
@@ -47,9 +50,15 @@ def add_probe_commands(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_probe(
-    probes: argparse._SubParsersAction, name: str, help: str, episodes: int, steps: int, more: str = "", *,
+    probes: argparse._SubParsersAction,
+    name: str,
+    help: str,
+    episodes: int,
+    steps: int,
+    more: str = "",
+    *,
     across: bool = False,
-) -> argparse.ArgumentParser:  # fmt: skip
+) -> argparse.ArgumentParser:
     """Add a probe that plays episodes of its own."""
     parser = probes.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}. {more}")
     add_runs(parser, several=True)
@@ -67,28 +76,34 @@ def _add_probe(
 
 def _add_behaviour(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--behaviour", choices=("mixed", "random", "agent"), default="mixed",
+        "--behaviour",
+        choices=("mixed", "random", "agent"),
+        default="mixed",
         help="who acts: the agent with its exploration noise, random actions (the same for all runs), or each in turn"
         " (mixed, the default)",
-    )  # fmt: skip
+    )
 
 
 def _add_joints(probes: argparse._SubParsersAction) -> None:
     help = "finetune encoders to read joint positions from pictures, and compare them"
     more = "Finished finetunings are kept in --output: repeat the command to resume."
     parser = probes.add_parser(
-        "joints", help=help, description=f"{help.capitalize()}. {more}",
+        "joints",
+        help=help,
+        description=f"{help.capitalize()}. {more}",
         examples=("denoised-mdp probe joints-data runs/a", "denoised-mdp probe joints runs/a --data data/joints-..."),
-    )  # fmt: skip
+    )
     add_runs(parser, several=True)
     parser.add_argument(
         "--data", type=Path, required=True, metavar="FOLDER", help="data set made by probe joints-data (required)"
     )
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: probes, and RUN/probes of each run")
     parser.add_argument(
-        "--sizes", default="paper", help="training pairs: paper (5,000 to 150,000; the default), scaled (all of the"
+        "--sizes",
+        default="paper",
+        help="training pairs: paper (5,000 to 150,000; the default), scaled (all of the"
         " data set, and fewer in the paper's ratios), or numbers such as 500,1000",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--test-pairs", type=positive, metavar="N", help="default: 100,000, or all of the data set if it has fewer"
     )
@@ -100,13 +115,17 @@ def _add_joints(probes: argparse._SubParsersAction) -> None:
     add_count(parser, "--batch", 256, "pairs per update")
     add_count(parser, "--evaluations", 20, "points of each curve")
     parser.add_argument(
-        "--scale", choices=("physical", "standard"), default="physical",
+        "--scale",
+        choices=("physical", "standard"),
+        default="physical",
         help="unit of the loss: rad and m (physical, the default), or each position's standard deviation",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--references", choices=("both", "scratch", "contrastive", "none"), default="both",
+        "--references",
+        choices=("both", "scratch", "contrastive", "none"),
+        default="both",
         help="encoders without a world model to compare with; default: both",
-    )  # fmt: skip
+    )
     add_count(parser, "--contrastive-updates", 20_000, "updates of the contrastive encoder")
     add_count(parser, "--contrastive-batch", 256, "pictures per update of the contrastive encoder")
     parser.add_argument(
@@ -120,9 +139,12 @@ def _add_joints_data(probes: argparse._SubParsersAction) -> None:
     help = "make the labelled pictures for probe joints"
     more = "Five policies of different quality play. Repeat the command to resume."
     parser = probes.add_parser(
-        "joints-data", help=help, description=f"{help.capitalize()}. {more}", keyed="source",
+        "joints-data",
+        help=help,
+        description=f"{help.capitalize()}. {more}",
+        keyed="source",
         examples=("denoised-mdp probe joints-data runs/a", "denoised-mdp probe joints-data env.task=walker_walk"),
-    )  # fmt: skip
+    )
     add_options(parser, "source", "+", "RUN | key=value", "a run, or options as for train")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: data/joints-TASK-DISTRACTORS")
     add_count(parser, "--episodes", 100, "episodes of each of the five policies")
@@ -153,11 +175,13 @@ def _joints(arguments: argparse.Namespace) -> int:
             schedule=Schedule(**{k: getattr(arguments, k) for k in ("updates", "batch", "evaluations", "scale")}),
             references=references[arguments.references],
             contrastive={
-                "updates": arguments.contrastive_updates, "batch": arguments.contrastive_batch, "flip": arguments.flip,
+                "updates": arguments.contrastive_updates,
+                "batch": arguments.contrastive_batch,
+                "flip": arguments.flip,
             },
             checkpoint=arguments.checkpoint,
             device=arguments.device,
-        )  # fmt: skip
+        )
     print("\n".join(lines))
     suggest(["report", *arguments.runs])
     return 0
@@ -189,11 +213,9 @@ def _probe(arguments: argparse.Namespace) -> int:
 
     given = ("command", "probe", "function", "runs", "output")
     options = {key: value for key, value in vars(arguments).items() if key not in given}
-    function = {
-        "factors": probe.probe_factors,
-        "invariance": probe.probe_invariance,
-        "health": probe.probe_health,
-    }[arguments.probe]
+    function = {"factors": probe.probe_factors, "invariance": probe.probe_invariance, "health": probe.probe_health}[
+        arguments.probe
+    ]
     with shown():
         lines = function(arguments.runs, arguments.output, **options)
     print("\n".join(lines))

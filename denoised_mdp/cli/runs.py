@@ -18,9 +18,11 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     help = "play held-out episodes with a trained agent"
     more = "Their seeds are fixed and were never used in training."
     evaluate = commands.add_parser(
-        "evaluate", help=help, description=f"{help.capitalize()}. {more}",
+        "evaluate",
+        help=help,
+        description=f"{help.capitalize()}. {more}",
         examples=("denoised-mdp evaluate runs/quickstart --random --episodes 20",),
-    )  # fmt: skip
+    )
     add_runs(evaluate, several=False)
     _add_episodes(evaluate, 10)
     add_checkpoint(evaluate)
@@ -33,9 +35,11 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
 
     help = "write a video and a picture of signal and noise"
     render = commands.add_parser(
-        "render", help=help, description=f"{help.capitalize()} in held-out episodes.",
+        "render",
+        help=help,
+        description=f"{help.capitalize()} in held-out episodes.",
         examples=("denoised-mdp render runs/quickstart", "denoised-mdp render runs/quickstart --split test"),
-    )  # fmt: skip
+    )
     add_runs(render, several=False)
     _add_episodes(render, 2)
     add_checkpoint(render)
@@ -54,22 +58,33 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
 
     help = "write one HTML page about a run, or a comparison of several"
     report = commands.add_parser(
-        "report", help=help, description=f"{help.capitalize()}. The page needs no other file.",
-        examples=("denoised-mdp report runs/quickstart", "denoised-mdp report runs/a runs/b -o comparison.html",
-                  "denoised-mdp report runs/sweep"),
-    )  # fmt: skip
+        "report",
+        help=help,
+        description=f"{help.capitalize()}. The page needs no other file.",
+        examples=(
+            "denoised-mdp report runs/quickstart",
+            "denoised-mdp report runs/a runs/b -o comparison.html",
+            "denoised-mdp report runs/sweep",
+        ),
+    )
     report.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run or of runs")
     report.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="default: %(default)s"
     )
     report.add_argument(
-        "--probes", type=Path, action="append", default=[], metavar="FOLDER",
+        "--probes",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
         help="add results that probes wrote there with --output; may be repeated",
-    )  # fmt: skip
+    )
     report.add_argument(
-        "--videos", choices=("one", "all", "none"), default="one",
+        "--videos",
+        choices=("one", "all", "none"),
+        default="one",
         help="which videos to embed: one per group of seeds, those of all runs, or none; default: %(default)s",
-    )  # fmt: skip
+    )
     report.add_argument("--title", metavar="TEXT", help="title of the page")
     report.set_defaults(function=_report)
 
@@ -77,9 +92,11 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
 def _add_episodes(parser: argparse.ArgumentParser, episodes: int) -> None:
     parser.add_argument("--episodes", type=positive, default=episodes, metavar="N", help="default: %(default)s")
     parser.add_argument(
-        "--split", choices=("train", "test"), default="train",
+        "--split",
+        choices=("train", "test"),
+        default="train",
         help="background clips: those of training (default) or held-out ones",
-    )  # fmt: skip
+    )
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:

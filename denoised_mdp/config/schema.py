@@ -60,7 +60,8 @@ class ModelConfig:
     embed: int = option(1024, "width of the observation embedding", low=1)
     depth: int = option(32, "channels of the first convolution", low=1)
     init: str = option(
-        "pytorch", "initial weights: pytorch (its default, the paper's) or scaled (learns sooner)",
+        "pytorch",
+        "initial weights: pytorch (its default, the paper's) or scaled (learns sooner)",
         choices=("pytorch", "scaled"),
     )
     reward_hidden: int = option(400, "width of the reward nets", low=1)
@@ -123,7 +124,8 @@ class TrainConfig:
     collect_workers: int = option(0, "processes that run them; 0: the learner's", low=0)
     overlap: bool = option(False, "collect a round's steps while learning from those before; needs collect_workers")
     act_device: str = option(
-        "learner", "where the agent acts while it collects: learner (where it learns), cpu, cuda or cuda:N",
+        "learner",
+        "where the agent acts while it collects: learner (where it learns), cpu, cuda or cuda:N",
         pattern=r"learner|cpu|cuda(:\d+)?",
     )
     exploration_noise: float = option(0.3, "std of the noise added to actions while collecting", low=0)
@@ -138,7 +140,8 @@ class TrainConfig:
     log_every: int = option(1000, "steps between log entries", low=1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|cuda(:\d+)?")
     precision: str = option(
-        "auto", "arithmetic of the large products (tf32: of a GPU's; a CPU takes float32)",
+        "auto",
+        "arithmetic of the large products (tf32: of a GPU's; a CPU takes float32)",
         choices=("auto", "float32", "tf32", "bf16"),
     )
     cuda_graph: bool = option(False, "on a GPU, record an update once and replay it instead of launching each kernel")
@@ -152,7 +155,8 @@ class ReplayConfig:
 
     capacity: int | None = option(None, "rows kept; null: all rows of the run", low=1)
     memory: str = option(
-        "auto", "where batches come from: disk; ahead (disk, read while learning); device (a copy in its memory);"
+        "auto",
+        "where batches come from: disk; ahead (disk, read while learning); device (a copy in its memory);"
         " auto (disk; with a GPU, its memory if half of it suffices, else ahead)",
         choices=("auto", "disk", "ahead", "device"),
     )

@@ -9,14 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from denoised_mdp.envs.options import (
-    DISTRACTORS,
-    SHOWING_CLIPS,
-    SUITES,
-    check_distractors,
-    named_distractors,
-    tasks,
-)
+from denoised_mdp.envs.options import DISTRACTORS, SHOWING_CLIPS, SUITES, check_distractors, named_distractors, tasks
 from denoised_mdp.envs.registration import register_envs
 from denoised_mdp.errors import UserError, did_you_mean
 

@@ -75,12 +75,7 @@ class DMCEnv(World, gym.utils.EzPickle):
     """
 
     def __init__(
-        self,
-        task: str,
-        size: int = 64,
-        episode_steps: int = 1000,
-        camera: int | str = 0,
-        quality: str = "fast",
+        self, task: str, size: int = 64, episode_steps: int = 1000, camera: int | str = 0, quality: str = "fast"
     ):
         gym.utils.EzPickle.__init__(self, task, size, episode_steps, camera, quality)
         names = {"_".join(pair): pair for pair in suite.ALL_TASKS}

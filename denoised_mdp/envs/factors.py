@@ -82,9 +82,7 @@ def factors(env: gym.Env) -> list[Factor]:
     )
 
 
-def _group(
-    source: str, names: Sequence[str], kinds: Sequence[str], quadrants: Mapping[str, str]
-) -> list[Factor]:
+def _group(source: str, names: Sequence[str], kinds: Sequence[str], quadrants: Mapping[str, str]) -> list[Factor]:
     """Join the numbers of a quaternion, and those of a grid (``name_2_3``), to one factor each."""
     groups: dict[tuple[str, str], list[int]] = {}
     for column, (name, kind) in enumerate(zip(names, kinds, strict=True)):

@@ -49,9 +49,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
 
     render_mode = "rgb_array"
 
-    def __init__(
-        self, world: gym.Env, action_repeat: int = 1, seed: int | None = None, recipe: Mapping | None = None
-    ):
+    def __init__(self, world: gym.Env, action_repeat: int = 1, seed: int | None = None, recipe: Mapping | None = None):
         gym.utils.EzPickle.__init__(self, world, action_repeat, seed, recipe)
         self.recipe = recipe
         self.world = world

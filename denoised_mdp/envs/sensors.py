@@ -71,10 +71,11 @@ SENSORS: dict[str, Sensor] = {
         "ball_to_target_distance", _size("geom", "target"), "distance of ball and target; the target's radius"
     ),
     "stacker_stack_2": Sensor(
-        "site_distance", lambda physics: 2 * physics.named.model.geom_size["target", 0],
+        "site_distance",
+        lambda physics: 2 * physics.named.model.geom_size["target", 0],
         "distances of boxes, hand and target; twice a box, the margin",
     ),
-}  # fmt: skip
+}
 SENSORS |= {
     name: Sensor("cart_position", 2.0, "position of the cart; 2 m, the margin")
     for name in ("cartpole_balance", "cartpole_swingup", "cartpole_two_poles", "cartpole_three_poles")

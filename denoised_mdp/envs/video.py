@@ -127,9 +127,7 @@ def shuffled(clips: Sequence[Clip], seed: int, name: str = "order") -> list[Clip
     return sorted(clips, key=lambda clip: generator(seed, f"{name} of {clip.identity}").random())
 
 
-def open_clips(
-    clips: str, split: str, size: int, color: bool, frames: int, resize: str = "antialiased"
-) -> list[Clip]:
+def open_clips(clips: str, split: str, size: int, color: bool, frames: int, resize: str = "antialiased") -> list[Clip]:
     """Find the clips of one split; none is decoded before it is used.
 
     Args:

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 def gru_step(x: Tensor, h: Tensor, cell: nn.GRUCell) -> Tensor:
     """Evaluate `cell`: inputs [B, I], hidden state [B, D] -> next hidden state [B, D]."""
-    return _Gates.apply(
-        F.linear(x, cell.weight_ih, cell.bias_ih), F.linear(h, cell.weight_hh, cell.bias_hh), h
-    )
+    return _Gates.apply(F.linear(x, cell.weight_ih, cell.bias_ih), F.linear(h, cell.weight_hh, cell.bias_hh), h)
 
 
 class _Gates(torch.autograd.Function):

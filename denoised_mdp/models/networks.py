@@ -241,9 +241,7 @@ class Decoder(nn.Module):
             96: [(embed, 4 * k, 3, 1), (4 * k, 4 * k, 5, 2), (4 * k, 2 * k, 5, 2), (2 * k, k, 6, 2), (k, 3, 6, 2)],
         }[size]
         self.input = nn.Linear(inputs, embed)
-        self.convolutions = nn.ModuleList(
-            nn.ConvTranspose2d(i, o, kernel, stride) for i, o, kernel, stride in shapes
-        )
+        self.convolutions = nn.ModuleList(nn.ConvTranspose2d(i, o, kernel, stride) for i, o, kernel, stride in shapes)
         self.compute_dtype: torch.dtype | None = None
 
     def forward(self, latent: Tensor) -> Tensor:

@@ -57,11 +57,7 @@ class BackpropPolicy(Policy):
         self.add_optimizer("value", adam(self.value.parameters(), lr=value_lr, eps=eps))
 
     def imagine(
-        self,
-        batch: PolicyBatch,
-        mdp: LatentMDP,
-        noise: tuple[Tensor, Tensor],
-        log_probs: list[Tensor] | None = None,
+        self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor], log_probs: list[Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Roll the x prior out from every posterior latent of the batch, N = T B starts.
 
@@ -88,9 +84,7 @@ class BackpropPolicy(Policy):
         """State noise [H, N, S_x], then action noise [H, N, A]: the documented order of draws."""
         shape, like = (self.horizon, batch.belief[..., 0].numel()), batch.belief
         states = mdp.draw_noise(*shape, like=like, generator=generator)
-        actions = torch.randn(
-            *shape, mdp.action_size, device=like.device, dtype=like.dtype, generator=generator
-        )
+        actions = torch.randn(*shape, mdp.action_size, device=like.device, dtype=like.dtype, generator=generator)
         return states, actions
 
     def losses(self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]):

@@ -37,9 +37,7 @@ class Policy(nn.Module, ABC):
         return self.actor.mode(features) if noise is None else self.actor.sample(features, noise)
 
     @abstractmethod
-    def update(
-        self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None
-    ) -> dict[str, Tensor]:
+    def update(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Improve the policy from one batch; draw all noise from `generator`; return metrics as detached tensors.
 
         The world model's parameters are frozen while this runs: gradients flow through them, never into them.

@@ -70,16 +70,23 @@ class Replay:
         UserError: the disk is too small, or the folder holds a replay of other shapes.
     """
 
-    def __init__(self, folder: Path | str, capacity: int, observation_shape: Sequence[int], action_size: int,
-                 slack: int = 0):
+    def __init__(
+        self, folder: Path | str, capacity: int, observation_shape: Sequence[int], action_size: int, slack: int = 0
+    ):
         if capacity < 1 or slack < 0:
             raise ValueError(f"capacity must be positive and slack not negative, got {capacity} and {slack}")
         layout = _layout(observation_shape, action_size)
         self._attach(Columns.create(Path(folder), layout, capacity + slack), capacity, slack, total=0)
 
     @classmethod
-    def open(cls, folder: Path | str, state: Mapping[str, Any], capacity: int | None = None,
-             slack: int | None = None, read_only: bool = False) -> Replay:
+    def open(
+        cls,
+        folder: Path | str,
+        state: Mapping[str, Any],
+        capacity: int | None = None,
+        slack: int | None = None,
+        read_only: bool = False,
+    ) -> Replay:
         """Continue the replay in `folder` from what `state()` returned, without copying.
 
         Rows added after that moment are forgotten and will be overwritten. When so many had been added that
@@ -97,8 +104,9 @@ class Replay:
                 the disk is too small for the files to grow.
         """
         folder, total = Path(folder), state["total"]
-        columns = Columns(folder, _layout(state["observation_shape"], state["action_size"]), state["places"],
-                          writable=not read_only)
+        columns = Columns(
+            folder, _layout(state["observation_shape"], state["action_size"]), state["places"], writable=not read_only
+        )
         capacity = state["capacity"] if capacity is None else capacity
         slack = state["slack"] if slack is None else slack
         if capacity + slack > columns.places:
@@ -118,7 +126,8 @@ class Replay:
         if overwritten:
             warnings.warn(
                 f"{folder}: the {overwritten:,} oldest of {len(counted):,} rows were overwritten after this"
-                " checkpoint; training continues without them.", stacklevel=2,
+                " checkpoint; training continues without them.",
+                stacklevel=2,
             )
         self._oldest = max(self._oldest + overwritten, total - capacity)
         live = np.arange(self._oldest, total)
@@ -148,9 +157,7 @@ class Replay:
         return self._ring[rows % len(self._ring)]
 
     @staticmethod
-    def bytes_needed(
-        capacity: int, observation_shape: Sequence[int], action_size: int, slack: int = 0
-    ) -> int:
+    def bytes_needed(capacity: int, observation_shape: Sequence[int], action_size: int, slack: int = 0) -> int:
         """Return the size of a full replay on disk in bytes."""
         return bytes_needed(_layout(observation_shape, action_size), capacity + slack)
 
@@ -179,8 +186,13 @@ class Replay:
             raise ValueError(f"expected an action of shape {(self.action_size,)}, got {action.shape}")
         if self.total == 0 and not is_first:
             raise ValueError("the first row of a replay must be the first of an episode (is_first=True)")
-        row = {"observation": observation, "action": action, "reward": reward, "is_first": is_first,
-               "number": self.total + 1}
+        row = {
+            "observation": observation,
+            "action": action,
+            "reward": reward,
+            "is_first": is_first,
+            "number": self.total + 1,
+        }
         self._columns.write(self._places(self.total), row)
         if is_first:
             evicted = np.searchsorted(self._starts[1:], self._oldest, side="right")
@@ -248,9 +260,16 @@ class Replay:
         rows = sorted({int(row) for row in np.linspace(self._oldest, self.total - 1, _SAMPLED)} if self.total else ())
         sample = [[row, self._digest(row)] for row in rows]
         self._columns.forget("observation")
-        return {"capacity": self.capacity, "slack": self.slack, "places": self._columns.places,
-                "total": self.total, "oldest": self._oldest, "sample": sample,
-                "observation_shape": list(self.observation_shape), "action_size": self.action_size}
+        return {
+            "capacity": self.capacity,
+            "slack": self.slack,
+            "places": self._columns.places,
+            "total": self.total,
+            "oldest": self._oldest,
+            "sample": sample,
+            "observation_shape": list(self.observation_shape),
+            "action_size": self.action_size,
+        }
 
     def close(self) -> None:
         """Close the files; the replay cannot be used afterwards."""

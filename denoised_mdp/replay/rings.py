@@ -25,8 +25,15 @@ class Lanes:
         UserError: see `Replay`.
     """
 
-    def __init__(self, folder: Path | str, count: int, capacity: int, observation_shape: Sequence[int],
-                 action_size: int, slack: int = 0):
+    def __init__(
+        self,
+        folder: Path | str,
+        count: int,
+        capacity: int,
+        observation_shape: Sequence[int],
+        action_size: int,
+        slack: int = 0,
+    ):
         capacity, slack = _share(capacity, count), _share(slack, count)
         folders = _folders(folder, count)
         self.lanes = [Replay(path, capacity, observation_shape, action_size, slack) for path in folders]
@@ -41,8 +48,14 @@ class Lanes:
             )
 
     @classmethod
-    def open(cls, folder: Path | str, state: Mapping[str, Any], capacity: int | None = None,
-             slack: int | None = None, read_only: bool = False) -> Lanes:
+    def open(
+        cls,
+        folder: Path | str,
+        state: Mapping[str, Any],
+        capacity: int | None = None,
+        slack: int | None = None,
+        read_only: bool = False,
+    ) -> Lanes:
         """Continue from what `state` returned; see `Replay.open`."""
         states = state.get("lanes", [state])
         capacity, slack = (None if n is None else _share(n, len(states)) for n in (capacity, slack))
@@ -53,8 +66,9 @@ class Lanes:
         return self
 
     @staticmethod
-    def bytes_needed(count: int, capacity: int, observation_shape: Sequence[int], action_size: int,
-                     slack: int = 0) -> int:
+    def bytes_needed(
+        count: int, capacity: int, observation_shape: Sequence[int], action_size: int, slack: int = 0
+    ) -> int:
         """Return the size of full lanes on disk in bytes."""
         capacity, slack = _share(capacity, count), _share(slack, count)
         return count * Replay.bytes_needed(capacity, observation_shape, action_size, slack)

@@ -81,9 +81,7 @@ class Columns:
             for name in layout:
                 (folder / f"{name}.npy").unlink(missing_ok=True)
             for name, (dtype, shape) in layout.items():  # sparse files, which fill up as rows are written
-                np.lib.format.open_memmap(
-                    folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(places, *shape)
-                )
+                np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(places, *shape))
             sync_folder(folder), sync_folder(folder.parent)
         except OSError as error:
             raise _disk_error(folder, error) from error

@@ -33,8 +33,15 @@ PARTS = {
     "generators": ("agent/random", "random", "collector/random", "collector/exploration"),
     "environment": ("collector/environments",),
     "progress": (
-        "counters", "pending", "collector/step", "collector/observations", "collector/carry", "ahead", "window",
-        "episode_return", "last_return",
+        "counters",
+        "pending",
+        "collector/step",
+        "collector/observations",
+        "collector/carry",
+        "ahead",
+        "window",
+        "episode_return",
+        "last_return",
     ),
 }
 """part of a checkpoint -> the paths in its tree"""

@@ -96,6 +96,7 @@ class RunFolder:
         Raises:
             UserError: another process holds it.
         """
+
         def without_links(name: str, flags: int) -> int:  # what a link leads to would be emptied; a pipe would block
             return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
@@ -117,8 +118,7 @@ class RunFolder:
                 ) from error
             except OSError as error:  # some network file systems have no locks
                 warnings.warn(
-                    f"{self.path} cannot be locked ({error.strerror}): no other process may write in it.",
-                    stacklevel=3,
+                    f"{self.path} cannot be locked ({error.strerror}): no other process may write in it.", stacklevel=3
                 )
             file.truncate(0)
             file.write(f"{os.getpid()}\n")

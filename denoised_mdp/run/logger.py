@@ -39,8 +39,7 @@ def as_floats(metrics: Mapping[str, float | np.ndarray | torch.Tensor]) -> dict[
     for names in groups.values():
         stacked = torch.stack([metrics[name].detach().reshape(()) for name in names])
         numbers.update(zip(names, stacked.tolist(), strict=True))
-    return {name: numbers[name] if name in numbers else np.asarray(value).item()
-            for name, value in metrics.items()}
+    return {name: numbers[name] if name in numbers else np.asarray(value).item() for name, value in metrics.items()}
 
 
 class Logger:

@@ -91,8 +91,11 @@ class FiniteCheck:
             self._pending.popleft()
 
     def _fail(self, update: Update) -> None:
-        bad = {name: value for name, value in zip(update.names, update.values.tolist(), strict=True)
-               if not np.isfinite(value)}
+        bad = {
+            name: value
+            for name, value in zip(update.names, update.values.tolist(), strict=True)
+            if not np.isfinite(value)
+        }
         # The sum of all terms tells less than the term that spoiled it.
         terms = sorted(bad, key=lambda name: name.rpartition("/")[2] == "loss")
         batch = {name: torch.as_tensor(value).cpu().numpy() for name, value in update.batch.items()}

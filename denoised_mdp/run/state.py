@@ -42,9 +42,12 @@ def _is_tensor(value: Any) -> bool:
 
 def _is_mean(value: Any) -> bool:
     """The sum of a metric, and of how many updates."""
-    return isinstance(value, tuple) and len(value) == 2 and _is_positive(value[1]) and (
-        _is_number(value[0]) or _is_tensor(value[0]) and value[0].numel() == 1
-    )  # fmt: skip
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and _is_positive(value[1])
+        and (_is_number(value[0]) or _is_tensor(value[0]) and value[0].numel() == 1)
+    )
 
 
 def _is_replay(value: Any) -> bool:

@@ -69,10 +69,19 @@ def main() -> None:
 
     training = VecNormalize(make(options, "train", options.envs), norm_obs=False, gamma=0.95)
     model = PPO(
-        "CnnPolicy", training, n_steps=50, batch_size=100, n_epochs=4, learning_rate=5e-4, gamma=0.95, gae_lambda=0.9,
+        "CnnPolicy",
+        training,
+        n_steps=50,
+        batch_size=100,
+        n_epochs=4,
+        learning_rate=5e-4,
+        gamma=0.95,
+        gae_lambda=0.9,
         policy_kwargs={"log_std_init": -0.5, "features_extractor_kwargs": {"features_dim": 128}},
-        seed=options.seed, device="cpu", verbose=1,
-    )  # fmt: skip
+        seed=options.seed,
+        device="cpu",
+        verbose=1,
+    )
     began = time.process_time()
     model.learn(options.steps, log_interval=10)
     print(f"\n{model.num_timesteps:,} actions, {time.process_time() - began:.0f} s of processor time")

@@ -39,12 +39,36 @@ SCORES = {
 }
 """column -> probe, part of the latent, what is predicted from it"""
 COLUMNS = (
-    "run", "model", "seed", "step", "parameters", *SCORES, *(f"ratio_{part}" for part in (*LATENTS, "action")),
-    *(f"{kind}_{part}" for part in LATENTS for kind in ("other_noise", "other_state")), "action_change",
-    *(f"return_{name}" for name in RETURNS), "unseen", "unseen_change", "unseen_change_error", "seconds", "machine",
-)  # fmt: skip
-FACTORS = ("run", "model", "seed", "probe", "part", "factor", "source", "quadrant", "r2", "r2_low", "r2_high",
-           "mean_predictor_r2")  # fmt: skip
+    "run",
+    "model",
+    "seed",
+    "step",
+    "parameters",
+    *SCORES,
+    *(f"ratio_{part}" for part in (*LATENTS, "action")),
+    *(f"{kind}_{part}" for part in LATENTS for kind in ("other_noise", "other_state")),
+    "action_change",
+    *(f"return_{name}" for name in RETURNS),
+    "unseen",
+    "unseen_change",
+    "unseen_change_error",
+    "seconds",
+    "machine",
+)
+FACTORS = (
+    "run",
+    "model",
+    "seed",
+    "probe",
+    "part",
+    "factor",
+    "source",
+    "quadrant",
+    "r2",
+    "r2_low",
+    "r2_high",
+    "mean_predictor_r2",
+)
 
 
 def finished(runs: list[Path]) -> list[Path]:
@@ -98,8 +122,13 @@ def probe(run: Path, episodes: int | None) -> tuple[dict, list[dict]]:
     recordings = record(make, probe_seeds(0, episodes), STEPS, behaviour="random")
     parts, episode = stack(freeze(agent, recordings))
     matrix = factor_matrix(parts, targets_of(found, recordings), episode, random_divisions(episodes))
-    row = {"run": run.resolve().name, "model": config.model.name, "seed": config.seed, "step": subject.step,
-           "parameters": sum(p.numel() for p in agent.world_model.parameters())}  # fmt: skip
+    row = {
+        "run": run.resolve().name,
+        "model": config.model.name,
+        "seed": config.seed,
+        "step": subject.step,
+        "parameters": sum(p.numel() for p in agent.world_model.parameters()),
+    }
     row |= {name: matrix.summary(*key).value for name, key in SCORES.items() if key[1] in matrix.parts}
 
     invariance = measure_invariance(agent, record_grid(make, None, PHYSICS, WORLDS, GRID_STEPS))
@@ -128,8 +157,9 @@ def earn(run: Path, episodes: int) -> dict[str, float]:
     seeds, kinds = probe_seeds(2, episodes), variations(config)
     changed = [kind for kind in kinds if kind not in RETURNS.values()]  # unseen clips first, if there are any
     asked = RETURNS | ({"unseen": changed[0]} if changed else {})
-    results = {name: evaluate(agent, environment_maker(*kinds[kind]), seeds)
-               for name, kind in asked.items() if kind in kinds}  # fmt: skip
+    results = {
+        name: evaluate(agent, environment_maker(*kinds[kind]), seeds) for name, kind in asked.items() if kind in kinds
+    }
     row = {f"return_{name}": result.mean for name, result in results.items()}
     if "unseen" in results:
         row["unseen"] = asked["unseen"]
@@ -139,8 +169,10 @@ def earn(run: Path, episodes: int) -> dict[str, float]:
 
 def rounded(row: dict) -> dict:
     """The same with four decimals; empty where the sample could not tell."""
-    return {name: value if not isinstance(value, float) else round(value, 4) if value == value else ""
-            for name, value in row.items()}  # fmt: skip
+    return {
+        name: value if not isinstance(value, float) else round(value, 4) if value == value else ""
+        for name, value in row.items()
+    }
 
 
 def rewrite(path: Path, rows: list[dict]) -> None:
@@ -154,12 +186,12 @@ def rewrite(path: Path, rows: list[dict]) -> None:
 def main() -> None:
     """Probe what is missing, then write table and picture."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("runs", type=Path, nargs="*", metavar="RUN",
-                        help="default: runs/learning_curves/video_background-*backprop-*")  # fmt: skip
+    parser.add_argument(
+        "runs", type=Path, nargs="*", metavar="RUN", help="default: runs/learning_curves/video_background-*backprop-*"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/denoising"), help="folder of the results")
     parser.add_argument("--episodes", type=int, help="for the factor matrix; default: as probe factors")
-    parser.add_argument("--returns", type=int, default=5,
-                        help="episodes of each return, 0: none; default: %(default)s")  # fmt: skip
+    parser.add_argument("--returns", type=int, default=5, help="episodes of each return, 0: none; default: %(default)s")
     parser.add_argument("--title", default="cheetah_run with video background", help="of the picture")
     parser.add_argument("--draw", action="store_true", help="probe nothing")
     options = parser.parse_args()
@@ -178,8 +210,11 @@ def main() -> None:
             row, lines = probe(run, options.episodes)
             append(matrices, FACTORS, lines)
             append(path, COLUMNS, [row])  # last: a run that is in there is whole
-            print(f"{row['run']}: recall {row['recall_ridge']}, leakage {row['leakage_ridge']}, x moves"
-                  f" {row['ratio_x']:.3f}, {row['seconds']:.0f} s", flush=True)  # fmt: skip
+            print(
+                f"{row['run']}: recall {row['recall_ridge']}, leakage {row['leakage_ridge']}, x moves"
+                f" {row['ratio_x']:.3f}, {row['seconds']:.0f} s",
+                flush=True,
+            )
         for run in runs if options.returns else []:  # they take most of the time, and so come last
             rows = read(path)
             for row in rows:

@@ -8,17 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from denoised_mdp.analysis.plots import (
-    DARK,
-    FAINT,
-    FRAME,
-    INK,
-    LINE,
-    PART_LABELS,
-    color_bar,
-    new_figure,
-    short_name,
-)
+from denoised_mdp.analysis.plots import DARK, FAINT, FRAME, INK, LINE, PART_LABELS, color_bar, new_figure, short_name
 from denoised_mdp.envs.factors import QUADRANTS, Factor
 
 ARMS = {"2b": "Denoised MDP 2b", "2c": "Denoised MDP 2c", "dreamer": "Dreamer"}
@@ -133,17 +123,31 @@ def draw(rows: list[dict[str, str]], factors: list[dict[str, str]], title: str, 
     counted = ", ".join(f"{len(of)} of {ARMS.get(model, model)}" for model, of in arms.items())
     say(0.3, 0.72, f"bars: mean over seeds ({counted}); a dot is one seed", fontsize=9.5, color=FAINT)
     handles = [Patch(color=COLORS.get(m, "#8a94a0"), alpha=0.75, label=ARMS.get(m, m)) for m in arms]
-    figure.legend(handles=handles, loc="upper right", bbox_to_anchor=(1 - 0.25 / width, 1 - 0.2 / height),
-                  ncols=len(arms), frameon=False, fontsize=9.5)  # fmt: skip
+    figure.legend(
+        handles=handles,
+        loc="upper right",
+        bbox_to_anchor=(1 - 0.25 / width, 1 - 0.2 / height),
+        ncols=len(arms),
+        frameon=False,
+        fontsize=9.5,
+    )
     label = "\n".join(unseen(rows).partition(" at ")[2].split() or unseen(rows).split())
     panels = [
         (["recall_ridge", "recall_mlp"], ["ridge", "MLP"], "Signal recall", "R² of the signal from x: high is good"),
         (["leakage_ridge", "leakage_mlp"], ["ridge", "MLP"], "Leakage", "R² of the noise from x: low is good"),
-        (["ratio_x", "ratio_y", "ratio_z", "ratio_action"], [*LATENTS, "action"], "Invariance",
-         "distance, other distractors / other state"),
-        ([f"return_{name}" for name in RETURNS], ["as\ntrained", label, "none"], "Return",
-         "same physics, other distractors"),
-    ]  # fmt: skip
+        (
+            ["ratio_x", "ratio_y", "ratio_z", "ratio_action"],
+            [*LATENTS, "action"],
+            "Invariance",
+            "distance, other distractors / other state",
+        ),
+        (
+            [f"return_{name}" for name in RETURNS],
+            ["as\ntrained", label, "none"],
+            "Return",
+            "same physics, other distractors",
+        ),
+    ]
     shares = [2, 2, 2.6, 2]
     room, between = width - 0.75 - 0.3 - 3 * 0.62, 0.62
     x = 0.75
@@ -161,8 +165,14 @@ def draw(rows: list[dict[str, str]], factors: list[dict[str, str]], title: str, 
             axis.set_ylim(0, 1.02)
         x += w + between
     top = 4.6
-    say(0.3, top, "Which latent holds what: R² of each true factor, ridge, mean over seeds", fontsize=11,
-        fontweight="bold", color=INK)  # fmt: skip
+    say(
+        0.3,
+        top,
+        "Which latent holds what: R² of each true factor, ridge, mean over seeds",
+        fontsize=11,
+        fontweight="bold",
+        color=INK,
+    )
     top += 0.4
     x = left
     for kind, count in zip(kinds, counts, strict=True):
@@ -171,13 +181,20 @@ def draw(rows: list[dict[str, str]], factors: list[dict[str, str]], title: str, 
     top += 0.18
     for number, (model, (parts, all_factors, scores)) in enumerate(maps.items()):
         h, x = heights[number], left
-        say(0.3, top + h / 2, ARMS.get(model, model).replace(" MDP ", "\nMDP "), fontsize=10, fontweight="bold",
-            color=COLORS.get(model, INK))  # fmt: skip
+        say(
+            0.3,
+            top + h / 2,
+            ARMS.get(model, model).replace(" MDP ", "\nMDP "),
+            fontsize=10,
+            fontweight="bold",
+            color=COLORS.get(model, INK),
+        )
         for kind, count in zip(kinds, counts, strict=True):
             chosen = [i for i, factor in enumerate(all_factors) if factor.quadrant == kind]
             axes = place(x, top, cell * len(chosen), h)
-            quadrant_panel(axes, scores[:, chosen], [all_factors[i] for i in chosen], parts, QUADRANTS[kind],
-                           x == left, True)  # fmt: skip
+            quadrant_panel(
+                axes, scores[:, chosen], [all_factors[i] for i in chosen], parts, QUADRANTS[kind], x == left, True
+            )
             if number < len(maps) - 1:
                 axes.set_xticklabels([])
             x += cell * count + gap
@@ -213,12 +230,20 @@ def quadrant_panel(
         for row, column in np.ndindex(values.shape):
             value = values[row, column]
             text = "<-1" if value < -0.995 else f"{value:.2f}".replace("-0.00", "0.00")
-            axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7.5,
-                      color="white" if value > 0.55 else INK if value > 0.1 else FAINT)  # fmt: skip
+            axes.text(
+                column + 0.5,
+                row + 0.5,
+                text,
+                ha="center",
+                va="center",
+                fontsize=7.5,
+                color="white" if value > 0.55 else INK if value > 0.1 else FAINT,
+            )
     for row, part in enumerate(parts):
         if part in homes:
-            axes.add_patch(Rectangle((0, row), count, 1, fill=False, edgecolor=FRAME, linewidth=2, clip_on=False,
-                                     zorder=3))  # fmt: skip
+            axes.add_patch(
+                Rectangle((0, row), count, 1, fill=False, edgecolor=FRAME, linewidth=2, clip_on=False, zorder=3)
+            )
 
 
 def heat(rows: list[dict[str, str]], runs: set[str]) -> tuple[list[str], list[Factor], np.ndarray]:
@@ -226,7 +251,8 @@ def heat(rows: list[dict[str, str]], runs: set[str]) -> tuple[list[str], list[Fa
     rows = [row for row in rows if row["run"] in runs and row["probe"] == "ridge" and row["part"] in LATENTS]
     parts = [part for part in LATENTS if any(row["part"] == part for row in rows)]
     names = {row["factor"]: row for row in rows}
-    scores = [[[float(r["r2"]) for r in rows if (r["part"], r["factor"]) == (part, name)] for name in names]
-              for part in parts]  # fmt: skip
+    scores = [
+        [[float(r["r2"]) for r in rows if (r["part"], r["factor"]) == (part, name)] for name in names] for part in parts
+    ]
     factors = [Factor(row["factor"], row["source"], (), "scalar", row["quadrant"]) for row in names.values()]
     return parts, factors, np.array([[statistics.mean(cell) for cell in line] for line in scores])

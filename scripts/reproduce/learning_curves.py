@@ -29,8 +29,14 @@ from pathlib import Path
 import numpy as np
 
 TASK = "cheetah_run"
-SETTINGS = [f"env.task={TASK}", "train.total_steps=16_000", "train.eval_every=2_000", "train.eval_episodes=4",
-            "train.render_every=0", "train.probe_every=0"]  # fmt: skip
+SETTINGS = [
+    f"env.task={TASK}",
+    "train.total_steps=16_000",
+    "train.eval_every=2_000",
+    "train.eval_episodes=4",
+    "train.render_every=0",
+    "train.probe_every=0",
+]
 VARIANTS = {
     "noiseless": ["distractors=none"],
     "video background": [],  # as the preset has it
@@ -44,8 +50,13 @@ ARMS = {
     for policy in ("backprop", "sac")
 } | {"Denoised MDP 2c, backprop": ["model=2c", "policy=backprop"]}
 EPISODES = 10
-COLORS = {"Denoised MDP, backprop": "#1f5fa8", "Denoised MDP, sac": "#3a9d6b", "Denoised MDP 2c, backprop": "#7b5ea7",
-          "Dreamer, backprop": "#e4572e", "Dreamer, sac": "#b8860b"}  # fmt: skip
+COLORS = {
+    "Denoised MDP, backprop": "#1f5fa8",
+    "Denoised MDP, sac": "#3a9d6b",
+    "Denoised MDP 2c, backprop": "#7b5ea7",
+    "Dreamer, backprop": "#e4572e",
+    "Dreamer, sac": "#b8860b",
+}
 CURVES = ("variant", "arm", "seed", "step", "return")
 RETURNS = ("variant", "arm", "seed", "mean", "standard_error", "random", "random_standard_error", "minutes", "machine")
 
@@ -105,9 +116,14 @@ def train(preset: str, variant: str, arm: str, seed: int, runs: Path, out: Path,
     result = evaluate_run(run, episodes=EPISODES)
     random = evaluate_run(run, episodes=EPISODES, random=True)
     append(out / "curves.csv", CURVES, curve)
-    row = {"mean": round(result.mean, 2), "standard_error": round(result.standard_error, 2),
-           "random": round(random.mean, 2), "random_standard_error": round(random.standard_error, 2),
-           "minutes": round(minutes, 1), "machine": f"{os.cpu_count()} CPUs, {platform.machine()}"}  # fmt: skip
+    row = {
+        "mean": round(result.mean, 2),
+        "standard_error": round(result.standard_error, 2),
+        "random": round(random.mean, 2),
+        "random_standard_error": round(random.standard_error, 2),
+        "minutes": round(minutes, 1),
+        "machine": f"{os.cpu_count()} CPUs, {platform.machine()}",
+    }
     append(out / "returns.csv", RETURNS, [key | row])
     print(f"  {result.mean:.1f} +- {result.standard_error:.1f}, random {random.mean:.1f}", flush=True)
 
@@ -120,8 +136,10 @@ def spread(values: list[float]) -> tuple[str, str, str]:
 
 def table(returns: list[dict[str, str]]) -> str:
     """A Markdown table: per variant and arm, the mean over seeds, the spread, and each seed."""
-    lines = ["| variant | arm | seeds | mean return | std over seeds | each seed | random policy |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| variant | arm | seeds | mean return | std over seeds | each seed | random policy |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for variant in VARIANTS:
         for arm in ARMS:
             rows = [row for row in returns if (row["variant"], row["arm"]) == (variant, arm)]
@@ -179,8 +197,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add_options(parser, "learning_curves")
     parser.add_argument("--preset", default="quickstart", help="preset that sets sizes and budget")
-    parser.add_argument("--only", nargs="+", default=[],
-                        help="train only what has all of these words in its name; camera jitter only so")  # fmt: skip
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        help="train only what has all of these words in its name; camera jitter only so",
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     done = {(row["variant"], row["arm"], int(row["seed"])) for row in read(options.out / "returns.csv")}

@@ -31,8 +31,14 @@ from torch.utils._pytree import tree_map_only
 PRECISIONS = ("float32", "bf16")
 COLORS = {"float32": "#1f5fa8", "bf16": "#e4572e"}
 ERRORS = {"model/image_error": "image_error", "model/reward_error": "reward_error"}
-PARTS = {"encoder": "world_model.encoder", "rssm": "world_model.rssm", "decoder": "world_model.decoder",
-         "reward": "world_model.rewards", "actor": "policy.actor", "value": "policy.value"}  # fmt: skip
+PARTS = {
+    "encoder": "world_model.encoder",
+    "rssm": "world_model.rssm",
+    "decoder": "world_model.decoder",
+    "reward": "world_model.rewards",
+    "actor": "policy.actor",
+    "value": "policy.value",
+}
 BATCHES = 8
 """of each agent whose gradients are compared"""
 CURVES = ("precision", "arithmetic", "seed", "step", "return", *ERRORS.values())
@@ -85,8 +91,17 @@ def train(precision: str, seed: int, runs: Path, out: Path, extra: list[str]) ->
     from denoised_mdp.trainer import train
 
     run = folder(runs, precision, seed)
-    config = load_config(["preset=quickstart", *SETTINGS, *VARIANTS["noiseless"], *extra, f"seed={seed}",
-                          f"train.precision={precision}", f"run_dir={run}"])  # fmt: skip
+    config = load_config(
+        [
+            "preset=quickstart",
+            *SETTINGS,
+            *VARIANTS["noiseless"],
+            *extra,
+            f"seed={seed}",
+            f"train.precision={precision}",
+            f"run_dir={run}",
+        ]
+    )
     made_by, context = arithmetic(precision, config.train.device)
     key = {"precision": precision, "arithmetic": made_by, "seed": seed}
     with context, warnings.catch_warnings():
@@ -144,9 +159,16 @@ def agreement(run: Path, seed: int) -> list[dict]:
             rounded = [gradients(step, torch.bfloat16, batch) for batch in batches]
         others = exact[1:] + exact[:1]
         for part in PARTS:
-            rows.append({"arithmetic": made_by, "seed": seed, "step": step, "part": part,
-                         "cosine": f"{cosine(exact, rounded, part):.5f}",
-                         "other_batch": f"{cosine(exact, others, part):.5f}"})  # fmt: skip
+            rows.append(
+                {
+                    "arithmetic": made_by,
+                    "seed": seed,
+                    "step": step,
+                    "part": part,
+                    "cosine": f"{cosine(exact, rounded, part):.5f}",
+                    "other_batch": f"{cosine(exact, others, part):.5f}",
+                }
+            )
     return rows
 
 
@@ -191,8 +213,11 @@ def draw(curves: list[dict[str, str]], path: Path) -> None:
     """A panel for the return and one for each error of the model: every seed thin, their mean thick."""
     from denoised_mdp.analysis.plots import FAINT, new_figure, plain_axes
 
-    label_of = {"return": "return of held-out episodes", "image_error": "model's image error, nats",
-                "reward_error": "model's reward error"}  # fmt: skip
+    label_of = {
+        "return": "return of held-out episodes",
+        "image_error": "model's image error, nats",
+        "reward_error": "model's reward error",
+    }
     names = ("return", *ERRORS.values())
     figure = new_figure(4.2 * len(names), 3.4)
     figure.set_layout_engine("constrained")

@@ -40,8 +40,10 @@ def size_figure(groups: Groups, joints: Sequence[Joint], title: str) -> Figure:
     for axes, unit in zip(panels, (None, *units), strict=True):
         chosen = [joint.unit == unit for joint in joints]
         for (name, stack), keys in _lines(groups).items():
-            own = [[(_relative(one) if unit is None else one.curve.mse[:, chosen].mean(1))[-1] for one in groups[key]]
-                   for key in keys]  # fmt: skip
+            own = [
+                [(_relative(one) if unit is None else one.curve.mse[:, chosen].mean(1))[-1] for one in groups[key]]
+                for key in keys
+            ]
             sizes = np.array([key[2] for key in keys])
             _draw(axes, sizes, own, _label(name, stack), _style(groups, name, stack), marker="o")
         count = f"{sum(chosen)} joint{'s' * (sum(chosen) > 1)}"

@@ -104,16 +104,33 @@ def probe_joints(
             for name in references
         ]
         makers = {(name, run): make for name, run, make in encoders}
-        keys = [(*one, frames, size, seed) for one in makers for seed in range(seeds) for frames in stack
-                for size in train]  # fmt: skip
-        finished = FinishedCurves(folder, {
-            "runs": [{"name": name, "path": str(one.path), "step": one.step,
-                      "encoder": fingerprint(one.agent.world_model.encoder)}
-                     for name, one in zip(names, members, strict=True)],
-            "references": references, "sizes": train, "test_pairs": len(test), "stack": stack, "seeds": seeds,
-            "finetuning": dataclasses.asdict(schedule), "contrastive": contrastive or {}, "device": where.type,
-            "data": str(store.folder), "data_checksums": store.fingerprint(),
-        })  # fmt: skip
+        keys = [
+            (*one, frames, size, seed) for one in makers for seed in range(seeds) for frames in stack for size in train
+        ]
+        finished = FinishedCurves(
+            folder,
+            {
+                "runs": [
+                    {
+                        "name": name,
+                        "path": str(one.path),
+                        "step": one.step,
+                        "encoder": fingerprint(one.agent.world_model.encoder),
+                    }
+                    for name, one in zip(names, members, strict=True)
+                ],
+                "references": references,
+                "sizes": train,
+                "test_pairs": len(test),
+                "stack": stack,
+                "seeds": seeds,
+                "finetuning": dataclasses.asdict(schedule),
+                "contrastive": contrastive or {},
+                "device": where.type,
+                "data": str(store.folder),
+                "data_checksums": store.fingerprint(),
+            },
+        )
         curves = {key: curve for key in keys if (curve := finished.get(key)) is not None}
         with Phase("joints", len(keys), "finetunings", done=len(curves)) as phase:
             last = None, None  # the encoder that was made last, and of what
@@ -127,9 +144,16 @@ def probe_joints(
                 what = f"{name}, {frames} frame{'s' * (frames > 1)}, {size:,} pairs, seed {seed}"
                 with _updates(what, schedule.updates) as inner:
                     curves[key] = finetune(
-                        last[0], store, rows, test, schedule, stack=frames, seed=seed, progress=inner.update,
+                        last[0],
+                        store,
+                        rows,
+                        test,
+                        schedule,
+                        stack=frames,
+                        seed=seed,
+                        progress=inner.update,
                         weight_decay=0.0 if name == SCRATCH else WEIGHT_DECAY,
-                    )  # fmt: skip
+                    )
                 finished.put(key, curves[key])
                 phase.update(len(curves))
         results = [Result(*key, curves[key]) for key in keys]
@@ -157,8 +181,9 @@ def _check(config: Config, store: JointData) -> None:
                 " (denoised-mdp probe joints-data RUN)."
             )
     if config.distractors != made["distractors"]:
-        warnings.warn(f"{store.folder} was made with other distractors than a run: its pictures look different.",
-                      stacklevel=3)  # fmt: skip
+        warnings.warn(
+            f"{store.folder} was made with other distractors than a run: its pictures look different.", stacklevel=3
+        )
 
 
 def _names(configs: Sequence[Config], paths: Sequence[Path]) -> list[str]:
@@ -198,9 +223,14 @@ def _updates(what: str, count: int) -> Phase:
 
 
 def _report(
-    members: Sequence[Subject], results: list[Result], store: JointData, folder: Path, output: Path | None,
-    schedule: Schedule, tested: int,
-) -> list[str]:  # fmt: skip
+    members: Sequence[Subject],
+    results: list[Result],
+    store: JointData,
+    folder: Path,
+    output: Path | None,
+    schedule: Schedule,
+    tested: int,
+) -> list[str]:
     """Write everything; the lines are a table of the final errors."""
     joints = store.targets.joints
     options = {**dataclasses.asdict(schedule), "data": str(store.folder), "test_pairs": tested, "split": "train"}
@@ -232,8 +262,10 @@ def _report(
             "train_size": best.size,
             "relative_mse": float(np.nanmean(best.curve.relative[-1])),
             "pooled_mse": float(best.curve.pooled[-1]),
-        } | {f"mse_{unit}2": float(best.curve.mse[-1][[joint.unit == unit for joint in joints]].mean())
-             for unit in dict.fromkeys(joint.unit for joint in joints)}  # fmt: skip
+        } | {
+            f"mse_{unit}2": float(best.curve.mse[-1][[joint.unit == unit for joint in joints]].mean())
+            for unit in dict.fromkeys(joint.unit for joint in joints)
+        }
         about = subject.about(**options) | numbers
         parts.append((subject.stem("joints", "train", output), {**tree, **about}, own))
     for stem, about, own in parts:
@@ -266,8 +298,15 @@ def as_rows(result: Result, store: JointData) -> Iterator[dict[str, Any]]:
     for n, update in enumerate(curve.updates):
         for j, joint in enumerate(store.targets.joints):
             yield {
-                "encoder": result.encoder, "run": result.run, "frames": result.stack, "pairs": result.size,
-                "seed": result.seed, "update": int(update), "joint": joint.name, "unit": f"{joint.unit}^2",
-                "mse": float(curve.mse[n, j]), "relative_mse": float(curve.relative[n, j]),
+                "encoder": result.encoder,
+                "run": result.run,
+                "frames": result.stack,
+                "pairs": result.size,
+                "seed": result.seed,
+                "update": int(update),
+                "joint": joint.name,
+                "unit": f"{joint.unit}^2",
+                "mse": float(curve.mse[n, j]),
+                "relative_mse": float(curve.relative[n, j]),
                 "mean_predictor_mse": float(curve.baseline[j]),
-            }  # fmt: skip
+            }

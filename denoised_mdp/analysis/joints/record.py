@@ -15,14 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.analysis.joints.data import FORMAT, JointData, Plan, layout_of, read_manifest
-from denoised_mdp.analysis.joints.sac import (
-    STAGES,
-    StateActor,
-    import_sac,
-    stage_path,
-    state_features,
-    train_stages,
-)
+from denoised_mdp.analysis.joints.sac import STAGES, StateActor, import_sac, stage_path, state_features, train_stages
 from denoised_mdp.analysis.joints.targets import JointTargets, columns_of
 from denoised_mdp.analysis.results import first_difference, make_folder
 from denoised_mdp.config import load_config, read_config

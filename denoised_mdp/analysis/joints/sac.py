@@ -146,8 +146,16 @@ def train_stages(
     shutil.rmtree(folder / "sac", ignore_errors=True)
 
 
-def _learn(sac: type, env: gym.Env, actions: int, begin: int, end: int, state: dict | None, seed: int,
-           progress: Callable[[int], None]):  # fmt: skip
+def _learn(
+    sac: type,
+    env: gym.Env,
+    actions: int,
+    begin: int,
+    end: int,
+    state: dict | None,
+    seed: int,
+    progress: Callable[[int], None],
+):
     """One chunk: from `state` (None: from nothing) and fresh generators."""
     starts = min(1000, actions // CHUNKS)
     own = torch_seed(seed, f"joints sac {begin}") % 2**32
@@ -180,4 +188,3 @@ def _state(model) -> dict:
         "buffer": {name: getattr(buffer, name)[: buffer.pos] for name in ARRAYS},
         "updates": model._n_updates,
     }
-

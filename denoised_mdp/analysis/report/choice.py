@@ -32,8 +32,11 @@ def options_text(tree: Mapping[str, Any]) -> str:
     words = []
     if {"episodes", "steps"} <= options.keys():
         words.append(f"{options.pop('episodes')} episodes of {options.pop('steps')} actions")
-    clips = {"train": "clips of training", "test": "unseen clips", "across": "fitted on clips of training, tested on"
-             " unseen ones"}  # fmt: skip
+    clips = {
+        "train": "clips of training",
+        "test": "unseen clips",
+        "across": "fitted on clips of training, tested on unseen ones",
+    }
     split = str(options.pop("split", ""))
     words += [clips.get(split, split)] if split else []
     usual = {"seeds": 1, "behaviour": "mixed"}

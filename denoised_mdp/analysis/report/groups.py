@@ -125,8 +125,10 @@ def _option_labels(groups: Sequence[Group]) -> list[str]:
         chosen.append(best)
     short = [key.rpartition(".")[2] for key, _ in chosen]
     keys = [name if short.count(name) == 1 else key for name, (key, _) in zip(short, chosen, strict=True)]
-    return [", ".join(f"{key}={values[n]}" for key, (_, values) in zip(keys, chosen, strict=True))
-            for n in range(len(groups))]  # fmt: skip
+    return [
+        ", ".join(f"{key}={values[n]}" for key, (_, values) in zip(keys, chosen, strict=True))
+        for n in range(len(groups))
+    ]
 
 
 def differing_options(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:

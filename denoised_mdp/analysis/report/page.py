@@ -16,13 +16,7 @@ import jinja2
 from denoised_mdp import __version__
 from denoised_mdp.analysis.factor_tables import from_tree, headline_text, pooled
 from denoised_mdp.analysis.plots import color_of
-from denoised_mdp.analysis.report.choice import (
-    at_common_step,
-    common_options,
-    options_of,
-    options_text,
-    shown,
-)
+from denoised_mdp.analysis.report.choice import at_common_step, common_options, options_of, options_text, shown
 from denoised_mdp.analysis.report.data import RunData, find_runs, read_run
 from denoised_mdp.analysis.report.groups import Group, differing_options, group_runs, shared_words
 from denoised_mdp.analysis.report.parts import (

@@ -80,19 +80,21 @@ def overview(group: Group, compared: Mapping[str, str | None]) -> dict[str, str]
     progress = f"{min(steps):,}" + (f" to {max(steps):,}" if min(steps) != max(steps) else "")
     if totals and max(totals) > min(steps):
         progress += f" of {max(totals):,}"
-    seconds = sorted({duration(run.speed.seconds): run.speed.seconds for run in runs if run.speed}.items(),
-                     key=lambda one: one[1])  # fmt: skip
+    seconds = sorted(
+        {duration(run.speed.seconds): run.speed.seconds for run in runs if run.speed}.items(), key=lambda one: one[1]
+    )
     return {
         "Seeds": ", ".join("?" if run.seed is None else str(run.seed) for run in runs),
         "Steps": progress,
         "Last return": last_return(group),
-        "Random policy": mean_text([run.metrics["random/return"][1].mean() for run in runs
-                                    if "random/return" in run.metrics]),
+        "Random policy": mean_text(
+            [run.metrics["random/return"][1].mean() for run in runs if "random/return" in run.metrics]
+        ),
         "Signal recall": probed(group, "factors", compared, lambda tree: recall_of(tree, "signal")),
         "Leakage": probed(group, "factors", compared, lambda tree: recall_of(tree, "noise")),
         "Ratio of x": probed(group, "invariance", compared, ratio_of_x),
         "Training time": "\nto ".join(dict.fromkeys(text for text, _ in [*seconds[:1], *seconds[-1:]])) or "-",
-    }  # fmt: skip
+    }
 
 
 def last_return(group: Group) -> str:
@@ -164,8 +166,10 @@ def factor_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
 
 def factor_dict(title: str, note: str, matrix: FactorMatrix, probe: str) -> dict[str, str]:
     """What the template shows of a factor matrix."""
-    heads = {name: matrix.summary(probe, "x", source).text(2)
-             for name, source in (("recall", "signal"), ("leakage", "noise"))}  # fmt: skip
+    heads = {
+        name: matrix.summary(probe, "x", source).text(2)
+        for name, source in (("recall", "signal"), ("leakage", "noise"))
+    }
     return {"title": title, "note": note, "picture": heat_map(matrix, probe), **heads}
 
 
@@ -177,10 +181,15 @@ def invariance_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
     ]
     ratios = {name: _float(row.get("ratio")) for name, row in tree["distances"].items()}
     returns = [
-        [name, _show(row.get("mean"), 1), _show(row.get("standard_error"), 1), _show(row.get("change"), 1),
-         _show(row.get("change_error"), 1)]
+        [
+            name,
+            _show(row.get("mean"), 1),
+            _show(row.get("standard_error"), 1),
+            _show(row.get("change"), 1),
+            _show(row.get("change_error"), 1),
+        ]
         for name, row in (tree.get("returns") or {}).items()
-    ]  # fmt: skip
+    ]
     return {
         "title": title_of(run, tree),
         "rows": rows,
@@ -283,11 +292,19 @@ def machine_row(run: RunData) -> list[str]:
     updates = run.metrics.get("train/updates")
     pace = f"{updates[1][-1] / run.speed.seconds:.2f}" if updates and run.speed and run.speed.seconds > 0 else "-"
     return [
-        run.name, "?" if run.seed is None else str(run.seed), known("cpu"), known("cores"), known("device"),
-        known("precision"), known("pytorch"), str(len(run.machine) or "-"),
+        run.name,
+        "?" if run.seed is None else str(run.seed),
+        known("cpu"),
+        known("cores"),
+        known("device"),
+        known("precision"),
+        known("pytorch"),
+        str(len(run.machine) or "-"),
         duration(run.speed.seconds) if run.speed else "-",
-        f"{run.speed.steps_per_second:.1f}" if run.speed else "-", pace, share,
-    ]  # fmt: skip
+        f"{run.speed.steps_per_second:.1f}" if run.speed else "-",
+        pace,
+        share,
+    ]
 
 
 def _float(value: Any) -> float:

@@ -11,15 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from denoised_mdp.analysis.factors import FactorMatrix
-from denoised_mdp.analysis.plots import (
-    COLORS,
-    FAINT,
-    color_of,
-    factor_heat_map,
-    literal,
-    new_figure,
-    plain_axes,
-)
+from denoised_mdp.analysis.plots import COLORS, FAINT, color_of, factor_heat_map, literal, new_figure, plain_axes
 from denoised_mdp.analysis.report.groups import Group, band
 
 SIZE = (4.3, 2.75)

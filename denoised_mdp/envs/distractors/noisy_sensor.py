@@ -32,9 +32,7 @@ class NoisySensor(Distractor, gym.utils.EzPickle):
         self._video = env
         while not isinstance(self._video, VideoBackground):
             if not isinstance(self._video, gym.Wrapper):
-                raise UserError(
-                    "Distractor noisy_sensor reads the background video: add video_background as well."
-                )
+                raise UserError("Distractor noisy_sensor reads the background video: add video_background as well.")
             self._video = self._video.env
         if not getattr(env.unwrapped, "has_reward_sensor", False):
             raise UserError("Distractor noisy_sensor needs a task whose reward has a scalar sensor.")

@@ -93,8 +93,10 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
     ):
         gym.utils.EzPickle.__init__(self, task, reward, size, episode_steps, camera, quality, television)
         for what, word, known in (
-            ("task", task, tasks("robodesk")), ("reward", reward, REWARDS), ("render quality", quality, QUALITIES),
-        ):  # fmt: skip
+            ("task", task, tasks("robodesk")),
+            ("reward", reward, REWARDS),
+            ("render quality", quality, QUALITIES),
+        ):
             if word not in known:
                 raise UserError(f"Unknown {what} {word!r}.{did_you_mean(word, known)}")
         self.task_name, self.size, self.episode_steps = task, size, episode_steps

@@ -98,9 +98,7 @@ def lamp_geoms(model: mujoco.MjModel) -> list[int]:
 def _add_neighbors(spec: mujoco.MjSpec) -> None:
     """Add copies of what is visible of the desk, unlit and without arm and blocks, fixed, without collisions."""
     originals = [
-        body
-        for body in spec.worldbody.bodies
-        if not any(_NOT_COPIED.match(each.name) for each in (body, *body.bodies))
+        body for body in spec.worldbody.bodies if not any(_NOT_COPIED.match(each.name) for each in (body, *body.bodies))
     ]
     for x in DESKS:
         for body in originals:
@@ -113,9 +111,15 @@ def _copy_visible(body, parent, shift: tuple[float, float, float]) -> None:
     for geom in body.geoms:
         if geom.group <= 1 and geom.rgba[3] == 1:  # the rising part of a lamp is translucent
             part = twin.add_geom(
-                type=geom.type, size=geom.size, pos=geom.pos, quat=geom.quat, rgba=geom.rgba,
-                material=geom.material, meshname=geom.meshname, **_NO_CONTACT,
-            )  # fmt: skip
+                type=geom.type,
+                size=geom.size,
+                pos=geom.pos,
+                quat=geom.quat,
+                rgba=geom.rgba,
+                material=geom.material,
+                meshname=geom.meshname,
+                **_NO_CONTACT,
+            )
             part.alt.type, part.alt.euler = geom.alt.type, geom.alt.euler
     for child in body.bodies:
         _copy_visible(child, twin, (0.0, 0.0, 0.0))
