@@ -108,7 +108,7 @@ def test_priors_of_the_presets(preset, expected):
 
 @pytest.mark.parametrize("preset", ["confounder", "four_blocks"])
 def test_what_the_policy_cannot_control_is_imagined_whatever_it_does(preset):
-    """Imagined with other actions, c (in four blocks, y) is the same to the last bit; x, which depends on it, is not."""
+    """Imagined with other actions, c (in four blocks, y) is the same to the last bit; x, which reads it, is not."""
     model = model_of(preset)
     steady = {"confounder": "c", "four_blocks": "y"}[preset]
     mdp = model.mdp()
