@@ -21,7 +21,7 @@ setup(
     packages=[*find_packages(include=["denoised_mdp", "denoised_mdp.*"]), "denoised_mdp.configs"],
     package_dir={"denoised_mdp.configs": "configs"},  # the YAML files stand at the top of a checkout
     package_data={
-        "denoised_mdp.configs": ["*.yaml", "*/*.yaml", "*/*/*.yaml"],
+        "denoised_mdp.configs": ["*.yaml", "*/*.yaml", "*/*/*.yaml", "*/*/*/*.yaml"],
         "denoised_mdp.analysis.report": ["templates/*.j2"],
     },
     entry_points={"console_scripts": ["denoised-mdp = denoised_mdp.cli.main:main"]},

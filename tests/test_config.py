@@ -6,9 +6,10 @@ import inspect
 import numpy as np
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
-from denoised_mdp.config import default_run_dir, differences, load_config, read_config, save_config
-from denoised_mdp.config.compose import choices, config_folder, distractor_defaults, latents, option_keys
+from denoised_mdp.config import as_tree, default_run_dir, differences, load_config, read_config, save_config
+from denoised_mdp.config.compose import choices, config_folder, distractor_defaults, flatten, latents, option_keys
 from denoised_mdp.config.schema import BackpropConfig, Config, SACConfig
 from denoised_mdp.config.sweep import translate_multirun
 from denoised_mdp.envs import DISTRACTORS
@@ -105,6 +106,20 @@ def test_every_preset_goes_with_every_structure_and_policy(preset, model, policy
     config = load_config([f"preset={preset}", f"model={model}", f"policy={policy}"])
     assert (config.preset, config.model.name, config.policy.name) == (preset, model, policy)
     assert tuple(config.model.latents) == latents(model)
+
+
+@pytest.mark.parametrize("group", ["model", "policy"])
+def test_what_a_preset_says_for_one_model_or_policy_applies_there(group):
+    """Each file belongs to a preset and a choice that exist: Hydra would silently leave out one that does not."""
+    folder = config_folder() / f"preset_{group}"
+    for file in folder.rglob("*.yaml"):
+        preset, choice = file.parent.relative_to(folder).as_posix(), file.stem
+        assert preset in choices("preset") and choice in choices(group), file
+        composed = dict(flatten(as_tree(load_config([f"preset={preset}", f"{group}={choice}"]))))
+        said = dict(flatten(OmegaConf.to_container(OmegaConf.load(file))))
+        assert {key: composed[key] for key in said} == said
+    config = load_config(["preset=quickstart", "model=confounder"])
+    assert sizes(config) == sizes(load_config(["model=confounder"]))  # no file: the table's own rows
 
 
 def test_the_command_line_wins_over_presets_in_any_order():
@@ -450,5 +465,7 @@ def test_every_option_has_help_and_every_file_belongs_to_a_group():
         "model",
         "policy",
         "preset",
+        "preset_model",
+        "preset_policy",
     }
     assert "policy.tau" in option_keys("sac") and "policy.tau" not in option_keys("backprop")

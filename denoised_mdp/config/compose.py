@@ -96,9 +96,8 @@ def register_schema() -> None:
 def compose(overrides: list[str]) -> dict[str, Any]:
     """Return the composed configuration with all interpolations resolved.
 
-    The result has the keys of `Config`. Conditional values of a preset (its ``when`` table, e.g.
-    ``policy=sac: {model.kl.beta: 0.125}``) apply unless the command line sets the same key. What a preset says
-    of a distractor does not apply where the command line chooses others.
+    The result has the keys of `Config`. What a preset says of a distractor does not apply where the command line
+    chooses others.
     """
     import hydra
     from omegaconf import OmegaConf, open_dict
@@ -121,19 +120,12 @@ def compose(overrides: list[str]) -> dict[str, Any]:
         if text.startswith("model.") and latent[0] in set(latent_names()) - set(latents(chosen.model)):
             known = ", ".join(latents(chosen.model))
             raise UserError(f"{text}: model={chosen.model} has no latent {latent[0]}, it has {known}.")
-    given = [f"{key}." for key in (text.partition("=")[0] for text in texts) if key not in GROUPS]
     with open_dict(tree):
-        conditional = OmegaConf.to_container(tree.pop("when", OmegaConf.create({})))
         tree.preset = chosen.preset
         for text in overrides:
             if text.startswith("distractors="):  # as `translate` wrote it
                 tree.distractors = {name: tree.distractors[name] for name in re.findall(r"\w+", text)[1:]}
         del tree["hydra"]
-    for condition, values in conditional.items():
-        group, _, choice = condition.partition("=")
-        for key, value in flatten(values) if chosen[group] == choice else ():
-            if not f"{key}.".startswith(tuple(given)):
-                OmegaConf.update(tree, key, value, force_add=True)
     try:
         return OmegaConf.to_container(tree, resolve=True)
     except OmegaConfBaseException as error:
