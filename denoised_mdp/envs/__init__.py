@@ -1,4 +1,4 @@
-"""Environments: `make_env` builds any of them; nothing here knows of the agent."""
+"""Environments: `make_env` builds any of them. Nothing here depends on the agent."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def make_env(
         task: 'domain_task' of the DeepMind Control Suite, or a task of suite "robodesk" or "toy", see `tasks`.
         suite: "dmc", "robodesk" or "toy".
         distractors: name -> options, e.g. ``{"video_background": {"color": True}, "camera_jitter": {}}``; see
-            `DISTRACTORS`. Names alone do as well: ``["video_background", "camera_jitter"]``. They are applied in the
-            package's order, whatever theirs.
+            `DISTRACTORS`. Names also work: ``["video_background", "camera_jitter"]``. The order of application is
+            fixed.
         size: height and width of the observation in pixels.
         action_repeat: inner steps per action.
         episode_steps: inner steps per episode.
         camera, quality: see `denoised_mdp.envs.rendering.Renderer`.
         reward: "dense", "sparse" or "success" for suite "robodesk"; others have one reward, "dense".
         clips, split: see `denoised_mdp.envs.video.open_clips`.
-        clips_seed: decides which clips the background shows, in every episode; where an episode starts in
-            them depends on its own seed.
-        seed: seed of the first reset that is called without one.
-        render_mode: "rgb_array", the only one; here because `gymnasium.make` passes it.
+        clips_seed: chooses the clips of the background for all episodes. An episode's own seed chooses where it
+            starts in them.
+        seed: seed of the first reset without one.
+        render_mode: only "rgb_array", which `gymnasium.make` passes.
 
     Returns:
         A `denoised_mdp.envs.pixels.PixelEnv`: Gymnasium, observations uint8 [size, size, 3].
@@ -69,7 +69,7 @@ def make_env(
     for name, number in (("size", size), ("action_repeat", action_repeat), ("episode_steps", episode_steps)):
         _check_whole(name, number, 1)
     if size > MAX_SIZE:
-        raise UserError(f"size must be at most {MAX_SIZE}, not {size}: renderers draw no larger pictures everywhere.")
+        raise UserError(f"size must be at most {MAX_SIZE}, not {size}: not every renderer draws larger pictures.")
     _check_whole("clips_seed", clips_seed, 0)
     if seed is not None:
         _check_whole("seed", seed, 0)

@@ -1,4 +1,4 @@
-"""Arrays made once, stored whole, and memory-mapped by all processes that need them."""
+"""Arrays that are computed once, stored atomically, and memory-mapped by all processes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def cache_folder() -> Path:
 
 
 def cached(key: str, make: Callable[[], np.ndarray], fits: Callable[[np.ndarray], bool]) -> np.ndarray:
-    """Return the array stored under `key` as a read-only memory map; make and store it first if need be.
+    """Return the array stored under `key` as a read-only memory map; compute and store it if it is missing.
 
-    A file that is damaged, or whose array `fits` refuses (a look at its shape and type), is made again with a warning.
+    A file that is damaged, or whose array `fits` rejects (by shape and type), is rebuilt with a warning.
 
     Raises:
         UserError: the folder cannot be used.
@@ -48,7 +48,7 @@ def cached(key: str, make: Callable[[], np.ndarray], fits: Callable[[np.ndarray]
 
 
 def _stored(path: Path, fits: Callable[[np.ndarray], bool]) -> np.ndarray | None:
-    """Return the array of a file as a memory map; None if there is no file, or one with other contents."""
+    """Return the array of a file as a memory map; None if the file is missing or holds something else."""
     if not _is_there(path):
         return None
     try:
@@ -62,7 +62,7 @@ def _stored(path: Path, fits: Callable[[np.ndarray], bool]) -> np.ndarray | None
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is such a file; OSError for what is none, as opening a pipe or a device may wait for ever."""
+    """Whether the file exists; OSError if it is no regular file: opening a pipe or a device may block."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.stat().st_mode):
             raise OSError("not a regular file")
@@ -71,7 +71,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _store(path: Path, array: np.ndarray) -> None:
-    """Write an array that is whole whenever somebody finds it, and that others may read as the umask says."""
+    """Write an array atomically, readable by others as the umask allows."""
     temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -85,10 +85,10 @@ def _store(path: Path, array: np.ndarray) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path):
-    """Hold a lock between processes, so that only one of them decodes a clip."""
+    """Hold a lock between processes: only one of them decodes a clip."""
     try:
         import fcntl
-    except ImportError:  # not POSIX: the atomic rename keeps the cache right, at the cost of double work
+    except ImportError:  # not POSIX: the atomic rename keeps the cache correct, at the cost of duplicate work
         yield
         return
     _is_there(path)

@@ -8,17 +8,17 @@ import numpy as np
 
 
 class UnreadableVideo(Exception):
-    """A file that PyAV cannot decode."""
+    """PyAV cannot decode the file."""
 
 
 def decode(path: Path, size: int, color: bool, frames: int, resize: str = "antialiased") -> np.ndarray:
     """Decode at most `frames` frames of a video, each squeezed into a square: uint8 [N, size, size, 3 or 1].
 
-    `resize`: "antialiased" (each pixel is an average over all that it covers), or as in Wang et al. 2022, sharper, and
-    it flickers: "bilinear" for backgrounds, "nearest" for the television (functions below).
+    `resize`: "antialiased" averages over all that a pixel covers. Those of Wang et al. 2022 are sharper and flicker:
+    "bilinear" for backgrounds, "nearest" for the television.
 
     Raises:
-        UnreadableVideo: the file is no video, or is damaged.
+        UnreadableVideo: the file is not a video, or is damaged.
     """
     import av  # heavy, and needless for procedural clips
 
@@ -47,7 +47,7 @@ def decode(path: Path, size: int, color: bool, frames: int, resize: str = "antia
 def bilinear(image: np.ndarray, size: int) -> np.ndarray:
     """Resize uint8 [H, W, C] to [size, size, C] from the 2x2 pixels about each sample, without antialiasing.
 
-    Samples are the centres of the new pixels; those beyond the outermost centres of the old ones have their colour.
+    Samples are the centres of the new pixels; beyond the outermost old centres, the edge colour is repeated.
     """
     (top, bottom, down), (left, right, across) = (_neighbours(length, size) for length in image.shape[:2])
     image, down, across = image.astype(np.float32), down[:, None, None], across[:, None]  # [S, 1, 1], [S, 1]
@@ -56,7 +56,7 @@ def bilinear(image: np.ndarray, size: int) -> np.ndarray:
 
 
 def nearest(image: np.ndarray, size: int) -> np.ndarray:
-    """Resize [H, W, C] to [size, size, C]: each pixel is the one under its first corner."""
+    """Resize [H, W, C] to [size, size, C]: each pixel is the one under its top left corner."""
     rows, columns = (np.arange(size) * length // size for length in image.shape[:2])
     return image[rows][:, columns]
 

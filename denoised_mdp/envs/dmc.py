@@ -1,4 +1,4 @@
-"""DeepMind Control tasks as a Gymnasium environment that can draw itself and save its whole state."""
+"""DeepMind Control tasks as a Gymnasium environment that renders frames and saves its complete state."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class DMCEnv(World, gym.utils.EzPickle):
     The observation is the ground-truth signal, float32 [S]: joint positions, joint velocities, the actuators' own
     activations where they have any, and what the task draws at the start of an episode: the goal's position (and
     angle), the mixing of the actuators (names in `signal_names`; the terrain of quadruped_escape is left out). Pixels
-    come from `frame()`, which nothing here calls. Actions are float32 [A] in [-1, 1], rescaled to the task's own
+    come from `frame()`, which is never called here. Actions are float32 [A] in [-1, 1], rescaled to the task's own
     bounds.
 
     `reward_sensor_offset` shifts the scalar sensor of the task's reward (see `denoised_mdp.envs.sensors`) while the
-    reward is computed and nowhere else; at 0 the reward is exactly dm_control's.
+    reward is computed, and nothing else. At 0 the reward is exactly dm_control's.
 
     Args:
         task: 'domain_task', e.g. 'cheetah_run'.
@@ -83,7 +83,7 @@ class DMCEnv(World, gym.utils.EzPickle):
             raise UserError(f"Unknown task {task!r}.{did_you_mean(task, names)}")
         self.task_name, self.size, self.episode_steps = task, size, episode_steps
         self._domain, name = names[task]
-        # The LQR models are themselves drawn at random when loaded; a fixed seed makes them all the same one.
+        # LQR models are drawn at random when loaded; a fixed seed makes them equal.
         with _quiet():
             environment = suite.load(self._domain, name, task_kwargs={"random": 0})
         self._physics, self._task = environment.physics, environment.task
@@ -128,11 +128,11 @@ class DMCEnv(World, gym.utils.EzPickle):
 
     @property
     def quadrants(self) -> dict[str, str]:
-        """Which numbers of the signal are not the agent's own, see `denoised_mdp.envs.factors`."""
+        """Which numbers of the signal the agent does not control, see `denoised_mdp.envs.factors`."""
         return {"target/*": RELEVANT_NOISE, "mixing/*": RELEVANT_NOISE}
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
-        """Start an episode; with `seed` the task's random stream starts anew, without it continues."""
+        """Start an episode; `seed` restarts the task's random stream, which otherwise continues."""
         super().reset(seed=seed)
         if seed is not None or self._steps is None:
             self._task.random.seed(generator(seed, "physics").integers(2**32, size=8, dtype=np.uint32))
@@ -176,21 +176,21 @@ class DMCEnv(World, gym.utils.EzPickle):
         return self._get_renderer().frame(self._physics.data.ptr)
 
     def frame_and_background(self, matte: str = "matte"):
-        """Draw the current state before black, with the background's share, see `Renderer.frame_and_background`."""
+        """Draw the current state on black, with the background's share, see `Renderer.frame_and_background`."""
         return self._get_renderer().frame_and_background(self._physics.data.ptr, matte)
 
     def gl_device(self) -> str:
-        """Return what draws the frames, see `Renderer.device`."""
+        """Return the rendering device, see `Renderer.device`."""
         return self._get_renderer().device()
 
     def close(self) -> None:
-        """Free the renderer; a later frame makes a new one."""
+        """Free the renderer; a later frame creates a new one."""
         if self._renderer:
             self._renderer.close()
             self._renderer = None
 
     def get_state(self) -> dict:
-        """Return the whole state as a tree of arrays and numbers, exact in the middle of an episode."""
+        """Return the complete state as a tree of arrays and numbers, exact even mid-episode."""
         model, data = self._physics.model.ptr, self._physics.data.ptr
         integration = np.empty(mujoco.mj_stateSize(model, _STATE))
         mujoco.mj_getState(model, data, integration, _STATE)
@@ -228,9 +228,9 @@ class DMCEnv(World, gym.utils.EzPickle):
 
     @contextlib.contextmanager
     def _without_rendering(self):
-        """Let a task that asks its physics for GL contexts, to upload terrain, find those that are there or none.
+        """Give a task that asks its physics for GL contexts (to upload terrain) the existing ones, or none.
 
-        dm_control would make them, with a backend of its own choice, and free them after the end of its display.
+        dm_control would create them with a backend of its own choice, and free them after its display has ended.
         """
         self._physics._make_rendering_contexts = lambda: None
         try:
@@ -240,7 +240,7 @@ class DMCEnv(World, gym.utils.EzPickle):
 
     @contextlib.contextmanager
     def _shifted_sensor(self):
-        """Shadow the physics method that reads the reward's sensor with one that adds the offset."""
+        """Override the physics method that reads the reward's sensor with one that adds the offset."""
         sensor = SENSORS[self.task_name]
         read, shift = getattr(self._physics, sensor.method), sensor.shift(self._physics, self.reward_sensor_offset)
         setattr(self._physics, sensor.method, lambda *names: read(*names) + shift)

@@ -1,8 +1,8 @@
-"""What a probe asks about: the ground truth of an environment as factors that a picture can show.
+"""The ground truth of an environment as factors that a picture can show: the targets of probes.
 
-Numbers that no camera shows (which frame of which clip, how far a filmed body has travelled) are left out; circular
-ones are encoded so that equal pictures have equal values. Each factor has its place in the four kinds of information
-of Wang et al. 2022, Figure 1 and Table D.1.
+Numbers that no camera shows (frame and clip numbers, how far a filmed body has travelled) are left out. Circular
+numbers are encoded so that equal pictures have equal values. Each factor has one of the four kinds of information of
+Wang et al. 2022, Figure 1 and Table D.1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOISE_KINDS = {"*/stream_index": "unseen", "*/clip": "unseen", "*/frame": "unsee
 
 @dataclass(frozen=True)
 class Factor:
-    """One quantity to be predicted, of one or several columns.
+    """One quantity to predict, with one or more columns.
 
     Attributes:
         name: as in the environment's names, without the numbers of grouped columns.
@@ -58,7 +58,7 @@ class Factor:
 def rotation_columns(quaternion: np.ndarray) -> np.ndarray:
     """Unit quaternions w, x, y, z [..., 4] -> the first two columns of the rotation matrix [..., 6].
 
-    A quaternion and its negative are the same rotation, which this shows and the four numbers do not.
+    A quaternion and its negative are the same rotation and get the same code.
     """
     w, x, y, z = np.moveaxis(quaternion / np.linalg.norm(quaternion, axis=-1, keepdims=True), -1, 0)
     first = (1 - 2 * (y * y + z * z), 2 * (x * y + w * z), 2 * (x * z - w * y))
@@ -67,9 +67,9 @@ def rotation_columns(quaternion: np.ndarray) -> np.ndarray:
 
 
 def factors(env: gym.Env) -> list[Factor]:
-    """Return the factors of an environment of this package, the signal's first.
+    """Return the factors of an environment of this package, signal first.
 
-    A world may say more about its numbers in `signal_kinds`: a `Factor.kind` or "unseen" for each; default: all scalar.
+    A world may define `signal_kinds`: a `Factor.kind` or "unseen" for each number; by default all are scalar.
     """
     world = env.unwrapped.world.unwrapped  # without distractors
     signal, noise = env.unwrapped.signal_names, env.unwrapped.noise_names
@@ -83,7 +83,7 @@ def factors(env: gym.Env) -> list[Factor]:
 
 
 def _group(source: str, names: Sequence[str], kinds: Sequence[str], quadrants: Mapping[str, str]) -> list[Factor]:
-    """Join the numbers of a quaternion, and those of a grid (``name_2_3``), to one factor each."""
+    """Merge the numbers of a quaternion, and those of a grid (``name_2_3``), into one factor each."""
     groups: dict[tuple[str, str], list[int]] = {}
     for column, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         if kind != "unseen":

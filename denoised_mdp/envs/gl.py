@@ -1,6 +1,6 @@
-"""The OpenGL that MuJoCo draws with: which one, one line when it cannot start, and its end with the process.
+"""The OpenGL backend of MuJoCo: its choice, one clear line when it cannot start, and its shutdown at exit.
 
-Importing this module chooses the GL backend, which has to happen before the first ``import mujoco``.
+Importing this module chooses the backend. This must happen before the first ``import mujoco``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INSTALL_HINT = (
 
 
 def _has_display() -> bool:
-    """Whether DISPLAY names an X server that answers: a set variable alone promises nothing."""
+    """Whether DISPLAY names an X server that answers; a set variable alone is not enough."""
     if not os.environ.get("DISPLAY"):
         return False
     try:
@@ -65,7 +65,7 @@ def _has_osmesa() -> bool:
 def choose_backend() -> str | None:
     """Return the GL backend to use on Linux and set ``MUJOCO_GL`` to it; None elsewhere.
 
-    A value of ``MUJOCO_GL`` that the user set is kept, in the lower case that dm_control insists on.
+    A user's ``MUJOCO_GL`` is kept, in the lower case that dm_control requires.
     Otherwise: GLFW where there is a display, then EGL, then OSMesa.
 
     Raises:
@@ -91,7 +91,7 @@ BACKEND = choose_backend()
 
 @contextlib.contextmanager
 def gl_errors():
-    """Turn whatever is raised in the block, which loads or starts the GL backend, into one UserError."""
+    """Turn any error of the block, which loads or starts the GL backend, into one UserError."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="glfw")  # it warns of the same things
@@ -99,7 +99,7 @@ def gl_errors():
     except UserError:
         raise
     except Exception as error:
-        # The backends raise all kinds of errors, some whose own message cannot be printed.
+        # Backends raise all kinds of errors, some with messages that cannot be printed.
         reason = f"The {BACKEND or 'default'} renderer cannot start ({type(error).__name__})."
         raise UserError(f"{reason} {INSTALL_HINT}") from error
 
@@ -112,7 +112,7 @@ _inherited: list = []
 
 
 def check_process() -> None:
-    """Raise UserError in a process that was forked after OpenGL was started: its threads are missing, so it hangs."""
+    """Raise UserError in a process that was forked after OpenGL started: without its threads, it would hang."""
     if _started_in not in (None, os.getpid()):
         raise UserError(
             "This process was forked after a frame had been drawn, and OpenGL does not survive a fork: start processes"
@@ -121,7 +121,7 @@ def check_process() -> None:
 
 
 def keep_inherited(*objects) -> bool:
-    """Whether this is a forked process: GL `objects` are the other one's then, and are kept, as freeing them hangs."""
+    """Whether this is a forked process. GL `objects` then belong to the parent and are kept: freeing them hangs."""
     if _started_in in (None, os.getpid()):
         return False
     _inherited.append(objects)
@@ -129,7 +129,7 @@ def keep_inherited(*objects) -> bool:
 
 
 def current_gl_context(width: int, height: int):
-    """Create a GL context of the chosen backend, even when mujoco was imported earlier with another one.
+    """Create a GL context of the chosen backend, even if mujoco was first imported with another.
 
     Raises:
         UserError: see `check_process`; other errors are the backend's, see `gl_errors`.
@@ -141,7 +141,7 @@ def current_gl_context(width: int, height: int):
     gl = module.GLContext(width, height)
     gl.make_current()
     if BACKEND == "glfw" and not importlib.import_module("glfw").get_current_context():
-        raise RuntimeError("GLFW has no window")  # it goes on without, and MuJoCo then ends the process
+        raise RuntimeError("GLFW has no window")  # it continues without, and MuJoCo then ends the process
     return gl
 
 
@@ -151,7 +151,7 @@ _open_renderers: weakref.WeakSet = weakref.WeakSet()
 def close_at_exit(renderer) -> None:
     """Remember to close `renderer` (a `Renderer`) at exit, before the backend's own exit handler ends its display."""
     if not hasattr(close_at_exit, "registered"):
-        # Handlers run last-in, first-out; the backend has registered its own with its first context.
+        # Handlers run last in, first out; the backend registered its own with its first context.
         atexit.register(lambda: [each.close() for each in list(_open_renderers)])
         close_at_exit.registered = True
     _open_renderers.add(renderer)

@@ -13,8 +13,8 @@ import mujoco  # isort: skip
 def joint_kinds(model: mujoco.MjModel, camera: int | str) -> tuple[str, ...]:
     """Return a kind for every number of ``qpos``, then of ``qvel``, as a camera sees them.
 
-    A hinge without limits is an angle. Where a camera that follows a body has been carried to cannot be seen, only
-    how the body is posed there: horizontal positions of its root are unseen.
+    A hinge without limits is an angle. A camera that follows a body does not show where the body is, only its pose:
+    horizontal positions of the root are unseen.
     """
     followed = _followed_body(model, camera)
     kinds: list[str] = []
@@ -35,10 +35,10 @@ def joint_kinds(model: mujoco.MjModel, camera: int | str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Joint:
-    """One position of a joint, as a probe of joint positions asks for it.
+    """One joint position, as a target of the joint probe.
 
     Attributes:
-        name: of the joint; a free joint is four of them: x, y, z and its rotation.
+        name: of the joint; a free joint has four: x, y, z and its rotation.
         unit: "rad" or "m", in which errors are given.
         kind: "scalar", "angle" (radians; whole turns look alike) or "quaternion" (w, x, y, z).
         columns: which numbers of a list of positions, at first those of ``qpos``.

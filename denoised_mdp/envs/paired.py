@@ -1,11 +1,11 @@
 """Paired worlds: the same physics under other distractors, to measure what a representation ignores.
 
-A variant of an environment is described by a mapping; every key may be left out:
+A mapping describes a variant of an environment; all keys are optional:
 
 =================  ==================================================================================================
 ``distractors``    the whole set, as for `make_env`, instead of the environment's own; ``{}``: none
 ``without``        names of distractors to leave out
-``change``         name -> options that replace single ones; a distractor that is not there yet is added
+``change``         name -> options to replace; a missing distractor is added
 ``clips``          where background clips come from; ``split``: train, test or all; ``clips_seed``: their order
 ``seed``           seed of the distractors' noise; left out, what the variant shares with the environment does the same
                    in both: without ``camera_jitter`` the background still shows the very same frame
@@ -38,7 +38,7 @@ KEYS = ("distractors", "without", "change", "clips", "split", "clips_seed", "see
 
 @dataclass(frozen=True)
 class Rollout:
-    """An episode of n actions: what was seen, earned, true, and done by the distractors."""
+    """An episode of n actions: observations, rewards, signal and noise."""
 
     observation: np.ndarray
     """uint8 [n + 1, H, W, 3]"""
@@ -65,7 +65,7 @@ def make_variant(env: gym.Env, variant: Mapping) -> gym.Env:
             raise UserError(f"A variant has no key {key!r}.{did_you_mean(key, KEYS)}")
     recipe = getattr(env.unwrapped, "recipe", None)
     if recipe is None:
-        raise UserError("Variants can be made of environments that make_env or gymnasium.make made, only.")
+        raise UserError("Variants can only be made of environments from make_env or gymnasium.make.")
     recipe = dict(recipe)
     chosen = named_distractors(variant.get("distractors", recipe["distractors"]))
     for name in variant.get("without", ()):
@@ -79,11 +79,11 @@ def make_variant(env: gym.Env, variant: Mapping) -> gym.Env:
 
 
 class PairedWorlds:
-    """One environment and variants of it that always share its physics, to the last bit.
+    """One environment and variants of it that share its physics bit for bit.
 
-    The environment may be used on its own in between, by an agent for instance: `frames` and `step` bring
-    the variants to where it is, in the middle of an episode too. Nothing here advances its noise or
-    draws from its generators beyond what its own `reset` and `step` do.
+    The environment may be used on its own in between, for instance by an agent: `frames` and `step` bring
+    the variants to its state, also mid-episode. Beyond its own `reset` and `step`, nothing here advances its
+    noise or its generators.
 
     Args:
         env: an environment of `make_env` or `gymnasium.make`.
@@ -134,7 +134,7 @@ class PairedWorlds:
         return results
 
     def frames(self) -> dict[str, np.ndarray]:
-        """Draw the environment's present state in all worlds: name -> uint8 [H, W, 3]; advances nothing."""
+        """Draw the environment's current state in all worlds: name -> uint8 [H, W, 3]; advances nothing."""
         self._synchronize()
         return {name: world.render() for name, world in [(ORIGINAL, self.env), *self.worlds.items()]}
 
@@ -185,16 +185,16 @@ class PairedWorlds:
 
 
 def render_paired(env: gym.Env, variants: Mapping[str, Mapping]) -> dict[str, np.ndarray]:
-    """Draw the present state of `env` under other distractors: name -> uint8 [H, W, 3], "original" included.
+    """Draw the current state of `env` under other distractors: name -> uint8 [H, W, 3], "original" included.
 
-    Makes and closes an environment per variant; use `PairedWorlds` to draw more than one state.
+    Creates and closes an environment per variant; use `PairedWorlds` to draw more than one state.
     """
     with PairedWorlds(env, variants) as paired:
         return paired.frames()
 
 
 def replay(env: gym.Env, actions: Sequence[np.ndarray], seed: int, distractor_seed: int | None = None) -> Rollout:
-    """Play `actions` [n, A] from ``env.reset(seed)``; it stops where the episode ends.
+    """Play `actions` [n, A] from ``env.reset(seed)``; stop at the end of the episode.
 
     The physics depends on `seed` and `actions` alone: with any distractors, and any `distractor_seed` (by
     default `seed`), `Rollout.signal` is the same to the last bit.
@@ -207,7 +207,7 @@ def replay(env: gym.Env, actions: Sequence[np.ndarray], seed: int, distractor_se
 def replay_paired(
     env: gym.Env, actions: Sequence[np.ndarray], seed: int, variants: Mapping[str, Mapping]
 ) -> dict[str, Rollout]:
-    """Replay one episode under all variants: name -> `Rollout`, "original" included, with one and the same `signal`."""
+    """Replay one episode under all variants: name -> `Rollout`, "original" included; all have the same `signal`."""
     with PairedWorlds(env, variants) as paired:
         return _roll(paired.reset(seed=seed), paired.step, actions)
 

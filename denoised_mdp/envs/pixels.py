@@ -1,4 +1,4 @@
-"""From a composed world to the environment that an agent sees: action repeat and pixel observations."""
+"""The environment that an agent sees: action repeat and pixel observations around a composed world."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class ActionRepeat(gym.Wrapper, gym.utils.EzPickle):
 
 
 class PixelEnv(gym.Env, gym.utils.EzPickle):
-    """The whole as one Gymnasium environment: observations are frames, drawn once per action.
+    """The Gymnasium environment: observations are frames, drawn once per action.
 
     Observations are uint8 [H, W, 3]. ``info["signal"]`` (float32 [S], names in `signal_names`) is the ground
     truth that the agent controls; ``info["noise"]`` (float32 [N], names in `noise_names`) is what every
-    distractor does in this frame. It is no `gymnasium.Wrapper`, so that `unwrapped` and `spec` mean this
+    distractor does in this frame. It is not a `gymnasium.Wrapper`, so `unwrapped` and `spec` refer to this
     environment with all its distractors.
 
     Args:
         world: an environment of this package in any number of distractors.
         action_repeat: inner steps per action.
-        seed: seed of the first reset that is called without one.
-        recipe: the arguments of `make_env` that made it, from which `denoised_mdp.envs.paired` makes others.
+        seed: seed of the first reset without one.
+        recipe: its arguments of `make_env`, from which `denoised_mdp.envs.paired` builds variants.
     """
 
     render_mode = "rgb_array"
@@ -67,8 +67,8 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Start an episode.
 
-        With `seed` the physics and every distractor get new generators, each derived from it by name;
-        without, their streams continue. ``options={"distractor_seed": int}`` replaces the seed for the
+        With `seed`, physics and distractors get new generators, each derived from it by name. Without, their
+        streams continue. ``options={"distractor_seed": int}`` replaces the seed for the
         distractors alone.
 
         Raises:
@@ -85,10 +85,10 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
     def step(self, action: np.ndarray):
         """Apply `action` [A] for `action_repeat` inner steps and draw the frame after the last one.
 
-        Numbers beyond [-1, 1] count as the nearest within.
+        Actions are clipped to [-1, 1].
 
         Raises:
-            ValueError: the action has another shape, or is not of finite numbers.
+            ValueError: the action has another shape, or is not finite.
             gymnasium.error.ResetNeeded: before the first reset or after `close`, as of `render`, `info`, `get_state`.
         """
         self._check_started("step")
@@ -106,7 +106,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         return {"signal": self.world.signal(), "noise": self.world.noise()}
 
     def close(self) -> None:
-        """Free what drawing needed; a reset makes it anew. To close twice does no harm."""
+        """Free the renderer; a reset creates it again. Closing twice is harmless."""
         self._started = False
         self.world.close()
 
@@ -116,24 +116,24 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         return quadrants_of(self)
 
     def get_state(self) -> dict:
-        """Return the whole state as a tree of dicts, arrays, numbers and strings, exact at any step."""
+        """Return the complete state as a tree of dicts, arrays, numbers and strings, exact at any step."""
         self._check_started("get_state")
         return self.world.get_state()
 
     def set_state(self, state: dict) -> None:
-        """Continue exactly where `get_state` was taken, in this or an equally made environment."""
+        """Continue exactly where `get_state` was taken, in this environment or an equal one."""
         self._first_seed = None
         self.world.set_state(state)
         self._started = True
 
     def _check_started(self, what: str) -> None:
-        """Raise `gymnasium.error.ResetNeeded` where there is no episode."""
+        """Raise `gymnasium.error.ResetNeeded` outside an episode."""
         if not self._started:
             raise gym.error.ResetNeeded(f"{what} before the first reset or after close: call reset() first.")
 
 
 def _checked_action(action: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a copy of an action: what the worlds do to it does not reach the caller's."""
+    """Return a checked copy of an action, so that worlds cannot change the caller's."""
     try:
         array = np.array(action)
     except (TypeError, ValueError):  # a list of unequal parts, a tensor that is not on the host

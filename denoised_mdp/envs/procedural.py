@@ -1,8 +1,8 @@
-"""Made-up video clips with natural statistics, so that nothing need be downloaded. They are not Kinetics.
+"""Generated video clips with natural statistics: no download. They are not Kinetics.
 
-A clip is a world of leaves: opaque shapes whose number falls with the cube of their size, each with its own
-tone and 1/f texture, drifting at its own depth, nearer ones faster and in front of farther ones. Such scenes
-share the spectrum, the edges and the occlusions of natural images.
+A clip is a dead-leaves scene: opaque shapes whose number falls with the cube of their size, each with its own
+tone and 1/f texture. They drift at different depths; nearer shapes are faster and occlude farther ones. Such
+scenes share the spectrum, edges and occlusions of natural images.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def procedural_clip(index: int, split: str, size: int, color: bool) -> np.ndarra
     for radius in sorted(SMALLEST / np.sqrt(shares)):
         velocity = drift * (1 + 8 * radius) + rng.normal(0, 0.002, 2)
         sway = 0.03 * rng.uniform(0, 1, 2) * np.sin(time[:, None] / rng.uniform(15, 60, 2))
-        period = 1 + 4 * radius  # a shape is gone on one side before it comes in on the other
+        period = 1 + 4 * radius  # a shape leaves on one side before it enters on the other
         centers = (rng.uniform(0, period, 2) + velocity * time[:, None]) % period - 2 * radius + sway
         angles = rng.uniform(0, np.pi) + rng.normal(0, 0.01) * time
         _draw_shape(clip, rng, axis, centers.astype(np.float32), radius, angles, texture)

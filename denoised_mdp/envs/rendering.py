@@ -16,13 +16,13 @@ QUALITIES = ("fast", "faithful")
 
 
 class Renderer:
-    """Draws one camera of one model into uint8 frames; made once per environment.
+    """Draws one camera of one model into uint8 frames.
 
-    Scene and context are built once, which makes a frame several times cheaper than dm_control's own
-    rendering.
+    Scene and context are built once per environment, which makes a frame several times cheaper than in
+    dm_control.
 
     Args:
-        model: the compiled `mujoco.MjModel`. Fields that an episode changes may change afterwards.
+        model: the compiled `mujoco.MjModel`. An episode may change its fields.
         height, width: pixels.
         camera: index or name of a fixed camera of the model; -1 is the free camera.
         quality: "fast" (no shadows, reflections or multisampling) or "faithful" (the model's own settings).
@@ -65,14 +65,14 @@ class Renderer:
         close_at_exit(self)
 
     def device(self) -> str:
-        """Return what draws, as OpenGL calls it: a graphics card, or "llvmpipe", which is the CPU."""
+        """Return the device that renders, as named by OpenGL: a GPU, or "llvmpipe" (the CPU)."""
         from OpenGL import GL
 
         self._bind()
         return GL.glGetString(GL.GL_RENDERER).decode(errors="replace")
 
     def upload_terrain(self) -> None:
-        """Send the model's height fields to the GPU again: the start of an episode may have changed them."""
+        """Upload the model's height fields again: the start of an episode may have changed them."""
         if self._model.nhfield:
             self._bind()
             for index in range(self._model.nhfield):
@@ -84,17 +84,17 @@ class Renderer:
         return self._rgb[::-1].copy()  # GL's first row is the lowest
 
     def frame_and_background(self, data: mujoco.MjData, matte: str = "matte") -> tuple[np.ndarray, np.ndarray]:
-        """Return the view before black, uint8 [H, W, 3], and the background's share of each pixel, [H, W].
+        """Return the view on black, uint8 [H, W, 3], and the background's share of each pixel, [H, W].
 
-        The share is bool, or with multisampling ("faithful") float32 in [0, 1]: a pixel at an edge shows both.
-        The view holds the foreground's part of each pixel, so that view + share * picture has that picture behind it.
+        The share is bool, or with multisampling ("faithful") float32 in [0, 1]: an edge pixel shows both.
+        The view holds the foreground's part of each pixel: view + share * picture puts a picture behind it.
 
         Args:
             matte: what counts as background. "matte": everything but bodies (sky, and planes and height
                 fields that are fixed to the world), exactly, from the depth buffer. "sky": the same with the
                 floor kept as foreground. "blue": pixels whose blue is strictly the largest channel;
-                "blue_ge": blue >= both others. The latter two are the rules of Wang et al. 2022, which eat
-                blue foreground on some tasks; they decide for whole pixels.
+                "blue_ge": blue >= both others. The latter two are the rules of Wang et al. 2022. They
+                remove blue foreground on some tasks, and decide for whole pixels.
         """
         if matte in ("blue", "blue_ge"):
             frame = self.frame(data)
@@ -105,7 +105,7 @@ class Renderer:
             self._draw(data, skybox=False, floor=matte == "sky", depth=True)
             frame = self._rgb[::-1].copy()
             if self._context.offSamples:
-                # Depth has one value per pixel; colours are means over samples, and so is a silhouette in white.
+                # Depth has one value per pixel; colours are means over samples, and so is a white silhouette.
                 self._draw(data, skybox=False, floor=matte == "sky", silhouette=True)
                 return frame, 1 - self._rgb[::-1, :, 0] / np.float32(255)
             background = self._depth[::-1] >= 1.0  # the far plane: nothing was drawn there, or what is translucent
@@ -113,7 +113,7 @@ class Renderer:
         return frame, background
 
     def close(self) -> None:
-        """Free the GL objects while their own context is current: otherwise another renderer's are freed."""
+        """Free the GL objects while their own context is current; otherwise another renderer's would be freed."""
         gl, self._gl = self._gl, None
         if gl is not None and not keep_inherited(gl, self._context):
             gl.make_current()
@@ -124,7 +124,7 @@ class Renderer:
         self.close()
 
     def _bind(self) -> None:
-        """Make the renderer's context that of the GL calls that follow."""
+        """Make the renderer's context current."""
         check_process()
         self._gl.make_current()
 
@@ -145,7 +145,7 @@ class Renderer:
 
 
 def check_view(model: mujoco.MjModel, camera: int | str, quality: str) -> None:
-    """Raise UserError, without starting GL, when there is no such camera or quality."""
+    """Raise UserError for an unknown camera or quality, without starting GL."""
     _fixed_camera(model, camera)
     if quality not in QUALITIES:
         raise UserError(f"Unknown render quality {quality!r}.{did_you_mean(quality, QUALITIES)}")
@@ -171,7 +171,7 @@ def _has_camera(model: mujoco.MjModel, name: str) -> bool:
 
 @contextlib.contextmanager
 def _offscreen_settings(model: mujoco.MjModel, height: int, width: int, quality: str):
-    """Let a context be created with our buffer size (and without the buffers that "fast" does not need)."""
+    """Create contexts in the block with our buffer size, and without the buffers that "fast" does not need."""
     size, detail = model.vis.global_, model.vis.quality
     saved = size.offwidth, size.offheight, detail.offsamples, detail.shadowsize
     size.offwidth, size.offheight = width, height
@@ -196,7 +196,7 @@ def _invisible(model: mujoco.MjModel, geoms: np.ndarray):
 
 @contextlib.contextmanager
 def _white(scene: mujoco.MjvScene):
-    """Make all that `scene` holds shine white, as opaque as it is, without shadows and reflections in the block."""
+    """Draw everything in `scene` in white at its own opacity, without shadows and reflections, in the block."""
     for index in range(scene.ngeom):
         geom = scene.geoms[index]
         geom.rgba[:3], geom.emission, geom.specular, geom.reflectance, geom.matid = 1, 1, 0, 0, -1

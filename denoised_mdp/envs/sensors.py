@@ -1,10 +1,10 @@
 """The scalar sensor in the reward of each task of the suite, which `noisy_sensor` shifts. Cheap to import.
 
-Wang et al. 2022 define it for cheetah_run, walker_walk and reacher_easy: the speed, the torso's height and the finger's
-distance, with the size of a unit offset at the bound from which the reward is full (10, 1.2, the sum of the radii).
-The other tasks follow that rule. A sensor is a single number that a method of the task's physics returns and the
-reward reads; where several are read, the one that the task is about. The unit is the bound of the values with full
-reward where they are open to one side, their width where they are an interval, and the margin where they are a point.
+Wang et al. 2022 define it for cheetah_run, walker_walk and reacher_easy: speed, torso height and finger distance. A
+unit offset is the value at which the reward is full (10, 1.2, the sum of the radii). We extend the rule to other
+tasks. A sensor is one number that a method of the task's physics returns and the reward reads; if several, the one
+that the task is about. The unit is the bound of full reward where that is open to one side, its width where it is an
+interval, and the margin where it is a point.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sensor:
-    """A scalar that a reward depends on.
+    """A scalar sensor that a reward reads.
 
     Attributes:
         method: of dm_control's physics of the task; it returns the value.
@@ -118,7 +118,7 @@ SENSORS |= {
 }
 
 WITHOUT_SENSOR = {
-    "ball_in_cup_catch": "its reward is whether the ball is inside of the cup, which is no number",
+    "ball_in_cup_catch": "its reward is binary: whether the ball is inside the cup",
     "dog_stand": "its reward reads heights, angles and forces of several parts at once",
     "lqr_lqr_2_1": "its reward is quadratic in all positions",
     "lqr_lqr_6_2": "its reward is quadratic in all positions",

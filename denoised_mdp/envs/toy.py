@@ -1,4 +1,4 @@
-"""Pixel tasks without MuJoCo whose signal and noise are known exactly: they make tests last milliseconds."""
+"""Pixel tasks without MuJoCo whose signal and noise are known exactly. Tests with them take milliseconds."""
 
 from __future__ import annotations
 
@@ -120,10 +120,10 @@ class ToyEnv(World, gym.utils.EzPickle):
 
 
 class CountingEnv(World, gym.utils.EzPickle):
-    """Every pixel tells the episode and the step, the reward is the step: to prove what belongs together.
+    """Every pixel encodes episode and step, and the reward is the step: for tests of what belongs together.
 
-    The first episode, and the one that a seeded reset starts, is 0; a reset is step 0, and the n-th inner
-    step has reward n.
+    Episodes count from 0; a seeded reset starts over at 0. A reset is step 0, and the n-th inner step has
+    reward n.
     """
 
     signal_names = ("episode", "step")

@@ -1,8 +1,7 @@
 """Several environments that step together, in this process or in worker processes.
 
-What an environment does depends on its seed and its actions alone, so the number of workers changes nothing but
-the time. A worker that fails, dies or hangs ends the pool with an `EnvironmentFailure` that says which task and seed
-it was playing, and where.
+An environment depends only on its seed and actions, so the number of workers changes nothing but the time. A worker
+that fails, dies or hangs ends the pool with an `EnvironmentFailure` that names the task, the seed and the place.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ import numpy as np
 from denoised_mdp.errors import EnvironmentFailure, UserError
 
 START_SECONDS = 300.0
-"""what a worker may take to import and build its environments, in addition to its first reply's time"""
+"""seconds that a worker may take to import and build its environments, on top of its first reply's time"""
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-ONE_THREAD["LP_NUM_THREADS"] = "0"  # Mesa's software renderer counts threads beside the caller's
+ONE_THREAD["LP_NUM_THREADS"] = "0"  # threads of Mesa's software renderer besides the caller's
 
 
 class EnvironmentPool:
@@ -38,8 +37,8 @@ class EnvironmentPool:
     pool may take before its slowest worker counts as hung. task: a name for messages.
 
     Raises:
-        UserError: what `make_environment` finds wrong.
-        EnvironmentFailure: see there; also by `reset` and `step`, after which only `close` is of use.
+        UserError: from `make_environment`.
+        EnvironmentFailure: see there; also from `reset` and `step`, after which only `close` is useful.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class EnvironmentPool:
         workers = min(workers, count)
         try:
             if workers:
-                for w in range(workers):  # one by one, so that `close` knows those that run if another cannot start
+                for w in range(workers):  # one by one, so that `close` knows the running ones if another cannot start
                     self._workers.append(_Worker(make_environment, len(range(w, count, workers))))
                 self.observation_shape, self.action_shape = self._replies(timeout + START_SECONDS)[0]
             else:
@@ -75,7 +74,7 @@ class EnvironmentPool:
         return self._all("reset", [*seeds, *[None] * (self.count - len(seeds))])[: len(seeds)]
 
     def begin(self, which: Sequence[bool]) -> list[tuple[np.ndarray, dict] | None]:
-        """Begin another episode where `which` says so, from the environment's own random stream."""
+        """Begin another episode where `which` is true, from the environment's own random stream."""
         for i in np.flatnonzero(which):
             self._playing[i] = self._playing[i].replace("in the episode of", "in an episode after that of")
         return self._all("begin", [one or None for one in which])
@@ -85,16 +84,16 @@ class EnvironmentPool:
         return self._all("step", [*actions, *[None] * (self.count - len(actions))])[: len(actions)]
 
     def get_states(self) -> list[dict[str, Any]]:
-        """The whole state of each environment, even in the middle of an episode."""
+        """The complete state of each environment, even mid-episode."""
         return self._all("get_state", [True] * self.count)
 
     def set_states(self, states: Sequence[dict[str, Any]]) -> None:
-        """Put back what `get_states` returned, of equal environments."""
+        """Restore what `get_states` returned for equal environments."""
         self._playing = ["after a state was restored"] * self.count
         self._all("set_state", list(states))
 
     def close(self) -> None:
-        """Close the environments and end the workers, whatever state they are in."""
+        """Close the environments and end the workers in any state."""
         for environment in self._environments:
             environment.close()
         for worker in self._workers:  # all at once: each may take a moment
@@ -124,7 +123,7 @@ class EnvironmentPool:
         return replies
 
     def _here(self, i: int, command: str, argument: Any) -> Any:
-        """What a worker does, in this process; errors of the system are the caller's."""
+        """Do a worker's job in this process; system errors are the caller's."""
         try:
             return _call(self._environments[i], command, argument)
         except (UserError, OSError, MemoryError):
@@ -175,7 +174,7 @@ def _shapes(environment: gym.Env) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 class _Worker:
-    """A process that serves some environments, and what this side knows of it."""
+    """A process that serves some environments, as seen from this side."""
 
     def __init__(self, make_environment: Callable[[], gym.Env], count: int):
         context = multiprocessing.get_context("spawn")  # a fork would share the renderer and PyTorch's threads
@@ -207,7 +206,7 @@ class _Worker:
                     return self.pipe.recv()
             self.process.join(5.0)
             return "dead", self.trace.read_text(errors="replace")
-        if self.process.pid and hasattr(signal, "SIGUSR1"):  # let it write down where it is
+        if self.process.pid and hasattr(signal, "SIGUSR1"):  # let it write its traceback
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGUSR1)
             patience = time.monotonic() + 5.0
@@ -216,7 +215,7 @@ class _Worker:
         return "hung", self.trace.read_text(errors="replace")
 
     def end(self, patience: float = 2.0) -> None:
-        """Ask the process to end, kill it if it does not within `patience` seconds."""
+        """Ask the process to end; kill it after `patience` seconds."""
         self.pipe.close()
         if self.process.pid is not None:  # it was started
             self.process.join(patience)
@@ -229,7 +228,7 @@ class _Worker:
 
 @contextlib.contextmanager
 def _environment_variables(values: dict[str, str]):
-    """Set variables of the process for what is started inside, and put back what was there."""
+    """Set environment variables for processes started in the block, then restore them."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -244,9 +243,9 @@ def _environment_variables(values: dict[str, str]):
 
 @contextlib.contextmanager
 def _without_interrupts():
-    """Block Ctrl-C, which is for the process that is served, in the processes that are started inside, for ever.
+    """Block Ctrl-C for good in processes started in the block: it is meant for the process that they serve.
 
-    Here it comes through afterwards. To ignore it once they run would be too late: their imports take seconds.
+    Here it is delivered afterwards. Ignoring it once they run would be too late: their imports take seconds.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

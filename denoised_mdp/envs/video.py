@@ -1,4 +1,4 @@
-"""Background clips: found in folders, kept decoded in a memory-mapped cache, joined into streams."""
+"""Background clips: found in folders, cached decoded in memory maps, joined into streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from denoised_mdp.seeding import generator
 SPLITS = ("train", "test")
 ALL = "all"  # both splits
 SUFFIXES = {".avi", ".flv", ".gif", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv", ".webm", ".wmv"}
-TEST_SHARE = 0.2  # of the files, about, where a folder has no train/ and test/ of its own
+TEST_SHARE = 0.2  # approximate share of the files, where a folder has no train/ and test/
 CACHE_VERSION = 1
 FAMILY = 1_000_000  # procedural clips of one seed are numbered from a multiple of this
 KINETICS_CLASS = "driving_car"
@@ -36,9 +36,9 @@ KINETICS_CLASS = "driving_car"
 class Clip:
     """One clip.
 
-    Its name for messages, a short identity that it keeps when the files are moved, the key of its decoded
-    frames in the cache, how to make those, uint8 [N, H, W, C], the least and the largest N,
-    and the shape [H, W, C] of a frame.
+    Its name for messages, a short identity that survives moving the files, the cache key of its decoded
+    frames, the function that makes them (uint8 [N, H, W, C]), the least and the largest N, and the shape
+    [H, W, C] of a frame.
     """
 
     name: str
@@ -62,9 +62,9 @@ class Clip:
 
 
 class Stream:
-    """`frames` frames filled with whole clips in a given order, over and over; the last clip is cut.
+    """`frames` frames filled with whole clips in a given order, repeated as needed; the last clip is cut.
 
-    Only references to the clips' memory maps are held, so that processes share their pages.
+    It holds only references to the clips' memory maps, so processes share their pages.
     """
 
     def __init__(self, frames: int):
@@ -74,7 +74,7 @@ class Stream:
         self._places = np.zeros((0, 2), np.int64)  # [frames of all clips, 2]: place in `clips`, frame in it
 
     def fill(self, clips: Sequence[Clip]) -> None:
-        """Show `clips` in this order, without unreadable ones; opens no more of them than the stream needs.
+        """Show `clips` in this order, without unreadable ones; open no more than the stream needs.
 
         Raises:
             UserError: none of the clips can be read.
@@ -93,7 +93,7 @@ class Stream:
         self._places = np.array([(i, n) for i, array in enumerate(self._arrays) for n in range(len(array))])
 
     def restore(self, identities: Sequence[str], clips: Sequence[Clip]) -> None:
-        """Show the clips of these identities in this order; `clips` are all that there are now.
+        """Show the clips with these identities in this order; `clips` are all available ones.
 
         Raises:
             UserError: one of them is missing or cannot be read.
@@ -123,24 +123,24 @@ class Stream:
 
 
 def shuffled(clips: Sequence[Clip], seed: int, name: str = "order") -> list[Clip]:
-    """Return the clips in an order that depends on `seed` and `name`; it does not change when others are added."""
+    """Return the clips in an order that depends on `seed` and `name`, and does not change when clips are added."""
     return sorted(clips, key=lambda clip: generator(seed, f"{name} of {clip.identity}").random())
 
 
 def open_clips(clips: str, split: str, size: int, color: bool, frames: int, resize: str = "antialiased") -> list[Clip]:
-    """Find the clips of one split; none is decoded before it is used.
+    """Find the clips of one split; clips are decoded on first use.
 
     Args:
-        clips: "procedural" (made up, nothing to download) or "procedural:SEED" (others), each as many clips as
-            `frames` needs; "kinetics" (``$KINETICS_DIR/{train,val}/driving_car``) or "kinetics:CLASS"; or a folder, a
+        clips: "procedural" (generated, no download) or "procedural:SEED" (others), as many clips as `frames`
+            needs; "kinetics" (``$KINETICS_DIR/{train,val}/driving_car``) or "kinetics:CLASS"; or a folder, a
             file or a glob pattern of videos. A folder with videos in train/ and test/ has its splits there; other
             files are divided by a hash of their names, about a fifth for testing. Adding files leaves the others
             where they are.
         split: "train", "test" or "all" (both).
         size: height and width in pixels.
         color: three channels instead of one.
-        frames: no more than these many frames of a file are ever decoded.
-        resize: see `denoised_mdp.envs.decoding.decode`; procedural clips are made in the size that is asked for.
+        frames: largest number of frames that are decoded of a file.
+        resize: see `denoised_mdp.envs.decoding.decode`; procedural clips are made in the final size.
 
     Raises:
         UserError: no such folder, no videos there, or an unknown split.

@@ -1,4 +1,4 @@
-"""What all worlds share: the innermost environments, around which distractors and `PixelEnv` are put."""
+"""The base of all worlds: the innermost environments, which distractors and `PixelEnv` wrap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class World(gym.Env):
-    """A task with a true state and a picture of it, without distractors.
+    """A task with a true state and a frame, without distractors.
 
     A subclass sets `size`, `signal_names` and the spaces, and defines `reset` and `step` (whose observations are the
     signal), `signal`, `frame`, `get_state` and `set_state`; for background videos also `frame_and_background`.

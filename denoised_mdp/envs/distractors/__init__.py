@@ -1,8 +1,8 @@
-"""Distractors as composable Gymnasium wrappers: those of Wang et al. 2022, and others that the field uses.
+"""Distractors as composable Gymnasium wrappers: those of Wang et al. 2022, and others common in the field.
 
-Each wrapper advances its own noise once per inner step from its own generator and transforms the wrapped
-environment's `frame()`; nothing is drawn until somebody asks for a frame. The order is fixed: what changes the
-scene itself, the background video, then the sensor that reads it, then the shaking camera that films all of it.
+Each wrapper advances its own noise once per inner step with its own generator, and transforms the wrapped
+environment's `frame()`. Nothing is drawn until a frame is requested. The order is fixed: changes of the scene, the
+background video, the sensor that reads it, then the shaking camera that films everything.
 """
 
 from denoised_mdp.envs.distractors.appearance import BodyColor, CameraPose, Lighting

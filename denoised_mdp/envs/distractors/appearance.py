@@ -1,7 +1,7 @@
-"""Distractors that change how the scene is drawn, not what happens in it: colours, lights, the camera's pose.
+"""Distractors that change how the scene is drawn, not what happens in it: colours, lights, camera pose.
 
-They alter MuJoCo's abstract scene (`mjvScene`) after it was built for a frame; the model, and with it the physics,
-is never touched.
+They alter MuJoCo's abstract scene (`mjvScene`) after it was built for a frame. The model, and so the physics, is
+never touched.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from denoised_mdp.envs.distractors.base import SmoothWalk, WalkingDistractor
 
 
 class Appearance(WalkingDistractor, gym.utils.EzPickle):
-    """Base: factors that wander smoothly about zero, and a function that draws the scene with them.
+    """Base: factors that wander smoothly around zero, and a function that applies them to the scene.
 
-    A subclass names its `factors` with the root mean square that each starts with at strength 1, and defines `dress`.
+    A subclass defines its `factors` with their initial root mean square at strength 1, and `dress`.
 
     Args:
         env: an environment with a `stage`, a list of functions that its renderer calls with each scene.
         strength: factor of all amplitudes.
-        dynamic: false: drawn at the start of an episode and then fixed.
+        dynamic: false: drawn at the start of an episode, then fixed.
     """
 
     factors: dict[str, float]
@@ -43,7 +43,7 @@ class Appearance(WalkingDistractor, gym.utils.EzPickle):
             return self.env.frame()
 
     def frame_and_background(self, matte: str = "matte"):
-        """Draw the changed scene before black, with the background's share, see `Renderer.frame_and_background`."""
+        """Draw the changed scene on black, with the background's share, see `Renderer.frame_and_background`."""
         with self._on_stage():
             return self.env.frame_and_background(matte)
 
@@ -62,9 +62,9 @@ class Appearance(WalkingDistractor, gym.utils.EzPickle):
 
 
 class BodyColor(Appearance):
-    """Changes the colour of everything that can move: one shift in red, green and blue, clipped to [0, 1].
+    """Shifts the colour of everything that can move in red, green and blue, clipped to [0, 1].
 
-    Targets and other things that are fixed to the world keep their colours.
+    Targets and other objects fixed to the world keep their colours.
     """
 
     name = "body_color"
@@ -82,9 +82,9 @@ class BodyColor(Appearance):
 
 
 class Lighting(Appearance):
-    """Changes all lights: brightness (log of the gain), warmth (red up, blue down) and where they shine from.
+    """Changes all lights: brightness (log gain), warmth (red up, blue down) and position.
 
-    The lamps swing about what they shine at by `swing_x` and `swing_y`, in parts of their height; the camera's own
+    The lamps swing around their target by `swing_x` and `swing_y`, as fractions of their height. The camera's
     headlight does not swing.
     """
 
@@ -107,10 +107,10 @@ class Lighting(Appearance):
 
 
 class CameraPose(Appearance):
-    """Moves the camera on a sphere about what it films: azimuth, elevation, roll [rad], and log of the distance.
+    """Moves the camera on a sphere around its target: azimuth, elevation, roll [rad], and log distance.
 
-    Unlike `CameraJitter`, which moves the finished picture, this is a camera in space: the background of the scene
-    shifts against its foreground. A video background stays where it is.
+    Unlike `CameraJitter`, which shifts the finished picture, this moves the camera in space, with parallax between
+    background and foreground. A video background does not move.
     """
 
     name = "camera_pose"

@@ -1,4 +1,4 @@
-"""What all distractors share: seeding, state, the recursion through the wrapped environment, smooth motion."""
+"""The base of all distractors: seeding, state, recursion through the wrapped environment, smooth motion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from denoised_mdp.seeding import generator, generator_state, restore_generator
 
 
 class Distractor(gym.Wrapper):
-    """Base of all distractors: seeding, state and the recursion through the wrapped environment.
+    """Base of all distractors: seeding, state and recursion through the wrapped environment.
 
     A subclass has a `name` and defines `_reset_noise`, `_advance_noise`, `noise_values`, `_get_noise` and
     `_set_noise`; those that change the picture also `frame`.
@@ -23,7 +23,7 @@ class Distractor(gym.Wrapper):
         self.noise_names = env.noise_names + tuple(f"{self.name}/{factor}" for factor in factors)
         self.size = env.size
         self.rng: np.random.Generator | None = None
-        self.reseeded = False  # whether the latest reset started a new generator
+        self.reseeded = False  # whether the last reset started a new generator
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Reset environment and noise; ``options["distractor_seed"]`` replaces `seed` for the noise alone."""
@@ -58,7 +58,7 @@ class Distractor(gym.Wrapper):
         return np.concatenate([self.env.noise(), np.asarray(self.noise_values(), np.float32)])
 
     def get_state(self) -> dict:
-        """Return the whole state, that of the wrapped environment included."""
+        """Return the complete state, including the wrapped environment's."""
         return {"env": self.env.get_state(), "rng": generator_state(self.rng), "noise": self._get_noise()}
 
     def set_state(self, state: dict) -> None:
@@ -68,7 +68,7 @@ class Distractor(gym.Wrapper):
         self._set_noise(state["noise"])
 
     def follow(self, other: Distractor) -> None:
-        """Take over the noise of `other`, a distractor of the same kind: both then do the same for ever."""
+        """Copy the noise of `other`, a distractor of the same kind: both then behave identically."""
         self.rng = restore_generator(generator_state(other.rng))
         self._set_noise(other._get_noise())
 
@@ -90,9 +90,9 @@ class Distractor(gym.Wrapper):
 
 
 class SmoothWalk:
-    """The smooth random walk W(dimensions, scale) of Wang et al. 2022: pushed at random and pulled back.
+    """The smooth random walk W(dimensions, scale) of Wang et al. 2022: random pushes and a restoring force.
 
-    `value()` is its position float64 [dimensions], of about scale * 0.075 in length.
+    `value()` is its position, float64 [dimensions], with a length of about scale * 0.075.
     """
 
     radius, push, pull, decay, interval = 0.075, 0.005, 0.1, 0.9, 0.5
@@ -131,7 +131,7 @@ class SmoothWalk:
 class WalkingDistractor(Distractor):
     """Base of distractors whose whole noise is one smooth walk.
 
-    walk: what moves. dynamic: false: its place is drawn at the start of an episode and then fixed.
+    walk: the noise. dynamic: false: drawn at the start of an episode, then fixed.
     """
 
     def __init__(self, env: gym.Env, factors: tuple[str, ...], walk: SmoothWalk, dynamic: bool):

@@ -9,14 +9,14 @@ from denoised_mdp.envs.distractors.base import SmoothWalk, WalkingDistractor
 
 
 class CameraJitter(WalkingDistractor, gym.utils.EzPickle):
-    """Moves the picture about, as a hand-held camera would; what comes in from outside is black.
+    """Shifts the picture like a hand-held camera, with black at the edges.
 
-    The shift (dx, dy) is W(2, 120) pixels at 64x64, in proportion at other sizes, applied after compositing.
+    The shift (dx, dy) is W(2, 120) pixels at 64x64, scaled with the size, applied after compositing.
 
     Args:
         env: any environment of this package.
         strength: factor of the amplitude.
-        dynamic: false: a shift that is drawn at the start of an episode and then fixed.
+        dynamic: false: drawn at the start of an episode, then fixed.
     """
 
     name = "camera_jitter"
@@ -38,7 +38,7 @@ def translate(image: np.ndarray, dx: float, dy: float) -> np.ndarray:
 
 
 def _translate_axis(image: np.ndarray, shift: float, axis: int) -> np.ndarray:
-    """Move a float image along one axis by a fraction of pixels, with zeros coming in."""
+    """Move a float image along one axis by a fraction of pixels, filling with zeros."""
     length = image.shape[axis]
     whole = int(np.floor(shift))
     fraction = np.float32(shift - whole)

@@ -10,13 +10,13 @@ from denoised_mdp.errors import UserError
 
 
 class NoisySensor(Distractor, gym.utils.EzPickle):
-    """Couples the reward to the background: its brightness shifts the sensor from which the task is rewarded.
+    """Couples the reward to the background, whose brightness shifts the sensor that the reward reads.
 
     The offset is the mean of the video's rows and columns H/8 to 3H/8, / 255 - 0.5, in the frame shown before
-    the step; the task says how far a unit offset shifts its sensor (Wang et al. 2022).
+    the step. The task defines how far a unit offset shifts its sensor (Wang et al. 2022).
 
     Args:
-        env: a task with a scalar sensor, inside of a `VideoBackground`.
+        env: a task with a scalar sensor, in a `VideoBackground`.
         strength: factor of the offset.
 
     Raises:

@@ -11,25 +11,25 @@ from denoised_mdp.seeding import generator_state, restore_generator
 
 
 class VideoBackground(Distractor, gym.utils.EzPickle):
-    """Replaces the background by a video that nobody controls.
+    """Replaces the background with an uncontrollable video.
 
-    A stream of `frames` frames holds whole clips in shuffled order and shows the next one after each inner step
-    (Wang et al. 2022). `clips_seed` decides which clips fill the stream, the distractor's generator where an
-    episode starts: all episodes of a run show the same videos.
+    A stream of `frames` frames holds whole clips in shuffled order and advances by one frame per inner step
+    (Wang et al. 2022). `clips_seed` chooses the clips of the stream, so all episodes of a run show the same
+    videos. The distractor's generator chooses where an episode starts.
 
     Args:
         env: an environment with `frame_and_background`.
         strength: share of the video in the background; 1 hides the original background.
-        matte: what is background, see `Renderer.frame_and_background`; "paper" is the rule by colour of
-            Wang et al. 2022: "blue_ge" for walker_walk, so that its floor goes too, else "blue".
-        color: keep the video's colours instead of one brightness for all channels.
+        matte: what is background, see `Renderer.frame_and_background`; "paper" is the colour rule of
+            Wang et al. 2022: "blue_ge" for walker_walk, which includes its floor, else "blue".
+        color: show the video in colour instead of grey.
         frames: length of the stream.
-        dynamic: false: an episode shows the same frame all along.
-        start: "random": an episode starts anywhere in the stream. "continue" (Wang et al. 2022): it goes on where the
-            last one ended; the place is drawn at the first reset and at one with a seed, and the inner step that ends
-            an episode does not advance it. An episode of 1000 steps then advances by 999 of the 1000 frames, so that
-            the background keeps almost in step with the episode's clock.
-        resize: how video files get their size, see `denoised_mdp.envs.decoding.decode`.
+        dynamic: false: an episode shows one frame.
+        start: "random": an episode starts anywhere in the stream. "continue" (Wang et al. 2022): it starts where the
+            last one ended. The place is drawn at the first reset and at each seeded one, and the inner step that ends
+            an episode does not advance it. An episode of 1000 steps then advances by 999 of 1000 frames, so the
+            background stays almost in phase with the episode.
+        resize: how video files are resized, see `denoised_mdp.envs.decoding.decode`.
         clips, split, clips_seed: see `open_clips` and `shuffled`.
     """
 
@@ -107,7 +107,7 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
         self._index = noise["index"]
 
     def follow(self, other: VideoBackground) -> None:
-        """Take over the noise; where the clips are others, only the place in the stream."""
+        """Copy the noise; with other clips, only the place in the stream."""
         if self._source == other._source:
             super().follow(other)
         else:
