@@ -1,4 +1,4 @@
-"""A copy of the replay in the memory of the device that learns, so that a batch need not cross the bus."""
+"""A copy of the replay in the learner's device memory: batches do not cross the bus."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CHUNK = 4096
 class ResidentReplay:
     """Samples what `Lanes.sample` would, bit for bit, from tensors on `device`.
 
-    The files stay the truth: rows that were added since the last batch are copied before the next one is drawn, and
-    all of them when a run continues.
+    The files remain authoritative: rows added since the last batch are copied before the next one is drawn, and all
+    rows when a run resumes.
     """
 
     def __init__(self, lanes: Lanes, device: torch.device):

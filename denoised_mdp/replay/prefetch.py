@@ -1,4 +1,4 @@
-"""Reading the next batch while the device works on this one, for a GPU whose memory the replay does not fit."""
+"""Reads the next batch while the device works on this one, for a replay that does not fit in GPU memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from denoised_mdp.seeding import generator_state, restore_generator
 
 
 class ReadAhead:
-    """Samples what `Lanes.sample` would, bit for bit, or what a thread has read before it is asked for.
+    """Samples what `Lanes.sample` would, bit for bit, from rows that a thread has read in advance.
 
-    `begin` chooses a batch with a copy of the generator and begins to read its rows. They count only if that batch is
-    then asked for with that very generator and no row was added in between: so nothing about it shows, neither in what
-    is learned nor in a checkpoint's generator.
+    `begin` chooses a batch with a copy of the generator and starts to read its rows. They are used only if that batch
+    is requested with the same generator and no row was added in between. Neither learning nor a checkpoint's generator
+    is affected.
 
-    pin: hand over tensors in pinned memory, which a GPU fetches by itself.
+    pin: return tensors in pinned memory, for asynchronous transfer to a GPU.
     """
 
     def __init__(self, lanes: Lanes, *, pin: bool):
@@ -29,7 +29,7 @@ class ReadAhead:
         self._next: tuple[Any, Future, dict] | None = None  # a question, its answer, the generator's state then
 
     def begin(self, batch_size: int, length: int, rng: np.random.Generator) -> None:
-        """Read what `sample` would return now; `rng` stays as it is.
+        """Start to read what `sample` would return now; `rng` is not advanced.
 
         Raises:
             UserError: no episode is long enough.
@@ -49,12 +49,12 @@ class ReadAhead:
         return self._read(*choose_segments(self.lanes.lanes, batch_size, length, rng))
 
     def close(self) -> None:
-        """Wait for what is being read, then close the replay."""
+        """Wait for the read in progress, then close the replay."""
         self._thread.shutdown()
         self.lanes.close()
 
     def _question(self, batch_size: int, length: int, rng: np.random.Generator) -> tuple:
-        """All that decides what a batch holds."""
+        """Everything that determines a batch."""
         return batch_size, length, generator_state(rng), [lane.total for lane in self.lanes.lanes]
 
     def _read(self, source: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray | torch.Tensor]:

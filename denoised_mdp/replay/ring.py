@@ -22,9 +22,8 @@ _SAMPLED = 64  # rows whose checksums a checkpoint keeps
 def _layout(observation_shape: Sequence[int], action_size: int) -> Layout:
     """Return dtype and shape of one row of every column.
 
-    `number` counts rows from 1 (0 means never written), so that a reopened replay can tell which row of the
-    experience a place in the files holds. It is written first: of a row that a kill has torn, it tells that what
-    lay in its place before is gone.
+    `number` counts rows from 1 (0: never written), so a reopened replay knows which row a place in the files holds.
+    It is written first: if a kill tears a row, its number shows that the previous content is gone.
     """
     return {
         "number": (np.dtype(np.int64), ()),
@@ -38,8 +37,8 @@ def _layout(observation_shape: Sequence[int], action_size: int) -> Layout:
 def _ring(numbers: np.ndarray) -> np.ndarray:
     """Return the place of every row, int [P] for P places: row n lies at ``ring[n % P]``.
 
-    In files that never grew that is n % P. Growing leaves all rows where they are and appends places, which
-    come after the newest row in the ring, wherever that lies. `numbers` int [P] is the column of that name.
+    In files that never grew, this is n % P. Growing moves no rows; it appends places, which follow the newest row in
+    the ring, wherever that lies. `numbers` int [P] is the column of that name.
     """
     places = len(numbers)
     ring = np.full(places, -1)
@@ -54,12 +53,12 @@ class Replay:
     """The latest `capacity` rows of experience in `folder`, sampled in segments of one episode each.
 
     Row t holds the action that led to the observation, the reward received on arriving, the observation, and
-    whether it is the first of its episode (Wang et al. 2022). A new replay is empty: what an earlier one of
-    the same shapes left in the folder is overwritten; `Replay.open` continues instead.
+    whether it is the first of its episode (Wang et al. 2022). A new replay is empty and overwrites an earlier one
+    of the same shapes in the folder; `Replay.open` resumes one instead.
 
     Args:
-        folder: where the files lie; made if missing.
-        capacity: rows that can be sampled; the oldest are evicted beyond it.
+        folder: of the files; created if missing.
+        capacity: rows that can be sampled; beyond it the oldest are evicted.
         observation_shape: (H, W, 3) of the uint8 observations.
         action_size: A, the number of float32 actions.
         slack: places beyond the capacity. An evicted row stays on disk while `slack` more rows are added, so
@@ -87,17 +86,17 @@ class Replay:
         slack: int | None = None,
         read_only: bool = False,
     ) -> Replay:
-        """Continue the replay in `folder` from what `state()` returned, without copying.
+        """Resume the replay in `folder` from what `state()` returned, without copying.
 
-        Rows added after that moment are forgotten and will be overwritten. When so many had been added that
-        they replaced rows which `state` still counts, those (the oldest) are evicted, with a warning.
+        Later rows are forgotten and will be overwritten. Rows of `state` that later ones have already overwritten (the
+        oldest) are evicted, with a warning.
 
         Args:
-            folder: where the files lie.
+            folder: of the files.
             state: what `state()` returned.
-            capacity, slack: new ones, if not those of `state`. The files grow in place when they must. They
-                never shrink: with a smaller capacity the oldest rows are evicted and their places are slack.
-            read_only: rows will only be read; also works where nothing may be written.
+            capacity, slack: by default those of `state`. The files grow in place if needed and never shrink:
+                with a smaller capacity the oldest rows are evicted and their places become slack.
+            read_only: only read rows; works without write permission.
 
         Raises:
             UserError: a file is missing, truncated, of another shape, or lacks rows that `state` counts; or
@@ -117,7 +116,7 @@ class Replay:
         counted = np.arange(self._oldest, total)
         expected, found = counted + 1, columns["number"][self._places(counted)]
         missing = np.count_nonzero(found < expected)
-        overwritten = np.count_nonzero(found > expected)  # by newer rows, hence the oldest ones
+        overwritten = np.count_nonzero(found > expected)  # by newer rows, so these are the oldest
         if missing or (found[:overwritten] == expected[:overwritten]).any():
             raise UserError(
                 f"{folder} lacks {max(missing, 1):,} of the {len(counted):,} rows that the checkpoint counts: it is"
@@ -132,7 +131,7 @@ class Replay:
         self._oldest = max(self._oldest + overwritten, total - capacity)
         live = np.arange(self._oldest, total)
         starts = live[columns["is_first"][self._places(live)]]
-        # The oldest episode may have lost its first rows: what is left of it counts as an episode.
+        # The oldest episode may have lost its first rows; the rest counts as an episode.
         self._starts = np.union1d(live[:1], starts)
         for row, digest in state.get("sample", []):
             if row >= self._oldest and self._digest(row) != digest:
@@ -153,7 +152,7 @@ class Replay:
         self._starts = np.zeros(0, np.int64)  # first row of each episode that still has rows; ascending
 
     def _places(self, rows: np.ndarray | int) -> np.ndarray | int:
-        """Return where the rows of these numbers lie in the files."""
+        """Return the places of the rows with these numbers."""
         return self._ring[rows % len(self._ring)]
 
     @staticmethod
@@ -163,7 +162,7 @@ class Replay:
 
     @property
     def places(self) -> int:
-        """Rows that the files have room for; never less than what can be sampled."""
+        """Rows that fit in the files; at least the capacity."""
         return len(self._ring)
 
     def __len__(self) -> int:
@@ -175,7 +174,7 @@ class Replay:
 
         Raises:
             ValueError: a wrong shape or dtype, or a first row that does not begin an episode.
-            UserError: the disk is full; the row then does not count.
+            UserError: the disk is full; the row does not count.
         """
         observation = np.asarray(observation)
         action = np.asarray(action, np.float32)
@@ -201,7 +200,7 @@ class Replay:
         self._oldest = max(self._oldest, self.total - self.capacity)
 
     def count_segments(self, length: int) -> int:
-        """Return how many different segments of `length` rows could be sampled now."""
+        """Return the number of different segments of `length` rows that can be sampled."""
         _, rows = self.episodes()
         return int(np.maximum(rows - length + 1, 0).sum())
 
@@ -213,8 +212,8 @@ class Replay:
     def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Sample `batch_size` (B) segments of `length` (T) consecutive rows, each of a single episode.
 
-        Every possible start of every episode is equally likely: the last one included, the running episode
-        too. The time depends on the batch and slightly on the number of episodes, not on that of rows.
+        All possible starts of all episodes are equally likely, including the last start and the running episode. The
+        time depends on the batch and slightly on the number of episodes, not on the number of rows.
 
         Returns:
             observation uint8 [T, B, H, W, 3], action float32 [T, B, A], reward float32 [T, B],
@@ -232,7 +231,7 @@ class Replay:
             IndexError: a row was evicted or not yet added.
         """
         rows = np.asarray(rows)
-        if rows.ndim == 0:  # the columns would give views of their files
+        if rows.ndim == 0:  # the columns would return views of their files
             return {name: column[0] for name, column in self.read(rows[None]).items()}
         if rows.size and (rows.min() < self._oldest or rows.max() >= self.total):
             held = f"rows {self._oldest} to {self.total - 1}"
@@ -249,13 +248,13 @@ class Replay:
         return digest
 
     def flush(self) -> None:
-        """Return once all rows would survive a power failure. Call it before saving a checkpoint."""
+        """Sync all rows to disk. Call it before saving a checkpoint."""
         self._columns.flush()
 
     def state(self) -> dict[str, Any]:
-        """Return the small JSON-ready description from which `Replay.open` continues.
+        """Return the small JSON-ready description from which `Replay.open` resumes.
 
-        It has the checksums of a few rows from everywhere, by which the files of another run are told from ours.
+        It has checksums of a few rows from everywhere, which reveal the files of another run.
         """
         rows = sorted({int(row) for row in np.linspace(self._oldest, self.total - 1, _SAMPLED)} if self.total else ())
         sample = [[row, self._digest(row)] for row in rows]

@@ -1,6 +1,6 @@
-"""The replay of several environments that collect side by side: a lane of its own for each, sampled as one.
+"""The replay of several environments that collect side by side: one lane each, sampled as one.
 
-Rows of one environment follow one another in its lane, and so a segment never mixes environments. One lane lies in
+The rows of an environment are consecutive in its lane, so a segment never mixes environments. One lane lies in
 the folder itself, several in ``lane_0``, ``lane_1``, ...
 """
 
@@ -40,7 +40,7 @@ class Lanes:
         needed = self.bytes_needed(count, capacity * count, observation_shape, action_size, slack * count)
         there = sum(path.stat().st_blocks * 512 for path in Path(folder).rglob("*.npy"))
         free = shutil.disk_usage(folder).free + there
-        if needed > free:  # the files of each were found to fit, all may not
+        if needed > free:  # each fits on its own, all may not
             self.close()
             raise UserError(
                 f"The replay of {count} environments needs {needed:,} bytes but the disk of {folder} has {free:,} bytes"
@@ -56,7 +56,7 @@ class Lanes:
         slack: int | None = None,
         read_only: bool = False,
     ) -> Lanes:
-        """Continue from what `state` returned; see `Replay.open`."""
+        """Resume from what `state` returned; see `Replay.open`."""
         states = state.get("lanes", [state])
         capacity, slack = (None if n is None else _share(n, len(states)) for n in (capacity, slack))
         self = cls.__new__(cls)
@@ -92,7 +92,7 @@ class Lanes:
         return read_segments(self.lanes, *choose_segments(self.lanes, batch_size, length, rng))
 
     def flush(self) -> None:
-        """Return once all rows would survive a power failure. Call it before saving a checkpoint."""
+        """Sync all rows to disk. Call it before saving a checkpoint."""
         for lane in self.lanes:
             lane.flush()
 
@@ -115,7 +115,7 @@ def _folders(folder: Path | str, count: int) -> list[Path]:
     """Return the folder of each lane.
 
     Raises:
-        UserError: the folder holds a replay of another number of lanes, which would stay beside the new one.
+        UserError: the folder holds a replay with another number of lanes.
     """
     folder = Path(folder)
     one, several = folder.exists() and any(folder.glob("*.npy")), folder.exists() and any(folder.glob("lane_*"))

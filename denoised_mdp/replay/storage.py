@@ -1,9 +1,8 @@
 """Rows on disk: one plain ``.npy`` file per column, which any NumPy program can memory-map.
 
-Rows are written with ``pwrite``, because a full disk then raises an error that we can explain; writing through a
-memory map would kill the process with SIGBUS. Small rows are read through a map. Large ones are read with
-``preadv``, a run of them at a time, where the system has it: of files larger than the memory a map fetches one page
-per fault.
+Rows are written with ``pwrite``: a full disk then raises an error, where writing through a memory map would kill the
+process with SIGBUS. Small rows are read through a map. Large rows are read with ``preadv``, many at a time, where the
+system has it: a map of a file larger than memory fetches one page per fault.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Layout = dict[str, tuple[np.dtype, tuple[int, ...]]]
 
 IOV_MAX = 1024  # buffers that one preadv takes, on all systems that have it
 HEADER = 128
-"""bytes before the rows of each file; NumPy leaves room in it for a larger number of rows"""
+"""bytes before the rows of each file; NumPy reserves room for a larger number of rows"""
 
 
 def bytes_needed(layout: Layout, places: int) -> int:
@@ -38,13 +37,13 @@ def bytes_needed(layout: Layout, places: int) -> int:
 
 
 class Columns:
-    """The files of `folder`, each with as many places for rows.
+    """The files of `folder`, all with the same number of places for rows.
 
     Args:
-        folder: where the files lie.
+        folder: of the files.
         layout: their names (without ``.npy``), dtypes and shapes.
-        places: rows that every file must have at least; when some have more, the surplus is not used.
-        writable: False only reads.
+        places: least number of rows of every file; a surplus is not used.
+        writable: false: only read.
 
     Raises:
         UserError: a file is missing, truncated, or of another shape.
@@ -69,7 +68,7 @@ class Columns:
 
     @classmethod
     def create(cls, folder: Path, layout: Layout, places: int) -> Columns:
-        """Make the files, full of zeros, in the place of any of the same shapes.
+        """Create the files, filled with zeros; files of the same shapes are replaced.
 
         Raises:
             UserError: the disk is too small, or the folder holds files of other shapes.
@@ -80,7 +79,7 @@ class Columns:
             _check_disk(folder, layout, places)
             for name in layout:
                 (folder / f"{name}.npy").unlink(missing_ok=True)
-            for name, (dtype, shape) in layout.items():  # sparse files, which fill up as rows are written
+            for name, (dtype, shape) in layout.items():  # sparse files, which grow as rows are written
                 np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(places, *shape))
             sync_folder(folder), sync_folder(folder.parent)
         except OSError as error:
@@ -88,7 +87,7 @@ class Columns:
         return cls(folder, layout, places)
 
     def grow(self, places: int) -> None:
-        """Append zeros up to `places` rows per file. Whenever it is interrupted, all rows stay as they are.
+        """Append zeros up to `places` rows per file. An interruption leaves all rows intact.
 
         Raises:
             UserError: the disk is too small.
@@ -108,7 +107,7 @@ class Columns:
     def read(self, name: str, places: np.ndarray) -> np.ndarray:
         """Copy the rows at these places, int array [T, ...], of a column.
 
-        Places that follow one another along T are read at once.
+        Consecutive places along T are read at once.
         """
         file = self._files[name]
         if file.row_bytes >= mmap.PAGESIZE and hasattr(os, "preadv"):
@@ -131,17 +130,17 @@ class Columns:
             raise _disk_error(self.folder, error) from error
 
     def forget(self, name: str) -> None:
-        """Give the pages of a column read so far back; the system's cache keeps them.
+        """Release the pages of a column read so far; the system's cache keeps them.
 
-        Otherwise the process would seem to grow by the whole column, and memory limits would kill it.
+        Otherwise the process would appear to grow by the whole column, and memory limits could kill it.
         """
         self._files[name].forget()
 
     def flush(self) -> None:
-        """Return once all rows would survive a power failure.
+        """Sync all rows to disk.
 
         Raises:
-            UserError: the disk is full, or a file was deleted, replaced or moved: what was written is lost.
+            UserError: the disk is full, or a file was deleted, replaced or moved and its rows are lost.
         """
         try:
             for file in self._files.values():
@@ -157,7 +156,7 @@ class Columns:
 
 
 class _File:
-    """One ``.npy`` file of rows, open for writing single rows and for reading many."""
+    """One ``.npy`` file of rows, open for writing single rows and reading many."""
 
     def __init__(self, path: Path, writable: bool = True):
         self._path = path
@@ -177,7 +176,7 @@ class _File:
         header = _header(self.rows.dtype, (places, *self.rows.shape[1:]))
         assert len(header) == begin, "the header has no room for a larger number of rows"
         os.ftruncate(self._file, begin + places * self.row_bytes)
-        os.fsync(self._file)  # a header must never promise rows that the file lacks
+        os.fsync(self._file)  # a header must never count rows that the file lacks
         os.pwrite(self._file, header, 0)
         os.fsync(self._file)
         self._map()
@@ -185,7 +184,7 @@ class _File:
     def write(self, place: int, row: np.ndarray) -> None:
         data = row.tobytes()
         offset = self._mapped.offset + place * self.row_bytes
-        while data:  # a disk that is nearly full accepts a part, then says why it stops
+        while data:  # a nearly full disk accepts a part, then reports why it stops
             written = os.pwrite(self._file, data, offset)
             data, offset = data[written:], offset + written
 
@@ -244,13 +243,13 @@ def _mapped(path: Path) -> np.memmap:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is none.
+        ValueError: it is not such a file.
     """
     try:
         mapped = np.lib.format.open_memmap(regular(path), mode="r")
     except (OSError, ValueError):
         raise
-    except Exception as error:  # NumPy's parser of headers lets through whatever Python's own raises
+    except Exception as error:  # NumPy's header parser lets through whatever Python's parser raises
         raise ValueError("it has no header of NumPy") from error
     if not mapped.ndim or not mapped.flags.c_contiguous:
         raise ValueError("it holds no rows")
@@ -272,7 +271,7 @@ def _refuse_other_shapes(folder: Path, layout: Layout) -> None:
         try:
             found = _mapped(path)
         except (OSError, ValueError):
-            continue  # missing or broken files hold nothing to protect here; opening them reports it
+            continue  # missing or broken files have nothing to protect; opening them reports it
         if found.shape[1:] != shape or found.dtype != dtype:
             raise UserError(
                 f"{path} holds rows of {found.dtype} {found.shape[1:]}, not {dtype} {shape}: it is of another"
@@ -281,7 +280,7 @@ def _refuse_other_shapes(folder: Path, layout: Layout) -> None:
 
 
 def _check_disk(folder: Path, layout: Layout, places: int) -> None:
-    """Raise UserError when the disk has no room for files of `places` rows in the place of those there."""
+    """Raise UserError if the disk has no room for files of `places` rows that replace the existing ones."""
     paths = [folder / f"{name}.npy" for name in layout]
     needed = bytes_needed(layout, places)
     free = shutil.disk_usage(folder).free + sum(p.stat().st_blocks * 512 for p in paths if p.exists())

@@ -12,16 +12,16 @@ HAND_REACH = 0.01  # metres per step along each axis
 WRIST_REACH = 0.02  # of the wrist's range, per step
 ACTIONS = ("x", "y", "z", "wrist", "gripper")
 MAX_ITERATIONS, PRECISION = 100, 1e-14
-FAR, DAMPING = 0.1, 0.03  # metres to the place from which the inverse is damped
+FAR, DAMPING = 0.1, 0.03  # metres from the target beyond which the inverse is damped
 LONGEST = 2.0  # change of angles in one iteration
 STALLED = 20.0  # metres per radian at which no progress is made
-_REACHING = len(ARM) - 1  # all joints but the wrist bring the hand to its place
+_REACHING = len(ARM) - 1  # all joints but the wrist position the hand
 
 
 class Arm:
     """Turns actions [5] in [-1, 1] into targets of the nine actuators.
 
-    Keeps nothing between calls, so that it needs no saving.
+    Stateless: nothing to save.
 
     Args:
         model: the scene.
@@ -29,7 +29,7 @@ class Arm:
 
     def __init__(self, model: mujoco.MjModel):
         self._model = model
-        self._scratch = mujoco.MjData(model)  # where joints are tried out
+        self._scratch = mujoco.MjData(model)  # scratch data for trial joint angles
         self._site = model.site("end_effector").id
         self._jacobian = np.empty((3, model.nv))
         assert [model.joint(name).qposadr[0] for name in (*ARM, *FINGERS)] == list(range(9))
@@ -50,9 +50,9 @@ class Arm:
     def reach(self, qpos: np.ndarray, place: np.ndarray) -> np.ndarray:
         """Return angles [6] of all joints but the wrist that bring the hand to `place` [3].
 
-        Newton's method from the present `qpos` with the smallest change of angles; the iteration of
+        Newton's method from the current `qpos` with minimum-norm steps: the iteration of
         `dm_control.utils.inverse_kinematics.qpos_from_site_pose` without collision detection and without its rounding
-        errors in the null space. Where `place` is out of reach, this is the last iterate, however far from it.
+        errors in the null space. If `place` is out of reach, the last iterate, however far away.
         """
         model, scratch = self._model, self._scratch
         scratch.qpos[:] = qpos

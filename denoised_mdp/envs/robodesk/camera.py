@@ -1,4 +1,4 @@
-"""How RoboDesk is filmed: viewpoints, the moving camera, and pictures drawn larger and reduced."""
+"""RoboDesk's camera: viewpoints, movement, and oversampled rendering."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAMERAS = ("auto", "desk", "room")
 
 @dataclass(frozen=True)
 class View:
-    """What is added to the package's pose of the camera, and the part of the square picture that is kept.
+    """Offset to the package's camera pose, and the part of the square picture that is kept.
 
     Attributes:
         target: shift of the point that the camera looks at [3], metres.
@@ -35,7 +35,7 @@ class View:
     def pose(self, eye_shift: np.ndarray, target_shift: np.ndarray) -> tuple[np.ndarray, float, float, float]:
         """Return target [3], distance, azimuth and elevation (degrees) of a shaken camera.
 
-        The shifts [3] move the package's pose; the view is added afterwards, in angles and distance.
+        The shifts [3] move the package's pose. The view is added afterwards, as angles and distance.
         """
         target = TARGET + target_shift  # [3]
         line = target - (EYE + eye_shift)  # [3]
@@ -47,7 +47,7 @@ class View:
 
 TARGET = np.array([0.0, 0.535, 1.1])  # of the package's camera, which stands 1.8 m away and looks along y, 60 down
 EYE = TARGET - 1.8 * np.array([0.0, np.cos(np.deg2rad(60)), -np.sin(np.deg2rad(60))])
-# The package's own view, and the further one that has the television in it (Wang et al. 2022).
+# The package's own view, and the farther one that includes the television (Wang et al. 2022).
 DESK = View((0.0, 0.0, 0.0), 0.0, 0.0, (16.75 / 120, 25.0 / 120, 105.0 / 120, 88.75 / 120))
 ROOM = View((0.875, 0.4, 0.875), 1.15, 13.0, (0.0, 39 / 180, 1.0, 1.0))
 
@@ -66,12 +66,12 @@ def choose_view(camera: int | str, room: bool) -> View:
 
 
 class RoomRenderer(Renderer):
-    """Films the scene with a moving camera; draws only the part of the view that is kept.
+    """Renders the scene from a moving camera; draws only the part of the view that is kept.
 
     Args:
         model: the scene.
         size: height and width of a picture in pixels; it is drawn `OVERSAMPLING` times as large.
-        view: what is filmed when the camera does not move.
+        view: of the camera at rest.
         quality, stage: see `Renderer`.
     """
 
@@ -86,14 +86,14 @@ class RoomRenderer(Renderer):
         super().__init__(model, height, width, -1, quality, stage=[self._narrow, *stage])
 
     def upload_picture(self, texture: int, picture: np.ndarray) -> None:
-        """Replace a texture of the model by `picture`, uint8 [H, W, 3], upside up on the television."""
+        """Replace a texture of the model with `picture`, uint8 [H, W, 3], upright on the television."""
         begin = self._model.tex_adr[texture]
         self._model.tex_data[begin : begin + picture.size] = picture.ravel()
         self._bind()
         mujoco.mjr_uploadTexture(self._model, self._context, texture)
 
     def film(self, data: mujoco.MjData, eye_shift: np.ndarray, target_shift: np.ndarray) -> np.ndarray:
-        """Return what the camera sees when it is shaken as in `View.pose`, uint8 [size, size, 3]."""
+        """Return the picture of a camera shifted as in `View.pose`, uint8 [size, size, 3]."""
         camera = self._camera
         camera.lookat[:], camera.distance, camera.azimuth, camera.elevation = self.view.pose(eye_shift, target_shift)
         self._draw(data, skybox=True, floor=True)
@@ -101,7 +101,7 @@ class RoomRenderer(Renderer):
         return np.array(drawn.resize((self.size, self.size), Image.Resampling.LANCZOS, self._box))
 
     def close(self) -> None:
-        """Free the GL objects, and the reference to itself that would leave the rest to the garbage collector."""
+        """Free the GL objects, and break the reference cycle that would leave the rest to the garbage collector."""
         super().close()
         self._stage = ()
 

@@ -1,8 +1,8 @@
-"""RoboDesk's distractors (Wang et al. 2022): they happen in the scene, not in the finished picture.
+"""RoboDesk's distractors (Wang et al. 2022): they act in the scene, not on the finished picture.
 
-Each is a Gymnasium wrapper with a generator of its own, like those of `denoised_mdp.envs.distractors`. Its noise
-advances once per inner step, before the physics, because rewards may depend on it; it only tells the RoboDesk
-environment inside what to show, and never touches the physics.
+Each is a Gymnasium wrapper with its own generator, like those of `denoised_mdp.envs.distractors`. Its noise advances
+once per inner step, before the physics, because rewards may depend on it. It only tells the wrapped RoboDesk
+environment what to show, and never touches the physics.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STILL_LIGHTING = Lighting(LAMP_PLACES, np.full(3, LAMP_LIGHT), HEADLIGHT)
 
 
 class SceneDistractor(Distractor):
-    """Base: a subclass defines `_start`, `_advance`, `_restore` (what to do to its noise) and `_show` (it)."""
+    """Base: a subclass defines `_start`, `_advance` and `_restore` for its noise, and `_show`."""
 
     def step(self, action):
         """Advance the noise, then step the environment, whose reward may depend on it."""
@@ -61,17 +61,17 @@ class SceneDistractor(Distractor):
 
 
 class ButtonNoise(SceneDistractor, gym.utils.EzPickle):
-    """The sensors of the three buttons drift and tremble; lamps and television follow the sensors, not the buttons.
+    """The sensors of the three buttons drift and jitter; lamps and television follow the sensors, not the buttons.
 
-    Without it, sensors are exact and lamps are lit only while their buttons are pressed.
+    Without it, sensors are exact and a lamp is lit only while its button is pressed.
 
     Args:
         env: RoboDesk.
-        strength: factor of the noise; 0 is as without it.
+        strength: factor of the noise; 0: none.
     """
 
     name = "button_noise"
-    slow, fast = 0.295, 0.0125  # sizes of drift and tremble, in button travels
+    slow, fast = 0.295, 0.0125  # sizes of drift and jitter, in button travels
     memory = np.sqrt(0.96)
 
     def __init__(self, env: gym.Env, strength: float = 1.0):
@@ -111,7 +111,7 @@ class MovingLights(SceneDistractor, gym.utils.EzPickle):
     Args:
         env: RoboDesk.
         swing: factor of the circles' size.
-        flicker: factor of the deviation from steady light; 0 is steady light.
+        flicker: factor of the deviation from steady light; 0: steady.
     """
 
     name = "moving_lights"
@@ -173,7 +173,7 @@ class MovingLights(SceneDistractor, gym.utils.EzPickle):
 
 
 class CameraShake(SceneDistractor, gym.utils.EzPickle):
-    """The camera moves about and looks about: its place by W(3, 0.3) metres, its target by W(3, 0.65).
+    """The camera and its target wander: the camera by W(3, 0.3) metres, the target by W(3, 0.65).
 
     Args:
         env: RoboDesk.

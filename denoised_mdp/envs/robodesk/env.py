@@ -1,7 +1,7 @@
 """RoboDesk (Kannan et al. 2021) with the television of Wang et al. 2022, as a Gymnasium environment.
 
-A Franka arm at a desk with a drawer, a sliding door, three buttons with lamps, and blocks. It runs on today's
-MuJoCo; of the package `robodesk` only the model files are used. Distractors are in `robodesk_distractors`.
+A Franka arm at a desk with a drawer, a sliding door, three buttons with lamps, and blocks. It runs on current
+MuJoCo; only the model files of the package `robodesk` are used. Distractors are in `robodesk_distractors`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import mujoco  # isort: skip
 SUBSTEPS = 10  # physics steps of 2 ms
 START_POSE = np.array([-0.3, -0.4, 0.28, -2.5, 0.13, 1.87, 0.91, 0.01, 0.01])
 START_SPREAD = 0.15  # of the control range
-# What a start shifts objects by: joint -> for each shifted coordinate (least, most), in metres.
+# Initial shifts of objects: joint -> (least, most) of each shifted coordinate, in metres.
 START_SHIFTS = {
     "drawer_joint": [(0.0, -0.1)],
     "slide_joint": [(0.0, 0.2)],
@@ -67,13 +67,13 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
 
     Args:
         task: one of ``tasks("robodesk")``.
-        reward: "dense", "sparse" (1 in every step that finds the task solved) or "success" (1 once). Television
-            tasks have no such moment: with both, their reward is the colour of the picture alone.
+        reward: "dense", "sparse" (1 in every step in which the task is solved) or "success" (1 once). Television
+            tasks have no solved state: with both, their reward is the colour of the picture alone.
         size: height and width of a frame in pixels.
         episode_steps: steps after which an episode is truncated.
         camera: 0 or "auto" (the room where there is a television, else the desk), 1 or "desk", 2 or "room".
         quality: "fast" or "faithful", see `build_model` and `Renderer`.
-        television: put up the television and the neighbouring desks; television tasks have them always.
+        television: add the television and the neighbouring desks; television tasks always have them.
 
     Raises:
         UserError: no such task, reward, camera or quality, or the package `robodesk` is not installed.
@@ -108,7 +108,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         self._model = build_model(self.room, quality)
         self._data = mujoco.MjData(self._model)
         self._arm = Arm(self._model)
-        # Whatever depends on a button reads the joint of its lamp, to which the button is softly coupled.
+        # Everything that depends on a button reads its lamp's joint, to which the button is softly coupled.
         self._lights = [self._model.joint(f"{color}_light").qposadr[0] for color in COLORS]
         self._lamps = lamp_geoms(self._model)
         self._wood = wood_geoms(self._model) if quality == "fast" else []
@@ -138,7 +138,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         self._steps, self._solved = 0, False
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
-        """Start an episode; with `seed` its random stream starts anew, without it continues."""
+        """Start an episode; `seed` restarts its random stream, which otherwise continues."""
         super().reset(seed=seed)
         if seed is not None or self._rng is None:
             self._rng = generator(seed, "physics")
@@ -160,7 +160,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         model, data = self._model, self._data
         data.ctrl[:9] = self._arm.targets(data, np.clip(np.asarray(action, np.float64), -1, 1))
         for _ in range(SUBSTEPS):
-            data.qfrc_applied[:9] = data.qfrc_bias[:9]  # gravity does not pull at the arm
+            data.qfrc_applied[:9] = data.qfrc_bias[:9]  # gravity compensation of the arm
             mujoco.mj_step2(model, data)
             mujoco.mj_step1(model, data)
         self._steps += 1
@@ -194,11 +194,11 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         return found | {"tv/*": RELEVANT_NOISE, f"button_noise/{COLORS[self._channel]}": RELEVANT_NOISE}
 
     def sensors(self) -> np.ndarray:
-        """Return what the sensors of the three buttons read [3]: 0 up, 1 down, and their error."""
+        """Return the readings of the three button sensors [3]: 0 up, 1 down, plus their error."""
         return self._travel() if self.sensor_error is None else self._travel() + self.sensor_error
 
     def screen(self) -> np.ndarray:
-        """Return the television's picture in the colour that the button gives it, uint8 [60, 120, 3]."""
+        """Return the television's picture, coloured by the buttons, uint8 [60, 120, 3]."""
         hue = self._hue(self.sensors())
         screen = self.picture.copy()
         screen[..., self._channel] = np.rint(self.picture[..., self._channel] * (1 - hue) + 255 * hue)
@@ -215,17 +215,17 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         return renderer.film(self._data, *self.camera_shift)
 
     def gl_device(self) -> str:
-        """Return what draws the frames, see `Renderer.device`."""
+        """Return the rendering device, see `Renderer.device`."""
         return self._get_renderer().device()
 
     def close(self) -> None:
-        """Free the renderer; a later frame makes a new one."""
+        """Free the renderer; a later frame creates a new one."""
         if self._renderer:
             self._renderer.close()
             self._renderer = None
 
     def get_state(self) -> dict:
-        """Return the whole state but for the distractors' as a tree of arrays and numbers, exact at any step."""
+        """Return the complete state, without distractors, as a tree of arrays and numbers, exact at any step."""
         integration = np.empty(mujoco.mj_stateSize(self._model, _STATE))
         mujoco.mj_getState(self._model, self._data, integration, _STATE)
         return {
@@ -250,7 +250,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         return self._renderer
 
     def situation(self) -> Situation:
-        """Return what the reward looks at now."""
+        """Return the current state as the reward sees it."""
         screen = self.screen().mean(0).mean(0) / 255  # [3]
         joints = {name: float(self._data.qpos[address]) for name, address in self._joints.items()}
         return Situation(self._data.site_xpos[self._hand], self._places, self._start, joints, screen)
@@ -263,7 +263,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         return value
 
     def _travel(self) -> np.ndarray:
-        """Return how far the buttons are pressed [3], truly: 0 up, 1 and more down."""
+        """Return how far the buttons are really pressed [3]: 0 up, 1 or more down."""
         return -self._data.qpos[self._lights] / BUTTON_TRAVEL
 
     def _hue(self, sensors: np.ndarray) -> float:
@@ -271,7 +271,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         return float(np.clip(HUE_GAIN * sensors[self._channel], 0.0, 1.0))
 
     def _show_lamps(self) -> None:
-        """Let the desk's lamps glow in their colour, or cover them in gray, as their sensors say."""
+        """Light the desk's lamps in their colour, or cover them in gray, according to their sensors."""
         if self.sensor_error is None:
             glow = 0.4 * (self._data.qpos[self._lights] < PRESSED)  # [3]
         else:

@@ -1,8 +1,8 @@
-"""RoboDesk's scene: the desk of the package `robodesk`, and the room around it, which we build ourselves.
+"""RoboDesk's scene: the desk of the package `robodesk`, and the room around it, which is built here.
 
 The package (Apache 2.0) contributes model files, meshes and textures. It is located, never imported: its code
-needs libraries of 2021. What it lacks - a television, two neighbouring desks, lamps whose brightness can be set -
-is added here to the parsed model, as visible things without collisions, so that the physics stay the same.
+needs libraries of 2021. A television, two neighbouring desks and dimmable lamps are added to the parsed model. They
+have no collisions, so the physics stay the same.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def asset_folder() -> Path:
 
 
 def build_model(room: bool, quality: str) -> mujoco.MjModel:
-    """Build the scene; every call returns a model of its own.
+    """Build the scene; every call returns a new model.
 
     Args:
         room: with television and neighbouring desks.
@@ -74,7 +74,7 @@ def _compile(folder: str, room: bool, quality: str) -> mujoco.MjModel:
         _add_neighbors(spec)
         _add_television(spec)
     _add_lamps(spec)
-    spec.visual.quality.offsamples = 0  # pictures are drawn larger and reduced, which smooths as well
+    spec.visual.quality.offsamples = 0  # oversampling smooths already
     spec.visual.quality.shadowsize = 1024  # at this distance no different from 4096
     _share_textures(spec)
     if quality == "fast":
@@ -91,12 +91,12 @@ def _compile(folder: str, room: bool, quality: str) -> mujoco.MjModel:
 
 
 def lamp_geoms(model: mujoco.MjModel) -> list[int]:
-    """Return the overlays of the red, green and blue lamp on the desk, whose rgba shows how bright they are."""
+    """Return the overlays of the desk's red, green and blue lamp, whose rgba sets their brightness."""
     return [model.geom(f"lamp/{color}").id for color in COLORS]
 
 
 def _add_neighbors(spec: mujoco.MjSpec) -> None:
-    """Add copies of what is visible of the desk, unlit and without arm and blocks, fixed, without collisions."""
+    """Add fixed copies of the visible desk without collisions: unlit, no arm, no blocks."""
     originals = [
         body for body in spec.worldbody.bodies if not any(_NOT_COPIED.match(each.name) for each in (body, *body.bodies))
     ]
@@ -138,14 +138,14 @@ def _add_television(spec: mujoco.MjSpec) -> None:
         ([2.6, 0.2, 0.05], [0.0, 0.0, -1.5], [0.32, 0.137, 0.12, 1.0]),  # stand
     ):
         body.add_geom(type=_BOX, size=size, pos=place, rgba=color, **_NO_CONTACT)
-    # A box shows a 2-D texture on its sides along z: it lies flat, and is turned upright.
+    # A box shows a 2-D texture on its z faces: it is built flat, then turned upright.
     upright = [np.sqrt(0.5), np.sqrt(0.5), 0.0, 0.0]
     body.add_geom(name="tv", type=_BOX, size=[2.3, 1.34, 1e-6], quat=upright, material="tv", **_NO_CONTACT)
     spec.material("plane_material").reflectance = 0.01  # of the floor
 
 
 def _add_lamps(spec: mujoco.MjSpec) -> None:
-    """Put an overlay on each of the desk's black lamps, in place of the package's, which rises out of it."""
+    """Put an overlay on each of the desk's black lamps, replacing the package's, which rises out of it."""
     for color in COLORS:
         holder = spec.body(f"{color}_light")
         for geom in holder.bodies[0].geoms:
@@ -156,7 +156,7 @@ def _add_lamps(spec: mujoco.MjSpec) -> None:
 
 
 def _share_textures(spec: mujoco.MjSpec) -> None:
-    """Let all metal wear the same texture: the package loads it three times, and starting a renderer takes as long."""
+    """Share one metal texture: the package loads it three times, which slows the start of a renderer."""
     for material in spec.materials:
         role = mujoco.mjtTextureRole.mjTEXROLE_RGB
         if material.textures[role] in ("bin_metal_texture", "button_metal_texture"):
@@ -166,7 +166,7 @@ def _share_textures(spec: mujoco.MjSpec) -> None:
 
 
 def _shrink_textures(spec: mujoco.MjSpec, folder: str) -> None:
-    """Reduce textures to what is left of them in a picture of a hundred pixels."""
+    """Reduce textures to what is visible in a picture of a hundred pixels."""
     for texture in spec.textures:
         if texture.file:
             with Image.open(f"{folder}/{texture.file}") as image:
@@ -190,7 +190,7 @@ def _simplify(spec: mujoco.MjSpec) -> None:
 
 
 def _add_round_handle(geom) -> None:
-    """Draw a handle, two feet and a bar, as the capsules that the package collides with."""
+    """Draw a handle (two feet and a bar) as the package's collision capsules."""
     metal = {"type": mujoco.mjtGeom.mjGEOM_CAPSULE, "rgba": [0.6, 0.6, 0.6, 1.0], **_NO_CONTACT}
     drawer = "drawer" in geom.meshname
     ends = {
@@ -209,10 +209,10 @@ def wood_geoms(model: mujoco.MjModel) -> np.ndarray:
 
 
 def _brighten_wood(model: mujoco.MjModel) -> None:
-    """Brighten the wood's texture, and darken the geoms that wear it, but for the desks.
+    """Brighten the wood's texture, and darken the geoms that use it, except the desks.
 
-    Without shadows OpenGL adds all lights up, cuts the sum off at 1 and only then multiplies it with the texture; with
-    shadows it cuts off light by light. A brighter texture leaves room for `wood_brightness`.
+    Without shadows, OpenGL sums all lights, clips the sum at 1, and then multiplies by the texture. With shadows, it
+    clips light by light. A brighter texture leaves room for `wood_brightness`.
     """
     texture = model.texture("desk_wood_texture")
     size = int(texture.height[0] * texture.width[0] * texture.nchannel[0])
@@ -223,7 +223,7 @@ def _brighten_wood(model: mujoco.MjModel) -> None:
 
 
 def wood_brightness(headlight: float, diffuse: np.ndarray, places: np.ndarray) -> float:
-    """Return the colour of the desks that shows them without shadows as bright as they would be with shadows.
+    """Return the desk colour that gives, without shadows, the brightness that the desks have with shadows.
 
     Args:
         headlight, diffuse [3], places [3, 3]: see `denoised_mdp.envs.robodesk.distractors.Lighting`.

@@ -1,8 +1,8 @@
 """RoboDesk's tasks: the package's eighteen, and three that change the colour of the television's picture.
 
 Definitions and constants are those of RoboDesk (Kannan et al. 2021) and, for the television, of Wang et al. 2022.
-One thing differs on purpose: "has not moved" and "has been lifted" compare with where a block was at the start of the
-episode. The package compares with an alias of the present position, so that nothing ever seems to have moved there.
+One deliberate difference: "has not moved" and "has been lifted" compare with a block's position at the start of the
+episode. The package compares with an alias of the current position, so nothing ever moves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BIN = np.array([[0.28, 0.52], [0.38, 0.62], [0.0, 0.4]])
 
 @dataclass(frozen=True)
 class Situation:
-    """What rewards look at, all of it true and without noise but for the picture on the television.
+    """What rewards read. All of it is true and without noise, except the television's picture.
 
     Attributes:
         hand: position of the end effector [3].
@@ -42,16 +42,16 @@ class Situation:
     screen: np.ndarray
 
     def near(self, place: str | np.ndarray) -> float:
-        """1 where the hand is at `place`, falling to 0 at a distance of a metre."""
+        """1 if the hand is at `place`, falling to 0 at a distance of one metre."""
         point = self.places[place] if isinstance(place, str) else place
         return max(0.0, 1.0 - float(np.linalg.norm(self.hand - point)))
 
     def moved(self, block: str) -> float:
-        """Metres between where a block is and where it began."""
+        """Metres between a block's position and its initial position."""
         return float(np.linalg.norm(self.places[block] - self.start[block]))
 
     def stayed(self, block: str) -> bool:
-        """Whether a block is within a centimetre of where it began."""
+        """Whether a block is within a centimetre of its initial position."""
         return self.moved(block) < 0.01
 
     def pressed(self, color: str) -> bool:

@@ -16,9 +16,9 @@ CONTRAST = 20  # on a scale from -127 to 127
 class TV(SceneDistractor, gym.utils.EzPickle):
     """Two colour videos side by side on the television, which scroll sideways.
 
-    Each side shows a stream of `frames` frames (see `denoised_mdp.envs.video.Stream`), filled with all clips in an
-    order of its own; contrast and sharpness are raised. An episode starts anywhere in both, and the joined picture
-    moves to the right by one pixel of 120 per inner step.
+    Each side shows its own stream of `frames` frames (see `denoised_mdp.envs.video.Stream`), filled with all clips in
+    its own order. Contrast and sharpness are raised. An episode starts anywhere in both, and the joined picture moves
+    right by one of 120 pixels per inner step.
 
     Args:
         env: RoboDesk with a television.
@@ -53,7 +53,7 @@ class TV(SceneDistractor, gym.utils.EzPickle):
         self._index, self._roll = [0, 0], 0
 
     def picture(self) -> np.ndarray:
-        """Return what the television shows before the buttons change its colour, uint8 [60, 120, 3]."""
+        """Return the television's picture before the buttons change its colour, uint8 [60, 120, 3]."""
         frames = [stream.frame(index) for stream, index in zip(self._streams, self._index, strict=True)]
         sides = sharpen(_CONTRASTED.take(np.stack(frames)))  # uint8 [2, 60, 60, 3]
         video = np.roll(np.concatenate(list(sides), axis=1), self._roll, axis=1)  # uint8 [60, 120, 3]
@@ -73,7 +73,7 @@ class TV(SceneDistractor, gym.utils.EzPickle):
         return [*values, self._roll / self._columns, *patches.mean((0, 1)), *patches.mean(-1).ravel()]
 
     def follow(self, other: TV) -> None:
-        """Take over the noise; where the clips are others, only the places in the streams."""
+        """Copy the noise; with other clips, only the places in the streams."""
         if self._source == other._source:
             super().follow(other)
         else:
