@@ -1,1 +1,1 @@
-"""A run folder and what is in it: checkpoints, logs, loading."""
+"""The run folder: checkpoints, logs, loading."""

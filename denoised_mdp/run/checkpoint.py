@@ -1,9 +1,9 @@
-"""Checkpoints: a tree of tensors, arrays and plain values in one folder per step, whole or not there at all.
+"""Checkpoints: a tree of tensors, arrays and plain values in one folder per step, written atomically.
 
 A checkpoint is ``step_000010000/`` with three files. ``tensors.safetensors`` holds every tensor and array
 under its path in the tree (``agent/world_model/...``), ``state.json`` everything else, and ``manifest.json``
-the format version and the checksums that tell a whole checkpoint from a torn one. Nothing is pickled:
-opening a checkpoint runs no code of whoever wrote it.
+the format version and the checksums that reveal a torn checkpoint. Nothing is pickled: opening a checkpoint
+runs no code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NONE_YET = ".none"
 
 
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""what it raises to use plain values that are not of the expected types"""
+"""raised by using plain values of unexpected types"""
 
 
 class _Damaged(Exception):
@@ -45,22 +45,22 @@ class _Damaged(Exception):
 def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> Path:
     """Write `tree` as the checkpoint of `step`, then delete all but the newest `keep`.
 
-    The new checkpoint gets its name only when it is whole and on the disk, and the others are deleted after
-    that. Checkpoints of later steps are deleted too: the run has gone back behind them.
+    The new checkpoint is renamed into place only after its files are synced to disk; then the others are deleted.
+    Checkpoints of later steps are deleted too, since the run was resumed from an earlier one.
 
     Args:
-        folder: holds the checkpoints of a run; made if missing, but not the folder that it is in: if that is
-            gone, so is the run.
+        folder: of the run's checkpoints; created if missing. Its parent is not created: without it, the run is
+            gone.
         step: environment steps so far.
         tree: nested dicts (str or int keys), lists and tuples of tensors, arrays, NumPy scalars, str, bytes,
             int of up to 300 digits, float, bool and None.
-        keep: number of checkpoints that stay.
+        keep: number of checkpoints to keep.
 
     Returns:
         The folder of the checkpoint.
 
     Raises:
-        UserError: the disk is full or not writable; earlier checkpoints are as they were.
+        UserError: the disk is full or not writable; earlier checkpoints are intact.
         TypeError: something in `tree` is of another type.
     """
     folder = Path(folder)
@@ -87,7 +87,7 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> 
                 file.flush()
                 os.fsync(file.fileno())
         sync_folder(unfinished)
-        if os.path.lexists(final):  # `load` finds the old one under its new name, should we be killed in between
+        if os.path.lexists(final):  # if killed in between, `load` finds the old one under its new name
             _delete(replaced)
             final.rename(replaced)
         unfinished.rename(final)
@@ -113,7 +113,7 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> 
 
 
 def expect_first(folder: Path | str) -> None:
-    """Note in `folder` that a run has begun which has no checkpoint yet; `save` removes the note.
+    """Note in `folder` that the run has begun and has no checkpoint yet; `save` removes the note.
 
     Raises:
         UserError: it cannot be written.
@@ -126,7 +126,7 @@ def expect_first(folder: Path | str) -> None:
 
 
 def expects_first(folder: Path | str) -> bool:
-    """Whether the last run in `folder` never had a checkpoint: False where its checkpoints were deleted."""
+    """Whether the run in `folder` never had a checkpoint; False if its checkpoints were deleted."""
     return (Path(folder) / _NONE_YET).exists()
 
 
@@ -136,23 +136,23 @@ def load(
     map_location: torch.device | str = "cpu",
     accept: Callable[[dict[str, Any]], str | None] | None = None,
 ) -> tuple[int, dict[str, Any]]:
-    """Return (step, tree) of the newest whole checkpoint in `folder`, or of the one of `step`.
+    """Return (step, tree) of the newest whole checkpoint in `folder`, or of that of `step`.
 
-    When the newest is torn, the one before it is taken, with a warning that names both. Dicts come back as
-    plain dicts; all else has the type and, bit for bit, the value that was saved.
+    If the newest is torn, the previous one is used, with a warning that names both. Dicts become plain dicts;
+    everything else keeps its type and, bit for bit, its value.
 
     Args:
         folder: as for `save`.
-        step: choose this checkpoint, without falling back to another.
-        map_location: device of the tensors. Optimizers and generators want theirs from the CPU (the default),
-            and move them where they need them.
-        accept: says of a tree why it cannot be used, as of a torn one; None if it can.
+        step: use this checkpoint, without a fallback.
+        map_location: device of the tensors. Optimizers and generators need theirs on the CPU (the default), and
+            move them.
+        accept: returns why a tree cannot be used, which then counts as torn; None if it can.
 
     Raises:
         UserError: there is none, none is whole, or it was written by a newer version.
     """
     folder = Path(folder)
-    torch.empty(0, device=map_location)  # a device that is not there is no fault of the checkpoint
+    torch.empty(0, device=map_location)  # a missing device is not the checkpoint's fault
     candidates = _checkpoints(folder)
     if step is not None:
         if not isinstance(step, int):
@@ -183,10 +183,10 @@ def list_steps(folder: Path | str) -> list[int]:
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Return (step, path) of every checkpoint, newest first; one being replaced follows the new one."""
+    """Return (step, path) of every checkpoint, newest first; a replaced one follows its successor."""
     if not os.path.lexists(folder):
         return []
-    if not folder.is_dir():  # a link to a disk that is not there, say: to begin anew would destroy the run
+    if not folder.is_dir():  # for example a link to an unmounted disk: starting anew would destroy the run
         raise UserError(f"{folder} is no folder. Put the checkpoints back where they were, or choose another run_dir.")
     found = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
     found.sort(key=lambda pair: (-int(pair[0][1]), pair[0][2] or ""))
@@ -194,7 +194,7 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _read(path: Path, step: int, map_location: torch.device | str) -> dict[str, Any]:
-    """Return the tree of one checkpoint. Raises _Damaged when it is not whole."""
+    """Return the tree of one checkpoint. Raises _Damaged if it is not whole."""
     try:
         manifest = read_json(path / "manifest.json")
         version = manifest["format"]
@@ -221,12 +221,12 @@ def _read(path: Path, step: int, map_location: torch.device | str) -> dict[str, 
 
 
 def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return `value` as JSON data, and put its tensors and arrays into `tensors` under their paths.
+    """Return `value` as JSON data, and move its tensors and arrays to `tensors` under their paths.
 
-    JSON has no tensors, arrays, tuples, bytes, nan or integer keys: these become objects with one ``$`` key.
+    JSON lacks tensors, arrays, tuples, bytes, nan and integer keys: these become objects with one ``$`` key.
     """
     if isinstance(value, torch.Tensor):
-        # Strides matter: an optimizer continues bit for bit, and as fast, only in the same memory format.
+        # Strides matter: an optimizer resumes bit-exactly, and as fast, only in the same memory format.
         nhwc = not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
         copy = value.detach().cpu().clone(memory_format=torch.contiguous_format)  # never a view of another
         return {"$channels_last" if nhwc else "$tensor": _put(tensors, path, copy)}
@@ -303,7 +303,7 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _delete(path: Path) -> None:
-    """Delete a checkpoint so that a half-deleted one is never taken for one."""
+    """Delete a checkpoint; a partial deletion never leaves a valid one."""
     if os.path.lexists(path):
         doomed = path.with_name(f"{_UNFINISHED}{path.name}")
         path.rename(doomed)

@@ -1,8 +1,8 @@
-"""Whether two runs are the same, bit for bit, and if not, where they part.
+"""Whether two runs are bit-identical, and if not, where they first differ.
 
-Compared are what was logged, and everything in a checkpoint: weights, optimizers, random generators, environment and
-the rows of the replay. Only what measures time (`logging.is_wall_clock`) may differ, and so may the configurations: two
-settings that should not matter are a reason to compare.
+It compares the logs and everything in a checkpoint: weights, optimizers, random generators, environment and replay
+rows. Metrics that measure time (`logger.is_wall_clock`) are ignored. Configurations may differ: comparing settings that
+should not matter is one use.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PARTS = {
 
 @dataclass
 class Verdict:
-    """What comparing one part of two runs gave: how much there was, and the first difference (None: none)."""
+    """The result for one part of two runs: how much was compared, and the first difference (None: identical)."""
 
     part: str
     amount: str
@@ -67,7 +67,7 @@ def compare(first: Path | str, second: Path | str, *, checkpoint: int | None = N
     environment, progress. With `checkpoint`, metrics are compared up to that step.
 
     Raises:
-        UserError: a folder is no run, or has no such checkpoint, or a damaged one.
+        UserError: a folder is not a run, or the checkpoint is missing or damaged.
     """
     runs = [RunFolder.existing(path) for path in (first, second)]
     loaded = [load_state(run, checkpoint) for run in runs]
@@ -163,7 +163,7 @@ def _at(tree: dict[str, Any], path: str) -> Any:
 
 
 def _difference(name: str, a: Any, b: Any) -> str | None:
-    """Describe the first difference of two leaves, which must agree in every bit."""
+    """Describe the first difference of two leaves, compared bit by bit."""
     if isinstance(a, torch.Tensor | np.ndarray) and isinstance(b, torch.Tensor | np.ndarray):
         a, b = (torch.as_tensor(value).contiguous() for value in (a, b))
         if a.shape != b.shape or a.dtype != b.dtype:
@@ -185,7 +185,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _replay(runs: list[RunFolder], trees: list[dict[str, Any]]) -> Verdict:
-    """Compare the rows that both checkpoints count, wherever they lie in the files."""
+    """Compare the rows that both checkpoints count, at any place in the files."""
     replays = [Lanes.open(run.replay, tree["replay"], read_only=True) for run, tree in zip(runs, trees, strict=True)]
     try:
         verdict = Verdict("replay", f"{len(replays[0]):,} rows")
@@ -220,7 +220,7 @@ def _lane(first: Replay, second: Replay) -> str | None:
 
 
 def report(verdicts: list[Verdict], write: Callable[[str], None] = print) -> bool:
-    """Write all verdicts, a line each, and the sum of them; return whether all is identical."""
+    """Print one line per verdict and a summary; return whether all are identical."""
     for verdict in verdicts:
         write(str(verdict))
     parts = [verdict.part for verdict in verdicts if verdict.difference]

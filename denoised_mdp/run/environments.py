@@ -1,4 +1,4 @@
-"""The environment that a configuration, or a run, describes; needs no PyTorch."""
+"""The environment of a configuration or a run; needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from denoised_mdp.run.folder import RunFolder
 
 
 def environment_maker(config: Config, split: str = "train", **options: Any) -> Callable[[], gym.Env]:
-    """A function without arguments (picklable) that makes the run's environment with clips of `split`.
+    """Return a picklable function without arguments that makes the run's environment with clips of `split`.
 
-    options: of `denoised_mdp.envs.make_env`, instead of the run's own.
+    options: of `denoised_mdp.envs.make_env`; they replace the run's own.
     """
     own = dict(vars(config.env), distractors=config.distractors, split=split, clips_seed=config.seed)
     return functools.partial(envs.make_env, own.pop("task"), **own | options)
@@ -32,14 +32,14 @@ def make_env(source: str | os.PathLike, /, **options: Any) -> gym.Env:
     """Make the environment of a run, or of a task.
 
     >>> env = denoised_mdp.make_env("runs/quickstart")                  # as in training
-    >>> env = denoised_mdp.make_env("runs/quickstart", split="test")    # the same with clips that were held out
+    >>> env = denoised_mdp.make_env("runs/quickstart", split="test")    # with held-out clips
     >>> env = denoised_mdp.make_env("walker_walk", distractors=["camera_jitter"])
 
-    A run's has its task, camera, size, action repeat, length of episodes, distractors and clips.
+    A run's environment has its task, camera, size, action repeat, episode length, distractors and clips.
 
     Args:
-        source: a run folder, or the name of a task. What names a task is one: write ``./cheetah_run`` for a folder of
-            that name.
+        source: a run folder, or the name of a task. A task's name is always the task: write ``./cheetah_run`` for a
+            folder of that name.
         options: see `denoised_mdp.envs.make_env`; they replace the run's own.
 
     Returns:

@@ -1,4 +1,4 @@
-"""TensorBoard's files, read record by record, with every checksum compared."""
+"""TensorBoard's files, read record by record with all checksums checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from denoised_mdp.files import regular
 def event_records(path: Path) -> Iterator[bytes]:
     """Yield the records of one of TensorBoard's files: length, its checksum, data, its checksum.
 
-    TensorBoard's own reader takes a damaged record for one that is being written, and ends there without a word.
+    TensorBoard's own reader takes a damaged record for an unfinished one, and stops silently.
 
     Raises:
         ValueError: a record is torn, or differs from its checksum; those before it were yielded.
@@ -31,6 +31,6 @@ def event_records(path: Path) -> Iterator[bytes]:
         end = os.fstat(file.fileno()).st_size
         while (begin := file.tell()) < end:
             (length,) = struct.unpack("<Q", part(8))
-            if length > end - begin:  # do not ask for memory that no record here can fill
+            if length > end - begin:  # allocate no memory that no record here can fill
                 raise ValueError(f"the record at byte {begin:,} is not whole")
             yield part(length)

@@ -1,4 +1,4 @@
-"""The run folder: where everything of one training run lies, and who may write to it."""
+"""The run folder: the files of one training run, and who may write to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from denoised_mdp.files import read_yaml, regular, replacing, unfinished_name
 
 _LOCK = ".lock"
 _GROUPS = {"env", "model", "policy", "train"}
-"""options of every run's configuration; whatever else is called config.yaml lacks some"""
+"""options of every run's configuration; another program's config.yaml lacks some"""
 
 
 class RunFolder:
@@ -37,15 +37,15 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str) -> RunFolder:
-        """Open `path` for a new run (made if missing) or for one that continues.
+        """Open `path` for a new run (created if missing) or to resume one.
 
         Raises:
-            UserError: the folder cannot be made, or holds something that is no run.
+            UserError: the folder cannot be created, or holds something else.
         """
         run = cls(path)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
-            ours = {_LOCK, unfinished_name(run.config).name}  # all that a start may leave that was killed at once
+            ours = {_LOCK, unfinished_name(run.config).name}  # what a start that was killed at once may leave
             strangers = sorted(entry.name for entry in run.path.iterdir() if entry.name not in ours)
         except OSError as error:
             raise UserError(
@@ -66,7 +66,7 @@ class RunFolder:
 
     @property
     def own(self) -> tuple[Path, ...]:
-        """What only a training may write: all but videos and results of probes."""
+        """What only a training may write: everything except videos and probe results."""
         files = (self.config, self.metrics, self.machine, self.path / _LOCK)
         return (*files, self.tensorboard, self.checkpoints, self.replay, self.diagnostics)
 
@@ -86,18 +86,18 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self, option: str = "run_dir") -> Iterator[None]:
-        """Keep other processes from training in this folder while the context lasts.
+        """Keep other processes from training in this folder within the context.
 
-        option: what one chooses the folder with, for messages.
+        option: the option that sets the folder, for messages.
 
-        The system ends the lock with the process, however that ends, so a crash leaves none behind. (Not
-        flock: worker processes would inherit it and could outlive a killed trainer.)
+        The system releases the lock with the process, so a crash leaves none behind. (Not flock: worker
+        processes would inherit it and could outlive a killed trainer.)
 
         Raises:
             UserError: another process holds it.
         """
 
-        def without_links(name: str, flags: int) -> int:  # what a link leads to would be emptied; a pipe would block
+        def without_links(name: str, flags: int) -> int:  # the target of a link would be emptied; a pipe would block
             return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
         try:
@@ -128,9 +128,9 @@ class RunFolder:
 
 @contextlib.contextmanager
 def output_file(path: Path | str, option: str = "--output") -> Iterator[Path]:
-    """The name under which to write a result that takes the place of `path` once it is whole; see `disk.replacing`.
+    """The temporary name of a result that replaces `path` once it is complete.
 
-    option: what one chooses the path with, for messages.
+    option: the option that sets the path, for messages.
 
     Raises:
         UserError: it cannot be written, or is a device, or a file that a run needs.
@@ -145,7 +145,7 @@ def output_file(path: Path | str, option: str = "--output") -> Iterator[Path]:
 
 
 def refuse_own(path: Path | str, option: str = "--output") -> None:
-    """Raise UserError if `path` is, or lies in, what only the training of some run may write."""
+    """Raise UserError if only the training of some run may write to `path`."""
     real = Path(os.path.realpath(path))
     for folder in real.parents:
         own = [Path(os.path.realpath(one)) for one in RunFolder(folder).own]
@@ -154,7 +154,7 @@ def refuse_own(path: Path | str, option: str = "--output") -> None:
 
 
 def is_ours(config: Path) -> bool:
-    """Whether a file is the configuration of a run, of this version or another."""
+    """Whether a file is the configuration of a run of any version."""
     try:
         tree = read_yaml(config)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""From a run folder to a living agent."""
+"""From a run folder to an agent."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from denoised_mdp.run.state import load_state, refuse_nonfinite
 
 
 def prepare(config: Config, run: RunFolder) -> None:
-    """Write the configuration into a new run folder, or check that an old one continues the same run.
+    """Write the configuration into a new run folder, or check that it matches an existing run.
 
     Raises:
-        UserError: it holds a run of another configuration, or one that has lost its checkpoints.
+        UserError: it holds a run with another configuration, or one that has lost its checkpoints.
     """
     has_log = run.metrics.exists() and run.metrics.stat().st_size > 0
     changed = differences(read_config(run.config), config) if run.config.exists() else []
@@ -39,7 +39,7 @@ def prepare(config: Config, run: RunFolder) -> None:
                 f"{run.path} holds the log of a run of another configuration ({'; '.join(changed)}), which has no"
                 f" checkpoint yet. Choose another run_dir, or move {run.metrics} away to begin anew."
             )
-        save_config(config, run.config)  # nothing is lost if an earlier start in this folder failed
+        save_config(config, run.config)  # an earlier start in this folder failed: nothing is lost
         checkpoints.expect_first(run.checkpoints)
         return
     if changed:
@@ -50,10 +50,10 @@ def prepare(config: Config, run: RunFolder) -> None:
 
 
 def lost_rows(run: RunFolder, state: dict[str, Any]) -> str | None:
-    """Say which rows of a checkpoint the replay lacks: those written after it was copied from a running training."""
+    """Say which rows of a checkpoint the replay lacks, as in a copy of a running training; None if it has all."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are for whoever uses the rows
+            warnings.simplefilter("ignore")  # reported to whoever uses the rows
             Lanes.open(run.replay, state["replay"], read_only=True).close()
     except UserError as error:
         return str(error).partition(". ")[0]
@@ -62,7 +62,7 @@ def lost_rows(run: RunFolder, state: dict[str, Any]) -> str | None:
 
 @contextlib.contextmanager
 def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[None]:
-    """Answer a whole checkpoint `state` that is not of `config` in one line, at once or when it is restored inside."""
+    """Turn errors of a checkpoint `state` that does not fit `config` into one line, now and while it is restored."""
     try:
         changed = differences(build(Config, state["config"]), config)
         if changed:
@@ -78,7 +78,7 @@ def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[N
 
 
 def load_run(run: Path | str, *, checkpoint: int | None = None, device: str = "auto") -> tuple[Config, Agent, int]:
-    """A run's configuration, its agent with the weights of a checkpoint (default: the newest) and that one's step."""
+    """Return a run's configuration, its agent with a checkpoint's weights (default: the newest), and the step."""
     folder = RunFolder.existing(run)
     config = read_config(folder.config)
     where = resolve_device(device)

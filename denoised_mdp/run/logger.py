@@ -23,10 +23,10 @@ from denoised_mdp.files import json_lines, remedy, replace_file, sync_folder
 def as_floats(metrics: Mapping[str, float | np.ndarray | torch.Tensor]) -> dict[str, float | int]:
     """Return the scalars as Python numbers, in the same order.
 
-    Tensors are stacked before they are read, so that a GPU is waited for once and not per metric.
+    Tensors are stacked before they are read: one wait for a GPU instead of one per metric.
 
     Raises:
-        ValueError: a value is no scalar.
+        ValueError: a value is not a scalar.
     """
     for name, value in metrics.items():
         if np.ndim(value) and math.prod(np.shape(value)) != 1:
@@ -50,12 +50,12 @@ class Logger:
 
     Args:
         run_dir: the run folder.
-        resume_step: step of the checkpoint that the run continues from; what was logged for later steps is
-            removed. None begins anew.
-        lines: `Logger.lines` as it was when that checkpoint was saved; lines beyond are removed as well, even
-            of the same step.
-        events: `Logger.events()` as it was then; TensorBoard's files are cut back to these sizes. None (old
-            checkpoints): TensorBoard is told to forget what came after `resume_step`.
+        resume_step: step of the checkpoint from which the run resumes; later entries are removed. None starts
+            anew.
+        lines: `Logger.lines` when that checkpoint was saved; further lines are removed, even of the same
+            step.
+        events: `Logger.events()` at that time; TensorBoard's files are truncated to these sizes. None:
+            TensorBoard is told to forget everything after `resume_step`.
 
     Raises:
         UserError: the files cannot be written.
@@ -68,7 +68,7 @@ class Logger:
         lines: int | None = None,
         events: Mapping[str, int] | None = None,
     ):
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only training needs it
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and needed only for training
 
         run_dir = Path(run_dir)
         self.path = run_dir / "metrics.jsonl"
@@ -86,7 +86,7 @@ class Logger:
             self._writer = SummaryWriter(str(self._tensorboard), purge_step=purge)
         self._hook_before, threading.excepthook = threading.excepthook, self._thread_failed
         self.lines = len(kept)
-        """lines in metrics.jsonl, to be saved in checkpoints"""
+        """number of lines in metrics.jsonl, for checkpoints"""
         if lines is not None and len(kept) < lines:
             text = f"{self.path} lacks {lines - len(kept):,} of the {lines:,} lines that the checkpoint counts"
             warnings.warn(f"{text}: they are missing or damaged, and the run goes on without them", stacklevel=2)
@@ -107,7 +107,7 @@ class Logger:
             self._writer.add_image(name, array, step, dataformats="HWC")
 
     def flush(self) -> None:
-        """Return once all is on the disk. Call it before saving a checkpoint."""
+        """Sync everything to disk. Call it before saving a checkpoint."""
         with self._disk_errors():
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -115,25 +115,25 @@ class Logger:
             for path in set(self._event_files()) - self._earlier:
                 with open(path, "rb") as file:
                     os.fsync(file.fileno())
-            with contextlib.suppress(FileNotFoundError):  # who deletes the curves loses no more than them
+            with contextlib.suppress(FileNotFoundError):  # a user who deletes the curves loses only these
                 sync_folder(self._tensorboard)
 
     def events(self) -> dict[str, int]:
-        """Return the size in bytes of every file of TensorBoard, to be saved in checkpoints; call `flush` before."""
+        """Return the size in bytes of each TensorBoard file, for checkpoints; call `flush` first."""
         return {path.name: path.stat().st_size for path in self._event_files()}
 
     def _event_files(self) -> list[Path]:
         return _event_files(self._tensorboard)
 
     def close(self) -> None:
-        """Close the files. Never an error: what counts was flushed, and an error in flight tells more."""
+        """Close the files, without errors: what counts was flushed, and an error in flight says more."""
         with contextlib.suppress(OSError), contextlib.closing(self._writer):
             self._file.close()
         if threading.excepthook == self._thread_failed:
             threading.excepthook = self._hook_before
 
     def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
-        """Show no traceback of the thread that writes for TensorBoard: `log` and `flush` raise its error, explained."""
+        """Suppress tracebacks of TensorBoard's writer thread: `log` and `flush` raise its error with an explanation."""
         ours = type(failure.thread).__module__.startswith("tensorboard.")
         if not (ours and isinstance(failure.exc_value, OSError)):
             self._hook_before(failure)
@@ -154,10 +154,10 @@ def _event_files(folder: Path) -> list[Path]:
 
 
 def _cut_back(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Cut TensorBoard's files back to `sizes`, at which whole records end, and delete those that have none.
+    """Truncate TensorBoard's files to `sizes`, where whole records end, and delete those without a size.
 
-    Its own way, a record that makes readers forget later steps, knows no part of a step: what was logged for the
-    checkpoint's step but after it would appear twice.
+    TensorBoard's own way, a record that makes readers forget later steps, cannot cut within a step: entries of the
+    checkpoint's step that were logged after it would appear twice.
     """
     found = {path.name: path for path in _event_files(folder)}
     for name, path in found.items():
@@ -172,12 +172,12 @@ def _cut_back(folder: Path, sizes: Mapping[str, int]) -> None:
 
 
 def is_wall_clock(name: str) -> bool:
-    """Whether a metric measures time, and so differs between equal runs: its last part tells (eval/seconds)."""
+    """Whether a metric measures time, and so differs between equal runs, by its last part (eval/seconds)."""
     return "second" in name.rpartition("/")[2]
 
 
 def _lines_until(path: Path, step: int, count: int | None = None) -> list[str]:
-    """Return those of the first `count` lines of a metrics file that are whole and not after `step`."""
+    """Return the whole lines among the first `count` of a metrics file that are not after `step`."""
     if not path.exists():
         return []
     return [
@@ -188,7 +188,7 @@ def _lines_until(path: Path, step: int, count: int | None = None) -> list[str]:
 
 
 def data_size(count: int) -> str:
-    """Return a number of bytes in decimal units and exactly, e.g. ``6.19 GB (6,193,152,000 bytes)``."""
+    """Format a number of bytes, e.g. ``6.19 GB (6,193,152,000 bytes)``."""
     exponent = min((len(str(count)) - 1) // 3, 6)
     if exponent == 0:
         return f"{count} bytes"

@@ -1,4 +1,4 @@
-"""On what a run is computed, written down at every start so that its speed means something later; how to measure it."""
+"""The machine of a run, recorded at every start so that its speed can be interpreted; and how to measure it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GIB = 2**30
 
 
 def cpu_name() -> str:
-    """The processor's name as its maker writes it, or at least its kind."""
+    """The processor's name, or at least its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
@@ -34,12 +34,12 @@ def cpu_name() -> str:
 
 
 def peak_memory() -> int:
-    """Bytes of memory that this process held at its largest."""
+    """Peak resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def resident_memory() -> float:
-    """Bytes of memory that this process holds now, files that it maps included; nan where the system does not tell."""
+    """Resident memory of this process in bytes, mapped files included; nan where the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text("utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -47,7 +47,7 @@ def resident_memory() -> float:
 
 
 def random_batch(config: Config, actions: int) -> dict[str, np.ndarray]:
-    """Noise with the shapes of a run's batch, [T, B, ...], in which no episode begins: to measure an update with."""
+    """A random batch with the shapes of a run's, [T, B, ...], without episode starts, for measuring updates."""
     rng, size = np.random.default_rng(0), config.env.size
     shape = config.train.segment_length, config.train.batch_size
     return {
@@ -59,7 +59,7 @@ def random_batch(config: Config, actions: int) -> dict[str, np.ndarray]:
 
 
 def describe(device: torch.device, precision: str) -> dict[str, Any]:
-    """The machine as far as it decides the speed of a training."""
+    """The properties of the machine that determine training speed."""
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -73,7 +73,7 @@ def describe(device: torch.device, precision: str) -> dict[str, Any]:
 
 
 def record_start(path: Path, step: int, device: torch.device, precision: str, acts_on: torch.device) -> None:
-    """Append one line to `path`: when, at which step and on what a training starts; a full disk is a warning."""
+    """Append one line to `path`: time, step and machine of a start; a full disk is only a warning."""
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     try:
         if os.path.lexists(path):

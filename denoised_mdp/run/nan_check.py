@@ -1,4 +1,4 @@
-"""Numbers that went wrong: noticed within a few updates, without waiting for the device, and kept for inspection."""
+"""Detects values that are not finite within a few updates, without waiting for the device, and keeps them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from denoised_mdp.run.folder import RunFolder
 
 
 class NonFiniteError(UserError):
-    """A loss, gradient, weight or reward is nan or infinite; the run must not go on.
+    """A loss, gradient, weight or reward is nan or infinite; the run must stop.
 
     run: the folder whose newest checkpoint the message names.
     """
@@ -33,7 +33,7 @@ class NonFiniteError(UserError):
 
 @dataclass
 class Update:
-    """What is needed to explain one update: where it was, its batch, and its metrics."""
+    """What explains one update: its number, its batch and its metrics."""
 
     step: int
     number: int
@@ -42,7 +42,7 @@ class Update:
     values: Tensor
     """the metrics in the order of `names`, [n]"""
     finite: Tensor
-    """whether all of them are finite: a bool scalar on the host, valid once `ready`"""
+    """whether all are finite: a bool scalar on the host, valid once `ready`"""
     ready: torch.cuda.Event | None
     """None where nothing is asynchronous"""
 
@@ -50,12 +50,12 @@ class Update:
 class FiniteCheck:
     """Watches the metrics of every update: all loss terms and gradient norms are among them.
 
-    One flag per update is computed on the device and copied to the host in the background. `check` looks at the flags
-    that have arrived, and waits only for an update that is more than `lag` updates old, so that the device never idles.
+    One flag per update is computed on the device and copied to the host asynchronously. `check` reads the flags that
+    have arrived, and waits only for updates more than `lag` updates old, so the device never idles.
 
     Args:
         run: the batch of a failed update is written into its folder, as ``diagnostics/update_000000123.npz``.
-        lag: updates that may be under way unchecked; their batches stay in memory.
+        lag: updates that may be unchecked; their batches stay in memory.
     """
 
     def __init__(self, run: RunFolder, lag: int = 2):
@@ -74,7 +74,7 @@ class FiniteCheck:
         self._pending.append(Update(step, number, batch, list(metrics), values, finite, ready))
 
     def check(self, wait: bool = False) -> None:
-        """Look at the updates noted so far; with `wait` at all of them.
+        """Check the updates noted so far; with `wait`, all of them.
 
         Raises:
             NonFiniteError: a metric is nan or infinite; the message names it, and the file with its batch.
@@ -96,7 +96,7 @@ class FiniteCheck:
             for name, value in zip(update.names, update.values.tolist(), strict=True)
             if not np.isfinite(value)
         }
-        # The sum of all terms tells less than the term that spoiled it.
+        # The term that failed says more than the sum of all terms.
         terms = sorted(bad, key=lambda name: name.rpartition("/")[2] == "loss")
         batch = {name: torch.as_tensor(value).cpu().numpy() for name, value in update.batch.items()}
         dirty = [name for name, value in batch.items() if not np.isfinite(value).all()]

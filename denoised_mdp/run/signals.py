@@ -1,4 +1,4 @@
-"""Leaving on request: which signals stop a run, and which work they may interrupt."""
+"""Stopping on request: which signals stop a run, and which work they may interrupt."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Stop(BaseException):
-    """Raised in the middle of work that can be abandoned, when the run was asked to stop."""
+    """Raised within work that can be abandoned, when the run was asked to stop."""
 
 
 class StopRequest:
     """Whether, and by which signal, the run was asked to stop.
 
-    As a context it takes SIGINT, SIGTERM, SIGUSR1 and SIGHUP (a terminal that was closed; under `nohup`, which has
-    it ignored, it stays so) over from Python. Normally they only set `requested`, and the work in hand is completed;
-    within `at_once` they abandon it. The first signal decides the exit code: a cluster may send others while the run is
-    saved. A second SIGINT raises KeyboardInterrupt anywhere.
+    As a context, it handles SIGINT, SIGTERM, SIGUSR1 and SIGHUP (a closed terminal; still ignored under `nohup`).
+    Normally they only set `requested`, and the current work is completed; within `at_once` they abandon it. The first
+    signal sets the exit code, as a cluster may send others during the save. A second SIGINT raises KeyboardInterrupt
+    anywhere.
 
     Args:
-        last: the process ends after this context. When a stop was requested, further signals are then ignored, so that
-            none that arrives on the way out changes the exit code.
+        last: the process ends after this context. After a requested stop, further signals are then ignored, so they do
+            not change the exit code.
     """
 
     def __init__(self, last: bool = False):
@@ -37,11 +37,11 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """128 + the number of the signal, as shells report a process that a signal has ended."""
+        """128 + the signal's number, as shells report a process ended by a signal."""
         return 128 + (self.signal or signal.SIGINT)
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
             self._previous = {
                 number: signal.signal(number, self._receive)
                 for number in SIGNALS
@@ -65,14 +65,14 @@ class StopRequest:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let a request raise `Stop` in this block, which must be work that can be abandoned and begun anew."""
+        """Let a request raise `Stop` in this block, whose work must be restartable."""
         if self.requested:
             raise Stop
         self._at_once = True
         try:
             yield
         except Exception as error:
-            if self.requested:  # child processes got the signal as well, and their end looks like a failure
+            if self.requested:  # child processes got the signal too, and their end looks like a failure
                 raise Stop from error
             raise
         finally:

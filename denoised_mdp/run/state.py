@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run: checked before it is used, because anybody may have written it."""
+"""A run's state in a checkpoint, checked before use, because anybody may have written it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from denoised_mdp.errors import UserError, one_line
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.folder import RunFolder
 
-LARGEST = 2**63 - 1  # that TensorBoard, NumPy and files can count to
+LARGEST = 2**63 - 1  # the limit of TensorBoard, NumPy and files
 
 
 def _is_whole(value: Any) -> bool:
@@ -128,7 +128,7 @@ def refuse_nonfinite(run: RunFolder, step: int, tree: Any) -> None:
 
 
 def _misfits(value: Any, kind: Any, path: str) -> Iterator[str]:
-    """Say what is wrong with each part of `value` that is not of its kind."""
+    """Describe each part of `value` that is not of its kind."""
     if isinstance(kind, tuple):
         found = [list(_misfits(value, one, path)) for one in kind]
         yield from [] if [] in found else found[-1][:1]
