@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -130,28 +130,75 @@ class Collector:
         self.pool.close()
 
 
-class Ahead:
-    """Collects one block of turns in a thread, while the learner learns from what was collected before.
+class Sequential:
+    """Collects when it is asked, one turn at a time.
 
-    A block ends with the turn after which updates are due, or the run is over. It is played with the weights as
-    they are when it begins, and nobody sees its rows before it has ended: what a run learns does not depend on which
-    of the two was faster. The environments must live in processes of their own.
-
-    agent: plays the blocks; its weights are overwritten by those of the learner.
+    Args:
+        collector: the environments.
+        learner: whose policy plays.
+        player: what plays: the learner itself, or a copy of it, which gets its weights.
     """
 
-    def __init__(self, collector: Collector, agent: Agent):
-        self.collector, self.agent = collector, agent.eval()
+    def __init__(self, collector: Collector, learner: Agent, player: Agent):
+        self.collector, self.learner, self.player, self.count = collector, learner, player, collector.count
+        self._updates: int | None = None  # those that the weights of a copy have seen
+
+    def collect(self, updates: int) -> list[Turn]:
+        """One turn with the learner's weights of now, after so many updates.
+
+        Raises:
+            EnvironmentFailure: an environment failed, died or hung.
+        """
+        return [self.collector.turn(self.acting(updates))]
+
+    def acting(self, updates: int) -> Agent:
+        """What plays, with the weights that the learner has after so many updates."""
+        if self.player is not self.learner and self._updates != updates:
+            self.player.load_state_dict(self.learner.state_dict())
+            self._updates = updates
+        return self.player
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs to play on bit for bit."""
+        return {"ahead": None, "collector": self.collector.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        self.collector.restore(state["collector"], self.player)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.collector.close()
+
+
+class Overlap(Sequential):
+    """Collects one block of turns in a thread, while the learner learns from what was collected before.
+
+    A block ends with the turn after which updates are due, or the run is over. It is played by the copy with the
+    weights as they are when it begins, and nobody sees its rows before it has ended: what a run learns does not depend
+    on which of the two was faster. The environments must live in processes of their own. During the prefill,
+    turns are collected when they are asked for.
+    """
+
+    def __init__(self, collector: Collector, learner: Agent, player: Agent):
+        super().__init__(collector, learner, player.eval())
         self._thread = ThreadPoolExecutor(1, "collector")
         self._block: Future[list[Turn]] | None = None
-        device = agent.device
+        device = player.device
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
-    def begin(self, learner: Agent) -> None:
+    def collect(self, updates: int) -> list[Turn]:
+        """The block that was begun, or a turn where there is none; then begin the next with the weights of now."""
+        turns, train = self.take() or super().collect(updates), self.collector.config.train
+        if train.prefill_steps <= self.collector.step < train.total_steps:
+            self.begin()
+        return turns
+
+    def begin(self) -> None:
         """Begin a block with the learner's weights."""
-        self.agent.load_state_dict(learner.state_dict())
+        self.player.load_state_dict(self.learner.state_dict())
         if self._stream is not None:  # else its kernels would queue behind those of the updates
-            self._stream.wait_stream(torch.cuda.current_stream(self.agent.device))
+            self._stream.wait_stream(torch.cuda.current_stream(self.player.device))
         self._block = self._thread.submit(self._play)
 
     def turns(self) -> list[Turn]:
@@ -167,34 +214,37 @@ class Ahead:
         turns, self._block = self.turns(), None
         return turns
 
-    def state(self) -> list[dict[str, np.ndarray]]:
-        """The rows of the block for a checkpoint: for each environment its columns, [rows, ...] each."""
-        lanes = [[row for rows in lane for row in rows] for lane in zip(*self.turns(), strict=True)]
-        return [{name: np.stack([getattr(row, name) for row in lane]) for name in Row._fields} for lane in lanes]
+    def state(self) -> dict[str, Any]:
+        """With the rows of the block: for each environment its columns, [rows, ...] each."""
+        block = [[row for rows in env for row in rows] for env in zip(*self.turns(), strict=True)]  # waits for its end
+        columns = [{name: np.stack([getattr(row, name) for row in rows]) for name in Row._fields} for rows in block]
+        return super().state() | {"ahead": columns}
 
-    def restore(self, state: Sequence[dict[str, np.ndarray]]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
-        if not state:
+        super().restore(state)
+        if not state["ahead"]:
             return
-        lanes: list[list[list[Row]]] = []
-        for columns in state:
-            lanes.append([[]])
+        block: list[list[list[Row]]] = []
+        for columns in state["ahead"]:
+            block.append([[]])
             for observation, action, reward, is_first, is_last in zip(*(columns[n] for n in Row._fields), strict=True):
-                lanes[-1][-1].append(Row(observation, action, float(reward), bool(is_first), bool(is_last)))
+                block[-1][-1].append(Row(observation, action, float(reward), bool(is_first), bool(is_last)))
                 if not is_first:
-                    lanes[-1].append([])
-            lanes[-1].pop()
+                    block[-1].append([])
+            block[-1].pop()
         self._block = Future()
-        self._block.set_result([list(turn) for turn in zip(*lanes, strict=True)])
+        self._block.set_result([list(turn) for turn in zip(*block, strict=True)])
 
     def close(self) -> None:
-        """Wait for the end of the block; it is lost."""
+        """Wait for the end of the block, which is lost; then close the environments."""
         self._thread.shutdown(cancel_futures=True)
+        super().close()
 
     def _play(self) -> list[Turn]:
         collector, config, turns = self.collector, self.collector.config, []
         due = config.updates_due(collector.step)
         with torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext():
             while config.updates_due(collector.step) == due and collector.step < config.train.total_steps:
-                turns.append(collector.turn(self.agent))
+                turns.append(collector.turn(self.player))
         return turns

@@ -25,7 +25,7 @@ from denoised_mdp.config import load_config
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import prepare
 from denoised_mdp.run.machine import cpu_name
-from denoised_mdp.trainer import Trainer
+from denoised_mdp.session import Session
 
 RUN = ["preset=paper/cheetah_run_video_background", "env=toy", "env.task=dot", "distractors=none"]
 
@@ -49,13 +49,14 @@ def run() -> None:
         config = load_config([*RUN, f"run_dir={folder}/run"])
         run = RunFolder.create(config.run_dir)
         prepare(config, run)
-        trainer = Trainer(config, run)
-        for optimizer in trainer.agent.optimizers.values():
+        session = Session(config, run)
+        trainer = session.trainer
+        for optimizer in session.agent.optimizers.values():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
-        (replay,) = trainer.replay.lanes
+        (replay,) = session.replay.lanes
         rows, recent = config.replay_capacity, config.train.checkpoint_every // config.env.action_repeat
         numbers = np.load(run.replay / "number.npy", mmap_mode="r+")
         starts = np.load(run.replay / "is_first.npy", mmap_mode="r+")
@@ -65,23 +66,23 @@ def run() -> None:
         replay._starts = np.arange(0, rows - 4 * recent, config.episode_rows)
         replay.total = rows - 4 * recent
         rng, saves, resumes = np.random.default_rng(0), [], []
-        trainer.collector.turn(trainer.agent)
+        session.collector.turn(session.agent)
         for _ in range(4):
             for _ in range(recent):  # as many as between two checkpoints
                 picture = rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)
                 replay.add(picture, np.zeros(2, np.float32), 0.0, False)
             trainer.step += config.train.checkpoint_every
             began = time.perf_counter(), time.process_time()
-            trainer.save()
+            session.save(trainer)
             saves.append((time.perf_counter() - began[0], time.process_time() - began[1]))
-        trainer.close()
+        session.close()
         for _ in range(3):
             forget(run.path)
             began = time.perf_counter(), time.process_time()
-            trainer = Trainer(config, run)
+            session = Session(config, run)
             resumes.append((time.perf_counter() - began[0], time.process_time() - began[1]))
-            assert len(trainer.replay) == rows
-            trainer.close()
+            assert len(session.replay) == rows
+            session.close()
         size = sum(path.stat().st_size for path in run.replay.iterdir())
         checkpoint = max(path.stat().st_size for path in run.checkpoints.glob("*/tensors.safetensors"))
     result = {

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch.utils import tensorboard
 
-from denoised_mdp import trainer
+from denoised_mdp import session
 from denoised_mdp.cli.main import main
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.diff import compare, report
@@ -217,6 +217,6 @@ def run() -> int:
 
 
 if __name__ == "__main__":
-    assert trainer and tensorboard  # imported here, so that the forked processes need not
+    assert session and tensorboard  # imported here, so that the forked processes need not
     torch.use_deterministic_algorithms(True)  # imports much as well
     sys.exit(run())

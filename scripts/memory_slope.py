@@ -2,7 +2,7 @@
 
     python scripts/memory_slope.py --output results/memory_slope.json
 
-The trainer runs in this process, with tiny nets on the toy task, evaluations and checkpoints included. After every
+The training runs in this process, with tiny nets on the toy task, evaluations and checkpoints included. After every
 round, and a garbage collection, it counts
 
 - live bytes: what the C allocator has given out and not got back (tensors, arrays, large Python objects),
@@ -33,6 +33,7 @@ import numpy as np
 
 from denoised_mdp.config import load_config
 from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.session import Session
 from denoised_mdp.trainer import Trainer
 
 RUN = [
@@ -116,20 +117,21 @@ def run() -> None:
     with tempfile.TemporaryDirectory() as folder:
         options = [*RUN, *arguments.overrides, f"train.total_steps={arguments.steps}", f"run_dir={folder}/run"]
         config = load_config(options)
-        trainer, rounds, names = Trainer(config, RunFolder.create(config.run_dir)), 0, list(measure())
+        session, rounds, names = Session(config, RunFolder.create(config.run_dir)), 0, list(measure())
         table = np.zeros((arguments.steps // config.train.log_every, 1 + len(names)))  # to keep it costs nothing more
-        log = trainer.log
+        trainer = session.trainer
+        log = trainer.hooks["log"]
 
-        def measured_log() -> None:
+        def measured_log(trainer: Trainer) -> None:
             nonlocal rounds
-            log()
+            log(trainer)
             table[rounds] = trainer.step, *measure().values()
             rounds += 1
 
-        trainer.log = measured_log
+        trainer.hooks["log"] = measured_log
         trainer.run_to_end()
         updates = trainer.updates
-        trainer.close()
+        session.close()
     table = table[:rounds]
     late, result = table[table[:, 0] > arguments.steps / 2], {}
     for column, name in enumerate(names, 1):

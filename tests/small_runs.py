@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from denoised_mdp.config import load_config
+from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.config.schema import Config
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import prepare
+from denoised_mdp.run.signals import StopRequest
+from denoised_mdp.session import Session
 from denoised_mdp.trainer import Trainer
 
 TINY = [
@@ -56,13 +61,33 @@ def run_units(config: Config, count: int) -> None:
     """Begin or continue a run in a new process's way, and stop it after so many units of work."""
     run = RunFolder.create(config.run_dir)
     prepare(config, run)
-    trainer = Trainer(config, run)
-    stop_after_units(trainer, count)
-    trainer.run_to_end()
-    trainer.close()
+    session = Session(config, run)
+    stop_after_units(session.trainer, count)
+    session.trainer.run_to_end()
+    session.close()
 
 
 def run_in_parts(config: Config, *counts: int) -> None:
     """One part per count: so many units of work, then a stop; at last to the end."""
     for count in (*counts, 10**9):
         run_units(config, count)
+
+
+class Recorder:
+    """Stands for a part of a trainer: keeps the arguments of each call by the method's name, and returns None."""
+
+    def __init__(self, **methods):
+        self.calls: dict[str, list] = {}
+        vars(self).update(methods)
+
+    def __getattr__(self, name):
+        return lambda *arguments, **options: self.calls.setdefault(name, []).append((*arguments, *options.values()))
+
+
+def bare_trainer(config: Config, **parts: Any) -> Trainer:
+    """A trainer of stand-ins, but for its schedule and those `parts` that are given."""
+    names = ("agent", "batches", "logger", "nan_check", "progress")
+    parts = (
+        {name: Recorder() for name in names} | {"collector": SimpleNamespace(count=config.train.collect_envs)} | parts
+    )
+    return Trainer(**{"hooks": {}, "stop": StopRequest(), "schedule": Schedule(config)} | parts)

@@ -25,7 +25,7 @@ from denoised_mdp.config.schema import SACConfig
 from denoised_mdp.errors import UserError
 from denoised_mdp.replay.ring import Replay
 from denoised_mdp.run import checkpoint
-from denoised_mdp.trainer import train
+from denoised_mdp.session import train
 
 REPEATABLE = settings(derandomize=True, deadline=None)
 FILES = ("tensors.safetensors", "state.json", "manifest.json")

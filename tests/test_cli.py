@@ -303,7 +303,7 @@ def test_the_composed_configuration_is_printed_and_can_be_read_back(arguments, t
 
 
 def test_a_finished_training_names_the_next_commands(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("denoised_mdp.trainer.train", lambda config, stop: True)
+    monkeypatch.setattr("denoised_mdp.session.train", lambda config, stop: True)
     assert cli.main(["train", *TINY, f"run_dir={tmp_path / 'a run'}"]) == 0
     told = capsys.readouterr().err.splitlines()
     assert told[0] == f"next: denoised-mdp evaluate '{tmp_path}/a run' --random"

@@ -12,7 +12,7 @@ from planted import Positive, answers_changed, argument_changed, assert_noticed,
 from denoised_mdp import collector as collector_module
 from denoised_mdp import evaluation as evaluation_module
 from denoised_mdp.agents.world_model_agent import Agent
-from denoised_mdp.collector import Ahead, Collector
+from denoised_mdp.collector import Collector, Overlap
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.evaluation import EvaluationResult
@@ -134,7 +134,7 @@ COLLECTOR = {
         begun_with(lambda self: setattr(self, "exploration", self.exploration[:1] * 2)),
         ACTS,
     ),
-    "streams-not-restored": (collector_module, "restore_torch_generator", lambda _: lambda *_: None, RESTORED),
+    "streams-not-restored": (collector_module, "set_generator_state", lambda _: lambda *_: None, RESTORED),
     "environments-not-restored": (
         EnvironmentPool,
         "set_states",
@@ -148,7 +148,7 @@ COLLECTOR = {
         RESTORED,
     ),
     "block-of-old-weights": (Agent, "load_state_dict", lambda _: lambda self, *_: None, BLOCK),
-    "block-one-turn-short": (Ahead, "_play", lambda play: lambda self: play(self)[:-1], BLOCK),
+    "block-one-turn-short": (Overlap, "_play", lambda play: lambda self: play(self)[:-1], BLOCK),
 }
 
 

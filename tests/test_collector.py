@@ -10,9 +10,9 @@ from faulty_envs import Dying
 from small_runs import TINY, run_in_parts, tiny
 
 from denoised_mdp import collector
-from denoised_mdp import trainer as trainer_module
+from denoised_mdp import session as session_module
 from denoised_mdp.cli.main import main
-from denoised_mdp.collector import Ahead, Collector, Row
+from denoised_mdp.collector import Collector, Overlap, Row
 from denoised_mdp.errors import UserError
 from denoised_mdp.replay import on_device as resident
 from denoised_mdp.replay import rings as lanes
@@ -25,7 +25,7 @@ from denoised_mdp.run.diff import compare
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import prepare
-from denoised_mdp.trainer import Trainer
+from denoised_mdp.session import Session
 
 SEVERAL = ["train.collect_envs=3", "distractors=camera_jitter,video_background", "train.total_steps=160"]
 AHEAD = ["train.overlap=true", "train.collect_workers=1"]
@@ -93,25 +93,32 @@ def test_a_block_is_played_with_the_weights_before_the_round_and_arrives_after_i
     config = tiny(tmp_path / "run", *AHEAD, "train.updates=3")
     run = RunFolder.create(config.run_dir)
     prepare(config, run)
-    trainer, rounds = Trainer(config, run), []
+    session = Session(config, run)
+    trainer, rounds = session.trainer, []
     weight = trainer.agent.world_model.encoder.output.weight
-    learn, begin = trainer.learn, Ahead.begin
+    learn, begin, collect = trainer.learn, Overlap.begin, trainer.collect
 
-    def begun(self, learner):
-        begin(self, learner)
-        rounds.append((weight.detach().clone(), trainer.step, len(trainer.replay)))
+    def begun(self):
+        begin(self)
+        rounds.append((weight.detach().clone(),))
+
+    def collected():
+        count = len(rounds)
+        collect()
+        if len(rounds) > count:
+            rounds[-1] += (trainer.step, len(session.replay))
 
     def learned():
         learn()
         before, step, rows = rounds[-1]
-        assert torch.equal(trainer.ahead.agent.world_model.encoder.output.weight, before)
+        assert torch.equal(trainer.collector.player.world_model.encoder.output.weight, before)
         assert not torch.equal(weight, before)
-        assert (trainer.step, len(trainer.replay)) == (step, rows) or trainer.step == 200
+        assert (trainer.step, len(session.replay)) == (step, rows) or trainer.step == 200
 
-    monkeypatch.setattr(Ahead, "begin", begun)
-    trainer.learn = learned
+    monkeypatch.setattr(Overlap, "begin", begun)
+    trainer.learn, trainer.collect = learned, collected
     trainer.run_to_end()
-    trainer.close()
+    session.close()
     assert [step for _, step, _ in rounds] == [80, 120, 160]  # at 200 the run is over
     assert trainer.updates == 9 and trainer.step == 200
     assert [row for *_, row in rounds] == [42, 63, 84]  # an episode of 40 steps has 21 rows
@@ -121,12 +128,12 @@ def test_blocks_survive_a_checkpoint(tmp_path):
     """Rows that begin and end episodes come back in the turns that they were in."""
     config = tiny(tmp_path / "run", *SEVERAL, *AHEAD, "train.collect_envs=2", "train.prefill_steps=120")
     player = Collector(config, environment_maker(config), "cpu")
-    agent = trainer_module.build_agent(config, 2)
-    block, again = Ahead(player, agent), Ahead(player, agent)
-    block.begin(agent)
+    agent = session_module.build_agent(config, 2)
+    block, again = (Overlap(player, agent, session_module.build_agent(config, 2)) for _ in range(2))
+    block.begin()
     again.restore(block.state())
     turns, restored = block.take(), again.take()
-    block.close(), again.close(), player.close()
+    block.close(), again.close()
     assert len(turns) == len(restored) == 30 and len(turns[20][0]) == 2
     for turn, other in zip(turns, restored, strict=True):
         for rows, others in zip(turn, other, strict=True):
@@ -251,10 +258,10 @@ def test_all_batches_of_a_round_but_its_first_are_read_ahead(tmp_path):
     config = tiny(tmp_path / "run", "replay.memory=ahead", "train.updates=3")
     run = RunFolder.create(config.run_dir)
     prepare(config, run)
-    trainer = Trainer(config, run)
-    trainer.run_to_end()
-    assert trainer.updates == 9 and trainer.batches.hits == 6
-    trainer.close()
+    session = Session(config, run)
+    session.trainer.run_to_end()
+    assert session.trainer.updates == 9 and session.trainer.batches.source.hits == 6
+    session.close()
 
 
 def test_a_short_replay_is_reported_when_it_is_asked(tmp_path):
@@ -287,10 +294,10 @@ def test_a_copy_that_acts_elsewhere_plays_the_same(several, tmp_path, monkeypatc
     config = tiny(tmp_path / "run", *SEVERAL, "train.act_device=cpu")
     run_in_parts(config, 15, 7)
     assert identical(several, tmp_path / "run")
-    trainer = Trainer(config, RunFolder(config.run_dir))
-    trainer.collector.turn(trainer.acting())
-    assert players[-1] is trainer.player is not trainer.agent and len(set(map(id, players))) == 4
-    trainer.close()
+    session = Session(config, RunFolder(config.run_dir))
+    session.trainer.collector.collect(session.trainer.updates)
+    assert players[-1] is session.player is not session.agent and len(set(map(id, players))) == 4
+    session.close()
 
 
 def test_lanes_share_the_disk(tmp_path, monkeypatch):
@@ -315,7 +322,7 @@ def test_compare_names_the_environment(several, ahead):
 def test_an_environment_that_dies_ends_the_run_behind_its_last_checkpoint(tmp_path, monkeypatch, capsys):
     options = [*TINY, "train.collect_workers=1", "train.total_steps=120", f"run_dir={tmp_path / 'run'}"]
     monkeypatch.setattr(
-        trainer_module, "environment_maker", lambda config: functools.partial(Dying, environment_maker(config))
+        session_module, "environment_maker", lambda config: functools.partial(Dying, environment_maker(config))
     )
     assert main(["train", *options]) == 4
     printed = capsys.readouterr().err

@@ -15,7 +15,7 @@ from denoised_mdp.run.diff import compare
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import prepare
 from denoised_mdp.run.logger import Logger
-from denoised_mdp.trainer import Trainer
+from denoised_mdp.session import Session
 
 PARTS = ["metrics", "tensorboard", "weights", "optimizer", "replay", "generators", "environment", "progress"]
 
@@ -28,12 +28,12 @@ def run(tmp_path_factory):
 
     folder = RunFolder.create(config.run_dir)
     prepare(config, folder)
-    trainer = Trainer(config, folder)
-    stop_after_units(trainer, 57)
-    trainer.run_to_end()
-    trainer.close()
+    session = Session(config, folder)
+    stop_after_units(session.trainer, 57)
+    session.trainer.run_to_end()
+    session.close()
     torch.use_deterministic_algorithms(False)
-    assert trainer.collector.observations[0] is not None and trainer.collector.carry is not None
+    assert session.collector.observations[0] is not None and session.collector.carry is not None
     return path
 
 
@@ -97,7 +97,7 @@ def nudge(tensor):
         ("environment", "environments/0/", lambda tree: tree["collector"]["environments"][0].popitem()),
         ("progress", "counters/step", lambda tree: tree["counters"].update(step=3)),
         ("progress", "carry/belief[0, 0]", lambda tree: tree["collector"]["carry"]["belief"][:, :1].add_(1)),
-        ("progress", "pending", lambda tree: tree.update(pending=["film"])),
+        ("progress", "pending", lambda tree: tree.update(pending=["render"])),
     ],
 )
 def test_a_changed_checkpoint_is_named(run, copy, part, name, edit):

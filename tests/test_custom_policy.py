@@ -12,7 +12,7 @@ from denoised_mdp.agents.world_model_agent import build_agent, register_policy
 from denoised_mdp.config import load_config, schema
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.policies import POLICIES, Policy
-from denoised_mdp.trainer import train
+from denoised_mdp.session import train
 
 
 @dataclass

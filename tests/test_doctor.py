@@ -138,7 +138,7 @@ def test_a_run_of_days_on_a_cpu_is_announced_before_it_starts(measured, tmp_path
     assert torch.equal(torch.random.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
 
     told = []
-    monkeypatch.setattr("denoised_mdp.trainer.train", lambda config, stop: told.append(capsys.readouterr().err) or True)
+    monkeypatch.setattr("denoised_mdp.session.train", lambda config, stop: told.append(capsys.readouterr().err) or True)
     assert main(["train", *PAPER, "train.threads=1"]) == 0
     assert told[0].startswith("denoised-mdp: note: without a GPU this run will learn for about 5 d 18 h")
 

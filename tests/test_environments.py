@@ -17,7 +17,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluation_seeds
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
-from denoised_mdp.trainer import train
+from denoised_mdp.session import train
 
 README = Path(__file__).parents[1] / "README.md"
 VIDEO = "distractors={camera_jitter: {}, video_background: {frames: 20, strength: 0.7}}"

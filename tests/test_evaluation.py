@@ -19,7 +19,7 @@ from denoised_mdp.errors import EnvironmentFailure
 from denoised_mdp.evaluation import MAX_PARALLEL, evaluate, evaluation_seeds
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.diff import compare, report
-from denoised_mdp.trainer import train
+from denoised_mdp.session import train
 
 TOY = functools.partial(make_env, "dot", suite="toy", distractors={"camera_jitter": {}}, episode_steps=8)
 
@@ -87,13 +87,13 @@ def test_an_evaluation_by_workers_that_is_interrupted_stays_due(tmp_path, monkey
             make = functools.partial(Signalling, make, tmp_path / when, number, when)
             return evaluate(agent, make, seeds, **options)
 
-        monkeypatch.setattr("denoised_mdp.trainer.evaluate", interrupted)
+        monkeypatch.setattr("denoised_mdp.hooks.evaluate", interrupted)
         assert main(command) == 128 + number
         assert (tmp_path / when).exists() and not multiprocessing.active_children()
         step, tree = checkpoint.load(tmp_path / "parts" / "checkpoints")
         assert step == 80 and tree["pending"][0] == "evaluate"
         assert not any("eval/return" in line for line in lines(tmp_path / "parts"))
-    monkeypatch.setattr("denoised_mdp.trainer.evaluate", evaluate)
+    monkeypatch.setattr("denoised_mdp.hooks.evaluate", evaluate)
     assert main(command) == 0
     assert report(compare(tmp_path / "whole", tmp_path / "parts"))
 
@@ -104,12 +104,12 @@ def test_a_failing_environment_ends_the_run_after_a_checkpoint(tmp_path, monkeyp
     assert train(tiny(tmp_path / "whole", *options))
     command = ["train", *TINY, *options, f"run_dir={tmp_path / 'parts'}"]
     monkeypatch.setattr(
-        "denoised_mdp.trainer.evaluate",
+        "denoised_mdp.hooks.evaluate",
         lambda agent, make, *rest, **options: evaluate(agent, functools.partial(Dying, make), *rest, **options),
     )
     assert main(command) == 4
     assert "died with its worker process (exit code 3) in the episode of seed" in capfd.readouterr().err
     assert checkpoint.load(tmp_path / "parts" / "checkpoints")[1]["pending"][0] == "evaluate"
-    monkeypatch.setattr("denoised_mdp.trainer.evaluate", evaluate)
+    monkeypatch.setattr("denoised_mdp.hooks.evaluate", evaluate)
     assert main(command) == 0
     assert report(compare(tmp_path / "whole", tmp_path / "parts"))

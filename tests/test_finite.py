@@ -9,6 +9,7 @@ from denoised_mdp.cli.main import main
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.nan_check import FiniteCheck, NonFiniteError
+from denoised_mdp.session import Session
 from denoised_mdp.trainer import Trainer
 
 
@@ -35,14 +36,14 @@ def bad_weights(part):
 
 
 def bad_batch(trainer):
-    sample = trainer.replay.sample
+    sample = trainer.batches.replay.sample
 
     def sample_with_nan(*arguments):
         batch = sample(*arguments)
         batch["reward"][2, 1] = np.inf
         return batch
 
-    trainer.replay.sample = sample_with_nan
+    trainer.batches.replay.sample = sample_with_nan
 
 
 @pytest.mark.parametrize(
@@ -90,17 +91,18 @@ def test_a_reward_that_is_not_finite_never_reaches_the_replay(tmp_path, monkeypa
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
     """Even if no loss has shown it yet: in the state of an optimizer, say."""
-    trainer = Trainer(tiny(tmp_path / "run"), RunFolder.create(tmp_path / "run"))
+    session = Session(tiny(tmp_path / "run"), RunFolder.create(tmp_path / "run"))
+    trainer = session.trainer
     while trainer.updates < 2:
-        trainer.learn() if trainer.updates < trainer.updates_due() else trainer.collect()
-    trainer.save()
+        trainer.learn() if trainer.updates < trainer.schedule.updates_due(trainer.step) else trainer.collect()
+    session.save(trainer)
     trainer.collect()
     state = next(iter(trainer.agent.optimizers["model"].state.values()))
     state["exp_avg_sq"].view(-1)[0] = float("inf")
     with pytest.raises(NonFiniteError, match=r"At step 82 optimizers/model/state/0/exp_avg_sq .*step 80 is intact"):
-        trainer.save()
+        session.save(trainer)
     assert checkpoint.list_steps(tmp_path / "run" / "checkpoints") == [80]
-    trainer.close()
+    session.close()
 
 
 class Flag:

@@ -10,7 +10,7 @@ from denoised_mdp.replay.prefetch import ReadAhead
 from denoised_mdp.replay.rings import Lanes
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import prepare
-from denoised_mdp.trainer import Trainer
+from denoised_mdp.session import Session
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -80,11 +80,12 @@ def test_a_run_that_acts_on_another_device(tmp_path, devices, overlap):
         config.train.total_steps = limit
         run = RunFolder.create(config.run_dir)
         prepare(config, run)
-        trainer = Trainer(config, run)
+        session = Session(config, run)
+        trainer = session.trainer
         trainer.run_to_end()
         assert trainer.step == limit
         weights = trainer.agent.state_dict()
-        for name, value in trainer.acting().state_dict().items():
+        for name, value in trainer.collector.acting(trainer.updates).state_dict().items():
             assert value.device.type == player and weights[name].device.type == learner
             torch.testing.assert_close(value.cpu(), weights[name].cpu(), rtol=0, atol=0)
-        trainer.close()
+        session.close()

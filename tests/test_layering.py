@@ -25,6 +25,8 @@ LAYERS = (
     "collector evaluation",
     "analysis",
     "trainer",
+    "hooks",
+    "session",
     "bench",
     "cli",
     "__main__",
@@ -81,7 +83,11 @@ def test_environments_and_replay_know_nothing_of_the_agent(path):
     for name in imports(path):
         if name.startswith(f"{ROOT.name}."):
             assert name.split(".")[1] in ("errors", "files", "progress", "seeding", room)
-        elif parts(path) not in (("replay", "on_device"), ("replay", "prefetch")):  # they serve the learner
+        elif parts(path) not in (
+            ("replay", "batches"),
+            ("replay", "on_device"),
+            ("replay", "prefetch"),
+        ):  # they serve the learner
             assert name.split(".")[0] != "torch"
 
 

@@ -9,7 +9,7 @@ import torch
 from small_runs import tiny
 
 from denoised_mdp.run.machine import cpu_name, record_start
-from denoised_mdp.trainer import train
+from denoised_mdp.session import train
 
 
 def test_every_start_adds_a_line(tmp_path):

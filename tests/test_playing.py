@@ -7,19 +7,21 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_agent
-from small_runs import tiny
+from small_runs import Recorder, bare_trainer, tiny
 
-from denoised_mdp import evaluation
-from denoised_mdp import trainer as trainer_module
+from denoised_mdp import evaluation, hooks
 from denoised_mdp.agents.world_model_agent import build_agent
-from denoised_mdp.collector import Ahead, Collector, Row
+from denoised_mdp.collector import Collector, Overlap, Row
+from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.envs import make_env
 from denoised_mdp.evaluation import EvaluationResult, evaluate, evaluation_seeds
+from denoised_mdp.replay.batches import Batches
+from denoised_mdp.replay.rings import Lanes
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import prepare
 from denoised_mdp.seeding import generator, torch_seed
-from denoised_mdp.trainer import Trainer
+from denoised_mdp.session import Session
 
 
 class Journal(gym.Wrapper):
@@ -167,10 +169,10 @@ def test_a_block_is_played_with_the_weights_that_the_learner_had(tmp_path):
         for weight in learner.parameters():
             weight.add_(0.01)
     due = collector.config.updates_due(collector.step)
-    ahead = Ahead(collector, agent)
-    ahead.begin(learner)
-    turns = ahead.take()
-    ahead.close()
+    overlap = Overlap(collector, learner, agent)
+    overlap.begin()
+    turns = overlap.take()
+    overlap.close()
     assert len(turns) == len(calls) == 25  # 100 steps, 4 a turn
     assert collector.config.updates_due(collector.step) > due
     for name, weight in learner.state_dict().items():
@@ -254,19 +256,22 @@ def test_mean_and_standard_error_in_closed_form():
     assert np.isnan(EvaluationResult([1.0], [1]).standard_error)
 
 
-def trainer_of(path, *options):
-    """A trainer that has done nothing, and what it logs: (step, metrics)."""
+def session_of(path, *options):
+    """A session that has done nothing."""
     config = tiny(path, *options)
     run = RunFolder.create(config.run_dir)
     prepare(config, run)
-    trainer, logged = Trainer(config, run), []
-    trainer.logger.log = lambda step, metrics: logged.append((step, {k: float(v) for k, v in metrics.items()}))
-    return trainer, logged
+    return Session(config, run)
+
+
+def logged(trainer):
+    """What a trainer's stand-in of a logger was given: [(step, metrics)]."""
+    return [(step, {k: float(v) for k, v in metrics.items()}) for step, metrics in trainer.logger.calls["log"]]
 
 
 def test_returns_of_training_are_sums_of_rewards_by_episode(tmp_path):
     """Two environments whose episodes end in the same turn, and in different ones; random until the prefill is over."""
-    trainer, logged = trainer_of(tmp_path, *SEVERAL, "train.prefill_steps=72")
+    trainer = bare_trainer(tiny(tmp_path, *SEVERAL, "train.prefill_steps=72"))
     image, turns = np.zeros((64, 64, 3), np.uint8), []
     ends = [{3, 6, 40}, {3, 19, 40}]  # turns, of four steps
     totals, expected, fresh = [0.0, 0.0], {}, [True, True]
@@ -283,85 +288,96 @@ def test_returns_of_training_are_sums_of_rewards_by_episode(tmp_path):
     for turn in turns:
         trainer.accept(turn)
     names = {step: "random/return" if step <= 72 else "train/return" for step in expected}
-    assert logged == [(step, {names[step]: np.mean(values)}) for step, values in sorted(expected.items())]
-    for number, lane in enumerate(trainer.replay.lanes):
-        rows = lane.read(np.arange(lane.total))
-        stored = [row.reward for turn in turns for row in turn[number]]
-        np.testing.assert_array_equal(rows["reward"], np.float32(stored))
-        assert set(rows["action"][~rows["is_first"]].ravel()) == {number}
-    trainer.close()
+    assert logged(trainer) == [(step, {names[step]: np.mean(values)}) for step, values in sorted(expected.items())]
+    for lane in range(2):
+        stored = [row for number, row in trainer.batches.calls["add"] if number == lane]
+        assert [row.reward for row in stored] == [row.reward for turn in turns for row in turn[lane]]
+        assert {float(value) for row in stored if not row.is_first for value in row.action} == {lane}
 
 
-def learning(tmp_path, monkeypatch, *options):
+def test_rows_are_stored_as_they_were_collected(tmp_path):
+    """Each in the replay of its environment."""
+    replay = Lanes(tmp_path, 2, 8, (4, 4, 3), 2)
+    batches = Batches(replay, replay, 2, 2, np.random.default_rng(0))
+    for number in range(2):
+        for t in range(4):
+            image, action = np.full((4, 4, 3), 10 * number + t, np.uint8), np.full(2, number - t, np.float32)
+            batches.add(number, Row(image, action, float(10 * number + t), t == 0, False))
+    for number, ring in enumerate(replay.lanes):
+        rows = ring.read(np.arange(ring.total))
+        np.testing.assert_array_equal(rows["reward"], 10 * number + np.arange(4))
+        np.testing.assert_array_equal(rows["observation"][:, 0, 0, 0], 10 * number + np.arange(4))
+        np.testing.assert_array_equal(rows["action"][:, 0], number - np.arange(4))
+        np.testing.assert_array_equal(rows["is_first"], [True, False, False, False])
+    batches.close()
+
+
+def learning(tmp_path, *options):
     """A trainer whose updates only count: metric ``a`` is 1, 2, ...; the calls of `update` by their `policy`."""
-    trainer, logged = trainer_of(tmp_path, *options)
     calls = []
 
     def update(batch, *, policy):
         calls.append(policy)
         return {"a": torch.tensor(float(len(calls)))}
 
-    monkeypatch.setattr(trainer.agent, "update", update)
-    monkeypatch.setattr(trainer.batches, "sample", lambda *_: {})
-    monkeypatch.setattr(trainer.finite, "add", lambda *_: None)
-    monkeypatch.setattr(trainer.finite, "check", lambda **_: None)
-    return trainer, logged, calls
+    return bare_trainer(tiny(tmp_path, *options), agent=Recorder(update=update)), calls
 
 
-def test_metrics_are_means_over_the_updates_since_the_last_entry(tmp_path, monkeypatch):
-    trainer, logged, _ = learning(tmp_path, monkeypatch)
+def test_metrics_are_means_over_the_updates_since_the_last_entry(tmp_path):
+    trainer, _ = learning(tmp_path)
     for count in (3, 1):
         for _ in range(count):
             trainer.learn()
-        trainer.log()
-    assert logged == [(0, {"a": 2.0, "train/updates": 3.0}), (0, {"a": 4.0, "train/updates": 4.0})]
-    trainer.close()
+        hooks.log(trainer)
+    hooks.log(trainer)  # nothing was learned since
+    assert logged(trainer) == [(0, {"a": 2.0, "train/updates": 3.0}), (0, {"a": 4.0, "train/updates": 4.0})]
 
 
-def test_the_policy_learns_after_so_many_updates_of_the_model(tmp_path, monkeypatch):
-    trainer, _, calls = learning(tmp_path, monkeypatch, "train.policy_after=2")
+def test_the_policy_learns_after_so_many_updates_of_the_model(tmp_path):
+    trainer, calls = learning(tmp_path, "train.policy_after=2")
     for _ in range(4):
         trainer.learn()
     assert calls == [False, False, True, True]
-    trainer.close()
 
 
 def test_a_copy_acts_with_the_weights_of_now(tmp_path):
-    trainer, _ = trainer_of(tmp_path, "train.act_device=cpu")
+    session = session_of(tmp_path, "train.act_device=cpu")
+    trainer = session.trainer
     for _ in range(2):
         with torch.no_grad():
             for weight in trainer.agent.parameters():
                 weight.add_(0.01)
         trainer.updates += 1
-        player = trainer.acting()
+        player = trainer.collector.acting(trainer.updates)
         assert player is not trainer.agent
         for name, weight in trainer.agent.state_dict().items():
             assert torch.equal(player.state_dict()[name], weight)
-    trainer.close()
+    session.close()
 
 
 def test_evaluation_while_training_is_of_held_out_seeds_without_exploration(tmp_path, monkeypatch):
-    trainer, logged = trainer_of(tmp_path, "train.eval_episodes=3")
-    calls = []
+    session = session_of(tmp_path, "train.eval_episodes=3")
+    trainer, calls = session.trainer, []
+    close, trainer.logger = trainer.logger.close, Recorder()
 
     def spy(agent, make, seeds, **options):
         calls.append((agent, make().recipe, list(seeds), options))
         return EvaluationResult([1.0, 2.0, 6.0], list(seeds))
 
-    monkeypatch.setattr(trainer_module, "evaluate", spy)
-    trainer.evaluate()
+    monkeypatch.setattr(hooks, "evaluate", spy)
+    trainer.hooks["evaluate"](trainer)
     ((agent, recipe, seeds, options),) = calls
     assert agent is trainer.agent and options.get("explore") is None and options.get("max_steps") is None
-    assert seeds == evaluation_seeds(trainer.config.seed, 3)
-    assert recipe == environment_maker(trainer.config)().recipe
-    ((step, metrics),) = logged
+    assert seeds == evaluation_seeds(session.config.seed, 3)
+    assert recipe == environment_maker(session.config)().recipe
+    ((step, metrics),) = logged(trainer)
     assert step == 0 and metrics["eval/return"] == 3.0
     assert metrics["eval/standard_error"] == pytest.approx(np.sqrt(7 / 3))
-    trainer.close()
+    session.close(), close()
 
 
 def test_what_is_due_is_due_once_in_each_interval(tmp_path):
-    trainer, _ = trainer_of(tmp_path)
+    schedule = Schedule(tiny(tmp_path))
     for before, now, every, due in [
         (78, 80, 40, True),
         (80, 82, 40, False),
@@ -369,7 +385,15 @@ def test_what_is_due_is_due_once_in_each_interval(tmp_path):
         (0, 38, 40, False),
         (38, 120, 40, True),
         (78, 80, 0, False),
+        (198, 200, 41, True),  # the end of the run
+        (198, 200, 0, False),
     ]:
-        trainer.step_before, trainer.step = before, now
-        assert trainer.due(every) == due
-    trainer.close()
+        schedule.every = {"log": 0, "save": every}
+        assert schedule.hooks_due(before, now, updates=0) == ["save"] * due
+
+
+def test_before_the_first_update_there_is_nothing_to_look_at(tmp_path):
+    schedule = Schedule(tiny(tmp_path))
+    schedule.every = dict.fromkeys(schedule.every, 40)
+    assert schedule.hooks_due(78, 80, updates=0) == ["save"]
+    assert schedule.hooks_due(78, 80, updates=1) == ["log", "evaluate", "probe", "render", "save"]

@@ -24,7 +24,8 @@ from denoised_mdp.run import checkpoint
 from denoised_mdp.run.diff import compare, report
 from denoised_mdp.run.logger import Logger
 from denoised_mdp.run.signals import StopRequest
-from denoised_mdp.trainer import Trainer, train
+from denoised_mdp.session import Session, train
+from denoised_mdp.trainer import Trainer
 
 SHORT = ["policy.hidden=8", "train.eval_episodes=1", "train.device=cpu"]
 
@@ -155,7 +156,7 @@ def full_disk(patch: type, method: str, update: int, size: int):
         ((Trainer, "collect"), 0, "replay in .* cannot be written"),
         ((Logger, "log"), 0, "Metrics cannot be written"),
         ((Logger, "flush"), 0, "(Metrics|replay in .*) cannot be written|checkpoint of step 160 cannot be saved"),
-        ((Trainer, "save"), 700_000, "checkpoint of step 160 cannot be saved .*That of step 80 is intact. Make room"),
+        ((Session, "save"), 700_000, "checkpoint of step 160 cannot be saved .*That of step 80 is intact. Make room"),
     ],
 )
 def test_a_disk_that_fills_up_costs_nothing_but_the_last_interval(tmp_path, whole, method, size, words):
@@ -254,7 +255,7 @@ def test_signals_at_any_moment(tmp_path, whole):
 
 LEAVING = """
 import atexit, os, signal, sys, time
-import denoised_mdp.trainer
+import denoised_mdp.session
 from denoised_mdp.cli import main
 
 leaving, saving = sys.argv.pop(1), sys.argv.pop(1)
@@ -269,7 +270,7 @@ def train(config, stop):
         send(saving)
     return False
 
-denoised_mdp.trainer.train = train
+denoised_mdp.session.train = train
 atexit.register(send, leaving)
 sys.exit(main())
 """

@@ -21,7 +21,7 @@ from denoised_mdp.cli import main as cli
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.factors import NOISE, QUADRANTS, SIGNAL, Factor, factors
 from denoised_mdp.errors import UserError
-from denoised_mdp.trainer import train
+from denoised_mdp.session import train
 
 
 def brute_force(x, y, penalty):

@@ -18,7 +18,7 @@ from denoised_mdp.envs import make_env
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import EvaluationResult
 from denoised_mdp.models.structure import Table
-from denoised_mdp.trainer import train
+from denoised_mdp.session import train
 
 
 def test_distances_equal_a_brute_force_over_pairs():

@@ -20,7 +20,7 @@ from denoised_mdp.cli.main import main
 from denoised_mdp.envs import make_env
 from denoised_mdp.evaluation import evaluate
 from denoised_mdp.progress import Phase, Training, duration, shown, track
-from denoised_mdp.trainer import train as train_run
+from denoised_mdp.session import train as train_run
 
 TOY = functools.partial(make_env, "dot", suite="toy", distractors={"camera_jitter": {}}, episode_steps=8)
 

@@ -21,7 +21,7 @@ from denoised_mdp.run import checkpoint
 from denoised_mdp.run.diff import compare, report, scalars_of
 from denoised_mdp.run.logger import is_wall_clock
 from denoised_mdp.run.signals import StopRequest
-from denoised_mdp.trainer import train
+from denoised_mdp.session import train
 
 ALL_DISTRACTORS = [
     "env=dmc",
@@ -112,13 +112,13 @@ def test_an_evaluation_in_progress_is_left_at_once_and_repeated(tmp_path, monkey
         return result
 
     # The evaluation of step 80 is interrupted twice and then its film.
-    monkeypatch.setattr("denoised_mdp.trainer.evaluate", signalling)
+    monkeypatch.setattr("denoised_mdp.hooks.evaluate", signalling)
     monkeypatch.setattr("denoised_mdp.analysis.render.evaluate", signalling)
     assert main(command) == 128 + signal.SIGTERM
     assert checkpoint.list_steps(tmp_path / "parts" / "checkpoints") == [80]
     assert main(command) == 128 + signal.SIGUSR1
     assert not any("eval/return" in line for line in lines(tmp_path / "parts"))
-    monkeypatch.setattr("denoised_mdp.trainer.evaluate", evaluate)
+    monkeypatch.setattr("denoised_mdp.hooks.evaluate", evaluate)
     assert main(command) == 128 + signal.SIGINT
     assert sum("eval/return" in line for line in lines(tmp_path / "parts")) == 1
     assert main(command) == 0

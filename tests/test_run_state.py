@@ -12,7 +12,7 @@ from denoised_mdp.config import save_config
 from denoised_mdp.errors import UserError
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.diff import compare, report
-from denoised_mdp.trainer import Trainer, train
+from denoised_mdp.session import Session, train
 
 SHORT = ["policy.hidden=8", "train.eval_every=0", "train.probe_every=0", "train.device=cpu"]
 
@@ -161,15 +161,15 @@ def test_what_a_checkpoint_names_is_a_fixed_set(run):
     """A name out of it is done; no other method of the trainer can be called."""
     change(run, pending=["log", "save"])
     assert main(command(run)) == 0
-    names = {"log", "evaluate", "probe", "film", "save"}
+    names = {"log", "evaluate", "probe", "render", "save"}
     config = tiny(run, *SHORT, "train.total_steps=160")
     from denoised_mdp.run.folder import RunFolder
 
-    trainer = Trainer(config, RunFolder.existing(run))
+    session = Session(config, RunFolder.existing(run))
     try:
-        assert set(trainer.jobs()) == names
+        assert set(session.trainer.hooks) == set(session.trainer.schedule.every) == names
     finally:
-        trainer.close()
+        session.close()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

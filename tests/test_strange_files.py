@@ -25,7 +25,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.files import remedy, replace_file
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.folder import output_file
-from denoised_mdp.trainer import train
+from denoised_mdp.session import train
 
 pytestmark = pytest.mark.timeout(60)  # what reads a pipe waits for ever
 

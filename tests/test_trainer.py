@@ -1,9 +1,11 @@
 """The loop from environment to checkpoint, on small real runs."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
-from small_runs import lines, tiny
+from small_runs import bare_trainer, lines, tiny
 
 import denoised_mdp
 from denoised_mdp.config.schema import TrainConfig
@@ -13,7 +15,7 @@ from denoised_mdp.evaluation import evaluate, evaluation_seeds
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
-from denoised_mdp.trainer import Trainer, train
+from denoised_mdp.session import Session, train
 
 
 @pytest.fixture(scope="module")
@@ -52,24 +54,16 @@ def test_the_papers_schedule(tmp_path):
         )
     ]
     config = tiny(tmp_path / "run", *paper, "env.episode_steps=1000", "env.action_repeat=100", "replay.capacity=100")
-    trainer, done = Trainer(config, RunFolder.create(config.run_dir)), []
+    done = []
 
-    def stand_in(name):
-        def do():
-            done.append((name, trainer.step))
-            if name == "act":
-                trainer.step_before, trainer.step = trainer.step, trainer.step + 100
-            trainer.updates += name == "train"
+    def note(name, answer=None):
+        return lambda *_, **__: done.append((name, trainer.step)) or answer
 
-        return do
-
-    save = trainer.save
-    for name in ("evaluate", "probe", "film", "save", "log"):
-        setattr(trainer, name, stand_in(name))
-    trainer.collect, trainer.learn = stand_in("act"), stand_in("train")
+    collector = SimpleNamespace(count=1, collect=note("act", [[[]]]))
+    agent = SimpleNamespace(update=note("train", {}))
+    hooks = {name: note(name) for name in ("log", "evaluate", "probe", "render", "save")}
+    trainer = bare_trainer(config, agent=agent, collector=collector, hooks=hooks)
     trainer.run_to_end()
-    trainer.save = save
-    trainer.close()
 
     def steps(name):
         return [step for what, step in done if what == name]
@@ -78,9 +72,9 @@ def test_the_papers_schedule(tmp_path):
     assert sorted(set(steps("train"))) == list(range(5_000, 1_000_000, 1_000))
     assert steps("evaluate") == [*range(5_000, 1_000_000, 10_000), 1_000_000]
     assert len(steps("evaluate")) == config.evaluations
-    assert steps("film") == [*range(5_000, 1_000_000, 20_000), 1_000_000]
+    assert steps("render") == [*range(5_000, 1_000_000, 20_000), 1_000_000]
     first = [name for name, step in done if step == 5_000]
-    assert first == ["train"] * 100 + ["evaluate", "probe", "film", "save", "act"]
+    assert first == ["train"] * 100 + ["log", "evaluate", "probe", "render", "save", "act"]
     assert not [name for name, step in done if step < 5_000 and name != "act"]
 
 
@@ -101,19 +95,19 @@ def test_counting_environment_proves_the_alignment(tmp_path):
     """Action, reward and observation of a row belong together, from environment to batch."""
     config = tiny(tmp_path / "run", "env.task=counting", "env.episode_steps=24", "train.total_steps=80")
     run = RunFolder.create(config.run_dir)
-    trainer = Trainer(config, run)
-    sent = {}
-    step = trainer.collector.pool.step
+    session = Session(config, run)
+    trainer, sent = session.trainer, {}
+    step = session.collector.pool.step
 
     def spy(actions):
         results = step(actions)
         sent[CountingEnv.decode(results[0][0])] = np.array(actions[0])
         return results
 
-    trainer.collector.pool.step = spy
+    session.collector.pool.step = spy
     while trainer.step < 80:
         trainer.collect()
-    batch = trainer.replay.sample(200, 6, np.random.default_rng(0))
+    batch = session.replay.sample(200, 6, np.random.default_rng(0))
     starts = set()
     for b in range(200):
         rows = [CountingEnv.decode(batch["observation"][t, b]) for t in range(6)]
@@ -128,7 +122,7 @@ def test_counting_environment_proves_the_alignment(tmp_path):
                 assert batch["reward"][t, b] == count + count - 1  # both inner steps of the repeat
                 assert np.array_equal(batch["action"][t, b], sent[episode, count])
     assert max(starts) == 24 - 2 * 5  # the last start of a whole episode
-    trainer.close()
+    session.close()
 
 
 def test_evaluation_repeats_itself_and_leaves_training_alone(finished):

@@ -10,7 +10,9 @@ import test_envs
 import test_playing
 from planted import argument_changed, assert_noticed
 
-from denoised_mdp import trainer as trainer_module
+from denoised_mdp import hooks
+from denoised_mdp.collector import Sequential
+from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.envs import toy
 from denoised_mdp.envs.distractors import camera_jitter
 from denoised_mdp.envs.pixels import ActionRepeat, PixelEnv
@@ -35,18 +37,18 @@ def runs_on(accept):
 
 
 def keeps_the_window(log):
-    def wrong(self):
-        window = self.window
-        log(self)
-        self.window = window
+    def wrong(trainer):
+        window = trainer.window
+        log(trainer)
+        trainer.window = window
 
     return wrong
 
 
 def sums(log):
-    def wrong(self):
-        self.window = {name: (total, 1) for name, (total, _) in self.window.items()}
-        log(self)
+    def wrong(trainer):
+        trainer.window = {name: (total, 1) for name, (total, _) in trainer.window.items()}
+        log(trainer)
 
     return wrong
 
@@ -61,13 +63,14 @@ def counts_one_more(learn):
 
 
 def of_old_weights(acting):
-    def wrong(self):
-        self.player_updates = self.updates
-        return acting(self)
+    def wrong(self, updates):
+        self._updates = updates
+        return acting(self, updates)
 
     return wrong
 
 
+STORED = test_playing.test_rows_are_stored_as_they_were_collected
 RETURNS = test_playing.test_returns_of_training_are_sums_of_rewards_by_episode
 HELD_OUT_WHILE_TRAINING = test_playing.test_evaluation_while_training_is_of_held_out_seeds_without_exploration
 MEANS = test_playing.test_metrics_are_means_over_the_updates_since_the_last_entry
@@ -75,34 +78,41 @@ MEANS = test_playing.test_metrics_are_means_over_the_updates_since_the_last_entr
 TRAINER = {
     "another-lane": (Trainer, "accept", argument_changed("turn", lambda turn: turn[::-1]), RETURNS),
     "returns-run-on": (Trainer, "accept", runs_on, RETURNS),
-    "reward-not-stored": (Lanes, "add", argument_changed("reward", lambda _: 0.0), RETURNS),
-    "metrics-summed": (Trainer, "log", sums, MEANS),
-    "window-kept": (Trainer, "log", keeps_the_window, MEANS),
+    "reward-not-stored": (Lanes, "add", argument_changed("reward", lambda _: 0.0), STORED),
+    "metrics-summed": (hooks, "log", sums, MEANS),
+    "window-kept": (hooks, "log", keeps_the_window, MEANS),
     "policy-one-update-early": (
         Trainer,
         "learn",
         counts_one_more,
         test_playing.test_the_policy_learns_after_so_many_updates_of_the_model,
     ),
-    "acts-with-old-weights": (Trainer, "acting", of_old_weights, test_playing.test_a_copy_acts_with_the_weights_of_now),
+    "acts-with-old-weights": (
+        Sequential,
+        "acting",
+        of_old_weights,
+        test_playing.test_a_copy_acts_with_the_weights_of_now,
+    ),
     "evaluates-other-seeds": (
-        trainer_module,
+        hooks,
         "evaluation_seeds",
         lambda _: lambda seed, count: list(range(count)),
         HELD_OUT_WHILE_TRAINING,
     ),
     "evaluates-another-environment": (
-        Trainer,
-        "evaluate",
+        hooks.Evaluate,
+        "__call__",
         lambda right: (
-            lambda self: setattr(self, "make_environment", lambda: test_playing.make_env(**SHORT)) or right(self)
+            lambda self, *rest: (
+                setattr(self, "make_environment", lambda: test_playing.make_env(**SHORT)) or right(self, *rest)
+            )
         ),
         HELD_OUT_WHILE_TRAINING,
     ),
     "due-every-step-more": (
-        Trainer,
+        Schedule,
         "due",
-        argument_changed("every", lambda every: every + 2),
+        argument_changed("step", lambda step: step - 2),
         test_playing.test_what_is_due_is_due_once_in_each_interval,
     ),
 }

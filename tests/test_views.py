@@ -10,7 +10,7 @@ import torch
 from conftest import actions_for, random_batch, small_agent, small_config
 from small_runs import tiny
 
-from denoised_mdp import trainer as trainer_module
+from denoised_mdp import session as session_module
 from denoised_mdp.agents.world_model_agent import build_agent
 from denoised_mdp.collector import Collector
 from denoised_mdp.config.schema import SACConfig
@@ -20,7 +20,7 @@ from denoised_mdp.replay.rings import Lanes
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import prepare
-from denoised_mdp.trainer import Trainer
+from denoised_mdp.session import Session
 
 
 def leaves(tree, path=""):
@@ -89,16 +89,16 @@ def test_every_stored_action_was_executed(tmp_path, monkeypatch, options):
     config.train.overlap = "train.overlap" in options  # in this process, where the environment is to be seen
     episodes = []
     monkeypatch.setattr(
-        trainer_module, "environment_maker", lambda config: lambda: Executed(environment_maker(config)(), episodes)
+        session_module, "environment_maker", lambda config: lambda: Executed(environment_maker(config)(), episodes)
     )
     run = RunFolder.create(config.run_dir)
     prepare(config, run)
-    trainer = Trainer(config, run)
-    trainer.run_to_end()
-    (replay,) = trainer.replay.lanes
+    session = Session(config, run)
+    session.trainer.run_to_end()
+    (replay,) = session.replay.lanes
     rows = replay.read(np.arange(replay.total))
     stored = np.split(rows["action"], np.flatnonzero(rows["is_first"])[1:])
-    trainer.close()
+    session.close()
     assert len(stored) == 8 and {len(actions) for actions in stored} == {21}
     for executed, actions in zip(episodes, stored, strict=True):
         assert not actions[0].any()

@@ -177,7 +177,7 @@ def start_up(config: Config) -> dict[str, dict[str, Any]]:
     commands = {
         "denoised-mdp --help": [sys.executable, "-m", "denoised_mdp", "--help"],
         "import denoised_mdp": [sys.executable, "-c", "import denoised_mdp"],
-        "import denoised_mdp.trainer": [sys.executable, "-c", "import denoised_mdp.trainer"],
+        "import denoised_mdp.session": [sys.executable, "-c", "import denoised_mdp.session"],
     }
     table = {}
     for name, command in commands.items():

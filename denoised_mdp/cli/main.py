@@ -132,7 +132,7 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
     config = load_config(arguments.overrides)  # a typo is answered before PyTorch is imported
     from denoised_mdp.bench.doctor import days_on_a_cpu
     from denoised_mdp.run.signals import StopRequest
-    from denoised_mdp.trainer import train
+    from denoised_mdp.session import train
 
     if text := days_on_a_cpu(config):
         _tell(f"note: {text}")

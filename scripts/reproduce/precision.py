@@ -88,7 +88,7 @@ def train(precision: str, seed: int, runs: Path, out: Path, extra: list[str]) ->
     """One run from its beginning (or where it was stopped) to its rows in the tables."""
     from denoised_mdp.config import load_config
     from denoised_mdp.evaluation import evaluate_run
-    from denoised_mdp.trainer import train
+    from denoised_mdp.session import train
 
     run = folder(runs, precision, seed)
     config = load_config(

@@ -1,0 +1,99 @@
+"""What comes due while a run trains: log, evaluate, probe, render. (Saving is the session's: it knows all parts.)"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium as gym
+import imageio.v2 as imageio
+
+from denoised_mdp.analysis import render
+from denoised_mdp.analysis.factors import QuickProbe
+from denoised_mdp.config.schema import Config
+from denoised_mdp.errors import UserError
+from denoised_mdp.evaluation import evaluate, evaluation_seeds
+from denoised_mdp.progress import Phase
+from denoised_mdp.trainer import Hook, Trainer
+
+
+def looking_hooks(config: Config, make_environment: Callable[[], gym.Env], pictures: Path) -> dict[str, Hook]:
+    """The hooks of a run that change nothing in it. pictures: the folder of rendered pictures and videos."""
+    train = config.train
+    return {
+        "log": log,
+        "evaluate": Evaluate(make_environment, evaluation_seeds(config.seed, train.eval_episodes), train.eval_workers),
+        "probe": Probe(make_environment),
+        "render": Render(make_environment, evaluation_seeds(config.seed, 2), pictures, train.exploration_noise),
+    }
+
+
+def log(trainer: Trainer) -> None:
+    """Write the mean of the updates' metrics since the last time, if there were any."""
+    if trainer.window:
+        metrics = {name: total / count for name, (total, count) in trainer.window.items()}
+        trainer.logger.log(trainer.step, metrics | {"train/updates": trainer.updates})
+        trainer.window = {}
+
+
+@dataclass
+class Evaluate:
+    """Play held-out episodes with the actor's mode, always the same ones."""
+
+    make_environment: Callable[[], gym.Env]
+    seeds: Sequence[int]
+    workers: int = 0
+
+    def __call__(self, trainer: Trainer) -> None:
+        """Log the mean return and its standard error."""
+        began = time.perf_counter()
+        with trainer.stop.at_once():
+            result = evaluate(trainer.agent, self.make_environment, self.seeds, workers=self.workers)
+        trainer.last_evaluation = result
+        metrics = {"eval/return": result.mean, "eval/standard_error": result.standard_error}
+        trainer.logger.log(trainer.step, metrics | {"eval/seconds": time.perf_counter() - began})
+
+
+@dataclass
+class Probe:
+    """Ask how much of signal and noise each latent holds, in held-out episodes that are always the same."""
+
+    make_environment: Callable[[], gym.Env]
+    probe: QuickProbe | None = None
+    """made when the first is due"""
+
+    def __call__(self, trainer: Trainer) -> None:
+        """Log the scores; where there are none, warn."""
+        began = time.perf_counter()
+        try:
+            with trainer.stop.at_once(), Phase("probing", 1, "agent"):
+                self.probe = self.probe or QuickProbe(self.make_environment)
+                scores = self.probe(trainer.agent)
+        except UserError as error:  # nor is a number for a curve
+            warnings.warn(f"no probe of step {trainer.step:,}: {error}", stacklevel=2)
+        else:
+            trainer.logger.log(trainer.step, scores | {"probe/seconds": time.perf_counter() - began})
+
+
+@dataclass
+class Render:
+    """Render what each latent holds, in held-out episodes."""
+
+    make_environment: Callable[[], gym.Env]
+    seeds: Sequence[int]
+    folder: Path
+    explore: float
+
+    def __call__(self, trainer: Trainer) -> None:
+        """Write a video and a picture, and log the picture; where that is impossible, warn."""
+        stem = self.folder / f"step_{trainer.step:09d}"
+        try:
+            with trainer.stop.at_once():
+                paths = render.film(trainer.agent, self.make_environment, self.seeds, stem, explore=self.explore)
+        except UserError as error:  # a picture is not worth a run
+            warnings.warn(f"no video of step {trainer.step:,}: {error}", stacklevel=2)
+        else:
+            trainer.logger.image(trainer.step, "rows", imageio.imread(paths[0]))

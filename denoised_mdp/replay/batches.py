@@ -1,0 +1,54 @@
+"""The replay as the training loop sees it: rows go in, batches come out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from denoised_mdp.replay.on_device import ResidentReplay
+from denoised_mdp.replay.prefetch import ReadAhead
+from denoised_mdp.replay.rings import Lanes
+
+Source = Lanes | ReadAhead | ResidentReplay
+
+
+class Batches:
+    """Batches of one size from a replay.
+
+    source: draws them: the replay itself, or what reads it. random: decides which rows are drawn.
+    """
+
+    def __init__(
+        self, replay: Lanes, source: Source, batch_size: int, segment_length: int, random: np.random.Generator
+    ):
+        self.replay, self.source, self.random = replay, source, random
+        self.sizes = batch_size, segment_length
+
+    def add(self, number: int, row: Any) -> None:
+        """Append a row of environment `number`; see `Replay.add`."""
+        self.replay.add(number, row.observation, row.action, row.reward, row.is_first)
+
+    def sample(self, *, more: bool = False) -> dict[str, np.ndarray | torch.Tensor]:
+        """Draw a batch; see `Replay.sample`. more: the next one is drawn before a row is added."""
+        batch = self.source.sample(*self.sizes, self.random)
+        if more and isinstance(self.source, ReadAhead):
+            self.source.begin(*self.sizes, self.random)
+        return batch
+
+    def close(self) -> None:
+        """Close the replay and what reads it."""
+        self.source.close()
+
+
+def choose_source(replay: Lanes, memory: str, device: torch.device) -> Source:
+    """Return where batches come from: the replay on disk, at once or ahead, or a copy of it on the device.
+
+    memory: as the option ``replay.memory``.
+    """
+    if memory == "auto" and device.type == "cuda":
+        memory = "device" if ResidentReplay.fits(replay.bytes, device) else "ahead"
+    if memory == "device":
+        return ResidentReplay(replay, device)
+    return ReadAhead(replay, pin=device.type == "cuda") if memory == "ahead" else replay

@@ -1,0 +1,212 @@
+"""A training run from its configuration: its parts are built, restored from a checkpoint, and saved."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.collector import Collector, Overlap, Sequential
+from denoised_mdp.config import as_tree, save_config
+from denoised_mdp.config.schedule import Schedule
+from denoised_mdp.config.schema import Config
+from denoised_mdp.device import configure, configure_acting, precision_name
+from denoised_mdp.hooks import looking_hooks
+from denoised_mdp.progress import Training, shown
+from denoised_mdp.replay.batches import Batches, choose_source
+from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.run import checkpoint as checkpoints
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import fitting, lost_rows, prepare
+from denoised_mdp.run.logger import Logger, data_size
+from denoised_mdp.run.machine import record_start
+from denoised_mdp.run.nan_check import FiniteCheck
+from denoised_mdp.run.signals import Stop, StopRequest
+from denoised_mdp.run.state import load_state, refuse_nonfinite
+from denoised_mdp.seeding import generator, generator_state, restore_generator
+from denoised_mdp.trainer import Trainer
+
+
+class Session:
+    """One process's part of a run: a trainer with its parts, as new or exactly as a checkpoint left them.
+
+    Args:
+        config: what to train, and how.
+        run: where to write; what is found there is continued.
+        stop: ends the training when requested.
+
+    Raises:
+        UserError: the checkpoint in the folder is damaged, or is one of another configuration.
+    """
+
+    def __init__(self, config: Config, run: RunFolder, stop: StopRequest | None = None):
+        self.config, self.run = config, run
+        device, dtype = configure(config.train)
+        self.precision = precision_name(device, dtype)
+        act_device, act_dtype = configure_acting(config.train, device)
+        make_environment = environment_maker(config)
+        self.collector = Collector(config, make_environment, act_device)
+        actions = self.collector.pool.action_shape[0]
+        self.agent = self.player = build_agent(config, actions, device=device, dtype=dtype)
+        if config.train.overlap or config.train.act_device != "learner":  # played by a copy of the agent
+            self.player = build_agent(config, actions, device=act_device, dtype=act_dtype).eval()
+        how = Overlap if config.train.overlap else Sequential
+        self.collecting = how(self.collector, self.agent, self.player)
+        self.nan_check = FiniteCheck(run)
+        hooks = {**looking_hooks(config, make_environment, run.videos), "save": self.save}
+        state, random = self.load(), generator(config.seed, "replay")
+        step, updates = (state["counters"][name] if state else 0 for name in ("step", "updates"))
+        if state is None:
+            self.replay, logger = self.new_replay(), Logger(run.path)
+        else:
+            with fitting(run, config, state):
+                if unknown := set(state["pending"]) - set(hooks):
+                    raise ValueError(f"pending: {', '.join(sorted(unknown))}")
+                self.agent.restore(state["agent"])
+                random = restore_generator(state["random"])
+                self.replay = self.continued_replay(state)
+                self.collecting.restore(state)
+                log = state["log"]
+            self.warn_of_another_precision(state["precision"])
+            logger = Logger(run.path, resume_step=step, lines=log["lines"], events=log["events"])
+        source = choose_source(self.replay, config.replay.memory, self.agent.device)
+        batches = Batches(self.replay, source, config.train.batch_size, config.train.segment_length, random)
+        self.trainer = Trainer(
+            self.agent,
+            self.collecting,
+            batches,
+            logger,
+            hooks,
+            stop or StopRequest(),
+            Schedule(config),
+            self.nan_check,
+            Training(config.train.total_steps, step, updates, config.train.prefill_steps),
+        )
+        self.saved: tuple | None = None
+        if state is not None:
+            self.trainer.restore(state)
+            self.saved = self.moment()
+            before = (state["config"] or {}).get("train", {}).get("total_steps", config.train.total_steps)
+            if before <= step < config.train.total_steps:
+                self.trainer.step_before = step  # the run is made longer: what was due at its end is done
+
+    def load(self) -> dict[str, Any] | None:
+        """The newest checkpoint from which the run can continue; None before the first.
+
+        Raises:
+            UserError: none of them is whole and fits.
+        """
+
+        def why_not(state: dict[str, Any]) -> str | None:
+            with fitting(self.run, self.config, state):
+                return lost_rows(self.run, state)
+
+        if not checkpoints.list_steps(self.run.checkpoints):
+            return None
+        step, state = load_state(self.run, accept=why_not)
+        refuse_nonfinite(self.run, step, {name: state[name] for name in ("agent", "window", "episode_return")})
+        with fitting(self.run, self.config, state):
+            if step != state["counters"]["step"]:
+                raise ValueError(f"step {step:,} counts {state['counters']['step']:,}")
+        return state
+
+    def new_replay(self) -> Lanes:
+        """Make the files of an empty replay."""
+        capacity, slack = self.config.replay_capacity, self.config.replay_slack
+        count, shape = self.collector.count, self.collector.pool.observation_shape
+        sizes = count, capacity, shape, self.agent.mdp.action_size, slack
+        print(f"replay: up to {capacity:,} rows, {data_size(Lanes.bytes_needed(*sizes))} on disk in {self.run.replay}")
+        return Lanes(self.run.replay, *sizes)
+
+    def continued_replay(self, state: Mapping[str, Any]) -> Lanes:
+        """Open the replay in the folder, grown if the run has become longer."""
+        lanes = len(state["replay"].get("lanes", [0]))
+        if not len(state["episode_return"]) == lanes == self.collector.count:
+            raise ValueError("it is of another number of environments")
+        return Lanes.open(self.run.replay, state["replay"], self.config.replay_capacity, self.config.replay_slack)
+
+    def warn_of_another_precision(self, before: str) -> None:
+        """Say that the run does not continue in the arithmetic in which it began."""
+        if before != self.precision:
+            warnings.warn(
+                f"the run began in {before} and goes on in {self.precision} on this machine; set"
+                " train.precision to keep to one",
+                stacklevel=2,
+            )
+
+    def announce(self) -> None:
+        """Say what is about to happen, before it takes hours."""
+        config, step = self.config, self.trainer.step
+        parameters = sum(self.agent.parameter_counts().values())
+        acts = f", acts on {self.player.device}" if self.player.device != self.agent.device else ""
+        begins = f"continuing at step {step:,}" if step else "starting"
+        print(
+            f"{self.run.path}: {begins}, to step {config.train.total_steps:,}; {config.env.task} with"
+            f" {', '.join(config.distractors) or 'no distractors'}; model {config.model.name}, policy"
+            f" {config.policy.name}, {parameters:,} parameters; {self.agent.device}, {self.precision}{acts}",
+            flush=True,
+        )
+
+    def save(self, trainer: Trainer) -> None:
+        """Write a checkpoint of everything; the rows of the replay are on disk before it counts them.
+
+        A hook of the trainer: nothing is written if the last checkpoint is of this moment.
+        """
+        if self.saved == self.moment():
+            return
+        state = self.state()
+        self.nan_check.check(wait=True)
+        self.nan_check.check_weights(trainer.step, {name: state["agent"][name] for name in ("weights", "optimizers")})
+        trainer.logger.flush()
+        self.replay.flush()
+        state["log"] = {"lines": trainer.logger.lines, "events": trainer.logger.events()}
+        checkpoints.save(self.run.checkpoints, trainer.step, state)
+        self.saved = self.moment()
+
+    def moment(self) -> tuple:
+        """What tells whether anything was done since the last checkpoint."""
+        return self.trainer.step, self.trainer.updates, tuple(self.trainer.pending)
+
+    def state(self) -> dict[str, Any]:
+        """All that a later process needs to continue bit for bit, but for the log, which must be flushed first."""
+        return {
+            **self.collecting.state(),  # waits for a block that is being played
+            **self.trainer.state(),
+            "action_size": self.agent.mdp.action_size,
+            "precision": self.precision,
+            "agent": self.agent.state(),
+            "config": as_tree(self.config),
+            "replay": self.replay.state(),
+            "random": generator_state(self.trainer.batches.random),
+        }
+
+    def close(self) -> None:
+        """Release the environments and the files."""
+        self.collecting.close()
+        self.trainer.batches.close()
+        self.trainer.logger.close()
+
+
+def train(config: Config, stop: StopRequest | None = None) -> bool:
+    """Train from a configuration, or continue the run in its folder; True when it came to its end.
+
+    stop: tells afterwards which signal ended the run, if one did.
+    """
+    run, stop = RunFolder.create(config.run_dir), stop or StopRequest()
+    with run.lock(), stop, shown():
+        try:
+            with stop.at_once():  # nothing is lost, because nothing was done
+                prepare(config, run)
+                session = Session(config, run, stop)
+        except Stop:
+            return False
+        trainer = session.trainer
+        save_config(config, run.config)  # what may change in a continued run, once its checkpoint has loaded
+        session.announce()
+        record_start(run.machine, trainer.step, session.agent.device, session.precision, session.player.device)
+        with contextlib.closing(session), trainer.progress:
+            trainer.run_to_end()
+            return not stop.requested
