@@ -87,7 +87,6 @@ class Recorder:
 def bare_trainer(config: Config, **parts: Any) -> Trainer:
     """A trainer of stand-ins, but for its schedule and those `parts` that are given."""
     names = ("agent", "batches", "logger", "nan_check", "progress")
-    parts = (
-        {name: Recorder() for name in names} | {"collector": SimpleNamespace(count=config.train.collect_envs)} | parts
-    )
-    return Trainer(**{"hooks": {}, "stop": StopRequest(), "schedule": Schedule(config)} | parts)
+    stand_ins = {name: Recorder() for name in names} | {"hooks": {}, "stop": StopRequest()}
+    collector = SimpleNamespace(count=config.train.collect_envs)
+    return Trainer(**stand_ins | {"collector": collector, "schedule": Schedule(config)} | parts)

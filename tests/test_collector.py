@@ -133,6 +133,7 @@ def test_blocks_survive_a_checkpoint(tmp_path):
     block.begin()
     again.restore(block.state())
     turns, restored = block.take(), again.take()
+    assert block.turns() == [] == block.state()["ahead"]
     block.close(), again.close()
     assert len(turns) == len(restored) == 30 and len(turns[20][0]) == 2
     for turn, other in zip(turns, restored, strict=True):
@@ -140,7 +141,6 @@ def test_blocks_survive_a_checkpoint(tmp_path):
             for row, one in zip(rows, others, strict=True):
                 for name in Row._fields:
                     np.testing.assert_array_equal(getattr(row, name), getattr(one, name))
-    assert block.turns() == [] == block.state()
 
 
 def test_the_first_of_several_environments_is_the_one_that_plays_alone(several, tmp_path):
