@@ -10,7 +10,7 @@ from small_runs import run_in_parts, tiny
 from denoised_mdp.cli.main import main
 from denoised_mdp.models.distributions import DISTRIBUTIONS, UNIMIX, Categorical
 from denoised_mdp.run.diff import compare, report
-from denoised_mdp.trainer import train
+from denoised_mdp.session import train
 
 
 def one_hot(position: int, classes: int, variables: int = 1) -> Categorical:
