@@ -1,1 +1,1 @@
-"""Looking at what a trained model holds."""
+"""What a trained model holds: renderings, probes, report."""

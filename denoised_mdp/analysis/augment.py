@@ -1,7 +1,7 @@
-"""Augmentations of batches of pictures for contrastive learning, each picture with random numbers of its own.
+"""Augmentations of batches of pictures for contrastive learning; each picture has its own random numbers.
 
-Pictures are floats [N, 3, H, W] in [0, 1]. Definitions as usual (e.g. torchvision's): a crop of random area and shape
-is resized to the whole; brightness, contrast, saturation and hue are jittered in random order; some become gray.
+Pictures are floats [N, 3, H, W] in [0, 1]. Definitions as in torchvision: a crop of random area and shape is resized
+to full size; brightness, contrast, saturation and hue are jittered in random order; some pictures become gray.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def augment(images: Tensor, random: torch.Generator, *, flip: bool = False) -> T
 def random_boxes(count: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
     """Centers and sizes (x, y) of random crops, [N, 2] each, in units of the whole picture.
 
-    Areas are uniform in `AREA`, shapes log-uniform in `SHAPE`; sides that would be too long are the picture's.
+    Areas are uniform in `AREA`, shapes log-uniform in `SHAPE`; sides are clipped to the picture's.
     """
     area = AREA[0] + (AREA[1] - AREA[0]) * _uniform(count, random)
     low, high = (math.log(shape) for shape in SHAPE)
@@ -76,7 +76,7 @@ def saturate(images: Tensor, scale: Tensor) -> Tensor:
 
 
 def turn_hue(images: Tensor, turn: Tensor) -> Tensor:
-    """Turn the hue (of HSV) of each picture by its share of a circle [N]."""
+    """Rotate the hue (of HSV) of each picture by its share of a circle [N]."""
     value, low = images.amax(1), images.amin(1)  # [N, H, W]
     chroma = value - low
     red, green, blue = images.unbind(1)

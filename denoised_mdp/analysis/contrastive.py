@@ -2,8 +2,8 @@
 
     L = E ||f(a) - f(b)||^2 + log E exp(-t ||f(u) - f(v)||^2),   t = 2,
 
-over positive pairs (a, b), two augmentations of one picture, and over distinct pairs (u, v) of a batch, the mean of the
-logarithms of both views. Features f are the encoder's output, normalized to length 1; both weights are 1.
+over positive pairs (a, b), two augmentations of one picture, and distinct pairs (u, v) of a batch. The second term is
+the mean over both views. Features f are the encoder's output, normalized to length 1; both weights are 1.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def train_contrastive(
 ) -> list[tuple[float, float]]:
     """Train `encoder` in place on the frames of the data set's training episodes; alignment and uniformity over time.
 
-    Joint positions are not looked at. Nothing is drawn from PyTorch's global generator.
+    Joint positions are not used. PyTorch's global generator is not used.
     """
     rows = data.choose("train", None, seed)
     device = encoder.output.weight.device
@@ -91,7 +91,7 @@ def contrastive_encoder(
 ) -> Encoder:
     """`train_contrastive`, or its result from an earlier call with the same data, architecture and options.
 
-    init: how the encoder's initial weights were drawn, with `seed`. Weights lie in the folder of the data set.
+    init: how the encoder's initial weights were drawn, with `seed`. Weights are stored in the data set's folder.
     """
     sizes = [list(parameter.shape) for parameter in encoder.parameters()]
     checksums = [one["crc32"] for one in data.episodes]
@@ -102,11 +102,11 @@ def contrastive_encoder(
             encoder.load_state_dict(safetensors.torch.load_file(path))
             return encoder
         except (safetensors.SafetensorError, RuntimeError, OSError):
-            pass  # a damaged file is made again
+            pass  # a damaged file is rebuilt
     train_contrastive(encoder, data, progress=progress, **options)
     try:
         _save(encoder, path, about)
-    except OSError as error:  # a folder that may only be read
+    except OSError as error:  # a read-only folder
         warnings.warn(f"The contrastive encoder could not be kept in {path.parent} ({error.strerror}).", stacklevel=2)
     return encoder
 

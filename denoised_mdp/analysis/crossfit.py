@@ -1,9 +1,9 @@
 """Cross-fitted R^2 with an interval: how well a probe predicts episodes on which it was not fitted.
 
 The episodes are dealt into folds. A probe is fitted on all folds but one and predicts that one, so every episode is
-tested exactly once. R^2 is that of all these predictions together, about the mean of all tested rows: with a few tested
-episodes of one division, their own mean would hide what differs between episodes. The interval weighs the tested
-episodes at random (the Bayesian bootstrap, Rubin 1981): episodes are independent, their rows are not.
+tested exactly once. R^2 is computed over all predictions together, about the mean of all tested rows: the mean of the
+few episodes of one fold would hide differences between episodes. The interval is a Bayesian bootstrap over the tested
+episodes (Rubin 1981), since episodes are independent and their rows are not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Division = list[Split]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its 95 % interval; nan where the sample cannot tell. note: what a reader must know of it."""
+    """A number and its 95 % interval; nan if the sample cannot support it. note: caveats for the reader."""
 
     value: float
     low: float = math.nan
@@ -42,7 +42,7 @@ class Estimate:
         return math.isfinite(self.value)
 
     def text(self, digits: int = 3) -> str:
-        """The number, its interval and its note, as far as there are any."""
+        """The number, its interval and its note, if any."""
         if not self.known:
             return self.note or "-"
         interval = f" [{self.low:.{digits}f}, {self.high:.{digits}f}]" if math.isfinite(self.low + self.high) else ""
@@ -66,13 +66,13 @@ def random_divisions(episodes: int, seeds: int = 1, folds: int = FOLDS) -> list[
 
 
 class EpisodeSums:
-    """Sums over the rows of each tested episode, from which R^2 follows for any weights of the episodes."""
+    """Sums over the rows of each tested episode, which give R^2 for any weights of the episodes."""
 
     def __init__(self, targets: np.ndarray, episode: np.ndarray, tested: np.ndarray):
         """targets [n, K], the episode of each row [n], numbers of the tested episodes [E]."""
         self.tested = np.sort(tested)
         rows = np.isin(episode, self.tested)
-        self._place = np.searchsorted(self.tested, episode)  # [n], of use for tested rows alone
+        self._place = np.searchsorted(self.tested, episode)  # [n], valid only for tested rows
         centered = targets - targets[rows].mean(0)  # [n, K]; sums about the mean lose no digits
         self._rows = self._sum(np.ones((rows.sum(), 1)), rows)  # [E, 1]
         self._values = self._sum(centered[rows], rows)  # [E, K]
@@ -91,7 +91,7 @@ class EpisodeSums:
         return self._sum(np.square(differences), rows)
 
     def r_squared(self, errors: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-        """R^2 [..., K] of errors [E, K] under weights of the episodes [..., E] (default: all alike).
+        """R^2 [..., K] of errors [E, K] under weights of the episodes [..., E] (default: equal).
 
         nan where a column is constant.
         """
@@ -103,15 +103,15 @@ class EpisodeSums:
 
 
 def bootstrap_weights(episodes: int, draws: int = DRAWS) -> np.ndarray:
-    """Random weights of the episodes, [draws, E], each row with the sum E; the same at every call."""
+    """Random weights of the episodes, [draws, E], each row with the sum E; the same for every call."""
     return episodes * generator(0, "probe bootstrap").dirichlet(np.ones(episodes), draws)
 
 
 def widened(draws: np.ndarray, value: np.ndarray, episodes: int) -> np.ndarray:
     """Draws [draws, ...] about their estimate [...], widened for few episodes.
 
-    For a mean, random weights give a standard deviation that is smaller than its standard error by
-    sqrt((E - 1) / (E + 1)), and quantiles of a normal instead of Student's t with E - 1 degrees of freedom.
+    For a mean, random weights underestimate the standard error by sqrt((E - 1) / (E + 1)), and have normal
+    quantiles instead of those of Student's t with E - 1 degrees of freedom.
     """
     from scipy.special import ndtri, stdtrit
 
@@ -127,17 +127,17 @@ def interval(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def half_of(episodes: np.ndarray, seed: int) -> np.ndarray:
-    """A random half of the episodes of a fit, at least two: on so few a probe can still choose its penalty."""
+    """A random half of the episodes of a fit, but at least two, so that a probe can choose its penalty."""
     order = generator(seed, "probe half").permutation(len(episodes))
     return np.sort(episodes[order[: max(2, len(episodes) // 2)]])
 
 
 def still_to_learn(whole: np.ndarray, half: np.ndarray, sizes: Sequence[tuple[int, int]]) -> np.ndarray:
-    """What R^2 [...] fitted on all and on half of the episodes says of more episodes than there are.
+    """Extrapolate R^2 [...], fitted on all and on half of the episodes, to infinitely many.
 
-    The error of a fit falls with 1 / (number of episodes) in the long run, which two sizes extrapolate to its end: a
-    probe that gained much from the second half has not found everything. sizes: numbers of episodes of both fits in
-    each fold. Returns what is to be added to R^2, counted from 0: at least 0, and 1 where there is no smaller fit.
+    The error of a fit falls asymptotically with 1 / (number of episodes), so two sizes give its limit: a probe that
+    gained much from the second half has not found everything. sizes: numbers of episodes of both fits in each fold.
+    Returns what to add to R^2, counted from 0: at least 0, and 1 without a smaller fit.
     """
     large, small = np.mean(sizes, 0)
     if small >= large:

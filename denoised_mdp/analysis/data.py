@@ -1,7 +1,7 @@
-"""Held-out episodes, and what a frozen model makes of them.
+"""Held-out episodes, and a frozen model's latents of them.
 
-Episodes are recorded once and filtered afterwards, so that several models can be asked about the very same ones.
-Nothing here touches the randomness of training: environments are new, and all noise comes from generators of its own.
+Episodes are recorded once and filtered afterwards, so several models can be probed on the same ones. Training's random
+numbers are not affected: environments are new, and all noise comes from separate generators.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from denoised_mdp.progress import track
 from denoised_mdp.seeding import generator, torch_seed
 
 FRAMES = 1024
-"""images that are encoded at once, for bounded memory"""
+"""images encoded at once, to bound memory"""
 BEHAVIOURS = ("agent", "random", "mixed")
 
 
@@ -45,7 +45,7 @@ class Recording:
 
 @dataclass
 class Frozen:
-    """What a model makes of an episode of n actions, on the CPU."""
+    """A model's latents of an episode of n actions, on the CPU."""
 
     latent: Latent
     """posterior samples [n + 1, ...]"""
@@ -57,7 +57,7 @@ class Frozen:
     """the encoder's output [n + 1, E]"""
 
     def parts(self) -> dict[str, np.ndarray]:
-        """What a probe may read: each latent (belief and state), all of them if there are several, the encoder."""
+        """What a probe may read: each latent (belief and state), all of them if several, the encoder."""
         names = self.latent.layout.names
         parts = {name: self.latent.features(name).numpy() for name in names}
         if len(names) > 1:
@@ -68,7 +68,7 @@ class Frozen:
 def probe_seeds(seed: int, episodes: int) -> list[int]:
     """Distinct seeds of episodes for probes; a longer list begins with the shorter one.
 
-    They are above every seed that a configuration may hold, and not those of evaluation.
+    They exceed every seed of a configuration, and differ from those of evaluations.
     """
     rng, seeds = generator(seed, "probe"), {}
     while len(seeds) < episodes:
@@ -88,8 +88,8 @@ def record(
     """Record one episode per seed, of at most `steps` actions.
 
     behaviour: "agent" explores as while collecting, with noise of std `explore`; "random" acts uniformly at random;
-    "mixed" does the first in every other episode. A random policy shows equal episodes to every model, a mixture
-    shows more of what a body can do. Each episode depends on its own seed and on nothing that is played beside it.
+    "mixed" alternates, random first. A random policy shows the same episodes to every model; a mixture shows more of
+    what a body can do. Each episode depends only on its own seed.
     """
     if behaviour not in BEHAVIOURS:
         raise ValueError(f"behaviour must be one of {', '.join(BEHAVIOURS)}, not {behaviour!r}")
@@ -127,8 +127,8 @@ def _torch_generator(device: torch.device | str, seed: int, name: str) -> torch.
 def freeze(agent: Agent, recordings: Sequence[Recording], *, seed: int = 0, shared_noise: bool = False) -> list[Frozen]:
     """Filter recorded episodes with the posterior, in chunks of rows.
 
-    seed: of the posterior samples. shared_noise: all episodes get the same draws, so that two latents of one moment
-    differ in what their episodes showed and nothing else.
+    seed: of the posterior samples. shared_noise: all episodes get the same draws, so two latents of one step differ
+    only through what their episodes showed.
     """
     model = agent.world_model
     random = _torch_generator(agent.device, seed, "probe filter")

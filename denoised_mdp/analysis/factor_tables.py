@@ -1,4 +1,4 @@
-"""The factor matrix as text, as rows of a table, as JSON and back, and its mean over runs."""
+"""The factor matrix as text, table rows and JSON (both ways), and its mean over runs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def from_tree(tree: Mapping[str, Any]) -> FactorMatrix:
     """The matrix that `as_tree` wrote.
 
     Raises:
-        ValueError: it is of an earlier version, whose recall and leakage were something else.
+        ValueError: an earlier version wrote it, with other definitions of recall and leakage.
     """
     if "scores" in tree and "summaries" not in tree:
         raise ValueError("an earlier version made it: run probe factors again")
@@ -152,8 +152,8 @@ def groups_of_seeds(results: Sequence[tuple[Subject, FactorMatrix]]) -> list[lis
 def pooled(matrices: Sequence[FactorMatrix]) -> FactorMatrix:
     """One matrix whose seeds are runs: each run's mean over its own probe seeds.
 
-    A summary is the mean of the runs where it is known, with a 95 % interval over three or more of them (Student's t);
-    its note says where fewer than all count.
+    A summary is the mean over the runs where it is known, with a 95 % interval over three or more (Student's t). Its
+    note says where fewer than all count.
     """
     first = matrices[0]
     scores = {probe: np.stack([matrix.mean(probe) for matrix in matrices]) for probe in first.scores}
@@ -170,7 +170,7 @@ def pooled(matrices: Sequence[FactorMatrix]) -> FactorMatrix:
 
 
 def _pool(runs: Sequence[Estimate]) -> Estimate:
-    """The mean of those that are known."""
+    """The mean of the known ones."""
     known = np.array([one.value for one in runs if one.known])
     if not len(known):
         return Estimate(math.nan, note=runs[0].note)

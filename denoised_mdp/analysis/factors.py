@@ -1,9 +1,9 @@
 """The factor matrix: which latent holds which true factor of the environment.
 
-From frozen latents of held-out episodes, probes predict every factor that the environment reports. Episodes are
-divided, never their rows; R^2 is that of episodes on which a probe was not fitted. Two numbers sum it up: signal recall
-(the signal from x should be near 1) and leakage (the noise from x should be near 0). Both are unknown where the sample
-is too small for any probe to find something: an R^2 of 0 from x then says nothing of x.
+From frozen latents of held-out episodes, probes predict every factor that the environment reports. Folds divide
+episodes, never their rows, and R^2 is that of held-out episodes. Two numbers summarize it: signal recall (of the signal
+from x, ideally 1) and leakage (of the noise from x, ideally 0). Both are unknown if the sample is too small for a probe
+to find anything: an R^2 of 0 from x then says nothing about x.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from denoised_mdp.progress import track
 
 PROBES = ("ridge", "mlp")
 EPISODES, STEPS = 36, 200
-"""of every result that is called recall or leakage, unless options say otherwise"""
+"""defaults of recall and leakage"""
 REFERENCES = ("all", "encoder")
-"""parts that see more than any latent alone: what cannot be read from them sets a ceiling to the sample"""
+"""parts that see more than any single latent; their R^2 is the ceiling of the sample"""
 CEILING = 0.2
-"""least R^2 that the lower end of the ceiling's interval must reach"""
+"""least lower end of the ceiling's interval"""
 WIDEST = 0.5
-"""most width of an interval, the ceiling's and a latent's own, beside which a number says something"""
+"""largest meaningful width of an interval, the ceiling's or a latent's own"""
 LOST = 0.03
-"""most R^2 by which all latents together may stay behind one of them"""
+"""largest R^2 by which all latents together may fall short of one"""
 TOO_FEW = "too few episodes"
 
 
@@ -70,17 +70,17 @@ class FactorMatrix:
     def summary(self, probe: str, part: str, source: str) -> Estimate:
         """Mean R^2 of all factors of "signal" or "noise" from one part, with its interval over episodes.
 
-        Signal is what can be controlled and matters for the reward, noise what cannot be controlled. A factor that is
-        predicted worse than by its mean counts as 0. nan without factors, and where the sample cannot tell: that a
-        probe finds nothing in a latent means something only if it finds something in `ceiling`, if both intervals are
-        narrower than `WIDEST`, and if all latents together do not know less than one of them.
+        Signal is controllable and reward-relevant, noise is uncontrollable. A negative R^2 of a factor counts as 0. nan
+        without factors, and where the sample is too small. Finding nothing in a latent is meaningful only if the probe
+        finds something in `ceiling`, both intervals are narrower than `WIDEST`, and all latents together know no less
+        than one of them.
         """
         return self.summaries[probe][source].get(part, Estimate(np.nan))
 
     def ceiling(self, probe: str, source: str) -> Estimate:
-        """The best summary of the `REFERENCES`: what such a probe can find at all in these episodes.
+        """The best summary of the `REFERENCES`: what such a probe can find in these episodes at all.
 
-        Without any of them, the best of all parts.
+        Without references, the best of all parts.
         """
         found = self.summaries[probe][source]
         known = [found[part] for part in REFERENCES if part in found] or list(found.values())
@@ -104,8 +104,8 @@ def factor_matrix(
     """Fit and test every probe on every part, see `analysis.crossfit`.
 
     parts: name -> features [n, F]. targets: factor -> values [n, k]; R^2 is the mean over the k columns. Factors
-    that never vary are left out. episode: number of each row's episode [n]. divisions: as of `random_divisions`; the
-    i-th is that of seed i, and all test the same episodes.
+    that never vary are left out. episode: number of each row's episode [n]. divisions: from `random_divisions`; the
+    i-th has seed i, and all test the same episodes.
 
     Raises:
         UserError: features that are not finite.
@@ -115,7 +115,7 @@ def factor_matrix(
             raise UserError(f"The latents of this model are not finite ({name}): its training has diverged.")
     targets = {factor: values for factor, values in targets.items() if (np.ptp(values, axis=0) > 1e-9).any()}
     if not targets:
-        raise UserError("Nothing varies in these episodes: there is no factor to be predicted. Record longer ones.")
+        raise UserError("Nothing varies in these episodes: there is no factor to predict. Record longer ones.")
     y = np.concatenate([np.asarray(values, np.float64) for values in targets.values()], 1)  # [n, K]
     owner = np.repeat(np.arange(len(targets)), [values.shape[1] for values in targets.values()])  # [K]
     sums = EpisodeSums(y, episode, np.concatenate([test for _, test in divisions[0]]))
@@ -173,7 +173,7 @@ def _summarize(matrix: FactorMatrix, probe: str, draws: np.ndarray, more: np.nda
         found |= {part: Estimate(float(value), float(a), float(b)) for part, value, a, b in ends}
         ceiling = matrix.ceiling(probe, source)
         useless = ceiling.low < CEILING or ceiling.high - ceiling.low > WIDEST
-        if "all" in found:  # which knows what each latent knows, unless a fit drowns in its many features
+        if "all" in found:  # knows what each latent knows, unless the fit drowns in its many features
             useless |= max(one.value for part, one in found.items() if part != "encoder") > found["all"].value + LOST
         found |= {
             part: Estimate(np.nan, note=TOO_FEW)
@@ -183,7 +183,7 @@ def _summarize(matrix: FactorMatrix, probe: str, draws: np.ndarray, more: np.nda
 
 
 def _by_factor(values: np.ndarray, owner: np.ndarray) -> np.ndarray:
-    """Mean of the columns [..., K] of each factor: [..., factors]. A column that is constant says nothing.
+    """Mean of the columns [..., K] of each factor: [..., factors]. Constant columns are ignored.
 
     A factor without any other column gets 0: predicting it takes no information.
     """
@@ -210,9 +210,9 @@ def targets_of(found: Sequence[Factor], recordings: Sequence[Recording]) -> dict
 
 
 class QuickProbe:
-    """A cheap factor matrix to watch while training: ridge alone, on a few episodes that are always the same.
+    """A quick probe during training: ridge regression on a few fixed episodes.
 
-    They are played at random, once, so that the curve shows the model's progress and not the policy's.
+    They are played once with random actions, so the curve shows the model's progress and not the policy's.
     """
 
     episodes, steps = 12, 150
@@ -226,8 +226,8 @@ class QuickProbe:
     def __call__(self, agent: Agent) -> dict[str, float]:
         """Mean R^2 of signal and of noise from each latent, e.g. ``probe/noise_from_x``, and the ceilings.
 
-        It is far smaller than `EPISODES` of `STEPS`, and so has names of its own: recall and leakage are those of the
-        full probe. What so few episodes cannot tell is left out.
+        It is far smaller than `EPISODES` of `STEPS` and shows a trend: recall and leakage come from the full probe. What
+        so few episodes cannot support is left out.
         """
         names = agent.world_model.table.names
         parts, episode = stack(freeze(agent, self._recordings))

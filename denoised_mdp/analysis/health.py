@@ -1,4 +1,4 @@
-"""Health of a run: does each latent do its work? Numbers, and plain warnings where they say no."""
+"""Health of a run: does each latent do its work? Numbers, and warnings where it does not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Health:
     active: dict[str, tuple[int, int]]
     """dimensions with at least `ACTIVE` nats, and all dimensions, of each latent's state"""
     share: dict[str, float]
-    """how much of the reconstruction's movement each latent explains when it alone moves; they need not add up to 1"""
+    """share of the reconstruction's movement that each latent explains when it alone moves; the sum need not be 1"""
     below_floor: float
     """share of the steps whose KL_x is at most the free nats"""
     image_r2: float
@@ -84,7 +84,7 @@ def measure_health(
 
 
 def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
-    """What a person should look into, one plain sentence each."""
+    """Warnings, one sentence each."""
     out = []
     for name in table.noise:
         nats, share = health.nats[name], health.share[name]
@@ -103,9 +103,9 @@ def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
         )
     signal, noise = health.signal, health.noise
     seen = [row.name for row in table.seen]
-    best = max(seen, key=signal.__getitem__)  # of several rows that the policy sees, the one that knows most
+    best = max(seen, key=signal.__getitem__)  # of the rows that the policy sees, the one that knows most
     for name in table.noise:
-        if table.rows[name].sees_action:  # its movement is the agent's
+        if table.rows[name].sees_action:  # the agent moves it
             continue
         if signal[name] >= EXPLAINED and signal[name] >= 0.5 * signal[best]:
             out.append(
@@ -143,9 +143,9 @@ def _decode(agent: Agent, latent: Latent, chunk: int = 256) -> torch.Tensor:
 def reconstruction_shares(agent: Agent, latents: Sequence[Latent]) -> dict[str, float]:
     """For each latent: 1 - |all move - it alone moves|^2 / |all move - all stand still|^2, over pixels and steps.
 
-    Latents that stand still are held at the middle of their episode, as in the pictures of `render`. 1: it alone
-    makes all that moves in the reconstruction. Latents that act on the same pixels can share less or more than 1;
-    nan where nothing moves at all.
+    Latents that stand still are frozen at the middle of their episode, as in the pictures of `render`. 1: it alone
+    causes all movement in the reconstruction. The shares of latents that act on the same pixels can sum to less or
+    more than 1; nan if nothing moves.
     """
     names = latents[0].layout.names
     total, missing = 0.0, dict.fromkeys(names, 0.0)

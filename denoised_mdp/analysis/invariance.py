@@ -1,7 +1,7 @@
-"""Invariance: what of a latent, of the policy and of the return changes when nothing but the distractors do.
+"""Invariance: how latents, actions and returns change when only the distractors change.
 
-Episodes are replayed under several seeds of the distractors: a grid of the same physics (rows) under the same noise
-(columns). In x, two cells of a row should lie close together and two cells of a column far apart; in y the other way.
+Episodes are replayed under several seeds of the distractors. This gives a grid: the same physics along rows, the same
+noise along columns. In x, cells of a row should be close and cells of a column far apart; in y the reverse.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Distances:
     other_state: float
     """other physics, same distractors"""
     resampled: float
-    """the same pictures, other posterior samples before: what chance alone moves"""
+    """the same pictures with other earlier posterior samples: the effect of chance alone"""
 
     @property
     def ratio(self) -> float:
@@ -49,7 +49,7 @@ class Invariance:
     """What `measure_invariance` found."""
 
     parts: dict[str, Distances]
-    """of each latent, of all together, of the encoder and of the policy's action"""
+    """distances of each latent, all together, the encoder and the policy's action"""
     action_change: float
     """mean absolute change of an action (its range is 2) under other distractors"""
 
@@ -75,7 +75,7 @@ def record_grid(
 ) -> list[list[Recording]]:
     """Play `physics` episodes (agent and random in turn), then replay each under `worlds` seeds of the distractors.
 
-    Without an agent all are played at random, and so the same grid is shown to every model.
+    Without an agent, all actions are random, and every model sees the same grid.
 
     Row i, column k: physics i under distractors k; all are cut to the shortest episode.
 
@@ -99,8 +99,8 @@ def record_grid(
 def measure_invariance(agent: Agent, grid: Sequence[Sequence[Recording]]) -> Invariance:
     """Distances of every part of the latent and of the policy's action over a grid of `record_grid`.
 
-    All episodes are filtered with the same posterior noise, so that they differ in what was seen and done alone; of
-    the states the posterior means are compared.
+    All episodes are filtered with the same posterior noise, so they differ only in observations and actions. Posterior
+    means of the states are compared.
     """
     cells = [cell for row in grid for cell in row]
     shape = len(grid), len(grid[0])
@@ -136,10 +136,10 @@ def _actions(agent: Agent, frozen: Sequence[Frozen]) -> np.ndarray:
 
 
 def variations(config: Config) -> dict[str, tuple[Config, str]]:
-    """What the return is measured under: name -> (configuration, split of the clips); the first is as trained.
+    """Conditions of the return: name -> (configuration, split of the clips); the first is as trained.
 
-    Unseen clips, another strength of each distractor that has one (twice, or half where that is not allowed), and no
-    distractors at all.
+    The others are unseen clips, another strength of each distractor that has one (twice, or half where twice is not
+    allowed), and no distractors.
     """
     found = {"as trained": (config, "train")}
     if {"video_background", "tv"} & set(config.distractors):
@@ -152,7 +152,7 @@ def variations(config: Config) -> dict[str, tuple[Config, str]]:
         strength = 2 * strength if option.allows(2 * strength) else strength / 2
         changed = config.distractors | {name: options | {"strength": strength}}
         found[f"{name} at strength {strength:g}"] = (dataclasses.replace(config, distractors=changed), "train")
-    if config.distractors and "tv" not in config.distractors:  # without its television the task is another one
+    if config.distractors and "tv" not in config.distractors:  # without its television, it is another task
         found["no distractors"] = (dataclasses.replace(config, distractors={}), "train")
     return found
 
@@ -165,6 +165,6 @@ def returns_under(agent: Agent, config: Config, episodes: int) -> dict[str, Eval
 
 
 def paired_change(result: EvaluationResult, trained: EvaluationResult) -> tuple[float, float]:
-    """Mean change of the return against the distractors of training, episode by episode, and its standard error."""
+    """Mean paired change of the return from the distractors of training, and its standard error."""
     change = np.subtract(result.returns, trained.returns)
     return float(change.mean()), float(change.std(ddof=1) / np.sqrt(len(change))) if len(change) > 1 else float("nan")

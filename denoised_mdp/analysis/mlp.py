@@ -1,4 +1,4 @@
-"""A small network as a probe: what a latent holds in a form that a linear probe cannot read."""
+"""An MLP as a probe: what a latent holds in a form that a linear probe cannot read."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def mlp_predictions(
 ) -> np.ndarray:
     """Train on rows (features [n, F] -> targets [n, K]) and predict the targets of `others` [m, F]: float64 [m, K].
 
-    A fifth of the groups is left out to choose, for each target, the epoch whose predictions are used. The mean is
-    a candidate as well (epoch 0), so that what cannot be learned is not predicted wildly. PyTorch's global generator
-    is left as it was.
+    A fifth of the groups is held out to choose the epoch for each target. The mean is a candidate (epoch 0), so targets
+    that cannot be learned are not predicted wildly. PyTorch's global generator is not changed.
     """
     held = group_folds(groups)[seed % len(group_folds(groups))]
     inputs, outputs = (Standardizer.of(np.asarray(values[~held], np.float64)) for values in (features, targets))

@@ -1,4 +1,4 @@
-"""Pictures of what probes found."""
+"""Pictures of probe results."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ NUMBERS_FROM = 0.4
 
 
 def color_of(number: int) -> str:
-    """The color of the n-th of several things that are compared, from 0; they repeat."""
+    """The color of the n-th compared item, from 0; colors repeat."""
     return PALETTE[number % len(PALETTE)]
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of so many inches that belongs to no window and no global state."""
+    """A figure of the given size in inches, without a window or global state."""
     figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
     return figure
@@ -52,12 +52,12 @@ def plain_axes(axes, letters: float) -> None:
 
 
 def literal(text: str) -> str:
-    """Text that matplotlib draws as it is, dollar signs and all."""
+    """Text that matplotlib draws literally, including dollar signs."""
     return text.replace("$", r"\$")
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write a PNG, whole or not at all; see `runs.output_file`."""
+    """Write a PNG atomically; see `run.folder.output_file`."""
     with output_file(path) as unfinished:
         figure.savefig(unfinished, format="png")
     return path
@@ -66,8 +66,8 @@ def save_figure(figure: Figure, path: Path) -> Path:
 def factor_heat_map(matrix: FactorMatrix, probe: str, title: str, note: str = "") -> Figure:
     """R^2 of every factor (rows) from every part (columns), in the quadrants of Wang et al. 2022, Figure 1.
 
-    Quadrants of which the environment has nothing are left out. Frames mark the latents that should hold a quadrant:
-    there it should be dark, and light in the other latents. The picture is as wide as a phone's page.
+    Empty quadrants are left out. Frames mark the latents that should hold a quadrant: dark there and light in the other
+    latents is good. The picture is as wide as a phone's page.
     """
     scores = dict(zip(matrix.factors, matrix.mean(probe).T, strict=True))  # factor -> [parts]
     kinds = {kind: [factor for factor in matrix.factors if factor.quadrant == kind] for kind in QUADRANTS}
@@ -143,7 +143,7 @@ def factor_panel(
 
 
 def short_name(name: str) -> str:
-    """A factor's name without what its quadrant already says."""
+    """A factor's name without what its quadrant implies."""
     head, _, tail = name.partition("/")
     known = {"video_background": "background", "camera_jitter": "camera", "noisy_sensor": "sensor"}
     if head in ("qpos", "qvel"):

@@ -31,7 +31,7 @@ from denoised_mdp.run.environments import environment_maker
 FACTORS = {"episodes": EPISODES, "steps": STEPS, "seeds": 1, "behaviour": "mixed"}
 INVARIANCE = {"episodes": 6, "steps": 150, "worlds": 4, "returns": 5}
 HEALTH = {"episodes": 12, "steps": 150, "behaviour": "mixed"}
-"""default options of each probe: results of others have them in their names"""
+"""default options of each probe; other values appear in the names of results"""
 
 
 def probe_factors(
@@ -46,7 +46,7 @@ def probe_factors(
     checkpoint: int | None = None,
     device: str = "auto",
 ) -> list[str]:
-    """The factor matrix of each run, and the mean over runs that differ in nothing but their seed."""
+    """The factor matrix of each run, and the mean over runs that differ only in the seed."""
     lines, results = [], []
     options = {"episodes": episodes, "steps": steps, "seeds": seeds, "split": split, "behaviour": behaviour}
     variant = variant_of(options, FACTORS)

@@ -1,7 +1,7 @@
-"""Videos and pictures of what x and what y, z hold (Wang et al. 2022, Figures 4 and 5).
+"""Videos and pictures of signal and noise (Wang et al. 2022, Figures 4 and 5).
 
-Each row decodes the latents of one recorded episode with some of them held still: what *changes* in a row is what
-the moving latents model.
+Each row decodes the latents of one recorded episode with some of them frozen: what *changes* in a row is what the
+moving latents model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from denoised_mdp.run.folder import output_file
 from denoised_mdp.run.load import load_run
 
 FROZEN_AT = 0.5
-"""the fraction of the episode at which held latents are taken"""
+"""fraction of the episode at which latents are frozen"""
 STEPS = 250
 """actions per filmed episode"""
 BACKGROUND, INK, FAINT = (18, 20, 24), (238, 240, 244), (150, 156, 166)
@@ -56,7 +56,7 @@ def decode(agent: Agent, latent: Latent, chunk: int = 256) -> np.ndarray:
 def rows(agent: Agent, episode: Episode, other: Episode) -> list[Row]:
     """All rows of `episode`; its swap takes the noise from the episode `other`.
 
-    noise: the latents that the policy does not see. A model without any (Dreamer) has no noise row, nothing to swap.
+    Noise is the latents that the policy does not see. A model without any (Dreamer) has no noise row and no swap.
     """
     latent, names = episode.latent, episode.latent.layout.names
     still = latent.map(lambda tensor: tensor[int(FROZEN_AT * (len(tensor) - 1))])
@@ -121,7 +121,7 @@ def contact_sheet(groups: Sequence[Sequence[Row]], columns: int = 10, side: int 
 
 
 def _wrapped_text(draw: ImageDraw.ImageDraw, position: tuple[int, int], text: str, width: int) -> None:
-    """Draw small text over as many lines as it needs."""
+    """Draw small text with line breaks."""
     lines, font = [""], _font(12)
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -135,7 +135,7 @@ def _wrapped_text(draw: ImageDraw.ImageDraw, position: tuple[int, int], text: st
 def video(groups: Sequence[Sequence[Row]], side: int = 192) -> Iterator[np.ndarray]:
     """A moving picture: rows of an episode side by side, episodes below each other.
 
-    Yields frames uint8 [height, width, 3] with even sides, as H.264 wants them.
+    Yields frames uint8 [height, width, 3] with even sides, as H.264 requires.
     """
     gap, head = 4, 28
     width = gap + max(len(group) for group in groups) * (side + gap)
@@ -184,7 +184,7 @@ def film(
     steps: int | None = STEPS,
     explore: float | None,
 ) -> list[Path]:
-    """Play one episode per seed and `write` it; with `explore` the agent moves as while collecting."""
+    """Play one episode per seed and `write` it; with `explore`, the agent acts as in collection."""
     played = evaluate(agent, make_environment, seeds, record=len(seeds), max_steps=steps, explore=explore)
     return write(agent, played.episodes, stem)
 
@@ -202,9 +202,9 @@ def render_run(
 ) -> list[Path]:
     """Render held-out episodes of a run's checkpoint; returns the files written.
 
-    output: a path without suffix (default: videos/<split>_<step> in the run folder). episodes: at least 2, so
-    that there is something to swap. steps: actions per episode (None: whole episodes). explore: move as while
-    collecting, which shows more of what the body can do than the actor's mode.
+    output: a path without suffix (default: videos/<split>_<step> in the run folder). episodes: at least 2, for the
+    swap. steps: actions per episode (None: whole episodes). explore: act as in collection, which shows more of what
+    the body can do than the actor's mode.
     """
     config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
     seeds = evaluation_seeds(config.seed, max(2, episodes))

@@ -1,4 +1,4 @@
-"""Files of results: where they lie, what they say about their origin, and how numbers are written."""
+"""Files of results: their paths, their origin, and how numbers are written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Subject:
         return f"{what} · {config.model.name} · seed {config.seed} · step {self.step:,}"
 
     def about(self, **options: Any) -> dict[str, Any]:
-        """What a file of results says about its origin."""
+        """The origin of a result, as written to its file."""
         config = self.config
         return {
             "run": str(self.path),
@@ -52,25 +52,25 @@ class Subject:
     def stem(self, probe: str, split: str, output: Path | None, variant: str = "") -> Path:
         """Path of the results without suffix; with `output`, all runs' results go into that folder.
 
-        variant: as of `variant_of`, so that results of other options do not replace each other. The folder is made
-        here, so that nothing is measured which cannot be written.
+        variant: from `variant_of`, so results with other options do not replace each other. The folder is created here,
+        before anything is measured that could not be written.
         """
         name = "" if output is None else f"{self.path.resolve().name}_"
         return make_folder(output or self.path / "probes") / f"{probe}_{name}{split}{variant}_{self.step:09d}"
 
 
 def variant_of(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """What the name of a result says of options that are not the default: ``_episodes4_steps40``."""
+    """Part of a result's name for options that are not the default: ``_episodes4_steps40``."""
     return "".join(f"_{key}{options[key]}" for key in options if key in defaults and options[key] != defaults[key])
 
 
 def subjects(
     runs: Sequence[Path], checkpoint: int | None, device: str, output: Path | None = None
 ) -> Iterator[Subject]:
-    """Load one run after the other, when all are known to be there.
+    """Load the runs one by one, after checking that all exist.
 
     Raises:
-        UserError: a folder is no run, or two runs' results would have one name in `output`.
+        UserError: a folder is not a run, or two runs' results would have the same name in `output`.
     """
     names = [RunFolder.existing(run).path.resolve().name for run in runs]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -82,14 +82,14 @@ def subjects(
 
 
 def number(mean: float, spread: float) -> str:
-    """A mean and its spread, where there are any."""
+    """A mean and its spread, if any."""
     if math.isnan(mean):
         return "-"
     return f"{mean:.3f}" + ("" if math.isnan(spread) else f" ± {spread:.3f}")
 
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> Path:
-    """Write JSON; numbers that it does not have (nan) become null."""
+    """Write JSON; nan and infinity become null."""
     return write_whole(path, json.dumps(finite(tree), indent=1, allow_nan=False) + "\n")
 
 
@@ -103,10 +103,10 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder for results if it is missing.
+    """Create a folder for results if it is missing.
 
     Raises:
-        UserError: it cannot be made.
+        UserError: it cannot be created.
     """
     refuse_own(path)
     try:
@@ -117,7 +117,7 @@ def make_folder(path: Path) -> Path:
 
 
 def write_whole(path: Path, text: str) -> Path:
-    """Write a file, whole or not at all, in the place of an earlier one.
+    """Write a file atomically, replacing an earlier one.
 
     Raises:
         UserError: it cannot be written.
@@ -136,7 +136,7 @@ _ABSENT = _Absent()
 
 
 def first_difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first thing in which two different commands differ, in a few words."""
+    """The first difference between two commands, in a few words."""
     key = next(key for key in {**begun, **now} if begun.get(key, _ABSENT) != now.get(key, _ABSENT))
     old, new = begun.get(key, _ABSENT), now.get(key, _ABSENT)
     if isinstance(old, dict) and isinstance(new, dict):
@@ -150,7 +150,7 @@ def first_difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def finite(tree: Any) -> Any:
-    """The same tree with None for every number that JSON does not have."""
+    """The same tree with None for nan and infinity."""
     if isinstance(tree, Mapping):
         return {str(key): finite(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 PENALTIES = np.append(np.logspace(-6, 2, 9), 1e6)
-"""candidates, relative to features of variance 1; with the last one the mean is predicted, whatever the features say"""
+"""candidates, relative to features of variance 1; the last one predicts the mean for any features"""
 FOLDS = 5
 
 
@@ -48,9 +48,9 @@ class Ridge:
 
 
 def group_folds(groups: np.ndarray, folds: int = FOLDS) -> list[np.ndarray]:
-    """Divide rows by their group [n]; returns a mask [n] of the left-out rows per fold.
+    """Divide rows by their group [n]; return a mask [n] of the held-out rows per fold.
 
-    Groups are dealt out in order of their number; with fewer groups than folds each is a fold of its own.
+    Groups are dealt out in order of their number; with fewer groups than folds, each is a fold.
     """
     names = np.unique(groups)
     number = np.searchsorted(names, groups) % min(folds, len(names))
@@ -62,8 +62,8 @@ def fit_ridge(
 ) -> Ridge:
     """Minimize mean squared error + penalty * |w|^2 for each column of `targets`.
 
-    features [n, F] (standardized here), targets [n, K], groups [n]: rows of a group are never on both sides of a
-    cross-validation, which chooses each target's penalty by the squared error of left-out groups.
+    features [n, F] (standardized here), targets [n, K], groups [n]. Cross-validation chooses each target's penalty by
+    the squared error of held-out groups; rows of a group are never on both sides.
 
     Raises:
         ValueError: fewer than two groups.
@@ -91,7 +91,7 @@ def fit_ridge(
 
 
 def _moments(x: torch.Tensor, y: torch.Tensor) -> tuple:
-    """Sums over rows from which a ridge regression follows: n, x [F], y [K], x x' [F, F], x y' [F, K]."""
+    """Sums over rows that determine a ridge regression: n, x [F], y [K], x x' [F, F], x y' [F, K]."""
     return len(x), x.sum(0), y.sum(0), x.T @ x, x.T @ y
 
 
