@@ -40,7 +40,7 @@ def test_words(typed, offered):
 @pytest.mark.parametrize("place", [0, -1])
 def test_values_that_are_offered_are_accepted(place):
     """The first and the last value of every option that does not hang on another one."""
-    others = ("policy.", "distractors", "env.suite", "env.task", "env.reward", "model.name", "env=")
+    others = ("policy.", "distractors", "env.suite", "env.task", "env.reward", "model.name", "model.decoder", "env=")
     offered = [f"{key}={values(key)[place]}" for key in [*GROUPS, *option_keys()] if values(key) and key != "env"]
     offered = [word for word in dict.fromkeys(offered) if not word.startswith(others)]
     assert len(offered) >= 12

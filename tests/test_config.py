@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from denoised_mdp.config import as_tree, default_run_dir, differences, load_config, read_config, save_config
 from denoised_mdp.config.compose import choices, config_folder, distractor_defaults, flatten, latents, option_keys
-from denoised_mdp.config.schema import BackpropConfig, Config, SACConfig
+from denoised_mdp.config.schema import BackpropConfig, Config, RePoConfig, SACConfig
 from denoised_mdp.config.sweep import translate_multirun
 from denoised_mdp.envs import DISTRACTORS
 from denoised_mdp.errors import UserError
@@ -272,7 +272,13 @@ def test_paths_need_no_quotes(path):
         (["model=confounder", "model.c.seen_by_policy=false"], ["the policy sees x, which reads c"]),
         (["model.x.distribution=cauchy"], ["gaussian, categorical"]),
         (["model.x.beleif=3"], ["'model.x.belief'"]),
-        (["model.name=2c"], ["model=2b|2c|confounder|dreamer|four_blocks"]),
+        (["model.name=2c"], ["model=2b|2c|confounder|dreamer|four_blocks|repo"]),
+        (
+            ["model.kind=repo"],
+            ["model.kind cannot be set by itself", "model=2b|2c|confounder|dreamer|four_blocks|repo"],
+        ),
+        (["model.kl_limit=2"], ["only model=repo has this option"]),
+        (["model=repo", "model.kl_limit=0"], ["model.kl_limit=0", "greater than 0"]),
         (["policy.tau=0.1"], ["policy=sac"]),
         (["policy=sac", "policy.horizon=3"], ["policy=backprop"]),
         (["train.segment_length=502"], ["501"]),
@@ -459,6 +465,7 @@ def test_every_option_has_help_and_every_file_belongs_to_a_group():
 
     check(Config())
     check(SACConfig())
+    check(RePoConfig())
     assert {path.name for path in config_folder().iterdir() if path.is_dir()} == {
         "env",
         "distractors",

@@ -137,7 +137,7 @@ BACKPROP_ERRORS = {  # name: (function, right, wrong)
         "lambda_ * value[t + 1] + (1.0 - lambda_) *",
     ),
     "unbounded-mean": ("policies.actor:Actor.forward", "MEAN_SCALE * torch.tanh(mean / MEAN_SCALE)", "mean"),
-    "no-minimal-std": ("policies.actor:Actor.forward", " + MIN_STD", ""),
+    "no-minimal-std": ("policies.actor:Actor.forward", " + self.min_std", ""),
 }
 
 CRITIC = "policies.sac:SACPolicy.critic_loss"

@@ -23,12 +23,10 @@ from denoised_mdp.config import schema
 from denoised_mdp.device import set_generator_state
 from denoised_mdp.models.base import WorldModel
 from denoised_mdp.models.cuda_graph import GraphedUpdate
-from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.latent import Latent
-from denoised_mdp.models.losses import KLWeights
 from denoised_mdp.models.mdp import PolicyBatch
 from denoised_mdp.models.networks import scale_initial_weights, set_compute_dtype
-from denoised_mdp.models.structure import Table
+from denoised_mdp.models.registry import MODELS
 from denoised_mdp.optim import without_gradients
 from denoised_mdp.policies import POLICIES, Policy
 from denoised_mdp.seeding import torch_seed
@@ -214,21 +212,10 @@ def build_agent(
     device: where it lives. dtype: compute type of large products (`networks.set_compute_dtype`). The global
     generator is left as it was.
     """
-    m = config.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        world_model = DenoisedModel(
-            Table(list(m.latents.values())),
-            action_size,
-            size=config.env.size,
-            depth=m.depth,
-            embed=m.embed,
-            hidden=m.reward_hidden,
-            reward_std=m.reward_std,
-            kl=KLWeights(config.alpha, m.kl.free_nats, m.kl.free_nats_strategy),
-            **vars(m.optimizer),
-        )
-        if m.init == "scaled":
+        world_model = MODELS[config.model.kind].from_config(config, action_size)
+        if config.model.init == "scaled":
             scale_initial_weights(world_model, torch.Generator().manual_seed(torch_seed(config.seed, "weights")))
         world_model.to(device)
         options = {k: v for k, v in vars(config.policy).items() if k != "name"}
@@ -249,3 +236,12 @@ def register_policy(name: str, policy: type[Policy], options: type) -> None:
     """
     POLICIES[name] = policy
     schema.POLICIES[name] = options
+
+
+def register_model(name: str, model: type[WorldModel], options: type) -> None:
+    """Make a world model of your own known as `name`, to `build_agent` and to configuration files (``model.kind``).
+
+    options: a dataclass that extends `schema.ModelConfig`; `model.from_config` finds them in ``config.model``.
+    """
+    MODELS[name] = model
+    schema.MODELS[name] = options

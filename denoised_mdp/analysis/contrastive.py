@@ -68,7 +68,7 @@ def train_contrastive(
     Joint positions are not used. PyTorch's global generator is not used.
     """
     rows = data.choose("train", None, seed)
-    device = encoder.output.weight.device
+    device = encoder.like.device
     order, random = generator(seed, "contrastive rows"), torch.Generator(device)
     random.manual_seed(torch_seed(seed, "contrastive augmentations"))
     optimizer, history = torch.optim.Adam(encoder.parameters(), lr=lr), []

@@ -61,7 +61,7 @@ class PlainUpdate:
         self, batch: dict[str, np.ndarray], noise: Tensor | None = None, policy_noise: tuple | None = None
     ) -> dict[str, Tensor]:
         """batch: as in `Agent.update`; noise [T, B, S] and policy_noise ([H, N, S_x], [H, N, A]) override the draws."""
-        dtype = self.model.encoder.output.weight.dtype
+        dtype = self.model.encoder.like.dtype
         batch = {name: torch.as_tensor(value) for name, value in batch.items()}
         batch |= {name: value.to(dtype) for name, value in batch.items() if value.is_floating_point()}
         model_loss, beliefs, states = self.model_loss(**batch, noise=noise)

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from denoised_mdp.config.compose import GROUPS, choices, option_keys
-from denoised_mdp.config.schema import POLICIES, Config
+from denoised_mdp.config.schema import MODELS, POLICIES, Config
 from denoised_mdp.envs.options import SUITES, tasks
 from denoised_mdp.errors import UserError
 
@@ -61,6 +61,8 @@ def values(key: str) -> tuple[str, ...]:
     nodes = [Config()]
     if key.startswith("policy."):
         groups, nodes = [], [kind() for kind in POLICIES.values()]
+    elif key.startswith("model."):
+        groups, nodes = groups[1:], [kind() for kind in MODELS.values()]
     for node in nodes:
         for group in groups:
             node = getattr(node, group, None)

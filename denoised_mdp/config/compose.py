@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from denoised_mdp.config.schema import POLICIES, Config
+from denoised_mdp.config.schema import MODELS, POLICIES, Config
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.models.structure import LatentSpec
 
@@ -75,10 +75,11 @@ def option_keys(policy: str | None = None) -> list[str]:
     keys = [key for key, _ in flatten(dataclasses.asdict(Config())) if not key.startswith("policy.")]
     for kind in [policy] if policy else POLICIES:
         keys += [f"policy.{field.name}" for field in dataclasses.fields(POLICIES[kind])]
+    for kind in MODELS.values():
+        keys += [f"model.{key}" for key, _ in flatten(dataclasses.asdict(kind()))]
     keys += [key for key, _ in flatten(distractor_defaults(), "distractors.")]
     keys += [f"model.{latent}.{cell}" for latent in latent_names() for cell in CELLS]
-    keys.remove("model.latents")
-    return list(dict.fromkeys(keys))
+    return [key for key in dict.fromkeys(keys) if key != "model.latents"]
 
 
 def register_schema() -> None:
@@ -91,6 +92,10 @@ def register_schema() -> None:
     store.store(name="schema", node=schema)
     for name, kind in POLICIES.items():
         store.store(group="policy", name=f"schema_{name}", node=dataclasses.asdict(kind()))
+    for name, kind in MODELS.items():
+        node = dataclasses.asdict(kind())
+        del node["latents"], node["name"]  # the table's file has them
+        store.store(group="model", name=f"schema_{name}", node=node)
 
 
 def compose(overrides: list[str]) -> dict[str, Any]:
@@ -201,7 +206,7 @@ def _several(key: str, value: str) -> str:
 
 
 def _check_key(key: str) -> None:
-    if key in ("model.name", "policy.name"):
+    if key in ("model.name", "model.kind", "policy.name"):
         group = key.partition(".")[0]
         raise UserError(f"{key} cannot be set by itself; choose one with {group}={'|'.join(choices(group))}.")
     keys = option_keys()
@@ -293,7 +298,8 @@ def explain(error: Exception, overrides: list[str]) -> str:
         group, _, name = text.partition("=")[0].partition(".")
         if group == "distractors" and name.split(".")[0] == missing[1]:
             return f"{text}: this run has no such distractor. Add distractors={missing[1]}."
-        if group == "policy" and name == missing[1]:
-            owner = next(kind for kind in POLICIES if f"policy.{name}" in option_keys(kind))
-            return f"{text}: only policy={owner} has this option."
+        if group in ("policy", "model") and name == missing[1]:
+            kinds = POLICIES if group == "policy" else MODELS
+            owner = next(kind for kind, options in kinds.items() if name in vars(options()))
+            return f"{text}: only {group}={owner} has this option."
     return f"the configuration cannot be composed: {line}"

@@ -8,7 +8,7 @@ import textwrap
 from typing import Any
 
 from denoised_mdp.config.compose import choices, config_folder
-from denoised_mdp.config.schema import POLICIES, Config
+from denoised_mdp.config.schema import MODELS, POLICIES, Config, ModelConfig
 from denoised_mdp.config.validate import as_text
 from denoised_mdp.models.structure import LatentSpec
 
@@ -37,6 +37,10 @@ def train_help() -> str:
     run = [(name, as_text(getattr(config, name)), titles[name]) for name in ("run_dir", "seed")]
     sections = [("run", run)]
     sections += [(titles[name], _rows(getattr(config, name), f"{name}.")) for name in ("env", "model")]
+    common = _rows(ModelConfig(), "model.")
+    for name, kind in MODELS.items():
+        if own := [row for row in _rows(kind(), "model.") if row not in common]:
+            sections.append((f"model={name}: what differs or comes on top", own))
     sections += [(f"policy={name}", _rows(kind(), "policy.")) for name, kind in POLICIES.items()]
     sections += [("options of the chosen distractors", _distractor_rows())]
     sections += [(titles[name], _rows(getattr(config, name), f"{name}.")) for name in ("train", "replay")]
@@ -80,7 +84,7 @@ def _rows(options: Any, prefix: str) -> list[tuple[str, str, str]]:
             rows += _rows(LatentSpec("x"), f"{prefix}x.")
         elif dataclasses.is_dataclass(value):
             rows += _rows(value, f"{prefix}{field.name}.")
-        elif field.name != "name":  # chosen with the group
+        elif field.name not in ("name", "kind"):  # chosen with the group
             rows.append((f"{prefix}{field.name}", as_text(value), field.metadata["help"]))
     return rows
 

@@ -56,8 +56,10 @@ class ModelConfig:
     """The factorized world model."""
 
     name: str = option("2b", "structure (choose it with model=...)")
+    kind: str = option("denoised", "what learns (choose it with model=...): see `MODELS`")
     latents: dict[str, LatentSpec] = group(dict, "the table: options of each latent (model.x.belief=60)")
-    embed: int = option(1024, "width of the observation embedding", low=1)
+    embed: int | None = option(1024, "width of the observation embedding; null: the flattened convolutions", low=1)
+    pixel_range: float = option(0.5, "pixels enter the encoder between minus and plus this", above=0, high=1e3)
     depth: int = option(32, "channels of the first convolution", low=1)
     init: str = option(
         "pytorch",
@@ -65,9 +67,35 @@ class ModelConfig:
         choices=("pytorch", "scaled"),
     )
     reward_hidden: int = option(400, "width of the reward nets", low=1)
+    reward_layers: int = option(2, "hidden layers of the reward nets", low=1)
     reward_std: float = option(1.0, "std of the reward's likelihood; smaller: the reward counts for more", low=1e-3)
     kl: KLConfig = group(KLConfig, "weights of the KL terms")
     optimizer: OptimizerConfig = group(OptimizerConfig, "optimizer of the world model")
+
+
+@dataclass
+class RePoConfig(ModelConfig):
+    """RePo: rewards and a bound on the KL, no reconstruction. Weights and free nats of the KL do not count."""
+
+    kind: str = option("repo", "what learns (choose it with model=...): see `MODELS`")
+    embed: int | None = option(None, "width of the observation embedding; null: the flattened convolutions", low=1)
+    pixel_range: float = option(1.0, "pixels enter the encoder between minus and plus this", above=0, high=1e3)
+    reward_hidden: int = option(200, "width of the reward nets", low=1)
+    reward_layers: int = option(3, "hidden layers of the reward nets", low=1)
+    optimizer: OptimizerConfig = group(lambda: OptimizerConfig(lr=3e-4, eps=1e-8), "optimizer of the world model")
+    kl_limit: float = option(3.0, "nats per step that the KL may have", above=0)
+    kl_balance: float = option(5 / 6, "share of the KL's gradient that teaches the prior", low=0, high=1)
+    initial_beta: float = option(1e-5, "the KL's weight at the start", above=0)
+    dual_lr: float = option(
+        1e-4,
+        "log beta moves by at most this per update; for a run of few updates raise it to about 10 / updates, or"
+        " initial_beta to 0.01-0.1: else the limit never acts",
+        above=0,
+    )
+    decoder: bool = option(True, "learn a decoder, only to look at: half the cost of an update")
+
+
+MODELS = {"denoised": ModelConfig, "repo": RePoConfig}
 
 
 @dataclass
@@ -78,10 +106,12 @@ class BackpropConfig:
     hidden: int = option(400, "width of the actor and the value net", low=1)
     actor_layers: int = option(4, "hidden layers of the actor", low=1)
     initial_std: float = option(5.0, "std of an untrained actor before the squashing", above=0, high=1e3)
+    min_std: float = option(1e-4, "least std of the actor before the squashing", low=0)
     value_layers: int = option(3, "hidden layers of the value net", low=1)
     horizon: int = option(15, "imagined steps", low=2)
     gamma: float = option(0.99, "discount per action", above=0, high=1)
     lambda_: float = option(0.95, "mixture of the lambda-return", low=0, high=1)
+    discount_weights: bool = option(True, "later imagined steps count less, gamma each, in both losses")
     entropy: float = option(0.0, "weight of the actor's entropy; keeps it off the limits of its actions", low=0)
     actor_lr: float = option(8e-5, "learning rate of the actor", above=0)
     value_lr: float = option(8e-5, "learning rate of the value net", above=0)

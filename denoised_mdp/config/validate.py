@@ -11,7 +11,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from denoised_mdp.config.schema import POLICIES, ModelConfig
+from denoised_mdp.config.schema import MODELS, POLICIES, ModelConfig
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError, did_you_mean, one_line
 from denoised_mdp.models.structure import LatentSpec
@@ -36,14 +36,16 @@ def build(kind: Any, tree: Any, path: str = "") -> Any:
     for key, value in tree.items():
         if key not in fields and value is None and f"{path}{key}" in RETIRED:
             continue
-        if kind is ModelConfig and (key == "latents" or key not in fields) and isinstance(value, Mapping):
+        if issubclass(kind, ModelConfig) and (key == "latents" or key not in fields) and isinstance(value, Mapping):
             values.setdefault("latents", {})[key] = build(LatentSpec, {"name": key, **value}, f"{path}{key}.")
             continue
         if key not in fields:
             hint = did_you_mean(f"{path}{key}", [path + name for name in fields])
             raise UserError(f"unknown option '{path}{shown(key)}'.{hint}")
         if f"{path}{key}" == "policy":
-            values[key] = build(_policy_kind(value), value, "policy.")
+            values[key] = build(_chosen("policy.name", POLICIES, "backprop", value), value, "policy.")
+        elif f"{path}{key}" == "model":
+            values[key] = build(_chosen("model.kind", MODELS, "denoised", value), value, "model.")
         elif f"{path}{key}" == "distractors":
             values[key] = _distractors(value or {})
         elif dataclasses.is_dataclass(hints[key]):
@@ -121,11 +123,13 @@ def _distractors(tree: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def _policy_kind(tree: Any) -> type:
-    name = tree.get("name", "backprop") if isinstance(tree, Mapping) else tree
-    if not isinstance(name, str) or name not in POLICIES:
-        raise UserError(f"policy.name={shown(name)}: unknown policy.{did_you_mean(str(name), POLICIES)}")
-    return POLICIES[name]
+def _chosen(key: str, known: Mapping[str, type], default: str, tree: Any) -> type:
+    """The class of options of a group that says in `key` which one it has; `default` where it does not."""
+    group, _, field = key.partition(".")
+    name = tree.get(field, default) if isinstance(tree, Mapping) else tree
+    if not isinstance(name, str) or name not in known:
+        raise UserError(f"{key}={shown(name)}: unknown {group}.{did_you_mean(str(name), known)}")
+    return known[name]
 
 
 def as_text(value: Any) -> str:

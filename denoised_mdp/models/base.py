@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.mdp import LatentMDP
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.models.structure import Table
+
+if TYPE_CHECKING:
+    from denoised_mdp.config.schema import Config
 
 
 @dataclass
@@ -77,6 +81,11 @@ class WorldModel(nn.Module, ABC):
     def __init__(self):
         super().__init__()
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Config, action_size: int) -> Self:
+        """Build one from a configuration, whose `model` has the options that the class was registered with."""
 
     @abstractmethod
     def update(self, batch: dict[str, Tensor], generator: torch.Generator) -> Learned:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,15 @@ from denoised_mdp.models.rssm import RSSM
 from denoised_mdp.models.structure import LatentSpec, Table
 from denoised_mdp.optim import adam, optimize
 
+if TYPE_CHECKING:
+    from denoised_mdp.config.schema import Config
+
 
 class DenoisedModel(WorldModel):
     """Encoder, RSSM, decoder and additive rewards, one net for each rewarded row.
 
-    `table`: the factorization. `size`: image side, 64 or 96. `depth`: channels k. `hidden`: width of the reward nets.
+    `table`: the factorization. `size`: image side, 64 or 96. `depth`: channels k. `hidden`: width of the reward nets,
+    `reward_layers` their hidden layers. `embed`, `pixel_range`: see `Encoder`.
     `reward_std`: std of the Gaussian on the reward; the paper's is 1. `lr`, `eps`, `clip`: of Adam.
     """
 
@@ -32,8 +37,10 @@ class DenoisedModel(WorldModel):
         *,
         size: int = 64,
         depth: int = 32,
-        embed: int = 1024,
+        embed: int | None = 1024,
+        pixel_range: float = 0.5,
         hidden: int = 400,
+        reward_layers: int = 2,
         reward_std: float = 1.0,
         kl: KLWeights | None = None,
         lr: float = 6e-4,
@@ -43,12 +50,39 @@ class DenoisedModel(WorldModel):
         super().__init__()
         self.table, self.action_size, self.size = table, action_size, size
         self.reward_std, self.kl, self.clip = reward_std, kl or KLWeights(), clip
-        self.encoder = Encoder(size, depth, embed)
-        self.rssm = RSSM(table, action_size, embed)
-        self.decoder = Decoder(self.rssm.layout.belief_size + self.rssm.layout.state_size, size, depth, embed)
-        rewarded = (row for row in table.rows.values() if row.rewarded)
-        self.rewards = nn.ModuleDict({row.name: MLP(self._reward_inputs(row), hidden, 1, layers=2) for row in rewarded})
+        self.encoder = Encoder(size, depth, embed, pixel_range)
+        width = self.encoder.width
+        self.rssm = RSSM(table, action_size, width)
+        self.decoder = Decoder(self.rssm.layout.belief_size + self.rssm.layout.state_size, size, depth, width)
+        self.rewards = nn.ModuleDict(
+            {
+                row.name: MLP(self._reward_inputs(row), hidden, 1, reward_layers)
+                for row in table.rows.values()
+                if row.rewarded
+            }
+        )
         self.optimizers["model"] = adam(self.parameters(), lr=lr, eps=eps)
+
+    @classmethod
+    def from_config(cls, config: Config, action_size: int) -> Self:
+        """Build one from a configuration; see `WorldModel.from_config`."""
+        return cls(Table(list(config.model.latents.values())), action_size, **cls.options(config))
+
+    @classmethod
+    def options(cls, config: Config) -> dict[str, Any]:
+        """Keyword arguments that a configuration implies."""
+        m = config.model
+        return {
+            "size": config.env.size,
+            "depth": m.depth,
+            "embed": m.embed,
+            "pixel_range": m.pixel_range,
+            "hidden": m.reward_hidden,
+            "reward_layers": m.reward_layers,
+            "reward_std": m.reward_std,
+            "kl": KLWeights(config.alpha, m.kl.free_nats, m.kl.free_nats_strategy),
+            **vars(m.optimizer),
+        }
 
     def _reward_inputs(self, row: LatentSpec) -> int:
         """Width of what a row's share of the reward reads."""
@@ -97,7 +131,7 @@ class DenoisedModel(WorldModel):
 
     def float_images(self, observation: Tensor) -> Tensor:
         """uint8 [..., H, W, 3] -> floats [N, 3, H, W] in [-0.5, 0.5] in the parameters' type."""
-        return images_to_float(observation, self.encoder.output.weight.dtype)
+        return images_to_float(observation, self.encoder.like.dtype)
 
     def embed(self, observation: Tensor) -> Tensor:
         """uint8 images [..., H, W, 3] -> embeddings [..., E]."""

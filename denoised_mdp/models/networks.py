@@ -205,10 +205,12 @@ def _check_size(size: int) -> None:
 class Encoder(nn.Module):
     """Images [N, 3, size, size] -> embeddings [N, embed] (Wang et al. 2022, Table D.2), ReLU in between.
 
-    `depth` is the table's k: channels are k, 2k, 4k, 8k (and 8k once more at 96 pixels).
+    `depth` is the table's k: channels are k, 2k, 4k, 8k (and 8k once more at 96 pixels). `embed`: None leaves out the
+    linear layer; the embedding is then the flattened last convolution, of `width` 32 k. `pixel_range`: pixels are
+    scaled from [-0.5, 0.5] to plus and minus this.
     """
 
-    def __init__(self, size: int = 64, depth: int = 32, embed: int = 1024):
+    def __init__(self, size: int = 64, depth: int = 32, embed: int | None = 1024, pixel_range: float = 0.5):
         super().__init__()
         _check_size(size)
         k = depth
@@ -216,16 +218,25 @@ class Encoder(nn.Module):
         if size == 96:
             shapes.append((8 * k, 8 * k, 3, 1))
         self.convolutions = nn.ModuleList(nn.Conv2d(i, o, kernel, stride) for i, o, kernel, stride in shapes)
-        self.output = nn.Linear(32 * k, embed)
+        self.width, self.scale = embed or 32 * k, pixel_range / 0.5
+        self.output = nn.Linear(32 * k, embed) if embed else None
         self.compute_dtype: torch.dtype | None = None
 
+    @property
+    def like(self) -> Tensor:
+        """A weight, for its device and type."""
+        return self.convolutions[0].weight
+
     def forward(self, images: Tensor) -> Tensor:
-        """Float images [N, 3, size, size] -> [N, embed] in the parameters' type."""
+        """Float images [N, 3, size, size] in [-0.5, 0.5] -> [N, width] in the parameters' type."""
         x = images.to(self.compute_dtype or images.dtype)
+        if self.scale != 1.0:
+            x = x * self.scale
         for layer in self.convolutions[:-1]:
             x = F.relu(convolve(x, layer), inplace=True)
         x = convolve_as_product(x, self.convolutions[-1], relu=True)  # [N, 8k, 2, 2]
-        return dense(x.flatten(1), self.output, x.dtype).to(self.output.weight.dtype)
+        x = x.flatten(1)  # [N, 32 k]
+        return (x if self.output is None else dense(x, self.output, x.dtype)).to(self.like.dtype)
 
 
 class Decoder(nn.Module):

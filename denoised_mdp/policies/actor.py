@@ -11,28 +11,34 @@ from torch import Tensor, nn
 from denoised_mdp.models.networks import MLP
 
 MEAN_SCALE = 5.0
-MIN_STD = 1e-4
 
 
 class Actor(nn.Module):
     """(h^x, x) -> mean and std before the squashing; `layers` hidden layers of width `hidden`.
 
     `initial_std`: std of an untrained actor. The paper's 5 makes its actions jump between the limits, which
-    explores much and learns slowly at first, since the squashing saturates.
+    explores much and learns slowly at first, since the squashing saturates. `min_std`: added to every std.
     """
 
     def __init__(
-        self, features: int, action_size: int, *, hidden: int = 400, layers: int = 4, initial_std: float = 5.0
+        self,
+        features: int,
+        action_size: int,
+        *,
+        hidden: int = 400,
+        layers: int = 4,
+        initial_std: float = 5.0,
+        min_std: float = 1e-4,
     ):
         super().__init__()
-        self.action_size = action_size
+        self.action_size, self.min_std = action_size, min_std
         self.raw_initial_std = math.log(math.expm1(initial_std))  # softplus^-1
         self.net = MLP(features, hidden, 2 * action_size, layers)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., D_x + S_x] -> mean = 5 tanh(m / 5), std = softplus(raw + softplus^-1(initial_std)) + 1e-4, [..., A]."""
+        """[..., D_x + S_x] -> mean = 5 tanh(m / 5), std = softplus(raw + softplus^-1(initial_std)) + min_std."""
         mean, raw = self.net(features).chunk(2, -1)
-        return MEAN_SCALE * torch.tanh(mean / MEAN_SCALE), F.softplus(raw + self.raw_initial_std) + MIN_STD
+        return MEAN_SCALE * torch.tanh(mean / MEAN_SCALE), F.softplus(raw + self.raw_initial_std) + self.min_std
 
     def mode(self, features: Tensor) -> Tensor:
         """The deterministic action tanh(mean), [..., A]."""

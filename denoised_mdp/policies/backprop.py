@@ -36,10 +36,12 @@ class BackpropPolicy(Policy):
         hidden: int = 400,
         actor_layers: int = 4,
         initial_std: float = 5.0,
+        min_std: float = 1e-4,
         value_layers: int = 3,
         horizon: int = 15,
         gamma: float = 0.99,
         lambda_: float = 0.95,
+        discount_weights: bool = True,
         entropy: float = 0.0,
         actor_lr: float = 8e-5,
         value_lr: float = 8e-5,
@@ -48,10 +50,9 @@ class BackpropPolicy(Policy):
     ):
         super().__init__()
         self.horizon, self.gamma, self.lambda_, self.clip = horizon, gamma, lambda_, clip
-        self.entropy = entropy
-        self.actor = Actor(
-            mdp.feature_size, mdp.action_size, hidden=hidden, layers=actor_layers, initial_std=initial_std
-        )
+        self.entropy, self.discount_weights = entropy, discount_weights
+        shape = {"hidden": hidden, "layers": actor_layers, "initial_std": initial_std, "min_std": min_std}
+        self.actor = Actor(mdp.feature_size, mdp.action_size, **shape)
         self.value = MLP(mdp.feature_size, hidden, 1, value_layers)
         self.add_optimizer("actor", adam(self.actor.parameters(), lr=actor_lr, eps=eps))
         self.add_optimizer("value", adam(self.value.parameters(), lr=value_lr, eps=eps))
@@ -101,7 +102,8 @@ class BackpropPolicy(Policy):
         features, actions = self.imagine(batch, mdp, noise, log_probs)  # [H, N, F]
         reward, value = mdp.reward(features), self.value(features).squeeze(-1)  # [H, N]
         returns = lambda_returns(reward, value, self.gamma, self.lambda_)  # [H - 1, N]
-        weight = self.gamma ** torch.arange(len(returns), device=returns.device, dtype=returns.dtype)[:, None]
+        decay = self.gamma if self.discount_weights else 1.0
+        weight = decay ** torch.arange(len(returns), device=returns.device, dtype=returns.dtype)[:, None]
         actor_loss = -(weight * returns).mean()
         if log_probs:
             actor_loss = actor_loss + self.entropy * torch.stack(log_probs).mean()

@@ -211,7 +211,7 @@ def _reference(
 ) -> Encoder:
     """An encoder of the first run's architecture that knows no world model."""
     model = config.model
-    encoder = fresh_encoder(config.env.size, model.depth, model.embed, model.init, seed).to(device)
+    encoder = fresh_encoder(config.env.size, model.depth, model.embed, model.init, seed, model.pixel_range).to(device)
     if name == SCRATCH:
         return encoder
     with _updates(f"contrastive encoder, seed {seed}", options.get("updates", 20_000)) as phase:

@@ -71,18 +71,18 @@ class Regressor(nn.Module):
     def __init__(self, encoder: Encoder, outputs: int, stack: int = 1):
         super().__init__()
         self.encoder = encoder
-        self.head = MLP(encoder.output.out_features * stack, HIDDEN, outputs, LAYERS)
+        self.head = MLP(encoder.width * stack, HIDDEN, outputs, LAYERS)
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 [N, stack, H, W, 3] -> [N, K]."""
         return self.head(self.encoder(images_to_float(images)).view(len(images), -1))
 
 
-def fresh_encoder(size: int, depth: int, embed: int, init: str, seed: int) -> Encoder:
+def fresh_encoder(size: int, depth: int, embed: int | None, init: str, seed: int, pixel_range: float = 0.5) -> Encoder:
     """An encoder with initial weights of its own seed, drawn as `init` (``model.init``) says."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "joints encoder") % 2**63)
-        encoder = Encoder(size, depth, embed)
+        encoder = Encoder(size, depth, embed, pixel_range)
     if init == "scaled":
         scale_initial_weights(encoder, torch.Generator().manual_seed(torch_seed(seed, "joints encoder")))
     return encoder
@@ -104,7 +104,7 @@ def finetune(
 
     `encoder` stays as it is, and PyTorch's global generator too. weight_decay: L2 penalty of Adam on all weights.
     """
-    device = encoder.output.weight.device
+    device = encoder.like.device
     encoder = copy.deepcopy(encoder).float().requires_grad_(True)
     set_compute_dtype(encoder, None)
     targets = data.targets
@@ -143,7 +143,7 @@ def finetune(
 @torch.no_grad()
 def predict(net: Regressor, data: JointData, rows: np.ndarray, stack: int) -> np.ndarray:
     """Predictions for rows [m], float64 [m, K]."""
-    device = net.encoder.output.weight.device
+    device = net.encoder.like.device
     parts = [
         net(torch.as_tensor(data.images(part, stack)).to(device)).double().cpu().numpy()
         for part in np.split(rows, range(EVALUATED, len(rows), EVALUATED))

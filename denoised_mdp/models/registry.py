@@ -1,0 +1,7 @@
+"""World models by the name that ``model.kind`` has in a configuration."""
+
+from denoised_mdp.models.base import WorldModel
+from denoised_mdp.models.denoised import DenoisedModel
+from denoised_mdp.models.repo import RePo
+
+MODELS: dict[str, type[WorldModel]] = {"denoised": DenoisedModel, "repo": RePo}

@@ -1,0 +1,124 @@
+"""RePo: no reconstruction, and a bound on the KL (Zhu et al., NeurIPS 2023).
+
+The model maximizes the likelihood of rewards subject to E[KL(posterior || prior)] <= limit, by a dual variable. What is
+neither needed for rewards nor predictable is dropped. A decoder may learn beside it, only to look at.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from denoised_mdp.models.base import Learned
+from denoised_mdp.models.denoised import DenoisedModel
+from denoised_mdp.models.latent import Latent
+from denoised_mdp.models.losses import HALF_LOG_2PI, image_nll, kl_per_latent, scalar_nll
+from denoised_mdp.models.rssm import Distributions
+from denoised_mdp.models.structure import Table
+from denoised_mdp.optim import adam, optimize
+
+if TYPE_CHECKING:
+    from denoised_mdp.config.schema import Config
+
+
+def balanced_kl(posterior: Distributions, prior: Distributions, balance: float) -> Tensor:
+    """balance KL(sg posterior || prior) + (1 - balance) KL(posterior || sg prior), of all latents: [T, B] nats.
+
+    Its value is the KL. Its gradient moves the prior towards the posterior more than the other way round.
+    """
+    still = [{name: one.map(torch.detach) for name, one in side.items()} for side in (posterior, prior)]
+    to_prior, to_posterior = kl_per_latent(still[0], prior), kl_per_latent(posterior, still[1])  # {name: [T, B]}
+    return sum(balance * to_prior[name] + (1.0 - balance) * to_posterior[name] for name in posterior)
+
+
+class RePo(DenoisedModel):
+    """The parts of `DenoisedModel` with other losses; the table has one latent in the paper, x.
+
+    `kl_limit`: nats per step. `kl_balance`: see `balanced_kl`. `initial_beta`, `dual_lr`: of the KL's weight beta.
+    `decoder`: learn one. `options`: of `DenoisedModel`; its weights of the KL terms do not count here.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        action_size: int,
+        *,
+        kl_limit: float = 3.0,
+        kl_balance: float = 5 / 6,
+        initial_beta: float = 1e-5,
+        dual_lr: float = 1e-4,
+        decoder: bool = True,
+        lr: float = 3e-4,
+        eps: float = 1e-8,
+        **options: Any,
+    ):
+        super().__init__(table, action_size, lr=lr, eps=eps, **options)
+        self.kl_limit, self.kl_balance = kl_limit, kl_balance
+        seen = self.decoder
+        self.decodes, self.decoder = decoder, None
+        self.optimizers["model"] = adam(self.parameters(), lr=lr, eps=eps)
+        self.log_beta = nn.Parameter(torch.tensor(math.log(initial_beta)))
+        self.optimizers["dual"] = adam([self.log_beta], lr=dual_lr, eps=eps)
+        if decoder:
+            self.decoder = seen
+            self.optimizers["decoder"] = adam(self.decoder.parameters(), lr=lr, eps=eps)
+
+    @classmethod
+    def options(cls, config: Config) -> dict[str, Any]:
+        """Keyword arguments that a configuration implies."""
+        names = ("kl_limit", "kl_balance", "initial_beta", "dual_lr", "decoder")
+        return super().options(config) | {name: getattr(config.model, name) for name in names}
+
+    def update(self, batch: dict[str, Tensor], generator: torch.Generator) -> Learned:
+        """One step of the model, then of beta, then of the decoder; see `WorldModel.update`."""
+        noise = self.draw_noise(*batch["reward"].shape, generator=generator)
+        loss, excess, latent, shares, metrics = self.loss(**batch, noise=noise)
+        metrics["model/gradient"] = optimize(loss, self.optimizers["model"], self.clip)
+        optimize(self.dual_loss(excess), self.optimizers["dual"], None)
+        latent = latent.map(torch.detach)
+        if self.decodes:
+            metrics |= self.learn_to_decode(latent, batch["observation"])
+        reward = sum(shares[row.name] for row in self.table.seen if row.rewarded)  # [T, B]
+        return Learned(latent, reward.detach(), metrics)
+
+    def loss(
+        self, observation: Tensor, action: Tensor, reward: Tensor, is_first: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor, Latent, dict[str, Tensor], dict[str, Tensor]]:
+        """NLL(reward) + sg(beta) (KL - limit), means over T and B; arguments as of `DenoisedModel.loss`.
+
+        Returns the scalar loss, KL - limit (detached), the posterior latents [T, B, ...], their reward shares
+        {name: [T, B]} and detached metrics.
+        """
+        latent, posterior, prior = self.rssm.observe(self.embed(observation), action, is_first, noise)
+        shares = self.reward_shares(latent)  # {name: [T, B]}
+        reward_loss = scalar_nll(sum(shares.values()), reward, self.reward_std).mean()
+        excess = balanced_kl(posterior, prior, self.kl_balance).mean() - self.kl_limit
+        beta = self.log_beta.detach().exp()
+        loss = reward_loss + beta * excess
+        metrics = {
+            "model/loss": loss,
+            "model/reward_error": (reward_loss - HALF_LOG_2PI - math.log(self.reward_std)) * self.reward_std**2,
+            "model/beta": beta,
+        }
+        metrics |= {f"model/kl_{name}": part.mean() for name, part in kl_per_latent(posterior, prior).items()}
+        metrics |= {f"model/reward_{name}": share.mean() for name, share in shares.items()}
+        return loss, excess.detach(), latent, shares, {name: value.detach() for name, value in metrics.items()}
+
+    def dual_loss(self, excess: Tensor) -> Tensor:
+        """-log(beta) (KL - limit): its descent raises beta while the KL is above its limit."""
+        return -self.log_beta * excess
+
+    def learn_to_decode(self, latent: Latent, observation: Tensor) -> dict[str, Tensor]:
+        """One step of the decoder alone on detached latents [T, B, ...]; returns its error as a metric."""
+        images = self.float_images(observation)  # [T B, 3, H, W]
+        loss = image_nll(self.decode(latent), images)
+        optimize(loss, self.optimizers["decoder"], self.clip)
+        return {"model/image_error": loss.detach() - HALF_LOG_2PI * images[0].numel()}
+
+    @property
+    def free_nats(self) -> float:
+        """Nothing is free."""
+        return 0.0
