@@ -226,8 +226,8 @@ class QuickProbe:
     def __call__(self, agent: Agent) -> dict[str, float]:
         """Mean R^2 of signal and of noise from each latent, e.g. ``probe/noise_from_x``, and the ceilings.
 
-        It is far smaller than `EPISODES` of `STEPS` and shows a trend: recall and leakage come from the full probe. What
-        so few episodes cannot support is left out.
+        It is far smaller than `EPISODES` of `STEPS` and shows a trend: recall and leakage come from the full probe.
+        What so few episodes cannot support is left out.
         """
         names = agent.world_model.table.names
         parts, episode = stack(freeze(agent, self._recordings))
