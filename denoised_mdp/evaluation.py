@@ -14,7 +14,7 @@ import torch
 
 from denoised_mdp.agents.acting import Carry
 from denoised_mdp.agents.world_model_agent import Agent
-from denoised_mdp.envs.options import SHOWING_CLIPS
+from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.progress import Phase
@@ -187,7 +187,7 @@ def evaluate_run(
     workers: see `evaluate`.
     """
     config, agent, _ = load_run(run, checkpoint=checkpoint, device=device)
-    if split != "train" and not random and not set(SHOWING_CLIPS) & set(config.distractors):
+    if split != "train" and not random and not any(DISTRACTORS[name].shows_clips for name in config.distractors):
         warnings.warn(f"This run shows no clips: --split {split} changes nothing.", stacklevel=2)
     seeds = evaluation_seeds(config.seed if seed is None else seed, episodes)
     return evaluate(None if random else agent, environment_maker(config, split), seeds, workers=workers)

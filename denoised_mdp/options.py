@@ -1,9 +1,17 @@
-"""How an option is declared: a dataclass field with its default, a line of help and its allowed range."""
+"""Options: a dataclass field each, with its default, a line of help and its allowed range; and their checks."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
+import sys
+import types
+import typing
+from collections.abc import Mapping
 from typing import Any
+
+LARGEST = 2**63 - 1  # whole number; arrays and tensors hold no larger one
 
 
 def option(default: Any, help: str, **limits: Any) -> Any:
@@ -18,3 +26,65 @@ def option(default: Any, help: str, **limits: Any) -> Any:
 def group(factory: Any, help: str) -> Any:
     """Declare a nested group of options with a line of help."""
     return dataclasses.field(default_factory=factory, metadata={"help": help})
+
+
+def defaults(kind: type) -> dict[str, Any]:
+    """Return the options of a dataclass with their defaults."""
+    return {field.name: field.default for field in dataclasses.fields(kind)}
+
+
+def convert(value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
+    """Return `value` as type `kind`: bool, int, float, str, one of them or None, or a tuple of names.
+
+    A whole float is accepted where an int is due (``1e6``). `limits` are those of `option`.
+
+    Raises:
+        ValueError: it is not allowed; the message says what is: "a whole number, at least 1".
+    """
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple) or not all(isinstance(part, str) for part in value):
+            raise ValueError("a list of names, such as [x, y]")
+        return tuple(value)
+    optional = isinstance(kind, types.UnionType)
+    if optional:
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+        if value is None:
+            return None
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    result = None
+    if kind is int and number and value == int(value):
+        result = int(value)
+        if result > LARGEST:  # mentioned only where it matters
+            limits = {"high": LARGEST, **limits}
+    elif kind is float and number and abs(value) <= sys.float_info.max:  # whole numbers can be larger
+        result = float(value)
+    elif kind is str and isinstance(value, str | int | float) and not isinstance(value, bool):
+        result = str(value)
+    elif kind is bool and isinstance(value, bool):
+        result = value
+    if result is None or not _within(result, limits):
+        raise ValueError(_describe(kind, limits) + (" or null" if optional else ""))
+    return result
+
+
+def _within(value: Any, limits: Mapping[str, Any]) -> bool:
+    return not (
+        ("low" in limits and value < limits["low"])
+        or ("above" in limits and value <= limits["above"])
+        or ("high" in limits and value > limits["high"])
+        or ("choices" in limits and value not in limits["choices"])
+        or ("pattern" in limits and not re.fullmatch(limits["pattern"], value))
+    )
+
+
+def _describe(kind: type, limits: Mapping[str, Any]) -> str:
+    """Say in words which values are allowed."""
+    if "choices" in limits:
+        return f"one of {', '.join(map(str, limits['choices']))}"
+    if "pattern" in limits:
+        return limits["help"]
+    noun = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]
+    low = f"at least {limits['low']}" if "low" in limits else ""
+    low = f"greater than {limits['above']}" if "above" in limits else low
+    high = f"at most {limits['high']}" if "high" in limits else ""
+    return ", ".join([noun, *filter(None, [" and ".join(filter(None, [low, high]))])])

@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
         ("model.kl.free_nats_strategy=", ["model.kl.free_nats_strategy=A", "model.kl.free_nats_strategy=B"]),
         ("distractors=camera_j", ["distractors=camera_jitter"]),
         ("distractors=tv,camera_j", ["distractors=tv,camera_jitter"]),
+        ("distractors.video_background.resize=a", ["distractors.video_background.resize=antialiased"]),
         ("seed=", []),
         ("nonsense=", []),
     ],

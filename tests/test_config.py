@@ -8,12 +8,17 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from denoised_mdp.cli.completion import complete
 from denoised_mdp.config import as_tree, default_run_dir, differences, load_config, read_config, save_config
-from denoised_mdp.config.compose import choices, config_folder, distractor_defaults, flatten, latents, option_keys
+from denoised_mdp.config.compose import choices, config_folder, flatten, latents, option_keys
+from denoised_mdp.config.help import train_help
 from denoised_mdp.config.schema import BackpropConfig, Config, RePoConfig, SACConfig
 from denoised_mdp.config.sweep import translate_multirun
-from denoised_mdp.envs import DISTRACTORS
+from denoised_mdp.envs import DISTRACTORS, make_env
+from denoised_mdp.envs.distractors import Distractor
+from denoised_mdp.envs.options import register_distractor
 from denoised_mdp.errors import UserError
+from denoised_mdp.options import defaults, option
 from denoised_mdp.replay.ring import Replay
 
 VARIANTS = {
@@ -44,7 +49,7 @@ def test_paper_presets_have_the_betas_of_table_d5(task, policy):
         assert (config.env.task, list(config.distractors)) == (task, distractors)
         for name, options in config.distractors.items():
             papers = {"start": "continue", "resize": "bilinear"} if name == "video_background" else {}
-            assert options == distractor_defaults()[name] | papers
+            assert options == defaults(DISTRACTORS[name].Options) | papers
         assert [row.beta for row in config.model.latents.values()] == [1, beta] and config.model.kl.beta == beta
         slow = policy == "sac" and task == "walker_walk"
         if policy == "sac":
@@ -165,7 +170,9 @@ def test_distractors_on_the_command_line(text, names):
     config = load_config(["preset=debug", f"distractors={text}"])
     assert list(config.distractors) == names
     for name, options in config.distractors.items():
-        expected = distractor_defaults()[name] | ({"strength": 0.5} if "0.5" in text and "video" in name else {})
+        expected = defaults(DISTRACTORS[name].Options) | (
+            {"strength": 0.5} if "0.5" in text and "video" in name else {}
+        )
         assert options == expected
 
 
@@ -198,8 +205,7 @@ def test_what_a_preset_says_of_distractors_applies_where_they_are_chosen(preset)
     assert load_config([f"preset={preset}", "distractors=none"]).distractors == {}
     assert list(load_config([f"preset={preset}", f"distractors={two}"]).distractors) == [two]
     both = load_config([f"preset={preset}", f"distractors={one},{two}"]).distractors
-    defaults = distractor_defaults()
-    assert both == {name: config.distractors.get(name, defaults[name]) for name in (one, two)}
+    assert both == {name: config.distractors.get(name, defaults(DISTRACTORS[name].Options)) for name in (one, two)}
 
 
 def test_options_of_distractors():
@@ -207,11 +213,6 @@ def test_options_of_distractors():
     assert config.distractors == {"camera_jitter": {"strength": 2, "dynamic": True}}
     config = load_config(["preset=quickstart", "distractors.video_background.color=true"])
     assert config.distractors["video_background"]["color"] is True
-
-
-def test_files_of_distractors_agree_with_the_environments():
-    known = {name: {key: option.default for key, option in info.options.items()} for name, info in DISTRACTORS.items()}
-    assert distractor_defaults() == known
 
 
 def test_policy_options_agree_with_the_policies():
@@ -293,7 +294,7 @@ def test_paths_need_no_quotes(path):
         ([f"train.updates={'9' * 400}"], ["whole number", "at most"]),
         ([f"model.optimizer.lr={'9' * 400}"], ["a number"]),
         ([f"seed={'9' * 5000}"], ["seed=999"]),
-        (["distractors=camera_jitter", f"distractors.camera_jitter.strength={'9' * 400}"], ["finite"]),
+        (["distractors=camera_jitter", f"distractors.camera_jitter.strength={'9' * 400}"], ["a number"]),
         (["model.beta=0.25"], ["'model.kl.beta'", "model.y.beta"]),
         (["distractors=[camera_jitter],[]"], ["--multirun"]),
         (["distractors=[camera_jitter"], ["'camera_jitter'"]),
@@ -466,9 +467,10 @@ def test_every_option_has_help_and_every_file_belongs_to_a_group():
     check(Config())
     check(SACConfig())
     check(RePoConfig())
+    for kind in DISTRACTORS.values():
+        check(kind.Options())
     assert {path.name for path in config_folder().iterdir() if path.is_dir()} == {
         "env",
-        "distractors",
         "model",
         "policy",
         "preset",
@@ -476,3 +478,40 @@ def test_every_option_has_help_and_every_file_belongs_to_a_group():
         "preset_policy",
     }
     assert "policy.tau" in option_keys("sac") and "policy.tau" not in option_keys("backprop")
+
+
+def test_a_distractor_of_ones_own_is_one_class():
+    """Command line, help, completion and checks follow from its declaration."""
+
+    class Fog(Distractor):
+        name = "fog"
+        suites = ("toy",)
+
+        @dataclasses.dataclass
+        class Options:
+            density: float = option(0.5, "share of white", low=0, high=1)
+
+        def __init__(self, env, **options):
+            super().__init__(env, ("density",), options)
+
+        def frame(self):
+            share = self.options.density
+            return (share * 255 + (1 - share) * self.env.frame()).astype(np.uint8)
+
+        def noise_values(self):
+            return [self.options.density]
+
+    register_distractor(Fog)
+    try:
+        config = load_config(["env=toy", "env.task=dot", "distractors=fog", "distractors.fog.density=0.25"])
+        assert config.distractors == {"fog": {"density": 0.25}}
+        assert "distractors.fog.density" in option_keys() and "fog" in choices("distractors")
+        assert "share of white" in train_help() and complete("distractors=fo") == ["distractors=fog"]
+        with pytest.raises(UserError, match="density must be a number, at least 0 and at most 1, not 2.0"):
+            load_config(["env=toy", "env.task=dot", "distractors=fog", "distractors.fog.density=2.0"])
+        with pytest.raises(UserError, match="fog does not fit suite 'dmc'"):
+            load_config(["distractors=fog"])
+        env = make_env("dot", suite="toy", distractors=config.distractors)
+        assert env.reset(seed=0)[0].min() >= 63 and env.noise_names[-1] == "fog/density"
+    finally:
+        del DISTRACTORS["fog"]

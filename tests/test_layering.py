@@ -82,7 +82,7 @@ def test_environments_and_replay_know_nothing_of_the_agent(path):
         return
     for name in imports(path):
         if name.startswith(f"{ROOT.name}."):
-            assert name.split(".")[1] in ("errors", "files", "progress", "seeding", room)
+            assert name.split(".")[1] in ("errors", "files", "options", "progress", "seeding", room)
         elif parts(path) not in (
             ("replay", "batches"),
             ("replay", "on_device"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -145,11 +146,11 @@ def variations(config: Config) -> dict[str, tuple[Config, str]]:
     if {"video_background", "tv"} & set(config.distractors):
         found["unseen clips"] = (config, "test")
     for name, options in config.distractors.items():
-        option = DISTRACTORS[name].options.get("strength")
+        limits = {field.name: field.metadata for field in dataclasses.fields(DISTRACTORS[name].Options)}
         strength = options.get("strength")
-        if option is None or not strength:
+        if not strength:
             continue
-        strength = 2 * strength if option.allows(2 * strength) else strength / 2
+        strength = 2 * strength if 2 * strength <= limits["strength"].get("high", math.inf) else strength / 2
         changed = config.distractors | {name: options | {"strength": strength}}
         found[f"{name} at strength {strength:g}"] = (dataclasses.replace(config, distractors=changed), "train")
     if config.distractors and "tv" not in config.distractors:  # without its television, it is another task

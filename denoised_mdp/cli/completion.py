@@ -9,7 +9,7 @@ from typing import Any
 
 from denoised_mdp.config.compose import GROUPS, choices, option_keys
 from denoised_mdp.config.schema import MODELS, POLICIES, Config
-from denoised_mdp.envs.options import SUITES, tasks
+from denoised_mdp.envs.options import DISTRACTORS, SUITES, tasks
 from denoised_mdp.errors import UserError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -63,6 +63,8 @@ def values(key: str) -> tuple[str, ...]:
         groups, nodes = [], [kind() for kind in POLICIES.values()]
     elif key.startswith("model."):
         groups, nodes = groups[1:], [kind() for kind in MODELS.values()]
+    elif key.startswith("distractors."):
+        groups, nodes = [], [DISTRACTORS[name].Options() for name in groups[1:] if name in DISTRACTORS]
     for node in nodes:
         for group in groups:
             node = getattr(node, group, None)

@@ -109,9 +109,9 @@ def differences(old: Config, new: Config) -> list[str]:
     before, after = (dict(flatten(as_tree(config))) for config in (old, new))
     lines = []
     for key in dict.fromkeys([*before, *after]):
-        values = [as_text(side.get(key, "absent")) for side in (before, after)]
+        values = [side.get(key, "absent") for side in (before, after)]
         if key not in MAY_CHANGE and values[0] != values[1]:
-            lines.append(f"{key}: {values[0]} -> {values[1]}")
+            lines.append(f"{key}: {as_text(values[0])} -> {as_text(values[1])}")
     return lines
 
 

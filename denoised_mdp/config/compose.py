@@ -17,9 +17,12 @@ from typing import Any
 import yaml
 
 from denoised_mdp.config.schema import MODELS, POLICIES, Config
+from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.models.structure import LatentSpec
+from denoised_mdp.options import defaults
 
+REGISTRIES = {"distractors": DISTRACTORS}  # groups whose choices need no file
 GROUPS = ("env", "distractors", "model", "policy", "preset")
 CELLS = tuple(field.name for field in dataclasses.fields(LatentSpec) if field.name != "name")
 QUOTED = re.compile(r"""(['"])(\\.|(?!\1)[^\\])*\1""")
@@ -32,21 +35,16 @@ def config_folder() -> Path:
     return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
 
 
-@cache
 def choices(group: str) -> tuple[str, ...]:
     """Return the choices of a group, e.g. ``("2b", "2c", "dreamer")`` for ``model``."""
+    return tuple(REGISTRIES[group]) if group in REGISTRIES else _files(group)
+
+
+@cache
+def _files(group: str) -> tuple[str, ...]:
     folder = config_folder() / group
     files = (path.relative_to(folder) for path in folder.rglob("*.yaml"))
     return tuple(sorted(file.with_suffix("").as_posix() for file in files))
-
-
-@cache
-def distractor_defaults() -> dict[str, dict[str, Any]]:
-    """Return every distractor's options with their defaults, as ``configs/distractors`` states them."""
-    from omegaconf import OmegaConf
-
-    files = [config_folder() / "distractors" / f"{name}.yaml" for name in choices("distractors")]
-    return OmegaConf.to_container(OmegaConf.merge(*map(OmegaConf.load, files)))
 
 
 @cache
@@ -77,7 +75,7 @@ def option_keys(policy: str | None = None) -> list[str]:
         keys += [f"policy.{field.name}" for field in dataclasses.fields(POLICIES[kind])]
     for kind in MODELS.values():
         keys += [f"model.{key}" for key, _ in flatten(dataclasses.asdict(kind()))]
-    keys += [key for key, _ in flatten(distractor_defaults(), "distractors.")]
+    keys += [f"distractors.{name}.{key}" for name, kind in DISTRACTORS.items() for key in defaults(kind.Options)]
     keys += [f"model.{latent}.{cell}" for latent in latent_names() for cell in CELLS]
     return [key for key in dict.fromkeys(keys) if key != "model.latents"]
 
@@ -96,6 +94,8 @@ def register_schema() -> None:
         node = dataclasses.asdict(kind())
         del node["latents"], node["name"]  # the table's file has them
         store.store(group="model", name=f"schema_{name}", node=node)
+    for name, kind in DISTRACTORS.items():
+        store.store(group="distractors", name=name, node={name: defaults(kind.Options)})
 
 
 def compose(overrides: list[str]) -> dict[str, Any]:

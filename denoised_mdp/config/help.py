@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import textwrap
 from typing import Any
 
-from denoised_mdp.config.compose import choices, config_folder
+from denoised_mdp.config.compose import choices
 from denoised_mdp.config.schema import MODELS, POLICIES, Config, ModelConfig
 from denoised_mdp.config.validate import as_text
+from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.models.structure import LatentSpec
 
 INTRODUCTION = """\
@@ -42,7 +42,8 @@ def train_help() -> str:
         if own := [row for row in _rows(kind(), "model.") if row not in common]:
             sections.append((f"model={name}: what differs or comes on top", own))
     sections += [(f"policy={name}", _rows(kind(), "policy.")) for name, kind in POLICIES.items()]
-    sections += [("options of the chosen distractors", _distractor_rows())]
+    chosen = [row for name, kind in DISTRACTORS.items() for row in _rows(kind.Options(), f"distractors.{name}.")]
+    sections += [("options of the chosen distractors", chosen)]
     sections += [(titles[name], _rows(getattr(config, name), f"{name}.")) for name in ("train", "replay")]
     return "\n".join([INTRODUCTION, _groups(), *(_section(*section) for section in sections)])
 
@@ -86,14 +87,4 @@ def _rows(options: Any, prefix: str) -> list[tuple[str, str, str]]:
             rows += _rows(value, f"{prefix}{field.name}.")
         elif field.name not in ("name", "kind"):  # chosen with the group
             rows.append((f"{prefix}{field.name}", as_text(value), field.metadata["help"]))
-    return rows
-
-
-def _distractor_rows() -> list[tuple[str, str, str]]:
-    """Options of distractors; their meaning is the comment beside them in the YAML file."""
-    rows = []
-    for name in choices("distractors"):
-        text = (config_folder() / "distractors" / f"{name}.yaml").read_text()
-        for option, default, meaning in re.findall(r"^  (\w+): (\S+) # (.*)$", text, re.MULTILINE):
-            rows.append((f"distractors.{name}.{option}", default, meaning))
     return rows

@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from denoised_mdp.envs.options import DISTRACTORS, SHOWING_CLIPS, SUITES, check_distractors, named_distractors, tasks
+from denoised_mdp.envs.options import DISTRACTORS, SUITES, check_distractors, named_distractors, tasks
 from denoised_mdp.envs.registration import register_envs
 from denoised_mdp.errors import UserError, did_you_mean
 
@@ -100,9 +100,9 @@ def make_env(
 
         world = DMCEnv(task, size, episode_steps, camera, quality)
     for name, options in chosen.items():
-        if name in SHOWING_CLIPS:
+        if DISTRACTORS[name].shows_clips:
             options = {**options, "clips": clips, "split": split, "clips_seed": clips_seed}
-        world = DISTRACTORS[name].load()(world, **options)
+        world = DISTRACTORS[name](world, **options)
     return PixelEnv(world, action_repeat, seed, recipe)
 
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, get_type_hints
 
+from denoised_mdp.envs.distractors import (
+    BodyColor,
+    CameraJitter,
+    CameraPose,
+    Distractor,
+    Lighting,
+    NoisySensor,
+    VideoBackground,
+)
+from denoised_mdp.envs.robodesk.distractors import ButtonNoise, CameraShake, MovingLights
+from denoised_mdp.envs.robodesk.tv import TV
 from denoised_mdp.envs.sensors import SENSORS, WITHOUT_SENSOR
-from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.errors import UserError, did_you_mean, one_line
+from denoised_mdp.options import convert, defaults
 
 _SUITE = {
     "acrobot": ("swingup", "swingup_sparse"),
@@ -53,78 +63,20 @@ def tasks(suite: str = "dmc") -> tuple[str, ...]:
     return _TASKS[suite]
 
 
-@dataclass(frozen=True)
-class Option:
-    """An option of a distractor: its default, a check of a value, and what the check allows, in words."""
-
-    default: Any
-    allows: Callable[[Any], bool]
-    words: str
-
-
-@dataclass(frozen=True)
-class DistractorInfo:
-    """A distractor: its class (in `distractors`, or module.class), its options, and the suites that it fits."""
-
-    wrapper: str
-    options: Mapping[str, Option]
-    suites: tuple[str, ...] = ("dmc", "toy")
-
-    def load(self) -> type:
-        """Import and return the class."""
-        module, _, name = self.wrapper.rpartition(".")
-        return getattr(import_module(f"denoised_mdp.envs.{module or 'distractors'}"), name)
-
-    def complete(self, options: Mapping | None) -> dict[str, Any]:
-        """Return `options` with the defaults of those that are missing."""
-        return {key: option.default for key, option in self.options.items()} | dict(options or {})
-
-
-def _is_number(value: Any) -> bool:
-    """Whether `value` is a finite number, and no whole number beyond the range of floats."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-_MATTES = ("matte", "sky", "paper", "blue", "blue_ge")
-_STARTS = ("random", "continue")
-_RESIZES = ("antialiased", "bilinear")
-_STRENGTH = Option(1.0, lambda value: _is_number(value) and value >= 0, "a finite number of at least 0")
-_SHARE = Option(1.0, lambda value: _is_number(value) and 0 <= value <= 1, "a number between 0 and 1")
-_DYNAMIC = Option(True, lambda value: isinstance(value, bool), "true or false")
-_FRAMES = Option(
-    1000,
-    lambda value: isinstance(value, int) and _is_number(value) and 1 <= value <= 1_000_000,
-    "a whole number between 1 and 1,000,000",
-)
-_SCENE = {"strength": _STRENGTH, "dynamic": _DYNAMIC}
-
 # In the order of application, innermost first.
-DISTRACTORS: dict[str, DistractorInfo] = {
-    "tv": DistractorInfo("robodesk_tv.TV", {"strength": _SHARE, "frames": _FRAMES}, ("robodesk",)),
-    "button_noise": DistractorInfo("robodesk_distractors.ButtonNoise", {"strength": _STRENGTH}, ("robodesk",)),
-    "moving_lights": DistractorInfo(
-        "robodesk_distractors.MovingLights", {"swing": _STRENGTH, "flicker": _STRENGTH}, ("robodesk",)
-    ),
-    "camera_shake": DistractorInfo("robodesk_distractors.CameraShake", {"strength": _STRENGTH}, ("robodesk",)),
-    "body_color": DistractorInfo("BodyColor", _SCENE, ("dmc",)),
-    "lighting": DistractorInfo("Lighting", _SCENE, ("dmc",)),
-    "camera_pose": DistractorInfo("CameraPose", _SCENE, ("dmc",)),
-    "video_background": DistractorInfo(
-        "VideoBackground",
-        {
-            "strength": _SHARE,
-            "matte": Option("matte", lambda value: value in _MATTES, f"one of {', '.join(_MATTES)}"),
-            "color": Option(False, lambda value: isinstance(value, bool), "true or false"),
-            "frames": _FRAMES,
-            "dynamic": _DYNAMIC,
-            "start": Option("random", lambda value: value in _STARTS, f"one of {', '.join(_STARTS)}"),
-            "resize": Option("antialiased", lambda value: value in _RESIZES, f"one of {', '.join(_RESIZES)}"),
-        },
-    ),
-    "noisy_sensor": DistractorInfo("NoisySensor", {"strength": _STRENGTH}, ("dmc",)),
-    "camera_jitter": DistractorInfo("CameraJitter", _SCENE, ("dmc", "robodesk", "toy")),
+DISTRACTORS: dict[str, type[Distractor]] = {
+    kind.name: kind
+    for kind in (
+        *(TV, ButtonNoise, MovingLights, CameraShake),
+        *(BodyColor, Lighting, CameraPose, VideoBackground, NoisySensor, CameraJitter),
+    )
 }
-SHOWING_CLIPS = ("video_background", "tv")  # `clips`, `split` and `clips_seed` of `make_env` are theirs
+
+
+def register_distractor(kind: type[Distractor]) -> type[Distractor]:
+    """Make a distractor known by its name; it is applied outside of those known before. Usable as a decorator."""
+    DISTRACTORS[kind.name] = kind
+    return kind
 
 
 def named_distractors(distractors: Mapping[str, Mapping | None] | Iterable[str] | None) -> dict[str, dict[str, Any]]:
@@ -154,7 +106,7 @@ def fitting_distractors(suite: str = "dmc", task: str | None = None) -> tuple[st
     """
     if task == "counting":
         return ()
-    found = tuple(name for name, info in DISTRACTORS.items() if suite in info.suites)
+    found = tuple(name for name, kind in DISTRACTORS.items() if suite in kind.suites)
     without_sensor = task is not None and task not in SENSORS
     return tuple(name for name in found if not (without_sensor and name == "noisy_sensor"))
 
@@ -175,12 +127,17 @@ def check_distractors(
     for name, options in distractors.items():
         if name not in DISTRACTORS:
             raise UserError(f"Unknown distractor {name!r}.{did_you_mean(name, DISTRACTORS)}")
-        allowed = DISTRACTORS[name].options
+        kind = DISTRACTORS[name].Options
+        fields, types = {field.name: field for field in dataclasses.fields(kind)}, get_type_hints(kind)
         for key, value in options.items():
-            if key not in allowed:
-                raise UserError(f"Distractor {name} has no option {key!r}.{did_you_mean(key, allowed)}")
-            if not allowed[key].allows(value):
-                raise UserError(f"Distractor {name}: {key} must be {allowed[key].words}, not {value!r}.")
+            if key not in fields:
+                raise UserError(f"Distractor {name} has no option {key!r}.{did_you_mean(key, fields)}")
+            try:
+                options[key] = convert(value, types[key], fields[key].metadata)
+            except ValueError as error:
+                raise UserError(
+                    f"Distractor {name}: {key} must be {error}, not {one_line(repr(value), 200)}."
+                ) from None
     fitting = fitting_distractors(suite, task)
     for name in distractors if task is not None else ():
         if task == "counting":
@@ -192,4 +149,6 @@ def check_distractors(
             raise UserError(f"Distractor {name} does not fit suite {suite!r}, which takes: {', '.join(fitting)}.")
     if "noisy_sensor" in distractors and "video_background" not in distractors:
         raise UserError("Distractor noisy_sensor reads the background video: add video_background as well.")
-    return {name: info.complete(distractors[name]) for name, info in DISTRACTORS.items() if name in distractors}
+    return {
+        name: defaults(kind.Options) | distractors[name] for name, kind in DISTRACTORS.items() if name in distractors
+    }

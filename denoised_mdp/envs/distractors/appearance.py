@@ -7,31 +7,30 @@ never touched.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs.distractors.base import SmoothWalk, WalkingDistractor
+from denoised_mdp.options import option
 
 
-class Appearance(WalkingDistractor, gym.utils.EzPickle):
+class Appearance(WalkingDistractor):
     """Base: factors that wander smoothly around zero, and a function that applies them to the scene.
 
     A subclass defines its `factors` with their initial root mean square at strength 1, and `dress`.
-
-    Args:
-        env: an environment with a `stage`, a list of functions that its renderer calls with each scene.
-        strength: factor of all amplitudes.
-        dynamic: false: drawn at the start of an episode, then fixed.
+    The environment has a `stage`, a list of functions that its renderer calls with each scene.
     """
 
+    suites = ("dmc",)
     factors: dict[str, float]
 
-    def __init__(self, env: gym.Env, strength: float = 1.0, dynamic: bool = True):
-        gym.utils.EzPickle.__init__(self, env, strength, dynamic)
-        walk = SmoothWalk(len(self.factors), strength * np.sqrt(len(self.factors)) / SmoothWalk.radius)
-        super().__init__(env, tuple(self.factors), walk, dynamic)
-        self.strength = strength
+    def __init__(self, env: gym.Env, **options: Any):
+        super().__init__(env, tuple(self.factors), options)
+        scale = self.options.strength * np.sqrt(len(self.factors)) / SmoothWalk.radius
+        self._walk = SmoothWalk(len(self.factors), scale)
 
     def dress(self, scene, model, data) -> None:
         """Change a `mujoco.MjvScene` that was just built from a `mujoco.MjModel` and its data."""
@@ -70,6 +69,13 @@ class BodyColor(Appearance):
     name = "body_color"
     factors = {"red": 0.2, "green": 0.2, "blue": 0.2}
 
+    @dataclass
+    class Options:
+        """Options of the distractor."""
+
+        strength: float = option(1.0, "scale of the shift; 1: about 0.2 of the range per channel; 0: none", low=0)
+        dynamic: bool = option(True, "true: it changes all the time; false: it is drawn once per episode")
+
     def dress(self, scene, model, data) -> None:
         """Shift the colours of moving geoms and of skins."""
         shift = self.noise_values()
@@ -90,6 +96,13 @@ class Lighting(Appearance):
 
     name = "lighting"
     factors = {"brightness": 0.25, "warmth": 0.15, "swing_x": 0.5, "swing_y": 0.5}
+
+    @dataclass
+    class Options:
+        """Options of the distractor."""
+
+        strength: float = option(1.0, "scale of the changes; 1: brightness by about a quarter; 0: none", low=0)
+        dynamic: bool = option(True, "true: they change all the time; false: they are drawn once per episode")
 
     def dress(self, scene, model, data) -> None:
         """Change the scene's lights."""
@@ -115,6 +128,15 @@ class CameraPose(Appearance):
 
     name = "camera_pose"
     factors = {"azimuth": 0.15, "elevation": 0.1, "roll": 0.1, "distance": 0.1}
+
+    @dataclass
+    class Options:
+        """Options of the distractor."""
+
+        strength: float = option(
+            1.0, "scale of the movement; 1: about 9 degrees of azimuth, 6 of elevation and roll; 0: none", low=0
+        )
+        dynamic: bool = option(True, "true: it moves all the time; false: it is placed once per episode")
 
     def dress(self, scene, model, data) -> None:
         """Change the scene's camera, and the headlight on it."""

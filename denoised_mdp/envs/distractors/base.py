@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.seeding import generator, generator_state, restore_generator
 
 
-class Distractor(gym.Wrapper):
+class Distractor(gym.Wrapper, gym.utils.EzPickle):
     """Base of all distractors: seeding, state and recursion through the wrapped environment.
 
-    A subclass has a `name` and defines `_reset_noise`, `_advance_noise`, `noise_values`, `_get_noise` and
-    `_set_noise`; those that change the picture also `frame`.
+    A subclass has a `name`, its `Options`, and defines `_reset_noise`, `_advance_noise`, `noise_values`, `_get_noise`
+    and `_set_noise`; those that change the picture also `frame`. Its constructor takes the environment and, by name,
+    its options and nothing else; command line, help and checks follow from them.
+
+    Args:
+        env: any environment of this package.
+        factors: names of the noise's factors.
+        options: of the subclass, by name; those left out have their defaults.
+        clips: keyword arguments of one that `shows_clips`.
     """
 
     name: str
+    suites: tuple[str, ...] = ("dmc", "toy")
+    """suites of tasks that it fits"""
+    shows_clips = False
+    """it takes `clips`, `split` and `clips_seed` of `make_env` as well"""
+    Options: type
+    """a dataclass whose fields are declared by `denoised_mdp.options.option`"""
 
-    def __init__(self, env: gym.Env, factors: tuple[str, ...]):
+    def __init__(self, env: gym.Env, factors: tuple[str, ...], options: Mapping[str, Any], **clips: Any):
+        gym.utils.EzPickle.__init__(self, env, **options, **clips)
         super().__init__(env)
+        self.options = self.Options(**options)
         self.signal_names = env.signal_names
         self.noise_names = env.noise_names + tuple(f"{self.name}/{factor}" for factor in factors)
         self.size = env.size
@@ -129,14 +147,12 @@ class SmoothWalk:
 
 
 class WalkingDistractor(Distractor):
-    """Base of distractors whose whole noise is one smooth walk.
+    """Base of distractors whose whole noise is one smooth walk, which a subclass puts into `_walk`.
 
-    walk: the noise. dynamic: false: drawn at the start of an episode, then fixed.
+    Option ``dynamic=false``: drawn at the start of an episode, then fixed.
     """
 
-    def __init__(self, env: gym.Env, factors: tuple[str, ...], walk: SmoothWalk, dynamic: bool):
-        super().__init__(env, factors)
-        self._walk, self.dynamic = walk, dynamic
+    _walk: SmoothWalk
 
     def noise_values(self) -> np.ndarray:
         """Return the walk's value, float64 [len(factors)]."""
@@ -146,7 +162,7 @@ class WalkingDistractor(Distractor):
         self._walk.reset(self.rng)
 
     def _advance_noise(self) -> None:
-        if self.dynamic:
+        if self.options.dynamic:
             self._walk.step(self.rng)
 
     def _get_noise(self) -> dict:

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs.distractors.base import SmoothWalk, WalkingDistractor
+from denoised_mdp.options import option
 
 
-class CameraJitter(WalkingDistractor, gym.utils.EzPickle):
+class CameraJitter(WalkingDistractor):
     """Shifts the picture like a hand-held camera, with black at the edges.
 
     The shift (dx, dy) is W(2, 120) pixels at 64x64, scaled with the size, applied after compositing.
-
-    Args:
-        env: any environment of this package.
-        strength: factor of the amplitude.
-        dynamic: false: drawn at the start of an episode, then fixed.
     """
 
     name = "camera_jitter"
+    suites = ("dmc", "robodesk", "toy")
 
-    def __init__(self, env: gym.Env, strength: float = 1.0, dynamic: bool = True):
-        gym.utils.EzPickle.__init__(self, env, strength, dynamic)
-        super().__init__(env, ("dx", "dy"), SmoothWalk(2, strength * 120 * env.size / 64), dynamic)
+    @dataclass
+    class Options:
+        """Options of the distractor."""
+
+        strength: float = option(
+            1.0, "scale of the movement; 1: about 9 pixels at 64x64, as in the paper; 0: none", low=0
+        )
+        dynamic: bool = option(True, "true: it moves all the time; false: it is placed once per episode")
+
+    def __init__(self, env: gym.Env, **options: Any):
+        super().__init__(env, ("dx", "dy"), options)
+        self._walk = SmoothWalk(2, self.options.strength * 120 * env.size / 64)
 
     def frame(self) -> np.ndarray:
         """Draw the wrapped environment's frame, moved right by dx and down by dy pixels."""

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import gymnasium as gym
 
 from denoised_mdp.envs.distractors.base import Distractor
 from denoised_mdp.envs.distractors.video_background import VideoBackground
 from denoised_mdp.errors import UserError
+from denoised_mdp.options import option
 
 
-class NoisySensor(Distractor, gym.utils.EzPickle):
+class NoisySensor(Distractor):
     """Couples the reward to the background, whose brightness shifts the sensor that the reward reads.
 
     The offset is the mean of the video's rows and columns H/8 to 3H/8, / 255 - 0.5, in the frame shown before
     the step. The task defines how far a unit offset shifts its sensor (Wang et al. 2022).
 
-    Args:
-        env: a task with a scalar sensor, in a `VideoBackground`.
-        strength: factor of the offset.
+    The environment is a task with a scalar sensor, in a `VideoBackground`.
 
     Raises:
         UserError: no video underneath, or a task without a sensor.
     """
 
     name = "noisy_sensor"
+    suites = ("dmc",)
 
-    def __init__(self, env: gym.Env, strength: float = 1.0):
-        gym.utils.EzPickle.__init__(self, env, strength)
-        super().__init__(env, ("offset",))
-        self.strength = strength
+    @dataclass
+    class Options:
+        """Options of the distractor."""
+
+        strength: float = option(1.0, "scale of the disturbance; 0: none", low=0)
+
+    def __init__(self, env: gym.Env, **options: Any):
+        super().__init__(env, ("offset",), options)
         self._video = env
         while not isinstance(self._video, VideoBackground):
             if not isinstance(self._video, gym.Wrapper):
@@ -45,7 +52,7 @@ class NoisySensor(Distractor, gym.utils.EzPickle):
     def offset(self) -> float:
         """Return the offset that the frame shown now gives to the next reward."""
         patch = slice(self.size // 8, 3 * self.size // 8)
-        return self.strength * (float(self._video.background()[patch, patch].mean()) / 255 - 0.5)
+        return self.options.strength * (float(self._video.background()[patch, patch].mean()) / 255 - 0.5)
 
     def noise_values(self):
         """Return the offset."""

@@ -2,71 +2,87 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs.distractors.base import Distractor
 from denoised_mdp.envs.video import Stream, open_clips, shuffled
+from denoised_mdp.options import option
 from denoised_mdp.seeding import generator_state, restore_generator
 
 
-class VideoBackground(Distractor, gym.utils.EzPickle):
+class VideoBackground(Distractor):
     """Replaces the background with an uncontrollable video.
 
     A stream of `frames` frames holds whole clips in shuffled order and advances by one frame per inner step
     (Wang et al. 2022). `clips_seed` chooses the clips of the stream, so all episodes of a run show the same
     videos. The distractor's generator chooses where an episode starts.
 
+    Details of some options:
+        matte: see `Renderer.frame_and_background`; "paper" is the rule by colour of Wang et al. 2022: "blue_ge" for
+            walker_walk, which includes its floor, else "blue".
+        start: "continue" (Wang et al. 2022): the place is drawn at the first reset and at one with a seed, and the
+            inner step that ends an episode does not advance it. An episode of 1000 steps then advances by 999 of the
+            1000 frames, so that the background keeps almost in step with the episode's clock.
+        resize: see `denoised_mdp.envs.decoding.decode`.
+
     Args:
         env: an environment with `frame_and_background`.
-        strength: share of the video in the background; 1 hides the original background.
-        matte: what is background, see `Renderer.frame_and_background`; "paper" is the colour rule of
-            Wang et al. 2022: "blue_ge" for walker_walk, which includes its floor, else "blue".
-        color: show the video in colour instead of grey.
-        frames: length of the stream.
-        dynamic: false: an episode shows one frame.
-        start: "random": an episode starts anywhere in the stream. "continue" (Wang et al. 2022): it starts where the
-            last one ended. The place is drawn at the first reset and at each seeded one, and the inner step that ends
-            an episode does not advance it. An episode of 1000 steps then advances by 999 of 1000 frames, so the
-            background stays almost in phase with the episode.
-        resize: how video files are resized, see `denoised_mdp.envs.decoding.decode`.
         clips, split, clips_seed: see `open_clips` and `shuffled`.
     """
 
     name = "video_background"
+    shows_clips = True
     patches = 4  # the factors hold mean brightness on a grid of this many rows and columns
 
-    def __init__(
-        self,
-        env: gym.Env,
-        strength: float = 1.0,
-        matte: str = "matte",
-        color: bool = False,
-        frames: int = 1000,
-        dynamic: bool = True,
-        start: str = "random",
-        resize: str = "antialiased",
-        clips: str = "procedural",
-        split: str = "train",
-        clips_seed: int = 0,
-    ):
-        gym.utils.EzPickle.__init__(
-            self, env, strength, matte, color, frames, dynamic, start, resize, clips, split, clips_seed
+    @dataclass
+    class Options:
+        """Options of the distractor."""
+
+        color: bool = option(False, "true: colour video; false: grey, as in the paper")
+        matte: str = option(
+            "matte",
+            "what is background: matte (exact), sky (keeps the floor), paper (its colour rule; blue, blue_ge: by name)",
+            choices=("matte", "sky", "paper", "blue", "blue_ge"),
         )
+        frames: int = option(
+            1000, "length of the stream of clips that an episode's background is taken from", low=1, high=1_000_000
+        )
+        strength: float = option(1.0, "opacity of the video; 0: none", low=0, high=1)
+        dynamic: bool = option(True, "true: a video; false: one still picture per episode")
+        start: str = option(
+            "random",
+            "random: an episode starts anywhere in the stream; continue: where the last one ended, as in the paper",
+            choices=("random", "continue"),
+        )
+        resize: str = option(
+            "antialiased",
+            "of video files: antialiased, or bilinear (2x2 pixels, as in the paper)",
+            choices=("antialiased", "bilinear"),
+        )
+
+    def __init__(
+        self, env: gym.Env, *, clips: str = "procedural", split: str = "train", clips_seed: int = 0, **options: Any
+    ):
         cells = np.ndindex(self.patches, self.patches)
-        super().__init__(env, ("stream_index", "clip", "frame", *(f"brightness_{r}_{c}" for r, c in cells)))
-        if matte == "paper":
-            matte = "blue_ge" if getattr(env.unwrapped, "task_name", None) == "walker_walk" else "blue"
-        self.strength, self.matte, self.dynamic, self.start = strength, matte, dynamic, start
+        factors = ("stream_index", "clip", "frame", *(f"brightness_{r}_{c}" for r, c in cells))
+        super().__init__(env, factors, options, clips=clips, split=split, clips_seed=clips_seed)
+        self.matte, frames = self.options.matte, self.options.frames
+        if self.matte == "paper":
+            self.matte = "blue_ge" if getattr(env.unwrapped, "task_name", None) == "walker_walk" else "blue"
         self._source = (clips, split, clips_seed, frames)
-        self._clips = shuffled(open_clips(clips, split, env.size, color, frames, resize), clips_seed)
+        found = open_clips(clips, split, env.size, self.options.color, frames, self.options.resize)
+        self._clips = shuffled(found, clips_seed)
         self._stream, self._index = Stream(frames), 0
 
     def step(self, action):
         """Step the environment, then show the next frame: with ``start="continue"`` not after the last step."""
         result = self.env.step(action)
         ended = result[2] or result[3]
-        if not (ended and self.start == "continue"):
+        if not (ended and self.options.start == "continue"):
             self._advance_noise()
         return result
 
@@ -76,9 +92,12 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
 
     def frame(self) -> np.ndarray:
         """Draw the current state in front of the video."""
-        frame = put_behind(self.background(), *self.env.frame_and_background(self.matte))
-        if self.strength < 1:
-            frame = np.rint(self.strength * frame + (1 - self.strength) * self.env.frame()).astype(np.uint8)
+        frame, strength = (
+            put_behind(self.background(), *self.env.frame_and_background(self.matte)),
+            self.options.strength,
+        )
+        if strength < 1:
+            frame = np.rint(strength * frame + (1 - strength) * self.env.frame()).astype(np.uint8)
         return frame
 
     def noise_values(self):
@@ -92,11 +111,11 @@ class VideoBackground(Distractor, gym.utils.EzPickle):
     def _reset_noise(self) -> None:
         if not self._stream.clips:
             self._stream.fill(self._clips)
-        if self.start == "random" or self.reseeded:
+        if self.options.start == "random" or self.reseeded:
             self._index = int(self.rng.integers(self._stream.frames))
 
     def _advance_noise(self) -> None:
-        if self.dynamic:
+        if self.options.dynamic:
             self._index = (self._index + 1) % self._stream.frames
 
     def _get_noise(self) -> dict:

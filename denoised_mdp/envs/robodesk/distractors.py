@@ -8,11 +8,13 @@ environment what to show, and never touches the physics.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs.distractors import Distractor, SmoothWalk
+from denoised_mdp.options import option
 
 COLORS = ("red", "green", "blue")
 
@@ -42,6 +44,8 @@ STILL_LIGHTING = Lighting(LAMP_PLACES, np.full(3, LAMP_LIGHT), HEADLIGHT)
 class SceneDistractor(Distractor):
     """Base: a subclass defines `_start`, `_advance` and `_restore` for its noise, and `_show`."""
 
+    suites = ("robodesk",)
+
     def step(self, action):
         """Advance the noise, then step the environment, whose reward may depend on it."""
         self._advance_noise()
@@ -60,24 +64,24 @@ class SceneDistractor(Distractor):
         self._show()
 
 
-class ButtonNoise(SceneDistractor, gym.utils.EzPickle):
+class ButtonNoise(SceneDistractor):
     """The sensors of the three buttons drift and jitter; lamps and television follow the sensors, not the buttons.
 
     Without it, sensors are exact and a lamp is lit only while its button is pressed.
-
-    Args:
-        env: RoboDesk.
-        strength: factor of the noise; 0: none.
     """
 
     name = "button_noise"
     slow, fast = 0.295, 0.0125  # sizes of drift and jitter, in button travels
     memory = np.sqrt(0.96)
 
-    def __init__(self, env: gym.Env, strength: float = 1.0):
-        gym.utils.EzPickle.__init__(self, env, strength)
-        super().__init__(env, COLORS)
-        self.strength = strength
+    @dataclass
+    class Options:
+        """Options of the distractor."""
+
+        strength: float = option(1.0, "scale of the errors; 0: none", low=0)
+
+    def __init__(self, env: gym.Env, **options: Any):
+        super().__init__(env, COLORS, options)
         self._drift, self._error = np.zeros(3), np.zeros(3)
 
     def noise_values(self):
@@ -93,10 +97,10 @@ class ButtonNoise(SceneDistractor, gym.utils.EzPickle):
         self._measure()
 
     def _measure(self) -> None:
-        self._error = self.strength * (self.slow * self._drift + self.fast * self.rng.normal(size=3))
+        self._error = self.options.strength * (self.slow * self._drift + self.fast * self.rng.normal(size=3))
 
     def _show(self) -> None:
-        self.unwrapped.sensor_error = self._error.copy() if self.strength else None
+        self.unwrapped.sensor_error = self._error.copy() if self.options.strength else None
 
     def _get_noise(self) -> dict:
         return {"drift": self._drift.copy(), "error": self._error.copy()}
@@ -105,14 +109,8 @@ class ButtonNoise(SceneDistractor, gym.utils.EzPickle):
         self._drift, self._error = noise["drift"].copy(), noise["error"].copy()
 
 
-class MovingLights(SceneDistractor, gym.utils.EzPickle):
-    """The three lights swing in circles and flicker, and the light at the camera is brighter.
-
-    Args:
-        env: RoboDesk.
-        swing: factor of the circles' size.
-        flicker: factor of the deviation from steady light; 0: steady.
-    """
+class MovingLights(SceneDistractor):
+    """The three lights swing in circles and flicker, and the light at the camera is brighter."""
 
     name = "moving_lights"
     reach = np.array([0.5, 0.707, 1.0])
@@ -120,16 +118,22 @@ class MovingLights(SceneDistractor, gym.utils.EzPickle):
     frequency = np.sqrt([1, 8, 28]) / 15
     share = 0.7  # of flicker and swing where there is no television
 
-    def __init__(self, env: gym.Env, swing: float = 1.0, flicker: float = 1.0):
-        gym.utils.EzPickle.__init__(self, env, swing, flicker)
-        super().__init__(env, tuple(f"light_{k}/{what}" for k in range(3) for what in ("x", "y", "brightness")))
-        self.swing, self.flicker = swing, flicker
+    @dataclass
+    class Options:
+        """Options of the distractor."""
+
+        swing: float = option(1.0, "scale of the lights' circles; 0: they stand still", low=0)
+        flicker: float = option(1.0, "scale of the changes of brightness; 0: steady light", low=0)
+
+    def __init__(self, env: gym.Env, **options: Any):
+        factors = tuple(f"light_{k}/{what}" for k in range(3) for what in ("x", "y", "brightness"))
+        super().__init__(env, factors, options)
         self._share = 1.0 if env.unwrapped.room else self.share
         self._angle, self._phase, self._glow, self._time = np.zeros(3), np.zeros(3), np.zeros(3), 0
 
     def places(self) -> np.ndarray:
         """Return where the lights are [3, 3]."""
-        radius = self._share * self.swing * self.reach  # [3]
+        radius = self._share * self.options.swing * self.reach  # [3]
         places = LAMP_PLACES.copy()
         places[:, 0] += radius * np.sin(self._angle)
         places[:, 1] += radius * np.cos(self._angle)
@@ -139,7 +143,7 @@ class MovingLights(SceneDistractor, gym.utils.EzPickle):
         """Return how bright the lights are [3]; farther ones are darker."""
         falloff = (LAMP_PLACES**2).sum(1) / (self.places() ** 2).sum(1)
         noisy = self._share * self._glow * falloff + (1 - self._share) * LAMP_LIGHT  # [3]
-        return np.maximum(LAMP_LIGHT + self.flicker * (noisy - LAMP_LIGHT), 0.0)
+        return np.maximum(LAMP_LIGHT + self.options.flicker * (noisy - LAMP_LIGHT), 0.0)
 
     def noise_values(self):
         """Return x, y and brightness of each light."""
@@ -160,7 +164,7 @@ class MovingLights(SceneDistractor, gym.utils.EzPickle):
         return np.clip(self.rng.normal(mean, 0.15), 0.0, 1.0)
 
     def _show(self) -> None:
-        headlight = HEADLIGHT + self.flicker * (BRIGHT_HEADLIGHT - HEADLIGHT)
+        headlight = HEADLIGHT + self.options.flicker * (BRIGHT_HEADLIGHT - HEADLIGHT)
         self.unwrapped.lighting = Lighting(self.places(), self.diffuse(), headlight)
 
     def _get_noise(self) -> dict:
@@ -172,19 +176,20 @@ class MovingLights(SceneDistractor, gym.utils.EzPickle):
         self._time = noise["time"]
 
 
-class CameraShake(SceneDistractor, gym.utils.EzPickle):
-    """The camera and its target wander: the camera by W(3, 0.3) metres, the target by W(3, 0.65).
-
-    Args:
-        env: RoboDesk.
-        strength: factor of both.
-    """
+class CameraShake(SceneDistractor):
+    """The camera and its target wander: the camera by W(3, 0.3) metres, the target by W(3, 0.65)."""
 
     name = "camera_shake"
 
-    def __init__(self, env: gym.Env, strength: float = 1.0):
-        gym.utils.EzPickle.__init__(self, env, strength)
-        super().__init__(env, tuple(f"{what}_{axis}" for what in ("eye", "target") for axis in "xyz"))
+    @dataclass
+    class Options:
+        """Options of the distractor."""
+
+        strength: float = option(1.0, "scale of the movement; 0: none", low=0)
+
+    def __init__(self, env: gym.Env, **options: Any):
+        super().__init__(env, tuple(f"{what}_{axis}" for what in ("eye", "target") for axis in "xyz"), options)
+        strength = self.options.strength
         self._walks = SmoothWalk(3, 0.3 * strength), SmoothWalk(3, 0.65 * strength)
 
     def noise_values(self):

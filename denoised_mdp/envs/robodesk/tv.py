@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs.robodesk.distractors import COLORS, SceneDistractor
 from denoised_mdp.envs.video import Stream, open_clips, shuffled
+from denoised_mdp.options import option
 from denoised_mdp.seeding import generator_state, restore_generator
 
 GRAY = 128  # of a television without video
 CONTRAST = 20  # on a scale from -127 to 127
 
 
-class TV(SceneDistractor, gym.utils.EzPickle):
+class TV(SceneDistractor):
     """Two colour videos side by side on the television, which scroll sideways.
 
     Each side shows its own stream of `frames` frames (see `denoised_mdp.envs.video.Stream`), filled with all clips in
@@ -22,28 +26,28 @@ class TV(SceneDistractor, gym.utils.EzPickle):
 
     Args:
         env: RoboDesk with a television.
-        strength: share of the video in the picture; the rest is gray.
-        frames: length of each stream.
         clips, split, clips_seed: see `open_clips` and `shuffled`.
     """
 
     name = "tv"
+    shows_clips = True
     patches = (3, 6)  # the factors hold mean brightness on a grid of these many rows and columns
 
+    @dataclass
+    class Options:
+        """Options of the distractor."""
+
+        strength: float = option(1.0, "share of the video in the picture; 0: a gray screen", low=0, high=1)
+        frames: int = option(1000, "length of the stream of clips that each video is taken from", low=1, high=1_000_000)
+
     def __init__(
-        self,
-        env: gym.Env,
-        strength: float = 1.0,
-        frames: int = 1000,
-        clips: str = "procedural",
-        split: str = "train",
-        clips_seed: int = 0,
+        self, env: gym.Env, *, clips: str = "procedural", split: str = "train", clips_seed: int = 0, **options: Any
     ):
-        gym.utils.EzPickle.__init__(self, env, strength, frames, clips, split, clips_seed)
         sides = [f"{side}/{what}" for side in ("left", "right") for what in ("stream_index", "clip", "frame")]
         cells = [f"brightness_{row}_{column}" for row, column in np.ndindex(self.patches)]
-        super().__init__(env, (*sides, "phase_roll", *COLORS, *cells))
-        self.strength = strength
+        factors = (*sides, "phase_roll", *COLORS, *cells)
+        super().__init__(env, factors, options, clips=clips, split=split, clips_seed=clips_seed)
+        frames = self.options.frames
         rows, columns = env.unwrapped.picture.shape[:2]
         self._columns = columns
         found = open_clips(clips, split, rows, True, frames, "nearest")
@@ -57,8 +61,9 @@ class TV(SceneDistractor, gym.utils.EzPickle):
         frames = [stream.frame(index) for stream, index in zip(self._streams, self._index, strict=True)]
         sides = sharpen(_CONTRASTED.take(np.stack(frames)))  # uint8 [2, 60, 60, 3]
         video = np.roll(np.concatenate(list(sides), axis=1), self._roll, axis=1)  # uint8 [60, 120, 3]
-        if self.strength < 1:
-            video = np.rint(self.strength * video + (1 - self.strength) * GRAY).astype(np.uint8)
+        strength = self.options.strength
+        if strength < 1:
+            video = np.rint(strength * video + (1 - strength) * GRAY).astype(np.uint8)
         return video
 
     def noise_values(self):
