@@ -53,7 +53,7 @@ def milliseconds(function: Callable[[], object], count: int, rounds: int = 5) ->
 
 
 def environments(config: Config) -> dict[str, dict[str, Any]]:
-    """Actions per second (their repeats and a frame) by distractors and render quality, beside dm_control's own frame.
+    """Actions per second (with repeats and a frame) by distractors and quality, compared with dm_control's own frame.
 
     For tasks of the DeepMind Control Suite; other suites are measured as configured.
     """
@@ -86,9 +86,9 @@ def environments(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def acting(config: Config, learner: torch.device) -> dict[str, dict[str, Any]]:
-    """Milliseconds in which the agent acts in 1, 4 and 10 environments at once, on the CPU and on the learner's device.
+    """Milliseconds of acting in 1, 4 and 10 environments at once, on the CPU and on the learner's device.
 
-    A call filters one frame of each and asks the policy, and its actions come back to the host: `train.act_device`.
+    A call filters one frame of each, runs the policy, and returns the actions to the host: see `train.act_device`.
     """
     table = {}
     for where in dict.fromkeys(["cpu", str(learner)]):
@@ -106,7 +106,7 @@ def acting(config: Config, learner: torch.device) -> dict[str, dict[str, Any]]:
 
 
 def plain_dm_control(task: str, size: int, repeat: int) -> tuple[float, float]:
-    """CPU milliseconds of a frame in dm_control's default quality and of a step, without anything of ours."""
+    """CPU milliseconds of a frame in dm_control's default quality and of a step, in unmodified dm_control."""
     from denoised_mdp.envs import rendering  # noqa: F401  chooses the renderer's library before dm_control is imported
 
     from dm_control import suite  # isort: skip
@@ -119,7 +119,7 @@ def plain_dm_control(task: str, size: int, repeat: int) -> tuple[float, float]:
 
 
 def evaluations(config: Config, episodes: int = 10, actions: int = 50) -> dict[str, dict[str, Any]]:
-    """Seconds that a whole evaluation's environments take, by number of workers, from `actions` actions of each."""
+    """Seconds of an evaluation's environments by number of workers, extrapolated from `actions` actions of each."""
     table, whole = {}, config.episode_rows - 1
     for workers in sorted({0, 1, os.cpu_count() or 1}):
         began = time.perf_counter()
@@ -138,7 +138,7 @@ def evaluations(config: Config, episodes: int = 10, actions: int = 50) -> dict[s
 
 @contextlib.contextmanager
 def filled_replay(config: Config, rows: int) -> Iterator[tuple[Path, Replay]]:
-    """A temporary folder and in it a replay whose `rows` rows were all written, in episodes of the usual length."""
+    """A temporary folder with a full replay of `rows` rows, in episodes of the usual length."""
     shape = (config.env.size, config.env.size, 3)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (64, *shape), dtype=np.uint8)
@@ -153,7 +153,7 @@ def filled_replay(config: Config, rows: int) -> Iterator[tuple[Path, Replay]]:
 
 
 def replays(config: Config, rows: tuple[int, ...]) -> dict[str, dict[str, Any]]:
-    """By number of rows: milliseconds of a batch, of one more row and of opening, and the memory after batches."""
+    """By number of rows: milliseconds for a batch, one more row and opening, and the memory after batches."""
     table, (length, size) = {}, (config.train.segment_length, config.train.batch_size)
     shape = (config.env.size, config.env.size, 3)
     for count in rows:

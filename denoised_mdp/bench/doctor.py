@@ -1,4 +1,4 @@
-"""``denoised-mdp doctor``: measure on this machine what a configuration needs, before a long run."""
+"""``denoised-mdp doctor``: measure what a configuration needs on this machine, before a long run."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from denoised_mdp.run.machine import GIB, peak_memory, random_batch
 TV_ROWS = 60  # of the clips on RoboDesk's television
 SLOW_ACTION = 0.02  # seconds; a paper-sized run would spend three hours in the environment
 LONG_RUN = 48 * 3600  # seconds
-MANY_ROWS = 20_000_000  # learned from in a whole run: no CPU needs days for fewer
-ACTIONS = 6  # dimensions of an action, whose number hardly changes what an update costs
+MANY_ROWS = 20_000_000  # rows learned from in a run; no CPU needs days for fewer
+ACTIONS = 6  # dimensions of an action; they hardly change the cost of an update
 
 
 def doctor(config: Config) -> int:
-    """Print what was found and measured, then one line for each problem; returns 1 if there is one, else 0."""
+    """Print all measurements, then one line per problem; return 1 if there are problems, else 0."""
     return Doctor(config).examine()
 
 
 def days_on_a_cpu(config: Config) -> str | None:
-    """Warn of a new run that would learn for days because it has no GPU; None for every other one.
+    """Warn of a new run that would learn for days without a GPU; None for all others.
 
-    Small updates are timed in CPU seconds of one thread, which other programs hardly disturb, and scaled by their rows
-    and the number of threads. This takes some seconds, and only where a run learns from so many rows that it could
-    matter. No random numbers of the run are drawn.
+    Small updates are timed in CPU seconds of one thread, which other programs hardly disturb, and scaled by rows and
+    threads. This takes a few seconds, and is done only if a run learns from enough rows to matter. The run's random
+    numbers are not affected.
     """
     train = config.train
     updates, rows = config.updates_due(train.total_steps), train.batch_size * train.segment_length
@@ -56,7 +56,7 @@ def days_on_a_cpu(config: Config) -> str | None:
     length, count = min(10, train.segment_length), min(10, train.batch_size)
     small = dataclasses.replace(config, train=dataclasses.replace(train, segment_length=length, batch_size=count))
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # training will say it again
+        warnings.simplefilter("ignore")  # training reports it again
         device, dtype = configure(train)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -89,7 +89,7 @@ class Doctor:
         self.notes: list[str] = []
 
     def examine(self) -> int:
-        """Run all checks; a check that fails becomes a problem and the others go on."""
+        """Run all checks; a failed check becomes a problem, and the others continue."""
         config = self.config
         distractors = "".join(f" + {name}" for name in config.distractors)
         print(f"{config.env.task}{distractors}, model {config.model.name}, policy {config.policy.name}\n")
@@ -116,7 +116,7 @@ class Doctor:
         return self.verdict()
 
     def attempt(self, check: Callable):
-        """Return what `check` returns; None when it finds that the run could not start."""
+        """Return `check()`; None if it finds that the run could not start."""
         try:
             return check()
         except UserError as error:
@@ -139,7 +139,7 @@ class Doctor:
             self.problems.append("PyTorch cannot use the GPU of this machine: install a CUDA build of PyTorch.")
 
     def check_run_folder(self) -> None:
-        """Whether the run folder is free, or holds a run that continues with this configuration."""
+        """Whether the run folder is free, or holds a run that can resume with this configuration."""
         folder = Path(self.config.run_dir)
         if not (folder / "config.yaml").exists():
             _row("run folder", f"{folder} (new)")
@@ -150,7 +150,7 @@ class Doctor:
 
     def check_clips(self, options: dict, size: int, sample: int = 10) -> None:
         """Count the clips of both splits and decode the first `sample` of each; names those that fail."""
-        env, color = self.config.env, options.get("color", True)  # a television is always coloured
+        env, color = self.config.env, options.get("color", True)  # a television is always in colour
         for split in SPLITS:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
@@ -164,7 +164,7 @@ class Doctor:
                 self.problems.append(f"None of the first {len(frames)} clips for {split} can be read: check env.clips.")
 
     def check_environment(self, environment: gym.Env, actions: int = 50) -> float:
-        """Measure frames and actions; returns the seconds of an action, its repeats and its frame included."""
+        """Measure frames and actions; return the seconds of an action, including repeats and frame."""
         environment.reset(seed=self.config.seed)
         environment.action_space.seed(self.config.seed)
         frame = _median_seconds(environment.render, 20)
@@ -243,10 +243,10 @@ class Doctor:
             self.notes.append("This run takes days here: use a GPU, or try preset=quickstart on a CPU first.")
 
     def show_memory(self, device: torch.device) -> None:
-        """Print the peak of this process, which has updated and acted in one environment.
+        """Print the peak memory of this process, which has updated and acted in one environment.
 
-        Training needs more for what was not done here: the environments of an evaluation (up to `MAX_PARALLEL`
-        at once), rendering, and writing checkpoints. The replay on disk needs none.
+        Training needs more: for the environments of an evaluation (up to `MAX_PARALLEL` at once), rendering, and
+        checkpoints. The replay on disk needs none.
         """
         peak = peak_memory()
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

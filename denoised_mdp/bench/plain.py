@@ -1,8 +1,8 @@
-"""The yardstick of the benchmark: the same update written plainly, float32 and eager.
+"""The baseline of the benchmark: the same update, written plainly, in float32 and eager mode.
 
-What a straightforward implementation of Wang et al. 2022 in PyTorch looks like: the layers as they are, a loop over
-time with priors, posteriors and KL inside, `torch.distributions`, default optimizers. It evaluates the layers of a
-given agent, so that the results can be compared number by number; no thought is given to speed.
+A straightforward PyTorch implementation of Wang et al. 2022: plain layers, a loop over time with priors,
+posteriors and KL inside, `torch.distributions`, default optimizers. It uses the layers of a given agent, so all numbers
+can be compared. It is not optimized.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def draw(distribution: Distribution, noise: Tensor | None) -> Tensor:
 
 
 class PlainUpdate:
-    """One step of world model, actor and value net on an agent's layers; structures without z, policy backprop."""
+    """One step of world model, actor and value net on an agent's layers; only without z and with policy backprop."""
 
     def __init__(self, agent: Agent):
         self.model, self.policy = agent.world_model, agent.policy

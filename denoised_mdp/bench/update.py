@@ -1,7 +1,7 @@
 """``denoised-mdp bench``: what an update, the environments, an evaluation and the replay cost on this machine.
 
-Every ratio is taken in one run, with the compared programs taking turns, so that it means something on a busy machine,
-too. Each implementation of the update runs in a process of its own, since the allocator's settings are a process's.
+Ratios are measured in one run with the programs taking turns, so they hold on a busy machine. Each implementation of
+the update runs in its own process, because allocator settings are per process.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def benchmark(
 ) -> dict[str, Any]:
     """Measure `parts` with the configuration's sizes and threads; prints tables and returns all numbers.
 
-    repeats: of each update. rows: sizes of the replays. output: a file for the numbers as JSON. options: the
-    configuration's, to be written down with them. Seconds are wall time; "cpu" is CPU time of all threads, which
-    other programs disturb less.
+    repeats: of each update. rows: sizes of the replays. output: a JSON file for the numbers. options: of the
+    configuration, recorded with them. Seconds are wall time; "cpu" is CPU time of all threads, which other programs
+    disturb less.
     """
     device, dtype = configure(config.train)
     result: dict[str, Any] = {"options": list(options), "machine": machine(device, dtype)}
@@ -67,7 +67,7 @@ def benchmark(
         result[part] = functions[part]()
         for title, table in result[part].items():
             _table(f"{part}: {title}", table)
-        if output is not None:  # what is known so far, should the rest be interrupted
+        if output is not None:  # partial results, in case the rest is interrupted
             output.parent.mkdir(parents=True, exist_ok=True)
             with output_file(output) as unfinished:
                 unfinished.write_text(json.dumps(result, indent=1) + "\n")
@@ -100,21 +100,21 @@ def machine(device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
 
 
 def _unit(device: torch.device) -> str:
-    """What speed is measured in: on a CPU per CPU second of a thread, which other programs disturb less."""
+    """The unit of speed: on a CPU, per CPU second of a thread, which other programs disturb less."""
     return "GFLOP/s" if device.type == "cuda" else "GFLOP per cpu s"
 
 
 def peak(device: torch.device, dtype: torch.dtype, size: int = 1536) -> float:
-    """The most that a square matrix product reaches within two seconds, in `_unit`."""
+    """The peak of square matrix products within two seconds, in `_unit`."""
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     column, began, times = 0 if device.type == "cuda" else 1, time.perf_counter(), []
-    while len(times) < 6 or time.perf_counter() - began < 2:  # a processor takes a while to reach its full speed
+    while len(times) < 6 or time.perf_counter() - began < 2:  # a processor needs time to reach full speed
         times.append(_seconds(lambda: a @ b, device)[column])
     return 2 * size**3 / min(times) / 1e9
 
 
 def sizes(config: Config) -> dict[str, Any]:
-    """What of the configuration decides the cost."""
+    """The options that determine the cost."""
     m, t = config.model, config.train
     return {
         "task": config.env.task,
@@ -142,7 +142,7 @@ def _seconds(function: Callable[[], object], device: torch.device) -> tuple[floa
 
 
 def _serve_updates(pipe, config: Config, plain: bool, threads: int) -> None:
-    """A process that does one update whenever it is asked to; "peak" asks for its memory, None ends it."""
+    """A process that does one update per request; "peak" returns its memory, None ends it."""
     torch.set_num_threads(threads)
     if plain:
         agent, batch = build_agent(config, ACTIONS), random_batch(config, ACTIONS)
@@ -158,7 +158,7 @@ def _serve_updates(pipe, config: Config, plain: bool, threads: int) -> None:
 
 
 def updates(config: Config, device: torch.device, dtype: torch.dtype | None, repeats: int) -> dict[str, Any]:
-    """Ours against the plain one, taking turns; then the parts of ours; then its work."""
+    """Our update and the plain one in turns; then the parts of ours; then its work."""
     threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
     comparable = not any(row.parents for row in config.model.latents.values()) and config.policy.name == "backprop"
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in (["plain"] if comparable else []) + ["ours"]}
@@ -199,7 +199,7 @@ def updates(config: Config, device: torch.device, dtype: torch.dtype | None, rep
 
 
 def update_parts(agent: Agent, config: Config, repeats: int) -> dict[str, float]:
-    """Median wall seconds of each part of an update, sampling from a replay and its transfer included."""
+    """Median wall seconds of each part of an update, including replay sampling and transfer."""
     model, (length, batch_size) = agent.world_model, (config.train.segment_length, config.train.batch_size)
     optimizer = model.optimizers["model"]
     seconds: dict[str, list[float]] = {}

@@ -1,9 +1,9 @@
-"""A data set of pictures labelled with joint positions, on disk, as `probe joints` reads it (Wang et al. 2022).
+"""A data set on disk of pictures labelled with joint positions, for `probe joints` (Wang et al. 2022).
 
 A folder holds ``observation.npy`` uint8 [rows, H, W, 3] and ``position.npy`` float32 [rows, P], which any NumPy program
 can memory-map, and ``manifest.json``: environment, joints with their units, policies, and for each episode its policy,
-seed, return, side of the split and checksum. Every episode has the same number of rows, one after the other, and
-depends on its own seed and policy alone.
+seed, return, side of the split and checksum. All episodes have the same number of consecutive rows, and
+depend only on their seed and policy.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from denoised_mdp.seeding import generator
 
 FORMAT = 1
 SAMPLED = 8
-"""episodes whose checksums are compared whenever a data set is opened"""
+"""episodes whose checksums are verified whenever a data set is opened"""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a data set shall hold; all of it is in the manifest, and a folder never holds two of them."""
+    """The contents of a data set, as in its manifest; a folder holds only one."""
 
     environment: dict[str, Any]
-    """keyword arguments of `make_env`, the task included; its episodes are as long as the data set's"""
+    """keyword arguments of `make_env`, including the task; its episodes are as long as the data set's"""
     policies: tuple[str, ...]
     episodes: int = 100
     """of each policy"""
@@ -53,7 +53,7 @@ class Plan:
         return make_env(**self.environment)
 
     def schedule(self) -> list[dict[str, Any]]:
-        """Policy, seed and split of every episode: the policies in turn, so that each has its share at any time."""
+        """Policy, seed and split of every episode, with the policies in turn."""
         test = max(1, round(self.episodes * self.test_share))
         if test >= self.episodes:
             raise UserError("Each policy needs an episode to train on and one to test on: give more --episodes.")
@@ -78,7 +78,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a data set.
 
     Raises:
-        UserError: there is none, or it is damaged or of a newer version.
+        UserError: it is missing, damaged or of a newer version.
     """
     path = folder / "manifest.json"
     try:
@@ -97,10 +97,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 class JointData:
-    """A whole data set, to be read.
+    """A complete data set, for reading.
 
     Raises:
-        UserError: there is none, it is not finished, or damaged.
+        UserError: it is missing, unfinished or damaged.
     """
 
     def __init__(self, folder: Path):
@@ -122,7 +122,7 @@ class JointData:
         self.check(sorted({int(n) for n in np.linspace(0, total - 1, SAMPLED)}))
 
     def check(self, episodes: Sequence[int]) -> None:
-        """Compare checksums of these episodes.
+        """Verify the checksums of these episodes.
 
         Raises:
             UserError: one differs.
@@ -137,16 +137,16 @@ class JointData:
             self._columns.forget("observation")
 
     def fingerprint(self) -> str:
-        """A checksum of all that the manifest tells, the checksums of all episodes among it."""
+        """A checksum of the manifest, including the checksums of all episodes."""
         return f"{zlib.crc32(json.dumps(self.manifest, sort_keys=True).encode()):08x}"
 
     def choose(self, split: str, count: int | None, seed: int) -> np.ndarray:
         """`count` rows of a side of the split, the same number from each policy, without repetition; None: all.
 
-        A smaller choice of the same seed is the beginning of a larger one.
+        A smaller choice with the same seed is a prefix of a larger one.
 
         Raises:
-            UserError: there are not so many, or fewer than policies.
+            UserError: there are too few, or `count` is smaller than the number of policies.
         """
         policies, pools = self.plan.policies, []
         for policy in policies:
@@ -166,7 +166,7 @@ class JointData:
     def images(self, rows: np.ndarray, stack: int = 1) -> np.ndarray:
         """The frames of `rows` [n] and of the `stack` - 1 before each, uint8 [n, stack, H, W, 3], the oldest first.
 
-        Before an episode's first frame stands that frame again.
+        The first frame of an episode is repeated before its start.
         """
         rows = np.asarray(rows)
         first = rows - rows % self.frames

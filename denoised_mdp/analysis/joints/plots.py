@@ -1,4 +1,4 @@
-"""Pictures of joint position regression: error against train size, against updates, and of each joint."""
+"""Pictures of joint position regression: error by train size, by updates, and by joint."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def joint_figure(groups: Groups, joints: Sequence[Joint], title: str) -> Figure:
 
 
 def short_names(joints: Sequence[Joint]) -> list[str]:
-    """Names of joints without a first word that all of them have."""
+    """Names of joints without a common first word."""
     names = [joint.name for joint in joints]
     shared = os.path.commonprefix(names).rpartition("_")[0] if len(names) > 1 else ""
     return [name[len(shared) + 1 :] if shared else name for name in names]
 
 
 def _scale(panels: Sequence, values: Sequence[float]) -> None:
-    """Linear from 0; logarithmic where a joint that hardly counts in the loss makes some values very large."""
+    """Linear from 0; logarithmic if joints that hardly count in the loss have very large values."""
     known = [value for value in values if np.isfinite(value) and value > 0]
     wide = bool(known) and max(known) > LOG_FROM
     for axes in panels:
@@ -121,7 +121,7 @@ def _scale(panels: Sequence, values: Sequence[float]) -> None:
 
 
 def _legend(figure: Figure, axes) -> None:
-    """The names of the lines of `axes`, below everything, where they cover nothing."""
+    """The legend of `axes`, below everything."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8.5)
 
@@ -150,7 +150,7 @@ def _label(name: str, stack: int) -> str:
 
 
 def _draw(axes, x: np.ndarray, values: Sequence[Sequence[float]], label: str, style: dict, marker: str = "") -> None:
-    """A line of means over seeds, and a band from the least to the largest of them."""
+    """A line of means over seeds, and a band from the minimum to the maximum."""
     mean = [np.mean(each) for each in values]
     axes.plot(x, mean, label=literal(label), linewidth=1.7, marker=marker, markersize=4, **style)
     if max(map(len, values)) > 1:
@@ -159,7 +159,7 @@ def _draw(axes, x: np.ndarray, values: Sequence[Sequence[float]], label: str, st
 
 
 def _wrapped(title: str, width: float) -> str:
-    """A title of 12 points in as many lines as a figure of so many inches needs."""
+    """A 12-point title, wrapped to a figure of the given width in inches."""
     return "\n".join(textwrap.wrap(title, int(width * 8.5)))
 
 

@@ -1,4 +1,4 @@
-"""``denoised-mdp probe joints``: compare the encoders of runs, a contrastive one, and one from scratch."""
+"""``denoised-mdp probe joints``: compare the encoders of runs with a contrastive one and one from scratch."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from denoised_mdp.progress import Phase
 
 SCRATCH, CONTRASTIVE = "from scratch", "contrastive"
 FAR = 5.0
-"""relative error of a joint of which the output says why it is so large"""
+"""relative error of a joint from which the output explains it"""
 MUST_AGREE = ("suite", "task", "size", "camera", "quality")
-"""options of a run's environment that decide what its encoder reads at all"""
+"""options of a run's environment that determine its encoder's input"""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Result:
     """One finetuning."""
 
     encoder: str
-    """what is compared: runs that differ in their seed alone share a name"""
+    """name in the comparison; runs that differ only in the seed share one"""
     run: str
     """path of the run; empty for an encoder without one"""
     stack: int
@@ -76,16 +76,16 @@ def probe_joints(
 ) -> list[str]:
     """Finetune every encoder on every train size; write JSON, CSV and plots; return lines to print.
 
-    A finished finetuning is kept at once in the folder of results. Whenever this is interrupted, the same call goes on
-    with the next one, and on a CPU its results are the same to the last byte.
+    Each finished finetuning is saved at once in the folder of results. After an interruption, the same call resumes
+    with the next one; on a CPU the results are byte-identical.
 
     sizes: training pairs, or "scaled" (`scaled_sizes`). stack: numbers of frames whose features are concatenated.
     references: which of "from scratch" and "contrastive" join the comparison. contrastive: options of
     `train_contrastive`. The checkpoints of the runs are only read.
 
     Raises:
-        UserError: no such run or data set, too few pairs, a run of another environment, or a folder of results that
-            holds those of another call.
+        UserError: no such run or data set, too few pairs, a run of another environment, or a folder with the results of
+            another call.
     """
     schedule = schedule or Schedule()
     folder, members = output or Path("probes"), list(subjects(runs, checkpoint, device, output))
@@ -133,7 +133,7 @@ def probe_joints(
         )
         curves = {key: curve for key in keys if (curve := finished.get(key)) is not None}
         with Phase("joints", len(keys), "finetunings", done=len(curves)) as phase:
-            last = None, None  # the encoder that was made last, and of what
+            last = None, None  # the last encoder, and its origin
             for key in keys:
                 name, run, frames, size, seed = key
                 if key in curves:
@@ -167,7 +167,7 @@ def _rows(store: JointData, sizes: Sequence[int] | str, test_pairs: int | None) 
     test = store.choose("test", min(PAPER_TEST, available["test"]) if test_pairs is None else test_pairs, 0)
     train = scaled_sizes(available["train"], policies) if isinstance(sizes, str) else sorted(set(sizes))
     for size in train:
-        store.choose("train", size, 0)  # an impossible one is said before anything is trained
+        store.choose("train", size, 0)  # refuse an impossible one before anything is trained
     return [size // policies * policies for size in train], np.sort(test)
 
 
@@ -187,7 +187,7 @@ def _check(config: Config, store: JointData) -> None:
 
 
 def _names(configs: Sequence[Config], paths: Sequence[Path]) -> list[str]:
-    """A name for each run; runs that differ in their seeds alone have the same."""
+    """A name for each run; runs that differ only in the seed share one."""
     titles = {"2b": "Denoised 2b", "2c": "Denoised 2c", "dreamer": "Dreamer"}
     groups: list[int] = []
     for number, config in enumerate(configs):
@@ -209,7 +209,7 @@ def _names(configs: Sequence[Config], paths: Sequence[Path]) -> list[str]:
 def _reference(
     name: str, config: Config, store: JointData, seed: int, device: torch.device, options: dict[str, Any]
 ) -> Encoder:
-    """An encoder of the first run's architecture that knows no world model."""
+    """An encoder of the first run's architecture without a world model."""
     model = config.model
     encoder = fresh_encoder(config.env.size, model.depth, model.embed, model.init, seed, model.pixel_range).to(device)
     if name == SCRATCH:
@@ -231,7 +231,7 @@ def _report(
     schedule: Schedule,
     tested: int,
 ) -> list[str]:
-    """Write everything; the lines are a table of the final errors."""
+    """Write everything; return a table of the final errors as lines."""
     joints = store.targets.joints
     options = {**dataclasses.asdict(schedule), "data": str(store.folder), "test_pairs": tested, "split": "train"}
     title = f"{' + '.join([store.plan.environment['task'], *store.plan.environment['distractors']])} · joint positions"
@@ -277,7 +277,7 @@ def _report(
 
 
 def grouped(results: Sequence[Result]) -> dict[tuple[str, int, int], list[Result]]:
-    """(encoder, frames, pairs) -> finetunings that differ in their seed or in that of their run alone."""
+    """(encoder, frames, pairs) -> finetunings that differ only in their seed or their run's."""
     groups: dict[tuple[str, int, int], list[Result]] = {}
     for one in results:
         groups.setdefault((one.encoder, one.stack, one.size), []).append(one)

@@ -1,4 +1,4 @@
-"""Making a data set of labelled pictures: behaviour policies of five qualities play, and every frame is stored."""
+"""Making a data set of labelled pictures: behaviour policies of five qualities play; every frame is stored."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_data(
     test_share: float = 0.4,
     seed: int = 0,
 ) -> list[str]:
-    """Make the data set of an environment, or go on making it: policies first, then their episodes.
+    """Make the data set of an environment, or resume: policies first, then their episodes.
 
     source: the folder of a run, or ``key=value`` as for training. output: default ``data/joints-TASK-DISTRACTORS``.
     episodes: of each of the five policies. sac_steps: actions that the soft actor-critic learns from. Returns lines to
@@ -69,7 +69,7 @@ def make_data(
     folder = output or Path("data") / "-".join(["joints", config.env.task, *config.distractors])
     with locked(folder):
         plan.schedule()
-        with contextlib.closing(plan.make()) as environment:  # all that can be wrong is said before a policy is trained
+        with contextlib.closing(plan.make()) as environment:  # report all errors before a policy is trained
             begin(folder, describe(plan, JointTargets.of(joints_of(environment))))
             actions = environment.action_space.shape
         if not all(stage_path(folder, stage).exists() for stage in range(1, len(STAGES) + 1)):
@@ -93,7 +93,7 @@ def make_data(
 
 
 def describe(plan: Plan, targets: JointTargets) -> dict[str, Any]:
-    """The manifest of a data set without its episodes, as it will be read again."""
+    """The manifest of a data set without its episodes, as JSON returns it."""
     about = {"format": FORMAT, **asdict(plan), "joints": [asdict(joint) for joint in targets.joints]}
     return json.loads(json.dumps(about))
 
@@ -101,10 +101,10 @@ def describe(plan: Plan, targets: JointTargets) -> dict[str, Any]:
 def collect(
     folder: Path, plan: Plan, policies: Mapping[str, Act], progress: Callable[[int], None] = lambda done: None
 ) -> JointData:
-    """Record all episodes that are missing, and return the whole data set.
+    """Record all missing episodes, and return the complete data set.
 
-    progress: called after every row with the number of rows that are there. Whenever this is interrupted, the same
-    call goes on: the result is the same, to the last bit.
+    progress: called after every row with the number of existing rows. After an interruption, the same call resumes; the
+    result is bit-identical.
 
     Raises:
         UserError: the folder holds another data set, or the disk is too small.
@@ -142,7 +142,7 @@ def joints_of(environment: gym.Env) -> tuple[Joint, ...]:
     """The joint positions of an environment that its camera sees.
 
     Raises:
-        UserError: it has none.
+        UserError: there are none.
     """
     joints = getattr(environment.unwrapped.world.unwrapped, "joints", ())
     if not joints:
@@ -154,7 +154,7 @@ def begin(folder: Path, about: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Write the manifest of a new data set, or return the finished episodes of the same one.
 
     Raises:
-        UserError: the folder cannot be made, or holds something else.
+        UserError: the folder cannot be created, or holds something else.
     """
     make_folder(folder)
     if not (folder / "manifest.json").exists():
@@ -187,7 +187,7 @@ def _create(folder: Path, layout: Layout, rows: int) -> None:
 
 
 def _play(environment: gym.Env, plan: Plan, seed: int, act: Act) -> Iterator[tuple[np.ndarray, np.ndarray, float]]:
-    """Frame, signal and reward of `plan.frames` rows; where the task ends an episode early, another one follows."""
+    """Frame, signal and reward of `plan.frames` rows; an episode that ends early is followed by another."""
     rng, pixels = generator(seed, "joints actions"), environment.unwrapped
     names, kinds = pixels.signal_names, pixels.world.unwrapped.signal_kinds
     observation, info = environment.reset(seed=seed)
@@ -207,6 +207,6 @@ def _play(environment: gym.Env, plan: Plan, seed: int, act: Act) -> Iterator[tup
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing into a data set's folder, which is made if missing."""
+    """Keep other processes from writing to a data set's folder, which is created if missing."""
     with RunFolder(make_folder(folder)).lock("--output"):
         yield

@@ -1,7 +1,7 @@
 """Joint position regression (Wang et al. 2022): finetune an encoder and a head to read joint positions from pictures.
 
-What is measured is how little labelled data an encoder needs: the error on test episodes against the number of
-training pairs, and how it falls while training.
+It measures how much labelled data an encoder needs: the error on test episodes by number of training pairs, and its
+curve during training.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ LR, WEIGHT_DECAY = 8e-5, 3e-5
 HIDDEN, LAYERS = 256, 3
 SCALES = ("physical", "standard")
 EVALUATED = 512
-"""pictures that are encoded at once"""
+"""pictures encoded at once"""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How each encoder is finetuned; the same for all."""
+    """Finetuning options, the same for all encoders."""
 
     updates: int = 10_000
     batch: int = 256
     lr: float = LR
     evaluations: int = 20
-    """of the test error, evenly spaced, the last one at the end"""
+    """evaluations of the test error, evenly spaced, the last at the end"""
     scale: str = "physical"
-    """what the loss adds up: errors as they are, as in the paper, or of positions divided by their spread"""
+    """unit of the loss: physical, as in the paper, or each position's spread"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Curve:
     """Test error of one finetuning."""
 
     updates: np.ndarray
-    """when it was measured, int [n]"""
+    """updates at each measurement, int [n]"""
     mse: np.ndarray
     """mean squared error of each joint, in rad^2 or m^2, float64 [n, J]"""
     baseline: np.ndarray
@@ -58,14 +58,14 @@ class Curve:
 
     @property
     def pooled(self) -> np.ndarray:
-        """Sum over joints of `mse` / sum of `baseline` [n]: the ratio of what a loss in physical units adds up."""
+        """Sum over joints of `mse` / sum of `baseline` [n]: what a loss in physical units sees."""
         return self.mse.sum(1) / max(float(self.baseline.sum()), 1e-12)
 
 
 class Regressor(nn.Module):
     """An encoder and a head of three layers of 256: pictures [N, stack, H, W, 3] -> encoded positions [N, K].
 
-    The embeddings of stacked frames stand side by side.
+    The embeddings of stacked frames are concatenated.
     """
 
     def __init__(self, encoder: Encoder, outputs: int, stack: int = 1):
@@ -102,7 +102,7 @@ def finetune(
 ) -> Curve:
     """Finetune a copy of `encoder` with a new head on rows `train` [n]; test on rows `test` [m].
 
-    `encoder` stays as it is, and PyTorch's global generator too. weight_decay: L2 penalty of Adam on all weights.
+    `encoder` and PyTorch's global generator are not changed. weight_decay: L2 penalty of Adam on all weights.
     """
     device = encoder.like.device
     encoder = copy.deepcopy(encoder).float().requires_grad_(True)
@@ -152,6 +152,6 @@ def predict(net: Regressor, data: JointData, rows: np.ndarray, stack: int) -> np
 
 
 def scaled_sizes(available: int, policies: int) -> list[int]:
-    """The paper's train sizes, scaled down so that the largest is all that is available."""
+    """The paper's train sizes, scaled so that the largest uses everything available."""
     sizes = {available * size // PAPER_SIZES[-1] // policies * policies for size in PAPER_SIZES}
     return sorted(size for size in sizes if size)

@@ -1,7 +1,7 @@
-"""Finished finetunings of `probe joints` on disk, so that the same command goes on where it was stopped.
+"""Finished finetunings of `probe joints` on disk, from which the same command resumes.
 
 A folder ``joints_curves`` beside the results holds ``command.json``, which says what is compared and how, and a file
-for each finished curve. Both are written whole or not at all; numbers are read back to the last bit.
+for each finished curve. Both are written atomically; numbers are restored bit-exactly.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fingerprint(encoder: Encoder) -> str:
 class FinishedCurves:
     """The finished finetunings of one command in its folder of results.
 
-    about: all that the curves depend on, as JSON has it; names are those that a message shows.
+    about: everything that determines the curves, as JSON; messages show its names.
 
     Raises:
         UserError: the folder holds curves of another command, or cannot be written.
@@ -51,7 +51,7 @@ class FinishedCurves:
         begun = self._read(self.folder / "command.json")
         if begun is None:
             make_folder(self.folder)
-            for stale in self.folder.glob("*.json"):  # curves that nobody can tell the origin of
+            for stale in self.folder.glob("*.json"):  # curves of unknown origin
                 stale.unlink()
             write_whole(self.folder / "command.json", json.dumps(self.about, indent=1))
         elif begun != self.about:
@@ -61,7 +61,7 @@ class FinishedCurves:
             )
 
     def get(self, key: Key) -> Curve | None:
-        """The curve of a finished finetuning; None if it is not finished, or its file is damaged."""
+        """The curve of a finished finetuning; None if it is unfinished or damaged."""
         tree = self._read(self._path(key))
         with contextlib.suppress(TypeError, KeyError, ValueError):
             if tree is not None and tuple(tree["key"]) == key:
@@ -70,7 +70,7 @@ class FinishedCurves:
         return None
 
     def put(self, key: Key, curve: Curve) -> None:
-        """Keep a finished finetuning.
+        """Save a finished finetuning.
 
         Raises:
             UserError: it cannot be written.
@@ -84,7 +84,7 @@ class FinishedCurves:
 
     @staticmethod
     def _read(path: Path) -> dict[str, Any] | None:
-        """A JSON object; None if there is none."""
+        """Read a JSON object; None if there is none."""
         try:
             tree = read_json(path)
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Behaviour of different quality: stages of a soft actor-critic that sees the true state and draws no picture.
+"""Behaviour policies of different quality: stages of a soft actor-critic on the true state, without rendering.
 
-It is Stable-Baselines3's (Raffin et al. 2021; extra ``sb3``). Training is cut into chunks, each of which begins from
-files, with new generators and a new episode: a training that was killed goes on to the very same weights.
+It is Stable-Baselines3's (Raffin et al. 2021; extra ``sb3``). Training is divided into chunks. Each starts from files,
+with new generators and a new episode, so a killed training ends with the same weights.
 """
 
 from __future__ import annotations

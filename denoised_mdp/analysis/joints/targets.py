@@ -1,8 +1,8 @@
-"""Joint positions as the targets of a regression, and how far a prediction is from them, in physical units.
+"""Joint positions as regression targets, and errors in physical units.
 
-A limited joint is predicted as it is. A hinge that may turn round and round is predicted as sine and cosine and its
-error is the angle between two directions; a rotation as two columns of its matrix, with the angle between the two
-rotations as its error: pictures do not tell whole turns apart.
+A limited joint is predicted directly. An unlimited hinge is predicted as sine and cosine, with the angle between the
+two directions as its error. A rotation is predicted as two columns of its matrix, with the angle between the two
+rotations as its error. Pictures do not show whole turns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WIDTHS = {"scalar": 1, "angle": 2, "quaternion": 6}
 
 @dataclass(frozen=True)
 class JointTargets:
-    """What is regressed on: J joints, whose P positions are encoded as K numbers."""
+    """Regression targets: J joints, whose P positions are encoded as K numbers."""
 
     joints: tuple[Joint, ...]
 
@@ -84,7 +84,7 @@ def _error(joint: Joint, predicted: np.ndarray, raw: np.ndarray) -> np.ndarray:
 
 
 def _frame(columns: np.ndarray) -> np.ndarray:
-    """The nearest way to read two columns [n, 6] as a rotation matrix [n, 3, 3] (Gram-Schmidt), as rows."""
+    """Turn two columns [n, 6] into a rotation matrix [n, 3, 3] by Gram-Schmidt, as rows."""
     first = _unit(columns[:, :3])
     second = _unit(columns[:, 3:] - (first * columns[:, 3:]).sum(1, keepdims=True) * first)
     return np.stack((first, second, np.cross(first, second)), 1)

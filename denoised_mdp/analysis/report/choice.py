@@ -1,4 +1,4 @@
-"""Which results of probes a report compares: one set of options for all runs, one step for the seeds of a group."""
+"""Which probe results a report compares: one set of options for all runs, one step for the seeds of a group."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Found = list[tuple[RunData, Tree]]
 
 
 def options_of(tree: Mapping[str, Any]) -> str:
-    """What must agree for two results to be compared, as text: the split and all other options."""
+    """What comparable results share, as text: the split and all other options."""
     return json.dumps(tree.get("options") or {}, sort_keys=True, default=str)
 
 
 def size_of(tree: Mapping[str, Any]) -> float:
-    """Rows of a result's episodes; 0 where it does not say."""
+    """Rows of a result's episodes; 0 if unknown."""
     options = tree.get("options") or {}
     sizes = [options.get(name) for name in ("episodes", "steps")]
     return float(sizes[0]) * float(sizes[1]) if all(isinstance(size, int) for size in sizes) else 0.0
@@ -46,9 +46,9 @@ def options_text(tree: Mapping[str, Any]) -> str:
 
 
 def common_options(runs: Sequence[RunData], probe: str, split: str | None = None) -> str | None:
-    """The options of one probe with which most runs were probed; of several such, the largest probe.
+    """The options of one probe that most runs share; of several, those of the largest probe.
 
-    split: of this kind of clips alone; otherwise the clips of training come first. None without any result.
+    split: only this kind of clips; by default training clips come first. None without results.
     """
     kinds: dict[str, list[Tree]] = {}
     for run in runs:
@@ -64,7 +64,7 @@ def common_options(runs: Sequence[RunData], probe: str, split: str | None = None
 
 
 def at_common_step(runs: Sequence[RunData], probe: str, options: str | None) -> Found:
-    """Results with these options at the step that most of the runs share; of several such steps, the last."""
+    """Results with these options at the step that most runs share; of several such steps, the last."""
     found = [(run, tree) for run in runs for tree in run.probes.get(probe, []) if options_of(tree) == options]
     if not found:
         return []
@@ -74,7 +74,7 @@ def at_common_step(runs: Sequence[RunData], probe: str, options: str | None) -> 
 
 
 def shown(runs: Sequence[RunData], everyone: Sequence[RunData], probe: str) -> Found:
-    """One result of each run and split: that which is compared, or, if a run lacks it, its newest and largest one."""
+    """One result per run and split: the compared one or, if missing, the newest and largest."""
     found: Found = []
     splits = sorted({tree["split"] for run in runs for tree in run.probes.get(probe, [])})
     for split in splits:

@@ -1,6 +1,6 @@
-"""What a report reads: everything that a run folder tells, and plainly what it does not.
+"""What a report reads from a run folder, and what is missing there.
 
-Nothing here raises because of a damaged run: what cannot be read becomes a sentence in `RunData.problems`.
+A damaged run raises nothing: what cannot be read becomes a sentence in `RunData.problems`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from denoised_mdp.run.folder import RunFolder, is_ours
 BROKEN = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
 """what reading a damaged file can raise"""
 SESSION_GAP = 3600.0
-"""seconds without a word after which a training is taken to have stood still"""
+"""seconds without an entry after which a training counts as paused"""
 
 Curve = tuple[np.ndarray, np.ndarray]
 """steps and values, float64 [n] each, steps rising"""
@@ -37,10 +37,10 @@ Curve = tuple[np.ndarray, np.ndarray]
 
 @dataclass
 class Speed:
-    """How long a training took, from the times in TensorBoard's files."""
+    """The duration of a training, from the times in TensorBoard's files."""
 
     seconds: float
-    """from the first to the last word of each start, summed; starts are cut at gaps of an hour"""
+    """from the first to the last entry of each start, summed, without gaps of more than an hour"""
     steps: int
     """environment steps in that time"""
 
@@ -52,7 +52,7 @@ class Speed:
 
 @dataclass
 class RunData:
-    """One run as its folder tells it."""
+    """One run, as read from its folder."""
 
     path: Path
     config: Config | None = None
@@ -87,10 +87,10 @@ class RunData:
 
 
 def read_run(path: Path, extra: Sequence[Path] = ()) -> RunData:
-    """Read one run folder; `extra` are further folders with results of probes (``probe ... --output``).
+    """Read one run folder; `extra` are further folders with probe results (``probe ... --output``).
 
     Raises:
-        UserError: the folder is no run.
+        UserError: the folder is not a run.
     """
     folder = RunFolder.existing(path)
     run = RunData(Path(path))
@@ -113,10 +113,10 @@ def read_run(path: Path, extra: Sequence[Path] = ()) -> RunData:
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """The runs among these folders and, at any depth, in those that are no run themselves; each one once.
+    """The runs among these folders and, at any depth, inside the others; each one once.
 
     Raises:
-        UserError: a folder is no run and holds none.
+        UserError: a folder is not a run and holds none.
     """
     found: dict[Path, Path] = {}
     for folder in map(Path, folders):
@@ -127,7 +127,7 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
                 names.clear()  # a run holds no other runs
             names[:] = sorted(name for name in names if not name.startswith("."))  # not Hydra's records
         if not inside:
-            RunFolder.existing(folder)  # says what is wrong
+            RunFolder.existing(folder)  # raises with the reason
         found |= {path.resolve(): path for path in inside}
     return list(found.values())
 
@@ -143,7 +143,7 @@ def objects_in(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def read_metrics(path: Path) -> tuple[dict[str, Curve], list[str]]:
-    """Every metric of ``metrics.jsonl`` as a curve of its finite values; of equal steps the last one counts."""
+    """Every metric of ``metrics.jsonl`` as a curve of its finite values; of equal steps, the last counts."""
     try:
         rows, torn = objects_in(path)
     except FileNotFoundError:
@@ -177,7 +177,7 @@ def read_metrics(path: Path) -> tuple[dict[str, Curve], list[str]]:
 
 
 def read_probes(folders: Sequence[Path], run: str) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-    """All results of probes of the run called `run`; of the same probe, options and step, the last folder's."""
+    """All probe results of the run named `run`; of the same probe, options and step, the last folder's."""
     results: dict[tuple[str, str, int, str], dict[str, Any]] = {}
     problems = []
     for place, folder in enumerate(folders):
@@ -207,7 +207,7 @@ def read_probes(folders: Sequence[Path], run: str) -> tuple[dict[str, list[dict[
 
 
 def newest_media(folder: Path) -> Path | None:
-    """Path without suffix of the video or picture of the latest step; of equal steps that of the training."""
+    """Path without suffix of the newest video or picture; of equal steps, the training's."""
     with contextlib.suppress(OSError):
         stems = {path.with_suffix("") for path in folder.iterdir() if re.search(r"_\d+\.(mp4|png)$", path.name)}
         order = sorted(stems, key=lambda stem: (int(stem.name.rpartition("_")[2]), stem.name.startswith("step_")))
@@ -216,7 +216,7 @@ def newest_media(folder: Path) -> Path | None:
 
 
 def read_machine(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """What is known of the machines, one entry per start."""
+    """The machines, one entry per start."""
     try:
         rows, torn = objects_in(path)
     except FileNotFoundError:
@@ -227,7 +227,7 @@ def read_machine(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def read_speed(folder: Path) -> tuple[Speed | None, list[str]]:
-    """Time and steps of all starts; a file that breaks off counts as far as it goes."""
+    """Time and steps of all starts; a truncated file counts as far as it goes."""
     from google.protobuf.message import DecodeError
     from tensorboard.compat.proto.event_pb2 import Event
 
@@ -247,7 +247,7 @@ def read_speed(folder: Path) -> tuple[Speed | None, list[str]]:
 
 
 def speed_of(points: Sequence[tuple[float, int]]) -> Speed:
-    """Time and steps of one start from (seconds, step) in the order of writing, without standstills."""
+    """Time and steps of one start from (seconds, step) in the order of writing, without pauses."""
     seconds, steps = 0.0, 0
     for (begin, before), (end, after) in zip(points, points[1:], strict=False):
         if 0 <= end - begin < SESSION_GAP and after >= before:
@@ -256,7 +256,7 @@ def speed_of(points: Sequence[tuple[float, int]]) -> Speed:
 
 
 def one_line(error: Exception) -> str:
-    """What an exception says, short."""
+    """A short text of an exception."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) < 160 else f"{text[:160]} ..."
 

@@ -1,4 +1,4 @@
-"""Runs that belong together: groups of seeds, their mean curves with confidence bands, and how groups differ."""
+"""Groups of seeds: mean curves with confidence bands, and how groups differ."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from denoised_mdp.config.schema import Config
 
 @dataclass
 class Group:
-    """Runs that differ in their seeds alone, or a single run."""
+    """Runs that differ only in the seed, or a single run."""
 
     runs: list[RunData]
     name: str = ""
 
     @property
     def first(self) -> RunData:
-        """The run that stands for all where one is enough."""
+        """The run that represents the group."""
         return self.runs[0]
 
     @property
     def step(self) -> int:
-        """The last step that any of its runs logged."""
+        """The last logged step of its runs."""
         return max(run.step for run in self.runs)
 
     def curves(self, metric: str) -> list[Curve]:
@@ -37,7 +37,7 @@ class Group:
 
 
 def group_runs(runs: Sequence[RunData]) -> list[Group]:
-    """Groups of runs that differ in their seeds alone; two runs of one seed are never in one group."""
+    """Groups of runs that differ only in the seed; two runs of one seed are never in one group."""
     groups: list[Group] = []
     for run in runs:
         for group in groups:
@@ -73,16 +73,16 @@ def _shared(words: Sequence[list[str]]) -> list[bool]:
 
 
 def shared_words(groups: Sequence[Group]) -> str:
-    """What the names of several groups leave out because all have it in common; empty if their tasks differ."""
+    """The words that all groups share and their names omit; empty if their tasks differ."""
     words = [_words(group) for group in groups]
     shared = _shared(words)
     return " · ".join(word for word, same in zip(words[0], shared, strict=False) if same and shared[0])
 
 
 def _name(groups: Sequence[Group]) -> None:
-    """Name groups by what they learn, of many only what tells them apart, then by the options in which they differ.
+    """Name groups by what they learn, omitting what all share, then by the options that differ.
 
-    Groups of one configuration (two runs of one seed), or without one, have the name of their first folder.
+    Groups with the same configuration (two runs of one seed), or without one, are named by their first folder.
     """
     words = [_words(group) for group in groups]
     shared = _shared(words)
@@ -111,7 +111,7 @@ def _by_name(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def _option_labels(groups: Sequence[Group]) -> list[str]:
-    """The fewest options that tell groups apart, ``beta=0.5, free_nats=1``: of each step the one that tells most."""
+    """The fewest options that tell groups apart, ``beta=0.5, free_nats=1``, chosen greedily."""
     different = differing_options(groups)
     chosen: list[tuple[str, list[str]]] = []
 
@@ -119,7 +119,7 @@ def _option_labels(groups: Sequence[Group]) -> list[str]:
         return len(set(zip(*(values for _, values in columns), strict=True))) if columns else 1
 
     while different and told(chosen) < len(groups):
-        best = max(different, key=lambda one: told([*chosen, one]))  # of equal ones the first
+        best = max(different, key=lambda one: told([*chosen, one]))  # of equal ones, the first
         if told([*chosen, best]) == told(chosen):
             break
         chosen.append(best)
@@ -132,7 +132,7 @@ def _option_labels(groups: Sequence[Group]) -> list[str]:
 
 
 def differing_options(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
-    """(key, value in each group) of every option in which groups differ, but for names, folders and seeds."""
+    """(key, value in each group) of every option that differs, except names, folders and seeds."""
     options = [group.first.options() for group in groups]
     known = [one for one in options if one]
     keys = dict.fromkeys(key for one in known for key in one)
@@ -145,7 +145,7 @@ def differing_options(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
 
 
 def at_common_step(curves: Sequence[Curve]) -> tuple[float, np.ndarray]:
-    """The last step to which all curves have come, and their values there, [runs] (linear between own steps)."""
+    """The last step that all curves have reached, and their values there, [runs], interpolated linearly."""
     step = min(float(steps[-1]) for steps, _ in curves)
     values = np.array([np.interp(step, *curve, left=np.nan) for curve in curves])
     return step, values[np.isfinite(values)]
@@ -154,8 +154,8 @@ def at_common_step(curves: Sequence[Curve]) -> tuple[float, np.ndarray]:
 def band(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Mean over runs and half the width of its 95 % confidence interval (Student's t).
 
-    At every step that any run has; a run counts between its first and last step, by linear interpolation between its
-    own steps. Returns steps, mean, half width (nan with one run) and the number of runs, [n] each.
+    At every step of any run; a run counts between its first and last step, interpolated linearly. Returns steps, mean,
+    half width (nan with one run) and the number of runs, [n] each.
     """
     steps = np.unique(np.concatenate([curve[0] for curve in curves]))
     grid = np.stack([np.interp(steps, *curve, left=np.nan, right=np.nan) for curve in curves])  # [runs, n]

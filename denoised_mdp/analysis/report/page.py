@@ -1,7 +1,7 @@
 """``denoised-mdp report``: one self-contained HTML page about one run, or a comparison of many.
 
-The page loads nothing: pictures and videos are data URIs, and there is no script. All text that comes from runs is
-escaped by the template engine.
+The page loads nothing: pictures and videos are data URIs, and there are no scripts. The template engine escapes all
+text from runs.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from denoised_mdp.progress import track
 from denoised_mdp.run.folder import refuse_own
 
 VIDEOS = ("one", "all", "none")
-"""of each group of seeds one, of every run, or none"""
+"""one per group of seeds, of every run, or none"""
 PARTS = {"factors": factor_part, "invariance": invariance_part, "health": health_part}
 
 
 def write_report(
     runs: Sequence[Path], output: Path, *, probes: Sequence[Path] = (), videos: str = "one", title: str | None = None
 ) -> Path:
-    """Write the page; what is missing or broken in a run is said in it.
+    """Write the page, which also lists what is missing or broken in a run.
 
-    runs: folders of runs, or folders that hold runs at any depth; one that is given twice counts once.
-    probes: further folders with results, written by ``probe ... --output``. videos: see `VIDEOS`.
+    runs: folders of runs, or folders that hold runs at any depth; duplicates count once.
+    probes: further folders with results from ``probe ... --output``. videos: see `VIDEOS`.
 
     Raises:
-        UserError: a folder is no run and holds none, or the page cannot be written.
+        UserError: a folder is not a run and holds none, or the page cannot be written.
     """
     output = Path(output)
     refuse_own(output, "-o")
     if output.is_dir():
         raise UserError(f"{output} is a folder. Name a file, e.g. -o {output / 'report.html'}.")
-    if not output.parent.is_dir():  # said before anything is drawn
+    if not output.parent.is_dir():  # checked before anything is drawn
         raise UserError(f"There is no folder {output.parent} for {output.name}. Make it, or choose another -o.")
     for folder in probes:
         if not Path(folder).is_dir():
@@ -73,7 +73,7 @@ def write_report(
 
 
 def render(runs: Sequence[RunData], *, videos: str = "one", title: str | None = None) -> str:
-    """The page about runs that were read, as HTML."""
+    """The page about the given runs, as HTML."""
     groups, compared = group_runs(runs), compared_options(runs)
     common: list[str] = []
     shared = shared_words(groups)
@@ -113,7 +113,7 @@ def _options_text(runs: Sequence[RunData], probe: str, options: str | None) -> s
 
 
 def _section(group: Group, number: int, videos: str, everyone: Sequence[RunData]) -> dict[str, Any]:
-    """What is shown of one group: its videos and what probes found in its runs."""
+    """One group's part of the page: videos and probe results."""
     section: dict[str, Any] = {"name": group.name, "color": color_of(number), "media": [], "others": []}
     chosen = {"all": group.runs, "none": []}.get(videos, [])
     if videos == "one":

@@ -1,6 +1,6 @@
-"""The parts of a report: plain dictionaries that the template shows, one function for each part.
+"""The parts of a report: plain dictionaries for the template, one function per part.
 
-What a damaged or unfinished run lacks is left out; `safely` turns what goes wrong into a sentence.
+What a damaged or unfinished run lacks is left out; `safely` turns errors into sentences.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MOST_BYTES = 40_000_000
 
 
 def safely(problems: list[str], what: str, make: Callable[[], Any]) -> Any:
-    """What `make` returns; if it fails because of damaged data, None and a sentence in `problems`."""
+    """Return `make()`; if damaged data make it fail, None, with a sentence in `problems`."""
     try:
         return make()
     except (*BROKEN, UserError, Image.DecompressionBombError, StopIteration, SyntaxError) as error:  # Pillow's last
@@ -55,7 +55,7 @@ def safely(problems: list[str], what: str, make: Callable[[], Any]) -> Any:
 
 
 def mean_text(values: Sequence[float], digits: int = 1) -> str:
-    """Mean and 95 % confidence interval of the finite ones; of two, both instead of it; a dash without any."""
+    """Mean and 95 % confidence interval of the finite values; both values if there are two; a dash if none."""
     known = np.array([value for value in values if value is not None and math.isfinite(value)])
     if not len(known):
         return "-"
@@ -66,7 +66,7 @@ def mean_text(values: Sequence[float], digits: int = 1) -> str:
 
 
 def marked(text: str, counted: int, group: Group, step: float) -> str:
-    """A mean over seeds, and in a second line where fewer than all count, or not at the group's last step."""
+    """A mean over seeds; a second line says if fewer than all count, or if the step is not the group's last."""
     marks = [f"{counted} of {len(group.runs)} seeds"] * (counted < len(group.runs))
     marks += [f"at step {step:,.0f}"] * (step < group.step)
     return text + (f"\n({', '.join(marks)})" if marks and text != "-" else "")
@@ -107,14 +107,14 @@ def last_return(group: Group) -> str:
 
 
 def compared_options(runs: Sequence[RunData]) -> dict[str, str | None]:
-    """For each probe of the overview the options whose results are compared."""
+    """The compared options of each probe in the overview."""
     return {probe: common_options(runs, probe) for probe in ("factors", "invariance")}
 
 
 def probed(
     group: Group, probe: str, compared: Mapping[str, str | None], value_of: Callable[[dict[str, Any]], Estimate]
 ) -> str:
-    """The mean over seeds of a number that one probe found, all with the same options at the same step, or a dash."""
+    """The mean over seeds of one probe's number, with the same options at the same step, or a dash."""
     found = results_at_common_step(group.runs, probe, compared[probe])
     values = [one for one in (safely([], "", lambda tree=tree: value_of(tree)) for _, tree in found) if one is not None]
     known = [one.value for one in values if one.known]
@@ -152,7 +152,7 @@ def other_metrics(groups: Sequence[Group]) -> dict[str, tuple[str, str]]:
 
 
 def title_of(run: RunData, tree: Mapping[str, Any]) -> str:
-    """Which run, when, and with which options."""
+    """Run, step and options of a result."""
     return " · ".join(filter(None, (f"{run.name} · seed {run.seed} · step {tree['step']:,}", options_text(tree))))
 
 
@@ -218,7 +218,7 @@ def other_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
     """Pictures that another probe (as of joint positions) wrote beside its numbers, and its plain numbers."""
     path: Path = tree["file"]
     pictures = [png for png in path.parent.glob("*.png") if png.stem.startswith(path.stem)]
-    pictures.sort(key=lambda png: (not png.stem.endswith("_sizes"), png.stem))  # what sums it up first
+    pictures.sort(key=lambda png: (not png.stem.endswith("_sizes"), png.stem))  # summaries first
     plain = {key: value for key, value in tree.items() if isinstance(value, int | float | str) and key != "probe"}
     return {
         "title": title_of(run, tree),
@@ -229,7 +229,7 @@ def other_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def media_part(run: RunData, problems: list[str]) -> dict[str, Any] | None:
-    """A run's newest video and contact sheet as data URIs; what is missing or broken is said in `problems`."""
+    """A run's newest video and contact sheet as data URIs; `problems` says what is missing or broken."""
     if run.media is None:
         problems.append("There is no video of signal and noise yet: denoised-mdp render RUN makes one.")
         return None
@@ -247,7 +247,7 @@ def video_uri(path: Path) -> str:
     """An MP4 as a data URI.
 
     Raises:
-        ValueError: it is no whole MP4, or larger than `MOST_BYTES`.
+        ValueError: it is not a whole MP4, or larger than `MOST_BYTES`.
     """
     data = read_bytes(path, MOST_BYTES)
     boxes = dict(_boxes(data))
@@ -257,7 +257,7 @@ def video_uri(path: Path) -> str:
 
 
 def _boxes(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Kind and place of the whole boxes of an MP4 (ISO/IEC 14496-12, section 4.2)."""
+    """Kind and position of the whole boxes of an MP4 (ISO/IEC 14496-12, section 4.2)."""
     place = 0
     while place + 8 <= len(data):
         size, kind = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]

@@ -1,4 +1,4 @@
-"""Plots of a report as SVG, small enough that their letters can be read on a phone."""
+"""Plots of a report as SVG, small enough to be legible on a phone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = (4.3, 2.75)
 """inches of one plot"""
 RETURNS = ("eval/return", "train/return")
 BAND_FROM = 3
-"""runs; the interval of two (Student's t) is ± 9 standard deviations, which tells nothing"""
+"""least runs for a band; the interval of two (Student's t) is ± 9 standard deviations"""
 
 
 def svg_uri(figure: Figure) -> str:
@@ -32,9 +32,9 @@ def svg_uri(figure: Figure) -> str:
 def curves_plot(groups: Sequence[Group], metric: str, ylabel: str) -> str | None:
     """One metric of all groups: the mean as a line, its 95 % confidence interval as a band, each run thin.
 
-    The line is dotted where not all runs count: it can jump where one ends. Returns have the random policy's mean
-    beside them. A band that is much wider than the curves is cut off by the frame, and there is none of fewer than
-    `BAND_FROM` runs. None if no run has the metric.
+    The line is dotted where some runs are missing: it can jump where one ends. Returns are shown with the random
+    policy's mean. The frame clips a band much wider than the curves. There is no band for fewer than `BAND_FROM` runs. None if
+    no run has the metric.
     """
     figure, axes = _plot()
     extent: list[float] = []
@@ -61,7 +61,7 @@ def curves_plot(groups: Sequence[Group], metric: str, ylabel: str) -> str | None
                 extent.append(float(np.mean(earned)))
     if not extent:
         return None
-    low, high = axes.get_ylim()  # of all that was drawn, bands too
+    low, high = axes.get_ylim()  # of everything drawn, bands included
     room = 0.3 * (max(extent) - min(extent)) or 0.05 * abs(max(extent)) or 0.05
     axes.set_ylim(max(low, min(extent) - room), min(high, max(extent) + room))
     axes.set_xlabel("thousand environment steps")
