@@ -11,8 +11,8 @@ from pathlib import Path
 import gymnasium as gym
 import imageio.v2 as imageio
 
-from denoised_mdp.analysis import render
 from denoised_mdp.analysis.factors import QuickProbe
+from denoised_mdp.analysis.render import render
 from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
@@ -20,14 +20,14 @@ from denoised_mdp.progress import Phase
 from denoised_mdp.trainer import Hook, Trainer
 
 
-def looking_hooks(config: Config, make_environment: Callable[[], gym.Env], pictures: Path) -> dict[str, Hook]:
-    """The hooks of a run that change nothing in it. pictures: the folder of rendered pictures and videos."""
+def looking_hooks(config: Config, make_environment: Callable[[], gym.Env], videos: Path) -> dict[str, Hook]:
+    """The hooks of a run that change nothing in it. videos: the folder of what is rendered."""
     train = config.train
     return {
         "log": log,
         "evaluate": Evaluate(make_environment, evaluation_seeds(config.seed, train.eval_episodes), train.eval_workers),
         "probe": Probe(make_environment),
-        "render": Render(make_environment, evaluation_seeds(config.seed, 2), pictures, train.exploration_noise),
+        "render": Render(make_environment, evaluation_seeds(config.seed, 2), videos, train.exploration_noise),
     }
 
 
@@ -92,7 +92,7 @@ class Render:
         stem = self.folder / f"step_{trainer.step:09d}"
         try:
             with trainer.stop.at_once():
-                paths = render.film(trainer.agent, self.make_environment, self.seeds, stem, explore=self.explore)
+                paths = render(trainer.agent, self.make_environment, self.seeds, stem, explore=self.explore)
         except UserError as error:  # a picture is not worth a run
             warnings.warn(f"no video of step {trainer.step:,}: {error}", stacklevel=2)
         else:

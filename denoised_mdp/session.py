@@ -16,14 +16,14 @@ from denoised_mdp.device import configure, configure_acting, precision_name
 from denoised_mdp.hooks import looking_hooks
 from denoised_mdp.progress import Training, shown
 from denoised_mdp.replay.batches import Batches, choose_source
-from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import fitting, lost_rows, prepare
 from denoised_mdp.run.logger import Logger, data_size
 from denoised_mdp.run.machine import record_start
-from denoised_mdp.run.nan_check import FiniteCheck
+from denoised_mdp.run.nan_check import NanCheck
 from denoised_mdp.run.signals import Stop, StopRequest
 from denoised_mdp.run.state import load_state, refuse_nonfinite
 from denoised_mdp.seeding import generator, generator_state, restore_generator
@@ -55,7 +55,7 @@ class Session:
             self.player = build_agent(config, actions, device=act_device, dtype=act_dtype).eval()
         how = Overlap if config.train.overlap else Sequential
         self.collecting = how(self.collector, self.agent, self.player)
-        self.nan_check = FiniteCheck(run)
+        self.nan_check = NanCheck(run)
         hooks = {**looking_hooks(config, make_environment, run.videos), "save": self.save}
         state, random = self.load(), generator(config.seed, "replay")
         step, updates = (state["counters"][name] if state else 0 for name in ("step", "updates"))
@@ -113,20 +113,20 @@ class Session:
                 raise ValueError(f"step {step:,} counts {state['counters']['step']:,}")
         return state
 
-    def new_replay(self) -> Lanes:
+    def new_replay(self) -> Rings:
         """Make the files of an empty replay."""
         capacity, slack = self.config.replay_capacity, self.config.replay_slack
         count, shape = self.collector.count, self.collector.pool.observation_shape
         sizes = count, capacity, shape, self.agent.mdp.action_size, slack
-        print(f"replay: up to {capacity:,} rows, {data_size(Lanes.bytes_needed(*sizes))} on disk in {self.run.replay}")
-        return Lanes(self.run.replay, *sizes)
+        print(f"replay: up to {capacity:,} rows, {data_size(Rings.bytes_needed(*sizes))} on disk in {self.run.replay}")
+        return Rings(self.run.replay, *sizes)
 
-    def continued_replay(self, state: Mapping[str, Any]) -> Lanes:
+    def continued_replay(self, state: Mapping[str, Any]) -> Rings:
         """Open the replay in the folder, grown if the run has become longer."""
-        lanes = len(state["replay"].get("lanes", [0]))
-        if not len(state["episode_return"]) == lanes == self.collector.count:
+        rings = len(state["replay"].get("lanes", [0]))
+        if not len(state["episode_return"]) == rings == self.collector.count:
             raise ValueError("it is of another number of environments")
-        return Lanes.open(self.run.replay, state["replay"], self.config.replay_capacity, self.config.replay_slack)
+        return Rings.open(self.run.replay, state["replay"], self.config.replay_capacity, self.config.replay_slack)
 
     def warn_of_another_precision(self, before: str) -> None:
         """Say that the run does not continue in the arithmetic in which it began."""

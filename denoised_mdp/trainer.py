@@ -16,7 +16,7 @@ from denoised_mdp.evaluation import EvaluationResult
 from denoised_mdp.progress import Training
 from denoised_mdp.replay.batches import Batches
 from denoised_mdp.run.logger import Logger
-from denoised_mdp.run.nan_check import FiniteCheck
+from denoised_mdp.run.nan_check import NanCheck
 from denoised_mdp.run.signals import Stop, StopRequest
 
 Hook = Callable[["Trainer"], None]
@@ -50,7 +50,7 @@ class Trainer:
         hooks: Mapping[str, Hook],
         stop: StopRequest,
         schedule: Schedule,
-        nan_check: FiniteCheck,
+        nan_check: NanCheck,
         progress: Training,
     ):
         self.agent, self.collector, self.batches, self.logger = agent, collector, batches, logger

@@ -56,7 +56,7 @@ def run() -> None:
                 for parameter in group["params"]:
                     parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
-        (replay,) = session.replay.lanes
+        (replay,) = session.replay.rings
         rows, recent = config.replay_capacity, config.train.checkpoint_every // config.env.action_repeat
         numbers = np.load(run.replay / "number.npy", mmap_mode="r+")
         starts = np.load(run.replay / "is_first.npy", mmap_mode="r+")

@@ -20,7 +20,7 @@ from denoised_mdp.evaluation import EvaluationResult
 
 def rows(change):
     """Turns whose rows are changed."""
-    return lambda turn: lambda self, agent: [[change(row) for row in lane] for lane in turn(self, agent)]
+    return lambda turn: lambda self, agent: [[change(row) for row in rows] for rows in turn(self, agent)]
 
 
 def begun_with(change):

@@ -14,12 +14,11 @@ from denoised_mdp import session as session_module
 from denoised_mdp.cli.main import main
 from denoised_mdp.collector import Collector, Overlap, Row
 from denoised_mdp.errors import UserError
-from denoised_mdp.replay import on_device as resident
-from denoised_mdp.replay import rings as lanes
-from denoised_mdp.replay.on_device import ResidentReplay
-from denoised_mdp.replay.prefetch import ReadAhead
+from denoised_mdp.replay import on_device, rings
+from denoised_mdp.replay.on_device import OnDeviceReplay
+from denoised_mdp.replay.prefetch import Prefetch
 from denoised_mdp.replay.ring import Replay
-from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.diff import compare
 from denoised_mdp.run.environments import environment_maker
@@ -28,7 +27,7 @@ from denoised_mdp.run.load import prepare
 from denoised_mdp.session import Session
 
 SEVERAL = ["train.collect_envs=3", "distractors=camera_jitter,video_background", "train.total_steps=160"]
-AHEAD = ["train.overlap=true", "train.collect_workers=1"]
+OVERLAP = ["train.overlap=true", "train.collect_workers=1"]
 
 
 def identical(first, second):
@@ -44,9 +43,9 @@ def several(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ahead(tmp_path_factory):
+def overlap(tmp_path_factory):
     """A run of three environments in a process, one block ahead of the learner, in one go."""
-    config = tiny(tmp_path_factory.mktemp("ahead") / "run", *SEVERAL, *AHEAD)
+    config = tiny(tmp_path_factory.mktemp("overlap") / "run", *SEVERAL, *OVERLAP)
     run_in_parts(config)
     return config.run_dir
 
@@ -61,11 +60,11 @@ def test_several_environments_resume_exactly(several, tmp_path):
     assert identical(several, tmp_path / "run")
 
 
-def test_a_run_that_collects_ahead_resumes_exactly(ahead, several, tmp_path):
+def test_a_run_that_overlaps_resumes_exactly(overlap, several, tmp_path):
     """Stopped between the updates of a round, while the next block is being played, and after a block."""
-    run_in_parts(tiny(tmp_path / "run", *SEVERAL, *AHEAD), 15, 2, 1)
-    assert identical(ahead, tmp_path / "run")
-    assert not identical(ahead, several)
+    run_in_parts(tiny(tmp_path / "run", *SEVERAL, *OVERLAP), 15, 2, 1)
+    assert identical(overlap, tmp_path / "run")
+    assert not identical(overlap, several)
 
 
 class Synchronous:
@@ -83,14 +82,14 @@ class Synchronous:
         pass
 
 
-def test_what_is_learned_does_not_depend_on_who_is_faster(ahead, tmp_path, monkeypatch):
+def test_what_is_learned_does_not_depend_on_who_is_faster(overlap, tmp_path, monkeypatch):
     monkeypatch.setattr(collector, "ThreadPoolExecutor", Synchronous)
-    run_in_parts(tiny(tmp_path / "run", *SEVERAL, *AHEAD))
-    assert identical(ahead, tmp_path / "run")
+    run_in_parts(tiny(tmp_path / "run", *SEVERAL, *OVERLAP))
+    assert identical(overlap, tmp_path / "run")
 
 
 def test_a_block_is_played_with_the_weights_before_the_round_and_arrives_after_it(tmp_path, monkeypatch):
-    config = tiny(tmp_path / "run", *AHEAD, "train.updates=3")
+    config = tiny(tmp_path / "run", *OVERLAP, "train.updates=3")
     run = RunFolder.create(config.run_dir)
     prepare(config, run)
     session = Session(config, run)
@@ -126,7 +125,7 @@ def test_a_block_is_played_with_the_weights_before_the_round_and_arrives_after_i
 
 def test_blocks_survive_a_checkpoint(tmp_path):
     """Rows that begin and end episodes come back in the turns that they were in."""
-    config = tiny(tmp_path / "run", *SEVERAL, *AHEAD, "train.collect_envs=2", "train.prefill_steps=120")
+    config = tiny(tmp_path / "run", *SEVERAL, *OVERLAP, "train.collect_envs=2", "train.prefill_steps=120")
     player = Collector(config, environment_maker(config), "cpu")
     agent = session_module.build_agent(config, 2)
     block, again = (Overlap(player, agent, session_module.build_agent(config, 2)) for _ in range(2))
@@ -149,8 +148,8 @@ def test_the_first_of_several_environments_is_the_one_that_plays_alone(several, 
     replays = []
     for path in (config.run_dir, several):
         _, state = checkpoint.load(RunFolder(path).checkpoints)
-        replays.append(Lanes.open(RunFolder(path).replay, state["replay"], read_only=True))
-    alone, (first, *others) = replays[0].lanes[0], replays[1].lanes
+        replays.append(Rings.open(RunFolder(path).replay, state["replay"], read_only=True))
+    alone, (first, *others) = replays[0].rings[0], replays[1].rings
     rows = np.arange(14)  # random actions, 28 of 80 steps
     expected = alone.read(rows)
     for name, column in first.read(rows).items():
@@ -163,12 +162,12 @@ def test_the_first_of_several_environments_is_the_one_that_plays_alone(several, 
 
 
 def test_segments_come_from_all_lanes_alike(tmp_path):
-    """Lanes of episodes of 5, 9 and 3 rows: 2, 6 and 0 segments of 4 rows, all equally likely, none mixed."""
-    replay = Lanes(tmp_path, 3, 60, (2, 2, 3), 1)
-    for lane, length in enumerate((5, 9, 3)):
+    """Rings of episodes of 5, 9 and 3 rows: 2, 6 and 0 segments of 4 rows, all equally likely, none mixed."""
+    replay = Rings(tmp_path, 3, 60, (2, 2, 3), 1)
+    for ring, length in enumerate((5, 9, 3)):
         for row in range(length):
-            image = np.full((2, 2, 3), 10 * lane + row, np.uint8)
-            replay.add(lane, image, np.array([row]), 100 * lane + row, row == 0)
+            image = np.full((2, 2, 3), 10 * ring + row, np.uint8)
+            replay.add(ring, image, np.array([row]), 100 * ring + row, row == 0)
     assert len(replay) == 17
     batch = replay.sample(8000, 4, np.random.default_rng(0))
     first = batch["observation"][0, :, 0, 0, 0]
@@ -181,19 +180,19 @@ def test_segments_come_from_all_lanes_alike(tmp_path):
 
 
 class Source:
-    """Rows that arrive in a replay of several lanes, and another way to draw batches from it."""
+    """Rows that arrive in a replay of several rings, and another way to draw batches from it."""
 
     def __init__(self, folder, count, source):
         self.folder, self.count, self.source, self.rng = folder, count, source, np.random.default_rng(1)
         self.streams = [np.random.default_rng(3) for _ in range(2)]
-        self.replay = Lanes(folder, count, 20 * count, (4, 4, 3), 2, slack=5 * count)
+        self.replay = Rings(folder, count, 20 * count, (4, 4, 3), 2, slack=5 * count)
         self.other = source(self.replay)
 
     def add(self, rows, begin=True):
         for row in range(rows):
-            for lane in range(self.count):
+            for ring in range(self.count):
                 image = self.rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)
-                self.replay.add(lane, image, self.rng.normal(size=2), self.rng.normal(), row % 8 == 0 and begin)
+                self.replay.add(ring, image, self.rng.normal(size=2), self.rng.normal(), row % 8 == 0 and begin)
 
     def assert_same(self, size=9, length=4):
         one, two = self.streams
@@ -205,23 +204,23 @@ class Source:
     def open_again(self):
         state = self.replay.state()
         self.other.close()
-        self.replay = Lanes.open(self.folder, state, 40 * self.count, 5 * self.count)
+        self.replay = Rings.open(self.folder, state, 40 * self.count, 5 * self.count)
         self.other = self.source(self.replay)
 
 
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("kind", ["device", "ahead"])
+@pytest.mark.parametrize("kind", ["device", "prefetch"])
 def test_every_source_gives_the_same_batches(tmp_path, count, kind, monkeypatch):
     """While rows arrive, others are evicted, and after the replay was opened again with more room."""
-    monkeypatch.setattr(resident, "CHUNK", 7)
+    monkeypatch.setattr(on_device, "CHUNK", 7)
     device = torch.device("cpu")
-    make = {"device": lambda lanes: ResidentReplay(lanes, device), "ahead": lambda lanes: ReadAhead(lanes, pin=False)}
+    make = {"device": lambda rings: OnDeviceReplay(rings, device), "prefetch": lambda rings: Prefetch(rings, pin=False)}
     case = Source(tmp_path, count, make[kind])
     for rows in (8, 1, 3, 24, 40):
         case.add(rows)
         for _ in range(3):
             case.assert_same()
-            if kind == "ahead":
+            if kind == "prefetch":
                 case.other.begin(9, 4, case.streams[1])
     assert kind == "device" or case.other.hits == 10
     case.open_again()
@@ -232,7 +231,7 @@ def test_every_source_gives_the_same_batches(tmp_path, count, kind, monkeypatch)
 
 
 def test_what_was_read_ahead_counts_only_if_it_is_what_is_asked_for(tmp_path):
-    case = Source(tmp_path, 1, lambda lanes: ReadAhead(lanes, pin=False))
+    case = Source(tmp_path, 1, lambda rings: Prefetch(rings, pin=False))
     case.add(8)
     for hits, change in enumerate(
         (
@@ -254,8 +253,8 @@ def test_what_was_read_ahead_counts_only_if_it_is_what_is_asked_for(tmp_path):
     case.other.close()
 
 
-def test_all_batches_of_a_round_but_its_first_are_read_ahead(tmp_path):
-    config = tiny(tmp_path / "run", "replay.memory=ahead", "train.updates=3")
+def test_all_batches_of_a_round_but_its_first_are_prefetched(tmp_path):
+    config = tiny(tmp_path / "run", "replay.memory=prefetch", "train.updates=3")
     run = RunFolder.create(config.run_dir)
     prepare(config, run)
     session = Session(config, run)
@@ -265,9 +264,9 @@ def test_all_batches_of_a_round_but_its_first_are_read_ahead(tmp_path):
 
 
 def test_a_short_replay_is_reported_when_it_is_asked(tmp_path):
-    source = ReadAhead(Lanes(tmp_path, 1, 5, (4, 4, 3), 2), pin=False)
+    source = Prefetch(Rings(tmp_path, 1, 5, (4, 4, 3), 2), pin=False)
     for row in range(4):
-        source.lanes.add(0, np.zeros((4, 4, 3), np.uint8), np.zeros(2), 0.0, row == 0)
+        source.rings.add(0, np.zeros((4, 4, 3), np.uint8), np.zeros(2), 0.0, row == 0)
     rng = np.random.default_rng(0)
     assert source.sample(2, 4, rng)["reward"].shape == (4, 2)
     for ask in (source.sample, source.begin):
@@ -276,7 +275,7 @@ def test_a_short_replay_is_reported_when_it_is_asked(tmp_path):
     source.close()
 
 
-@pytest.mark.parametrize("memory", ["device", "ahead"])
+@pytest.mark.parametrize("memory", ["device", "prefetch"])
 def test_a_run_from_another_source_is_the_same_run(several, tmp_path, memory):
     run_in_parts(tiny(tmp_path / "run", *SEVERAL, f"replay.memory={memory}"), 20, 2)
     assert identical(several, tmp_path / "run")
@@ -302,20 +301,20 @@ def test_a_copy_that_acts_elsewhere_plays_the_same(several, tmp_path, monkeypatc
 
 def test_lanes_share_the_disk(tmp_path, monkeypatch):
     """Each would fit, all together do not."""
-    needed = Lanes.bytes_needed(3, 30, (64, 64, 3), 1)
+    needed = Rings.bytes_needed(3, 30, (64, 64, 3), 1)
     assert needed == 3 * Replay.bytes_needed(10, (64, 64, 3), 1)
     usage = type("Usage", (), {"free": needed // 2})
-    monkeypatch.setattr(lanes.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(rings.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(UserError, match="replay of 3 environments needs"):
-        Lanes(tmp_path, 3, 30, (64, 64, 3), 1)
+        Rings(tmp_path, 3, 30, (64, 64, 3), 1)
     usage.free = needed
-    Lanes(tmp_path, 3, 30, (64, 64, 3), 1).close()
+    Rings(tmp_path, 3, 30, (64, 64, 3), 1).close()
     with pytest.raises(UserError, match="another number of environments"):
-        Lanes(tmp_path, 1, 30, (64, 64, 3), 1)
+        Rings(tmp_path, 1, 30, (64, 64, 3), 1)
 
 
-def test_compare_names_the_environment(several, ahead):
-    differences = {verdict.part: verdict.difference for verdict in compare(several, ahead)}
+def test_compare_names_the_environment(several, overlap):
+    differences = {verdict.part: verdict.difference for verdict in compare(several, overlap)}
     assert differences["replay"].startswith("environment 0, row ")
 
 

@@ -8,7 +8,7 @@ from small_runs import TINY, tiny
 from denoised_mdp.cli.main import main
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.folder import RunFolder
-from denoised_mdp.run.nan_check import FiniteCheck, NonFiniteError
+from denoised_mdp.run.nan_check import NanCheck, NonFiniteError
 from denoised_mdp.session import Session
 from denoised_mdp.trainer import Trainer
 
@@ -119,7 +119,7 @@ class Flag:
 
 
 def test_the_device_is_waited_for_only_when_the_lag_is_used_up(tmp_path):
-    check, flags = FiniteCheck(RunFolder(tmp_path), lag=2), []
+    check, flags = NanCheck(RunFolder(tmp_path), lag=2), []
     batch = {"reward": np.zeros((2, 1), np.float32)}
     for number, value in enumerate([1.0, float("nan"), 1.0, 1.0]):
         check.add(10, number, batch, {"model/loss": torch.tensor(value), "model/kl_x": torch.tensor(value)})
@@ -138,7 +138,7 @@ def test_one_flag_per_update_is_read(tmp_path, monkeypatch):
     """All metrics of an update cost one wait together, not one each."""
     reads, real = [], torch.Tensor.__bool__
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda tensor: reads.append(1) or real(tensor))
-    check = FiniteCheck(RunFolder(tmp_path))
+    check = NanCheck(RunFolder(tmp_path))
     check.add(0, 0, {}, {str(i): torch.tensor(1.0) for i in range(30)})
     check.check(wait=True)
     assert len(reads) == 1

@@ -6,8 +6,8 @@ import torch
 from conftest import random_batch, small_agent
 from small_runs import tiny
 
-from denoised_mdp.replay.prefetch import ReadAhead
-from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.replay.prefetch import Prefetch
+from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import prepare
 from denoised_mdp.session import Session
@@ -43,11 +43,11 @@ def test_graph_equals_eager():
 
 def test_batches_from_pinned_memory_are_the_same(tmp_path):
     """A graph and an eager update take them; each is dropped at once, so that its memory is used again."""
-    replay, rng = Lanes(tmp_path, 1, 40, (64, 64, 3), 2), np.random.default_rng(0)
+    replay, rng = Rings(tmp_path, 1, 40, (64, 64, 3), 2), np.random.default_rng(0)
     for row in range(40):
         image = rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)
         replay.add(0, image, rng.uniform(-1, 1, 2), rng.normal(), row % 20 == 0)
-    pinned, streams = ReadAhead(replay, pin=True), [np.random.default_rng(1) for _ in range(2)]
+    pinned, streams = Prefetch(replay, pin=True), [np.random.default_rng(1) for _ in range(2)]
     eager, graphed = two_agents()
     other, _ = two_agents()
     for _ in range(10):

@@ -16,7 +16,7 @@ from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.envs import make_env
 from denoised_mdp.evaluation import EvaluationResult, evaluate, evaluation_seeds
 from denoised_mdp.replay.batches import Batches
-from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import prepare
@@ -297,13 +297,13 @@ def test_returns_of_training_are_sums_of_rewards_by_episode(tmp_path):
 
 def test_rows_are_stored_as_they_were_collected(tmp_path):
     """Each in the replay of its environment."""
-    replay = Lanes(tmp_path, 2, 8, (4, 4, 3), 2)
+    replay = Rings(tmp_path, 2, 8, (4, 4, 3), 2)
     batches = Batches(replay, replay, 2, 2, np.random.default_rng(0))
     for number in range(2):
         for t in range(4):
             image, action = np.full((4, 4, 3), 10 * number + t, np.uint8), np.full(2, number - t, np.float32)
             batches.add(number, Row(image, action, float(10 * number + t), t == 0, False))
-    for number, ring in enumerate(replay.lanes):
+    for number, ring in enumerate(replay.rings):
         rows = ring.read(np.arange(ring.total))
         np.testing.assert_array_equal(rows["reward"], 10 * number + np.arange(4))
         np.testing.assert_array_equal(rows["observation"][:, 0, 0, 0], 10 * number + np.arange(4))

@@ -17,7 +17,7 @@ from denoised_mdp.envs import toy
 from denoised_mdp.envs.distractors import camera_jitter
 from denoised_mdp.envs.pixels import ActionRepeat, PixelEnv
 from denoised_mdp.envs.toy import CountingEnv, ToyEnv
-from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.replay.rings import Rings
 from denoised_mdp.trainer import Trainer
 
 SHORT = {"task": "dot", "suite": "toy"}
@@ -29,9 +29,9 @@ def runs_on(accept):
     def wrong(self, turn):
         before = list(self.episode_return)
         accept(self, turn)
-        for lane, rows in enumerate(turn):
+        for ring, rows in enumerate(turn):
             if rows[0].is_first:
-                self.episode_return[lane] += before[lane]
+                self.episode_return[ring] += before[ring]
 
     return wrong
 
@@ -76,9 +76,9 @@ HELD_OUT_WHILE_TRAINING = test_playing.test_evaluation_while_training_is_of_held
 MEANS = test_playing.test_metrics_are_means_over_the_updates_since_the_last_entry
 
 TRAINER = {
-    "another-lane": (Trainer, "accept", argument_changed("turn", lambda turn: turn[::-1]), RETURNS),
+    "another-ring": (Trainer, "accept", argument_changed("turn", lambda turn: turn[::-1]), RETURNS),
     "returns-run-on": (Trainer, "accept", runs_on, RETURNS),
-    "reward-not-stored": (Lanes, "add", argument_changed("reward", lambda _: 0.0), STORED),
+    "reward-not-stored": (Rings, "add", argument_changed("reward", lambda _: 0.0), STORED),
     "metrics-summed": (hooks, "log", sums, MEANS),
     "window-kept": (hooks, "log", keeps_the_window, MEANS),
     "policy-one-update-early": (

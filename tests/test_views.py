@@ -15,8 +15,8 @@ from denoised_mdp.agents.world_model_agent import build_agent
 from denoised_mdp.collector import Collector
 from denoised_mdp.config.schema import SACConfig
 from denoised_mdp.evaluation import evaluate
-from denoised_mdp.replay.on_device import ResidentReplay
-from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.replay.on_device import OnDeviceReplay
+from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import prepare
@@ -95,7 +95,7 @@ def test_every_stored_action_was_executed(tmp_path, monkeypatch, options):
     prepare(config, run)
     session = Session(config, run)
     session.trainer.run_to_end()
-    (replay,) = session.replay.lanes
+    (replay,) = session.replay.rings
     rows = replay.read(np.arange(replay.total))
     stored = np.split(rows["action"], np.flatnonzero(rows["is_first"])[1:])
     session.close()
@@ -185,19 +185,19 @@ def test_a_state_of_the_agent_is_a_copy(policy):
 
 def test_what_the_replay_hands_out_stays(tmp_path):
     """Batches, rows and states, while rows are added and places are overwritten."""
-    replay, rng = Lanes(tmp_path, 2, 24, (4, 4, 3), 2), np.random.default_rng(0)
-    resident, watched = ResidentReplay(replay, torch.device("cpu")), Watched()
+    replay, rng = Rings(tmp_path, 2, 24, (4, 4, 3), 2), np.random.default_rng(0)
+    on_device, watched = OnDeviceReplay(replay, torch.device("cpu")), Watched()
     for row in range(60):
         image, action = rng.integers(0, 256, (4, 4, 3), dtype=np.uint8), rng.normal(size=2)
         replay.add(0, image, action, row, row % 6 == 0)
         replay.add(1, image, action, row, row % 6 == 0)
         image[:], action[:] = 0, 9.0  # the caller's, who may do with them what he likes
         if row > 5:
-            lane = replay.lanes[row % 2]
-            newest = lane.total - 1
-            watched((replay.sample(2, 3, rng), resident.sample(2, 3, rng), replay.state(), lane.episodes()))
-            watched([lane.read(rows) for rows in (newest, np.array([newest]), np.array([[newest - 1], [newest]]))])
-            assert lane.read(newest)["reward"] == row and lane.read(newest)["action"].any()
+            ring = replay.rings[row % 2]
+            newest = ring.total - 1
+            watched((replay.sample(2, 3, rng), on_device.sample(2, 3, rng), replay.state(), ring.episodes()))
+            watched([ring.read(rows) for rows in (newest, np.array([newest]), np.array([[newest - 1], [newest]]))])
+            assert ring.read(newest)["reward"] == row and ring.read(newest)["action"].any()
     watched.assert_unchanged()
     assert not any((batch[0]["action"] == 9.0).any() for batch, _ in watched.things[::2])
     replay.close()

@@ -30,7 +30,7 @@ from denoised_mdp.run.load import load_run
 FROZEN_AT = 0.5
 """fraction of the episode at which latents are frozen"""
 STEPS = 250
-"""actions per filmed episode"""
+"""actions per rendered episode"""
 BACKGROUND, INK, FAINT = (18, 20, 24), (238, 240, 244), (150, 156, 166)
 
 
@@ -175,7 +175,7 @@ def write(agent: Agent, episodes: Sequence[Episode], stem: Path, fps: int = 25) 
     return paths
 
 
-def film(
+def render(
     agent: Agent,
     make_environment: Callable[[], gym.Env],
     seeds: Sequence[int],
@@ -210,4 +210,4 @@ def render_run(
     seeds = evaluation_seeds(config.seed, max(2, episodes))
     stem = Path(output) if output else Path(run) / "videos" / f"{split}_{step:09d}"
     explore = config.train.exploration_noise if explore else None
-    return film(agent, environment_maker(config, split), seeds, stem, steps=steps, explore=explore)
+    return render(agent, environment_maker(config, split), seeds, stem, steps=steps, explore=explore)

@@ -25,7 +25,7 @@ from denoised_mdp.envs.video import SPLITS, open_clips
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import MAX_PARALLEL
 from denoised_mdp.progress import duration
-from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.logger import data_size
 from denoised_mdp.run.machine import GIB, peak_memory, random_batch
@@ -188,7 +188,7 @@ class Doctor:
     def check_replay(self, observation_shape: tuple[int, ...], actions: int) -> None:
         """Compare the replay's size with the free disk."""
         rows, slack = self.config.replay_capacity, self.config.replay_slack
-        needed = Lanes.bytes_needed(self.config.train.collect_envs, rows, observation_shape, actions, slack)
+        needed = Rings.bytes_needed(self.config.train.collect_envs, rows, observation_shape, actions, slack)
         folder = Path(self.config.run_dir).absolute()
         place = next(path for path in [folder, *folder.parents] if path.exists())
         free = shutil.disk_usage(place).free

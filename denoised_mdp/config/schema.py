@@ -186,9 +186,9 @@ class ReplayConfig:
     capacity: int | None = option(None, "rows kept; null: all rows of the run", low=1)
     memory: str = option(
         "auto",
-        "where batches come from: disk; ahead (disk, read while learning); device (a copy in its memory);"
-        " auto (disk; with a GPU, its memory if half of it suffices, else ahead)",
-        choices=("auto", "disk", "ahead", "device"),
+        "where batches come from: disk; prefetch (disk, read while learning); device (a copy in its memory);"
+        " auto (disk; with a GPU, its memory if half of it suffices, else prefetch)",
+        choices=("auto", "disk", "prefetch", "device"),
     )
 
 

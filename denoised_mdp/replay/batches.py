@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from denoised_mdp.replay.on_device import ResidentReplay
-from denoised_mdp.replay.prefetch import ReadAhead
-from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.replay.on_device import OnDeviceReplay
+from denoised_mdp.replay.prefetch import Prefetch
+from denoised_mdp.replay.rings import Rings
 
-Source = Lanes | ReadAhead | ResidentReplay
+Source = Rings | Prefetch | OnDeviceReplay
 
 
 class Batches:
@@ -21,7 +21,7 @@ class Batches:
     """
 
     def __init__(
-        self, replay: Lanes, source: Source, batch_size: int, segment_length: int, random: np.random.Generator
+        self, replay: Rings, source: Source, batch_size: int, segment_length: int, random: np.random.Generator
     ):
         self.replay, self.source, self.random = replay, source, random
         self.sizes = batch_size, segment_length
@@ -33,7 +33,7 @@ class Batches:
     def sample(self, *, more: bool = False) -> dict[str, np.ndarray | torch.Tensor]:
         """Draw a batch; see `Replay.sample`. more: the next one is drawn before a row is added."""
         batch = self.source.sample(*self.sizes, self.random)
-        if more and isinstance(self.source, ReadAhead):
+        if more and isinstance(self.source, Prefetch):
             self.source.begin(*self.sizes, self.random)
         return batch
 
@@ -42,13 +42,13 @@ class Batches:
         self.source.close()
 
 
-def choose_source(replay: Lanes, memory: str, device: torch.device) -> Source:
-    """Return where batches come from: the replay on disk, at once or ahead, or a copy of it on the device.
+def choose_source(replay: Rings, memory: str, device: torch.device) -> Source:
+    """Return where batches come from: the replay on disk, at once or prefetched, or a copy of it on the device.
 
     memory: as the option ``replay.memory``.
     """
     if memory == "auto" and device.type == "cuda":
-        memory = "device" if ResidentReplay.fits(replay.bytes, device) else "ahead"
+        memory = "device" if OnDeviceReplay.fits(replay.bytes, device) else "prefetch"
     if memory == "device":
-        return ResidentReplay(replay, device)
-    return ReadAhead(replay, pin=device.type == "cuda") if memory == "ahead" else replay
+        return OnDeviceReplay(replay, device)
+    return Prefetch(replay, pin=device.type == "cuda") if memory == "prefetch" else replay

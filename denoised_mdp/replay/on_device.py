@@ -7,24 +7,24 @@ import torch
 from torch import Tensor
 
 from denoised_mdp.replay.ring import choose_segments
-from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.replay.rings import Rings
 
 CHUNK = 4096
 """rows that are copied at a time when a run continues"""
 
 
-class ResidentReplay:
-    """Samples what `Lanes.sample` would, bit for bit, from tensors on `device`.
+class OnDeviceReplay:
+    """Samples what `Rings.sample` would, bit for bit, from tensors on `device`.
 
     The files remain authoritative: rows added since the last batch are copied before the next one is drawn, and all
     rows when a run resumes.
     """
 
-    def __init__(self, lanes: Lanes, device: torch.device):
-        self.lanes, self.device = lanes, device
-        self.places = max(lane.places for lane in lanes.lanes)
-        self._copied = [0] * len(lanes.lanes)  # rows of each lane that are here, or were evicted
-        self._columns: dict[str, Tensor] = {}  # [lanes * places, ...]
+    def __init__(self, rings: Rings, device: torch.device):
+        self.rings, self.device = rings, device
+        self.places = max(ring.places for ring in rings.rings)
+        self._copied = [0] * len(rings.rings)  # rows of each ring that are here, or were evicted
+        self._columns: dict[str, Tensor] = {}  # [rings * places, ...]
 
     @staticmethod
     def fits(needed: int, device: torch.device) -> bool:
@@ -32,28 +32,28 @@ class ResidentReplay:
         return device.type == "cuda" and 2 * needed <= torch.cuda.mem_get_info(device)[0]
 
     def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, Tensor]:
-        """As `Lanes.sample`: observation uint8 [T, B, H, W, 3], action, reward, is_first, on the device."""
-        source, rows = choose_segments(self.lanes.lanes, batch_size, length, rng)  # [B], [T, B]
-        for lane in range(len(self._copied)):
-            self._copy(lane)
+        """As `Rings.sample`: observation uint8 [T, B, H, W, 3], action, reward, is_first, on the device."""
+        source, rows = choose_segments(self.rings.rings, batch_size, length, rng)  # [B], [T, B]
+        for ring in range(len(self._copied)):
+            self._copy(ring)
         where = torch.from_numpy(source * self.places + rows % self.places).to(self.device)
         return {name: column[where] for name, column in self._columns.items()}
 
     def close(self) -> None:
         """Close the replay."""
-        self.lanes.close()
+        self.rings.close()
 
     def _copy(self, number: int) -> None:
-        """Bring one lane up to date."""
-        lane = self.lanes.lanes[number]
-        begin = max(self._copied[number], lane.total - len(lane))
-        for first in range(begin, lane.total, CHUNK):
-            rows = np.arange(first, min(first + CHUNK, lane.total))
+        """Bring one ring up to date."""
+        ring = self.rings.rings[number]
+        begin = max(self._copied[number], ring.total - len(ring))
+        for first in range(begin, ring.total, CHUNK):
+            rows = np.arange(first, min(first + CHUNK, ring.total))
             where = torch.from_numpy(number * self.places + rows % self.places).to(self.device)
-            for name, values in lane.read(rows).items():
+            for name, values in ring.read(rows).items():
                 values = torch.from_numpy(values)
                 if name not in self._columns:
                     shape = (self.places * len(self._copied), *values.shape[1:])
                     self._columns[name] = torch.zeros(shape, dtype=values.dtype, device=self.device)
                 self._columns[name][where] = values.to(self.device)
-        self._copied[number] = lane.total
+        self._copied[number] = ring.total

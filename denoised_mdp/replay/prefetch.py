@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from denoised_mdp.replay.ring import choose_segments, read_segments
-from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.replay.rings import Rings
 from denoised_mdp.seeding import generator_state, restore_generator
 
 
-class ReadAhead:
-    """Samples what `Lanes.sample` would, bit for bit, from rows that a thread has read in advance.
+class Prefetch:
+    """Samples what `Rings.sample` would, bit for bit, from rows that a thread has read in advance.
 
     `begin` chooses a batch with a copy of the generator and starts to read its rows. They are used only if that batch
     is requested with the same generator and no row was added in between. Neither learning nor a checkpoint's generator
@@ -23,9 +23,9 @@ class ReadAhead:
     pin: return tensors in pinned memory, for asynchronous transfer to a GPU.
     """
 
-    def __init__(self, lanes: Lanes, *, pin: bool):
-        self.lanes, self.pin, self.hits = lanes, pin, 0
-        self._thread = ThreadPoolExecutor(1, "read-ahead")
+    def __init__(self, rings: Rings, *, pin: bool):
+        self.rings, self.pin, self.hits = rings, pin, 0
+        self._thread = ThreadPoolExecutor(1, "prefetch")
         self._next: tuple[Any, Future, dict] | None = None  # a question, its answer, the generator's state then
 
     def begin(self, batch_size: int, length: int, rng: np.random.Generator) -> None:
@@ -36,29 +36,29 @@ class ReadAhead:
         """
         twin = restore_generator(generator_state(rng))
         question = self._question(batch_size, length, rng)
-        source, rows = choose_segments(self.lanes.lanes, batch_size, length, twin)
+        source, rows = choose_segments(self.rings.rings, batch_size, length, twin)
         self._next = question, self._thread.submit(self._read, source, rows), generator_state(twin)
 
     def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, np.ndarray | torch.Tensor]:
-        """As `Lanes.sample`."""
+        """As `Rings.sample`."""
         begun, self._next = self._next, None
         if begun is not None and begun[0] == self._question(batch_size, length, rng):
             _, future, rng.bit_generator.state = begun
             self.hits += 1
             return future.result()
-        return self._read(*choose_segments(self.lanes.lanes, batch_size, length, rng))
+        return self._read(*choose_segments(self.rings.rings, batch_size, length, rng))
 
     def close(self) -> None:
         """Wait for the read in progress, then close the replay."""
         self._thread.shutdown()
-        self.lanes.close()
+        self.rings.close()
 
     def _question(self, batch_size: int, length: int, rng: np.random.Generator) -> tuple:
         """Everything that determines a batch."""
-        return batch_size, length, generator_state(rng), [lane.total for lane in self.lanes.lanes]
+        return batch_size, length, generator_state(rng), [ring.total for ring in self.rings.rings]
 
     def _read(self, source: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray | torch.Tensor]:
-        batch = read_segments(self.lanes.lanes, source, rows)
+        batch = read_segments(self.rings.rings, source, rows)
         if not self.pin:
             return batch
         return {name: torch.from_numpy(column).pin_memory() for name, column in batch.items()}

@@ -1,6 +1,6 @@
-"""The replay of several environments that collect side by side: one lane each, sampled as one.
+"""The replay of several environments that collect side by side: one ring each, sampled as one.
 
-The rows of an environment are consecutive in its lane, so a segment never mixes environments. One lane lies in
+The rows of an environment are consecutive in its ring, so a segment never mixes environments. One ring lies in
 the folder itself, several in ``lane_0``, ``lane_1``, ...
 """
 
@@ -18,7 +18,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.replay.ring import Replay, choose_segments, read_segments
 
 
-class Lanes:
+class Rings:
     """`count` replays (see `Replay`) in `folder`, which share `capacity` and `slack` evenly.
 
     Raises:
@@ -36,7 +36,7 @@ class Lanes:
     ):
         capacity, slack = _share(capacity, count), _share(slack, count)
         folders = _folders(folder, count)
-        self.lanes = [Replay(path, capacity, observation_shape, action_size, slack) for path in folders]
+        self.rings = [Replay(path, capacity, observation_shape, action_size, slack) for path in folders]
         needed = self.bytes_needed(count, capacity * count, observation_shape, action_size, slack * count)
         there = sum(path.stat().st_blocks * 512 for path in Path(folder).rglob("*.npy"))
         free = shutil.disk_usage(folder).free + there
@@ -55,56 +55,56 @@ class Lanes:
         capacity: int | None = None,
         slack: int | None = None,
         read_only: bool = False,
-    ) -> Lanes:
+    ) -> Rings:
         """Resume from what `state` returned; see `Replay.open`."""
         states = state.get("lanes", [state])
         capacity, slack = (None if n is None else _share(n, len(states)) for n in (capacity, slack))
         self = cls.__new__(cls)
-        self.lanes = []
+        self.rings = []
         for path, one in zip(_folders(folder, len(states)), states, strict=True):
-            self.lanes.append(Replay.open(path, one, capacity, slack, read_only))
+            self.rings.append(Replay.open(path, one, capacity, slack, read_only))
         return self
 
     @staticmethod
     def bytes_needed(
         count: int, capacity: int, observation_shape: Sequence[int], action_size: int, slack: int = 0
     ) -> int:
-        """Return the size of full lanes on disk in bytes."""
+        """Return the size of full rings on disk in bytes."""
         capacity, slack = _share(capacity, count), _share(slack, count)
         return count * Replay.bytes_needed(capacity, observation_shape, action_size, slack)
 
     @property
     def bytes(self) -> int:
         """Size of all rows, when they are written."""
-        lane = self.lanes[0]
-        return len(self.lanes) * Replay.bytes_needed(lane.places, lane.observation_shape, lane.action_size)
+        ring = self.rings[0]
+        return len(self.rings) * Replay.bytes_needed(ring.places, ring.observation_shape, ring.action_size)
 
     def __len__(self) -> int:
         """Return the number of rows that can be sampled."""
-        return sum(map(len, self.lanes))
+        return sum(map(len, self.rings))
 
-    def add(self, lane: int, observation: np.ndarray, action: np.ndarray, reward: float, is_first: bool) -> None:
-        """Append one row to the lane of an environment; see `Replay.add`."""
-        self.lanes[lane].add(observation, action, reward, is_first)
+    def add(self, ring: int, observation: np.ndarray, action: np.ndarray, reward: float, is_first: bool) -> None:
+        """Append one row to the ring of an environment; see `Replay.add`."""
+        self.rings[ring].add(observation, action, reward, is_first)
 
     def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Sample segments, each of one episode of one lane, all starts equally likely; see `Replay.sample`."""
-        return read_segments(self.lanes, *choose_segments(self.lanes, batch_size, length, rng))
+        """Sample segments, each of one episode of one ring, all starts equally likely; see `Replay.sample`."""
+        return read_segments(self.rings, *choose_segments(self.rings, batch_size, length, rng))
 
     def flush(self) -> None:
         """Sync all rows to disk. Call it before saving a checkpoint."""
-        for lane in self.lanes:
-            lane.flush()
+        for ring in self.rings:
+            ring.flush()
 
     def state(self) -> dict[str, Any]:
-        """Return the small JSON-ready description from which `Lanes.open` continues; of one lane, that of `Replay`."""
-        states = [lane.state() for lane in self.lanes]
+        """Return the small JSON-ready description from which `Rings.open` continues; of one ring, that of `Replay`."""
+        states = [ring.state() for ring in self.rings]
         return states[0] if len(states) == 1 else {"lanes": states}
 
     def close(self) -> None:
         """Close the files."""
-        for lane in self.lanes:
-            lane.close()
+        for ring in self.rings:
+            ring.close()
 
 
 def _share(number: int, count: int) -> int:
@@ -112,13 +112,13 @@ def _share(number: int, count: int) -> int:
 
 
 def _folders(folder: Path | str, count: int) -> list[Path]:
-    """Return the folder of each lane.
+    """Return the folder of each ring.
 
     Raises:
-        UserError: the folder holds a replay with another number of lanes.
+        UserError: the folder holds a replay with another number of rings.
     """
     folder = Path(folder)
     one, several = folder.exists() and any(folder.glob("*.npy")), folder.exists() and any(folder.glob("lane_*"))
     if (one and count > 1) or (several and count == 1) or len(list(folder.glob("lane_*"))) > count:
         raise UserError(f"{folder} holds the replay of another number of environments. Choose another run_dir.")
-    return [folder] if count == 1 else [folder / f"lane_{lane}" for lane in range(count)]
+    return [folder] if count == 1 else [folder / f"lane_{ring}" for ring in range(count)]

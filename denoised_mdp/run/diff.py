@@ -18,7 +18,7 @@ import torch
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import json_lines
 from denoised_mdp.replay.ring import Replay
-from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.event_files import event_records
 from denoised_mdp.run.folder import RunFolder
@@ -186,16 +186,16 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _replay(runs: list[RunFolder], trees: list[dict[str, Any]]) -> Verdict:
     """Compare the rows that both checkpoints count, at any place in the files."""
-    replays = [Lanes.open(run.replay, tree["replay"], read_only=True) for run, tree in zip(runs, trees, strict=True)]
+    replays = [Rings.open(run.replay, tree["replay"], read_only=True) for run, tree in zip(runs, trees, strict=True)]
     try:
         verdict = Verdict("replay", f"{len(replays[0]):,} rows")
-        if len(replays[0].lanes) != len(replays[1].lanes):
-            verdict.difference = " and ".join(f"{len(replay.lanes)} environments" for replay in replays)
+        if len(replays[0].rings) != len(replays[1].rings):
+            verdict.difference = " and ".join(f"{len(replay.rings)} environments" for replay in replays)
             return verdict
-        for number, lanes in enumerate(zip(*(replay.lanes for replay in replays), strict=True)):
-            verdict.difference = _lane(*lanes)
+        for number, rings in enumerate(zip(*(replay.rings for replay in replays), strict=True)):
+            verdict.difference = _ring(*rings)
             if verdict.difference:
-                where = f"environment {number}, " if len(replays[0].lanes) > 1 else ""
+                where = f"environment {number}, " if len(replays[0].rings) > 1 else ""
                 verdict.difference = where + verdict.difference
                 break
         return verdict
@@ -204,7 +204,7 @@ def _replay(runs: list[RunFolder], trees: list[dict[str, Any]]) -> Verdict:
             replay.close()
 
 
-def _lane(first: Replay, second: Replay) -> str | None:
+def _ring(first: Replay, second: Replay) -> str | None:
     """Describe the first row in which two replays differ."""
     spans = [(replay.total - len(replay), replay.total) for replay in (first, second)]
     if spans[0] != spans[1]:

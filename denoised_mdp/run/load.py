@@ -14,7 +14,7 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import build
 from denoised_mdp.device import resolve_device, resolve_precision
 from denoised_mdp.errors import UserError
-from denoised_mdp.replay.rings import Lanes
+from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.state import load_state, refuse_nonfinite
@@ -54,7 +54,7 @@ def lost_rows(run: RunFolder, state: dict[str, Any]) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # reported to whoever uses the rows
-            Lanes.open(run.replay, state["replay"], read_only=True).close()
+            Rings.open(run.replay, state["replay"], read_only=True).close()
     except UserError as error:
         return str(error).partition(". ")[0]
     return None

@@ -47,7 +47,7 @@ class Update:
     """None where nothing is asynchronous"""
 
 
-class FiniteCheck:
+class NanCheck:
     """Watches the metrics of every update: all loss terms and gradient norms are among them.
 
     One flag per update is computed on the device and copied to the host asynchronously. `check` reads the flags that

@@ -51,8 +51,8 @@ def _is_mean(value: Any) -> bool:
 
 
 def _is_replay(value: Any) -> bool:
-    """One lane: its numbers must agree, for files are read and written by them."""
-    if next(_misfits(value, _LANE, ""), None):
+    """One ring: its numbers must agree, for files are read and written by them."""
+    if next(_misfits(value, _RING, ""), None):
         return False
     sample, total, oldest = value.get("sample", []), value["total"], value["oldest"]
     if next(_misfits(sample, [[_is_whole]], ""), None):
@@ -60,8 +60,8 @@ def _is_replay(value: Any) -> bool:
     return total - value["places"] <= oldest <= total and all(len(one) == 2 and one[0] < total for one in sample)
 
 
-_LANE = {name: _is_positive for name in ("capacity", "places", "action_size")}
-_LANE |= {"slack": _is_whole, "total": _is_whole, "oldest": _is_whole, "observation_shape": [_is_positive]}
+_RING = {name: _is_positive for name in ("capacity", "places", "action_size")}
+_RING |= {"slack": _is_whole, "total": _is_whole, "oldest": _is_whole, "observation_shape": [_is_positive]}
 
 STATE = {
     "action_size": _is_positive,

@@ -126,7 +126,7 @@ def agreement(run: Path, seed: int) -> list[dict]:
     from denoised_mdp.agents.world_model_agent import build_agent
     from denoised_mdp.config import read_config
     from denoised_mdp.device import configure
-    from denoised_mdp.replay.rings import Lanes
+    from denoised_mdp.replay.rings import Rings
     from denoised_mdp.run import checkpoint
     from denoised_mdp.run.folder import RunFolder
 
@@ -134,7 +134,7 @@ def agreement(run: Path, seed: int) -> list[dict]:
     config = read_config(found.config)
     device, _ = configure(config.train)
     end, state = checkpoint.load(found.checkpoints)
-    replay = Lanes.open(found.replay, state["replay"], read_only=True)
+    replay = Rings.open(found.replay, state["replay"], read_only=True)
     random, sizes = np.random.default_rng(0), (config.train.batch_size, config.train.segment_length)
     batches = [replay.sample(*sizes, random) for _ in range(BATCHES)]
     replay.close()
