@@ -33,8 +33,8 @@ def curves_plot(groups: Sequence[Group], metric: str, ylabel: str) -> str | None
     """One metric of all groups: the mean as a line, its 95 % confidence interval as a band, each run thin.
 
     The line is dotted where some runs are missing: it can jump where one ends. Returns are shown with the random
-    policy's mean. The frame clips a band much wider than the curves. There is no band for fewer than `BAND_FROM` runs. None if
-    no run has the metric.
+    policy's mean. The frame clips a band much wider than the curves; fewer than `BAND_FROM` runs have none. None if no
+    run has the metric.
     """
     figure, axes = _plot()
     extent: list[float] = []
