@@ -112,8 +112,8 @@ def test_noisy_sensor_changes_the_reward_and_not_the_physics(make):
 def test_environments_of_gymnasium_and_of_the_toy():
     register_envs()
     for name, kwargs in (
-        ("denoised_mdp/walker_walk-lighting-v0", {"episode_steps": 8}),
-        ("denoised_mdp/dot-camera_jitter-v0", {"episode_steps": 8}),
+        ("denoised_mdp/walker_walk-v0", {"distractors": ["lighting"], "episode_steps": 8}),
+        ("denoised_mdp/dot-v0", {"distractors": ["camera_jitter"], "episode_steps": 8}),
     ):
         env = gym.make(name, **kwargs)
         variants = {"noise": {"seed": 8}, "clean": {"distractors": {}}}

@@ -380,8 +380,7 @@ def test_state_round_trip_in_the_middle_of_an_episode(make, task, distractors):
 def test_gymnasium_checker(clips):
     import pickle
 
-    name = "denoised_mdp/robodesk_tv_green_hue-tv-button_noise-moving_lights-camera_shake-v0"
-    assert gym.spec(name).kwargs["distractors"] == {distractor: {} for distractor in ALL}
+    name = "denoised_mdp/robodesk_tv_green_hue-v0"
     env = gym.make(name, episode_steps=8, distractors=ALL, clips=clips)
     assert env.observation_space.shape == (96, 96, 3)
     check_env(env.unwrapped)
@@ -390,7 +389,7 @@ def test_gymnasium_checker(clips):
     env.close()
     again.close()
     for task in tasks("robodesk"):
-        assert f"denoised_mdp/robodesk_{task}-camera_shake-v0" in gym.registry
+        assert f"denoised_mdp/robodesk_{task}-v0" in gym.registry
 
 
 def test_every_number_has_its_quadrant(make):
