@@ -49,7 +49,7 @@ def factor_lines(matrix: FactorMatrix) -> list[str]:
         for name, source in HEADLINES.items():
             if matrix.summary(probe, "x", source).note == TOO_FEW:
                 lines.append(
-                    f"    {name}: too few episodes, or nothing to be read (R^2 of all latents together, or of the"
+                    f"    {name}: too few episodes, or nothing to read (R^2 of all latents together, or of the"
                     f" encoder: {matrix.ceiling(probe, source).text()}). Give more --episodes."
                 )
     return lines

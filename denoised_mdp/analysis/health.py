@@ -77,7 +77,7 @@ def measure_health(
     for source in ("signal", "noise"):
         if matrix.summary("ridge", "x", source).note == TOO_FEW:
             health.warnings.append(
-                f"What the latents hold of the {source} is not known: R^2 from all latents together, or from the"
+                f"Unknown how much {source} the latents hold: R^2 from all latents together, or from the"
                 f" encoder, is {matrix.ceiling('ridge', source).text(2)}. Give more --episodes, or train longer."
             )
     return health
@@ -98,7 +98,7 @@ def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
         names = " + ".join(free)
         out.append(
             f"KL of {names} sits on its floor: {nats:.2f} nats per step where {free_nats:g} are free, and"
-            f" {health.below_floor:.0%} of the steps below. So much is free to stay in {names}, noise included: train"
+            f" {health.below_floor:.0%} of the steps below. Anything may stay in {names} free, noise included: train"
             " longer, or lower model.kl.free_nats."
         )
     signal, noise = health.signal, health.noise
@@ -110,7 +110,7 @@ def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
         if signal[name] >= EXPLAINED and signal[name] >= 0.5 * signal[best]:
             out.append(
                 f"{name} explains the agent: R^2 of the signal is {signal[name]:.2f} from {name} and"
-                f" {signal[best]:.2f} from {best}. {name} is too cheap, or the agent's movements can be foreseen: raise"
+                f" {signal[best]:.2f} from {best}. {name} is too cheap, or the agent is predictable: raise"
                 f" model.{name}.beta, or explore more."
             )
         for other in seen:

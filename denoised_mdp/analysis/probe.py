@@ -59,7 +59,7 @@ def probe_factors(
         if episodes * steps < EPISODES * STEPS:
             lines.append(
                 f"  smaller than the default ({EPISODES} episodes of {STEPS} actions): it reads less;"
-                " compare results of one size alone"
+                " compare only results of one size"
             )
         lines += _draw(matrix, subject.label, split, stem)
         results.append((subject, matrix))

@@ -75,7 +75,7 @@ def subjects(
     names = [RunFolder.existing(run).path.resolve().name for run in runs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if output is not None and twice:
-        raise UserError(f"Several runs are called {twice[0]}: in one --output their results would replace each other.")
+        raise UserError(f"Several runs are named {twice[0]}: in one --output, their results would replace each other.")
     for run in track(runs, "probing", "runs") if len(runs) > 1 else runs:
         config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
         yield Subject(Path(run), config, agent, step)

@@ -115,7 +115,7 @@ def check_process() -> None:
     """Raise UserError in a process that was forked after OpenGL started: without its threads, it would hang."""
     if _started_in not in (None, os.getpid()):
         raise UserError(
-            "This process was forked after a frame had been drawn, and OpenGL does not survive a fork: start processes"
+            "This process was forked after a frame was drawn, and OpenGL does not survive a fork: start processes"
             ' with context="spawn", as in AsyncVectorEnv(..., context="spawn").'
         )
 

@@ -141,7 +141,7 @@ def check_distractors(
     fitting = fitting_distractors(suite, task)
     for name in distractors if task is not None else ():
         if task == "counting":
-            raise UserError("Task 'counting' takes no distractors: every one of its pixels counts.")
+            raise UserError("Task 'counting' takes no distractors: all of its pixels carry information.")
         if name not in fitting and name == "noisy_sensor":
             why = WITHOUT_SENSOR.get(task, "it is not of the DeepMind Control Suite")
             raise UserError(f"Task {task!r} has no scalar sensor for noisy_sensor: {why}.")

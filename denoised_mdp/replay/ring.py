@@ -136,7 +136,7 @@ class Replay:
         for row, digest in state.get("sample", []):
             if row >= self._oldest and self._digest(row) != digest:
                 raise UserError(
-                    f"{folder} holds other rows than the checkpoint counts: it is damaged or of another run."
+                    f"{folder} holds other rows than the checkpoint counts: it is damaged or another run's."
                     " Restore it, or start in a new run_dir."
                 )
         return self

@@ -90,7 +90,7 @@ def _metrics(runs: list[RunFolder], last: int | None) -> Verdict:
         except OSError as error:
             raise UserError(f"{run.metrics} cannot be read ({error.strerror}).") from error
         if not all(row is not None and isinstance(row.get("step"), int) for row in rows):
-            raise UserError(f"{run.metrics} is damaged; continue the run to have it repaired.")
+            raise UserError(f"{run.metrics} is damaged; resume the run to repair it.")
         logs.append([row for row in rows if last is None or row["step"] <= last])
     verdict = Verdict("metrics", f"{len(logs[0]):,} lines")
     for number, (a, b) in enumerate(zip(*logs, strict=False), 1):
@@ -138,7 +138,7 @@ def scalars_of(folder: Path) -> list[tuple[int, str, float]]:
                 scalars = [value for value in event.summary.value if value.HasField("simple_value")]
                 out += [(event.step, value.tag, value.simple_value) for value in scalars]
         except (OSError, ValueError, DecodeError) as error:
-            raise UserError(f"{path} is damaged ({error}); continue the run to have a torn end repaired.") from error
+            raise UserError(f"{path} is damaged ({error}); resume the run to repair a torn end.") from error
     return sorted(out, key=lambda scalar: scalar[:2])
 
 

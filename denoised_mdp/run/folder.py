@@ -53,13 +53,13 @@ class RunFolder:
             ) from error
         if strangers and os.path.lexists(run.config) and not is_ours(run.config):
             raise UserError(
-                f"{path} is no run folder: its config.yaml is not the configuration of a run. Choose an empty or new"
-                " run_dir, or, if it is one, restore that file from a copy."
+                f"{path} is not a run folder: its config.yaml is not a run's configuration. Choose an empty or new"
+                " run_dir, or, if it is a run, restore that file from a copy."
             )
         if strangers and not os.path.lexists(run.config):
             remedy = "Restore that file from a copy, or choose" if run.checkpoints.is_dir() else "Choose"
             raise UserError(
-                f"{path} is no run folder: it holds {strangers[0]} but no config.yaml. {remedy} an empty or new"
+                f"{path} is not a run folder: it holds {strangers[0]} but no config.yaml. {remedy} an empty or new"
                 " run_dir."
             )
         return run

@@ -32,12 +32,12 @@ def prepare(config: Config, run: RunFolder) -> None:
         if has_log and not checkpoints.expects_first(run.checkpoints):
             raise UserError(
                 f"{run.path} holds a run that has lost its checkpoints. Put {run.checkpoints} back, or choose another"
-                f" run_dir; to begin anew, move {run.metrics}, {run.replay.name} and {run.tensorboard.name} away."
+                f" run_dir; to start over, move {run.metrics}, {run.replay.name} and {run.tensorboard.name} away."
             )
         if has_log and changed:
             raise UserError(
                 f"{run.path} holds the log of a run of another configuration ({'; '.join(changed)}), which has no"
-                f" checkpoint yet. Choose another run_dir, or move {run.metrics} away to begin anew."
+                f" checkpoint yet. Choose another run_dir, or move {run.metrics} away to start over."
             )
         save_config(config, run.config)  # an earlier start in this folder failed: nothing is lost
         checkpoints.expect_first(run.checkpoints)

@@ -89,7 +89,7 @@ class Logger:
         """number of lines in metrics.jsonl, for checkpoints"""
         if lines is not None and len(kept) < lines:
             text = f"{self.path} lacks {lines - len(kept):,} of the {lines:,} lines that the checkpoint counts"
-            warnings.warn(f"{text}: they are missing or damaged, and the run goes on without them", stacklevel=2)
+            warnings.warn(f"{text}: they are missing or damaged; the run continues without them", stacklevel=2)
 
     def log(self, step: int, metrics: Mapping[str, float | np.ndarray | torch.Tensor]) -> None:
         """Write scalar metrics of one environment step: numbers, arrays or tensors of one element."""

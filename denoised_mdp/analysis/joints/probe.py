@@ -250,9 +250,9 @@ def _report(
     far = [head for head, value in zip(heads, worst, strict=True) if value > FAR]
     if far and schedule.scale == "physical":
         lines.append(
-            f"  far worse than predicting the mean: {', '.join(far)}; what moves little hardly counts in a loss"
+            f"  far worse than predicting the mean: {', '.join(far)}; what moves little counts little in a loss"
         )
-        lines.append("    in physical units: give more --updates, or --scale standard, which counts all alike")
+        lines.append("    in physical units: give more --updates, or --scale standard, which weighs all joints equally")
     tree = {"probe": "joints", "options": options, "joints": [dataclasses.asdict(joint) for joint in joints]}
     parts = [(folder / "joints", tree | {"runs": [str(one.path) for one in members]}, results)]
     for subject in members:

@@ -54,12 +54,12 @@ def make_data(
         UserError: no such run or option, another data set in the folder, or Stable-Baselines3 is missing.
     """
     if sac_steps < 100:
-        raise UserError(f"{sac_steps} actions make no four stages of a policy: give at least 100 (--sac-steps).")
+        raise UserError(f"{sac_steps} actions are too few for four policy stages: give at least 100 (--sac-steps).")
     if frames < 2:
-        raise UserError("An episode has at least 2 frames (--frames).")
+        raise UserError("An episode needs at least 2 frames (--frames).")
     overrides = any("=" in word for word in source)
     if not overrides and len(source) > 1:
-        raise UserError("Name one run, or key=value as for train.")
+        raise UserError("Give one run, or key=value as for train.")
     config = load_config(list(source)) if overrides else read_config(RunFolder.existing(source[0]).config)
     options = dict(vars(config.env), distractors=config.distractors, split="train", clips_seed=config.seed)
     options["episode_steps"] = (frames - 1) * config.env.action_repeat
