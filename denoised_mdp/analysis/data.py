@@ -56,10 +56,18 @@ class Frozen:
     embedding: torch.Tensor
     """the encoder's output [n + 1, E]"""
 
+    @property
+    def seen(self) -> str:
+        """Which of `parts` is what the policy sees, all its latents together: e.g. "x", "c+x" or "all"."""
+        seen, names = self.latent.layout.seen, self.latent.layout.names
+        return "all" if 1 < len(seen) == len(names) else "+".join(seen)
+
     def parts(self) -> dict[str, np.ndarray]:
         """What a probe may read: each latent (belief and state), all of them if several, the encoder."""
         names = self.latent.layout.names
         parts = {name: self.latent.features(name).numpy() for name in names}
+        if self.seen not in (*names, "all"):
+            parts[self.seen] = np.concatenate([parts[name] for name in self.latent.layout.seen], 1)
         if len(names) > 1:
             parts["all"] = self.latent.features().numpy()
         return parts | {"encoder": self.embedding.numpy()}

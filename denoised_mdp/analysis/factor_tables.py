@@ -16,7 +16,7 @@ from denoised_mdp.config import differences
 from denoised_mdp.envs.factors import Factor
 
 HEADLINES = {"signal recall": "signal", "leakage": "noise"}
-"""name of a summary of x -> what is read from it"""
+"""name of a summary of what the policy sees -> what is read from it"""
 
 
 def headline_text(matrix: FactorMatrix, probe: str, split: str) -> str:
@@ -29,7 +29,7 @@ def headline_text(matrix: FactorMatrix, probe: str, split: str) -> str:
     lines = [f"R² on held-out episodes · {probe} · {clips}"]
     for name, source in HEADLINES.items():
         if matrix.summaries[probe][source]:
-            lines.append(f"{name} {matrix.summary(probe, 'x', source).text(2)}")
+            lines.append(f"{name} {matrix.summary(probe, matrix.seen, source).text(2)}")
     return "\n".join([lines[0], " · ".join(lines[1:])])
 
 
@@ -41,13 +41,13 @@ def factor_lines(matrix: FactorMatrix) -> list[str]:
             cells = [matrix.summary(probe, part, source).text() for source in HEADLINES.values()]
             lines.append(f"  {probe:6s} from {part:14s}{cells[0]:>22s}{cells[1]:>22s}")
         heads = [
-            f"{name} {matrix.summary(probe, 'x', source).text()}"
+            f"{name} {matrix.summary(probe, matrix.seen, source).text()}"
             for name, source in HEADLINES.items()
             if matrix.summaries[probe][source]
         ]
         lines.append(f"  {probe:6s} {', '.join(heads)}")
         for name, source in HEADLINES.items():
-            if matrix.summary(probe, "x", source).note == TOO_FEW:
+            if matrix.summary(probe, matrix.seen, source).note == TOO_FEW:
                 lines.append(
                     f"    {name}: too few episodes, or nothing to read (R^2 of all latents together, or of the"
                     f" encoder: {matrix.ceiling(probe, source).text()}). Give more --episodes."
@@ -60,6 +60,7 @@ def as_tree(matrix: FactorMatrix) -> dict[str, Any]:
     return {
         "headline": {probe: matrix.headline(probe) for probe in matrix.scores},
         "parts": matrix.parts,
+        "seen": matrix.seen,
         "factors": [dataclasses.asdict(factor) for factor in matrix.factors],
         "scores": {probe: scores.tolist() for probe, scores in matrix.scores.items()},
         "intervals": {probe: ends.tolist() for probe, ends in matrix.intervals.items()},
@@ -100,7 +101,8 @@ def from_tree(tree: Mapping[str, Any]) -> FactorMatrix:
         }
         for probe, sources in tree["summaries"].items()
     }
-    return FactorMatrix(found, list(tree["parts"]), scores, intervals, np.array(tree["baseline"]), summaries)
+    seen = str(tree.get("seen", "x"))
+    return FactorMatrix(found, list(tree["parts"]), scores, intervals, np.array(tree["baseline"]), summaries, seen)
 
 
 def factor_rows(subject: Subject, matrix: FactorMatrix) -> list[dict[str, Any]]:
@@ -166,7 +168,7 @@ def pooled(matrices: Sequence[FactorMatrix]) -> FactorMatrix:
         for probe, sources in first.summaries.items()
     }
     baseline = np.stack([matrix.baseline.mean(0) for matrix in matrices])
-    return FactorMatrix(first.factors, first.parts, scores, intervals, baseline, summaries)
+    return FactorMatrix(first.factors, first.parts, scores, intervals, baseline, summaries, first.seen)
 
 
 def _pool(runs: Sequence[Estimate]) -> Estimate:

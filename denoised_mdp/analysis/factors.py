@@ -62,6 +62,8 @@ class FactorMatrix:
     """R^2 of predicting the mean of the fitted episodes, at most 0, [seeds, factors]"""
     summaries: dict[str, dict[str, dict[str, Estimate]]]
     """probe -> "signal" or "noise" -> part -> `summary`"""
+    seen: str = "x"
+    """the part that the policy sees: signal recall and leakage are of that one"""
 
     def mean(self, probe: str) -> np.ndarray:
         """Mean over seeds, [parts, factors]."""
@@ -87,10 +89,10 @@ class FactorMatrix:
         return max(known, key=lambda one: (one.low, one.value), default=Estimate(np.nan))
 
     def headline(self, probe: str) -> dict[str, float]:
-        """Signal recall and leakage: how much of the signal, and of the noise, x holds."""
+        """Signal recall and leakage: how much of the signal, and of the noise, the policy sees."""
         return {
-            "signal_recall": self.summary(probe, "x", "signal").value,
-            "leakage": self.summary(probe, "x", "noise").value,
+            "signal_recall": self.summary(probe, self.seen, "signal").value,
+            "leakage": self.summary(probe, self.seen, "noise").value,
         }
 
 
@@ -100,12 +102,14 @@ def factor_matrix(
     episode: np.ndarray,
     divisions: Sequence[Division],
     probes: Sequence[str] = PROBES,
+    *,
+    seen: str = "x",
 ) -> FactorMatrix:
     """Fit and test every probe on every part, see `analysis.crossfit`.
 
     parts: name -> features [n, F]. targets: factor -> values [n, k]; R^2 is the mean over the k columns. Factors
     that never vary are left out. episode: number of each row's episode [n]. divisions: from `random_divisions`; the
-    i-th has seed i, and all test the same episodes.
+    i-th has seed i, and all test the same episodes. seen: the part that the policy sees, `Frozen.seen`.
 
     Raises:
         UserError: features that are not finite.
@@ -134,9 +138,8 @@ def factor_matrix(
         else:
             predicted = mlp_predictions(features[train], y[train], episode[train], features[held], seed=seed)
         (halves if less else errors)[probe][seed, row] += sums.errors(y[held] - predicted, held)
-    matrix = FactorMatrix(
-        list(targets), list(parts), {}, {}, np.stack([_by_factor(sums.r_squared(one), owner) for one in baseline]), {}
-    )
+    floor = np.stack([_by_factor(sums.r_squared(one), owner) for one in baseline])  # [seeds, factors]
+    matrix = FactorMatrix(list(targets), list(parts), {}, {}, floor, {}, seen)
     weights, sizes = bootstrap_weights(len(sums.tested)), [(len(fit), len(half_of(fit, 0))) for fit, _ in divisions[0]]
     for probe, found in errors.items():
         whole, half = (
@@ -229,10 +232,11 @@ class QuickProbe:
         It is far smaller than `EPISODES` of `STEPS` and shows a trend: recall and leakage come from the full probe.
         What so few episodes cannot support is left out.
         """
-        names = agent.world_model.table.names
-        parts, episode = stack(freeze(agent, self._recordings))
+        frozen = freeze(agent, self._recordings)
+        names = dict.fromkeys([*agent.world_model.table.names, frozen[0].seen])
+        parts, episode = stack(frozen)
         targets = targets_of(self._factors, self._recordings)
-        matrix = factor_matrix(parts, targets, episode, random_divisions(self.episodes), ["ridge"])
+        matrix = factor_matrix(parts, targets, episode, random_divisions(self.episodes), ["ridge"], seen=frozen[0].seen)
         scores = {}
         for source in ("signal", "noise"):
             scores |= {f"probe/{source}_from_{name}": matrix.summary("ridge", name, source).value for name in names}

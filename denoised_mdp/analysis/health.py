@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ class Health:
     below_floor: float
     """share of the steps whose KL_x is at most the free nats"""
     image_r2: float
-    """share of the pixels' variance (about each pixel's mean) that the reconstruction explains"""
+    """share of the pixels' variance (about each pixel's mean) that the reconstruction explains; nan without a decoder"""
     signal: dict[str, float]
     """mean R^2 of the signal's factors from each latent, of a quick probe; nan where its episodes are too few"""
     noise: dict[str, float]
@@ -52,7 +53,7 @@ def measure_health(
     agent: Agent, recordings: Sequence[Recording], frozen: Sequence[Frozen], matrix: FactorMatrix
 ) -> Health:
     """Examine an agent on held-out episodes; `matrix` is the factor matrix of the same model."""
-    table, floor = agent.world_model.table, agent.world_model.free_nats
+    table, floor, decodes = agent.world_model.table, agent.world_model.free_nats, agent.world_model.decodes
     split = {
         name: torch.cat([one.posterior[name].kl(one.prior[name]) for one in frozen]) for name in table.names
     }  # {name: [n, variables]}
@@ -66,16 +67,16 @@ def measure_health(
     health = Health(
         nats=nats,
         active=active,
-        share=reconstruction_shares(agent, [one.latent for one in frozen]),
+        share=reconstruction_shares(agent, [one.latent for one in frozen]) if decodes else dict.fromkeys(nats, nan),
         below_floor=float((free <= floor).float().mean()) if table.free else 0.0,
-        image_r2=image_r_squared(agent, recordings, frozen),
+        image_r2=image_r_squared(agent, recordings, frozen) if decodes else nan,
         signal=sources["signal"],
         noise=sources["noise"],
         warnings=[],
     )
     health.warnings = warnings_of(health, table, floor)
     for source in ("signal", "noise"):
-        if matrix.summary("ridge", "x", source).note == TOO_FEW:
+        if matrix.summary("ridge", matrix.seen, source).note == TOO_FEW:
             health.warnings.append(
                 f"Unknown how much {source} the latents hold: R^2 from all latents together, or from the"
                 f" encoder, is {matrix.ceiling('ridge', source).text(2)}. Give more --episodes, or train longer."

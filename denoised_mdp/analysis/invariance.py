@@ -51,6 +51,8 @@ class Invariance:
 
     parts: dict[str, Distances]
     """distances of each latent, all together, the encoder and the policy's action"""
+    seen: str
+    """the part that the policy sees"""
     action_change: float
     """mean absolute change of an action (its range is 2) under other distractors"""
 
@@ -115,7 +117,7 @@ def measure_invariance(agent: Agent, grid: Sequence[Sequence[Recording]]) -> Inv
         parts[name] = Distances(*grid_distances(values.reshape(*shape, *values.shape[1:])), float(resampled))
     action = actions[0].reshape(*shape, *actions[0].shape[1:])  # [P, K, T, A]
     k, m = np.triu_indices(shape[1], 1)
-    return Invariance(parts, float(np.abs(action[:, k] - action[:, m]).mean()))
+    return Invariance(parts, first[0].seen, float(np.abs(action[:, k] - action[:, m]).mean()))
 
 
 def _stack_means(frozen: Sequence[Frozen]) -> dict[str, np.ndarray]:

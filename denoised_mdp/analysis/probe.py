@@ -105,8 +105,9 @@ def _matrix(
     environment = environment_maker(config)()
     found = factors(environment)
     environment.close()
-    parts, episode = stack(freeze(agent, recordings))
-    return factor_matrix(parts, targets_of(found, recordings), episode, divisions, probes)
+    frozen = freeze(agent, recordings)
+    parts, episode = stack(frozen)
+    return factor_matrix(parts, targets_of(found, recordings), episode, divisions, probes, seen=frozen[0].seen)
 
 
 def _across(pair: Split, episodes: int) -> Split:
@@ -160,7 +161,7 @@ def probe_invariance(
             }
             versus = "" if result is trained else f"   change {number(change, error)}"
             lines.append(f"  return, {name:34s}{number(result.mean, result.standard_error):>20s}{versus}")
-        tree = {"distances": tree, "action_change": found.action_change, "returns": earned}
+        tree = {"distances": tree, "seen": found.seen, "action_change": found.action_change, "returns": earned}
         path = write_json(stem.with_suffix(".json"), {"probe": "invariance", **subject.about(**options), **tree})
         lines.append(f"  {path}")
     return lines
@@ -191,7 +192,8 @@ def probe_health(
         recordings = record(make, seeds, steps, agent=agent, explore=explore, behaviour=behaviour)
         frozen = freeze(agent, recordings)
         parts, episode = stack(frozen)
-        matrix = factor_matrix(parts, targets_of(found, recordings), episode, divisions, ["ridge"])
+        targets = targets_of(found, recordings)
+        matrix = factor_matrix(parts, targets, episode, divisions, ["ridge"], seen=frozen[0].seen)
         health = measure_health(agent, recordings, frozen, matrix)
         lines += [
             subject.label,
@@ -204,7 +206,8 @@ def probe_health(
                 f"  {name:8s}{nats:14.2f}{active:>10s}{health.share[name]:16.0%}"
                 f"{number(health.signal[name], math.nan)[:4]:>21s}{number(health.noise[name], math.nan)[:4]:>10s}"
             )
-        lines.append(f"  R^2 of the reconstructed pixels about each pixel's mean: {health.image_r2:.2f}")
+        if agent.world_model.decodes:
+            lines.append(f"  R^2 of the reconstructed pixels about each pixel's mean: {health.image_r2:.2f}")
         lines += [f"  warning: {warning}" for warning in health.warnings] or ["  no warnings"]
         tree = {"probe": "health", **subject.about(**options), **dataclasses.asdict(health)}
         lines.append(f"  {write_json(stem.with_suffix('.json'), tree)}")

@@ -20,6 +20,7 @@ class Layout:
 
     def __init__(self, rows: Sequence[LatentSpec]):
         self.names = tuple(row.name for row in rows)
+        self.seen = tuple(row.name for row in rows if row.seen_by_policy)
         self.beliefs = [row.belief for row in rows]
         self.states = [row.width for row in rows]
         self.belief_size, self.state_size = sum(self.beliefs), sum(self.states)

@@ -30,11 +30,13 @@ from learning_curves import append, read
 
 PHYSICS, WORLDS, GRID_STEPS = 6, 3, 60
 """of the grid of invariance: episodes, distractor seeds, actions of each"""
+SEEN = "seen"
+"""stands for the part that the policy sees: x, or several latents together"""
 SCORES = {
-    "recall_ridge": ("ridge", "x", "signal"),
-    "leakage_ridge": ("ridge", "x", "noise"),
-    "recall_mlp": ("mlp", "x", "signal"),
-    "leakage_mlp": ("mlp", "x", "noise"),
+    "recall_ridge": ("ridge", SEEN, "signal"),
+    "leakage_ridge": ("ridge", SEEN, "noise"),
+    "recall_mlp": ("mlp", SEEN, "signal"),
+    "leakage_mlp": ("mlp", SEEN, "noise"),
     **{f"{what}_from_{part}": ("ridge", part, what) for part in ("y", "z", "encoder") for what in ("signal", "noise")},
 }
 """column -> probe, part of the latent, what is predicted from it"""
@@ -120,8 +122,10 @@ def probe(run: Path, episodes: int | None) -> tuple[dict, list[dict]]:
     environment.close()
 
     recordings = record(make, probe_seeds(0, episodes), STEPS, behaviour="random")
-    parts, episode = stack(freeze(agent, recordings))
-    matrix = factor_matrix(parts, targets_of(found, recordings), episode, random_divisions(episodes))
+    frozen = freeze(agent, recordings)
+    parts, episode = stack(frozen)
+    targets, divisions = targets_of(found, recordings), random_divisions(episodes)
+    matrix = factor_matrix(parts, targets, episode, divisions, seen=frozen[0].seen)
     row = {
         "run": run.resolve().name,
         "model": config.model.name,
@@ -129,7 +133,8 @@ def probe(run: Path, episodes: int | None) -> tuple[dict, list[dict]]:
         "step": subject.step,
         "parameters": sum(p.numel() for p in agent.world_model.parameters()),
     }
-    row |= {name: matrix.summary(*key).value for name, key in SCORES.items() if key[1] in matrix.parts}
+    asked = {name: (probe, matrix.seen if part == SEEN else part, what) for name, (probe, part, what) in SCORES.items()}
+    row |= {name: matrix.summary(*key).value for name, key in asked.items() if key[1] in matrix.parts}
 
     invariance = measure_invariance(agent, record_grid(make, None, PHYSICS, WORLDS, GRID_STEPS))
     for part in (*LATENTS, "action"):

@@ -92,7 +92,7 @@ def overview(group: Group, compared: Mapping[str, str | None]) -> dict[str, str]
         ),
         "Signal recall": probed(group, "factors", compared, lambda tree: recall_of(tree, "signal")),
         "Leakage": probed(group, "factors", compared, lambda tree: recall_of(tree, "noise")),
-        "Ratio of x": probed(group, "invariance", compared, ratio_of_x),
+        "Ratio of the signal": probed(group, "invariance", compared, ratio_of_signal),
         "Training time": "\nto ".join(dict.fromkeys(text for text, _ in [*seconds[:1], *seconds[-1:]])) or "-",
     }
 
@@ -126,12 +126,13 @@ def probed(
 
 def recall_of(tree: dict[str, Any], source: str) -> Estimate:
     """Signal recall or leakage of one result of `probe factors`, with ridge."""
-    return from_tree(tree).summary("ridge", "x", source)
+    matrix = from_tree(tree)
+    return matrix.summary("ridge", matrix.seen, source)
 
 
-def ratio_of_x(tree: dict[str, Any]) -> Estimate:
-    """How far other distractors move x, relative to another state, of one result of `probe invariance`."""
-    return Estimate(_float(tree["distances"]["x"].get("ratio")))
+def ratio_of_signal(tree: dict[str, Any]) -> Estimate:
+    """How far other distractors move what the policy sees, relative to another state, of one `probe invariance`."""
+    return Estimate(_float(tree["distances"][tree.get("seen", "x")].get("ratio")))
 
 
 def plots(groups: Sequence[Group], wanted: dict[str, tuple[str, str]], problems: list[str]) -> list[dict[str, str]]:
@@ -167,7 +168,7 @@ def factor_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
 def factor_dict(title: str, note: str, matrix: FactorMatrix, probe: str) -> dict[str, str]:
     """What the template shows of a factor matrix."""
     heads = {
-        name: matrix.summary(probe, "x", source).text(2)
+        name: matrix.summary(probe, matrix.seen, source).text(2)
         for name, source in (("recall", "signal"), ("leakage", "noise"))
     }
     return {"title": title, "note": note, "picture": heat_map(matrix, probe), **heads}
