@@ -41,7 +41,7 @@ class Health:
     below_floor: float
     """share of the steps whose KL_x is at most the free nats"""
     image_r2: float
-    """share of the pixels' variance (about each pixel's mean) that the reconstruction explains; nan without a decoder"""
+    """share of the pixels' variance (about each pixel's mean) that the reconstruction explains; nan: no decoder"""
     signal: dict[str, float]
     """mean R^2 of the signal's factors from each latent, of a quick probe; nan where its episodes are too few"""
     noise: dict[str, float]

@@ -58,8 +58,6 @@ def rows(agent: Agent, episode: Episode, other: Episode) -> list[Row]:
 
     Noise is the latents that the policy does not see. A model without any (Dreamer) has no noise row and no swap.
     """
-    if not agent.world_model.decodes:
-        raise UserError("This model has no decoder, so there is nothing to render: train one, with model.decoder=true.")
     latent, names = episode.latent, episode.latent.layout.names
     still = latent.map(lambda tensor: tensor[int(FROZEN_AT * (len(tensor) - 1))])
     noise = agent.world_model.table.noise
@@ -187,6 +185,8 @@ def render(
     explore: float | None,
 ) -> list[Path]:
     """Play one episode per seed and `write` it; with `explore`, the agent acts as in collection."""
+    if not agent.world_model.decodes:
+        raise UserError("This model has no decoder, so there is nothing to render: train one, with model.decoder=true.")
     played = evaluate(agent, make_environment, seeds, record=len(seeds), max_steps=steps, explore=explore)
     return write(agent, played.episodes, stem)
 

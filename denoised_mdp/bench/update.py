@@ -160,7 +160,10 @@ def _serve_updates(pipe, config: Config, plain: bool, threads: int) -> None:
 def updates(config: Config, device: torch.device, dtype: torch.dtype | None, repeats: int) -> dict[str, Any]:
     """Our update and the plain one in turns; then the parts of ours; then its work."""
     threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
-    comparable = not any(row.parents for row in config.model.latents.values()) and config.policy.name == "backprop"
+    ours = config.model.kind == "denoised"  # the model that the plain one and `update_parts` repeat
+    comparable = (
+        ours and not any(row.parents for row in config.model.latents.values()) and config.policy.name == "backprop"
+    )
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in (["plain"] if comparable else []) + ["ours"]}
     pipes, processes, peaks = {}, [], {}
     for name in times:
@@ -189,8 +192,9 @@ def updates(config: Config, device: torch.device, dtype: torch.dtype | None, rep
         for unit in ("s", "cpu s"):
             whole[f"times faster, {unit}"] = whole[f"plain, {unit}"] / whole[f"ours, {unit}"]
     agent = build_agent(config, ACTIONS, device=device, dtype=dtype)
-    parts = update_parts(agent, config, repeats)
-    whole["replay sampling, share of an update"] = parts["replay sampling"] / sum(parts.values())
+    parts = update_parts(agent, config, repeats) if ours else {}
+    if parts:
+        whole["replay sampling, share of an update"] = parts["replay sampling"] / sum(parts.values())
     work = count_work(agent, config)
     seconds = whole["ours, s" if device.type == "cuda" else "ours, cpu s"]
     work[_unit(device)] = work["GFLOP"] / seconds
