@@ -20,12 +20,13 @@ from denoised_mdp.seeding import generator, generator_state, restore_generator, 
 
 
 class Row(NamedTuple):
-    """A row of the replay (see `Replay`), and whether its episode ends with it."""
+    """A row of the replay (see `Replay`), and whether its episode ends with it, for whatever reason."""
 
     observation: np.ndarray
     action: np.ndarray
     reward: float
     is_first: bool
+    is_terminal: bool
     is_last: bool
 
 
@@ -78,8 +79,9 @@ class Collector:
             )
         for i, reply in enumerate(self.pool.step(list(actions))):
             observation, reward, terminated, truncated, _ = reply
-            turn[i].append(Row(observation, actions[i], float(reward), False, bool(terminated or truncated)))
-            self.observations[i] = None if terminated or truncated else observation
+            terminal, last = bool(terminated), bool(terminated or truncated)
+            turn[i].append(Row(observation, actions[i], float(reward), False, terminal, last))
+            self.observations[i] = None if last else observation
         self.step += self.config.turn_steps
         return turn
 
@@ -95,7 +97,7 @@ class Collector:
             turn.append([])
             if reply is not None:
                 self.observations[i] = reply[0]
-                turn[i].append(Row(reply[0], action, 0.0, True, False))
+                turn[i].append(Row(reply[0], action, 0.0, True, False, False))
         return turn
 
     def state(self) -> dict[str, Any]:
@@ -228,9 +230,10 @@ class Overlap(Sequential):
         block: list[list[list[Row]]] = []
         for columns in state["ahead"]:
             block.append([[]])
-            for observation, action, reward, is_first, is_last in zip(*(columns[n] for n in Row._fields), strict=True):
-                block[-1][-1].append(Row(observation, action, float(reward), bool(is_first), bool(is_last)))
-                if not is_first:
+            for observation, action, reward, *flags in zip(*(columns[n] for n in Row._fields), strict=True):
+                row = Row(observation, action, float(reward), *map(bool, flags))
+                block[-1][-1].append(row)
+                if not row.is_first:
                     block[-1].append([])
             block[-1].pop()
         self._block = Future()

@@ -49,10 +49,10 @@ class Session:
         act_device, act_dtype = configure_acting(config.train, device)
         make_environment = environment_maker(config)
         self.collector = Collector(config, make_environment, act_device)
-        actions = self.collector.pool.action_shape[0]
-        self.agent = self.player = build_agent(config, actions, device=device, dtype=dtype)
+        actions, ends = self.collector.pool.action_shape[0], self.collector.pool.can_terminate
+        self.agent = self.player = build_agent(config, actions, can_terminate=ends, device=device, dtype=dtype)
         if config.train.overlap or config.train.act_device != "learner":  # played by a copy of the agent
-            self.player = build_agent(config, actions, device=act_device, dtype=act_dtype).eval()
+            self.player = build_agent(config, actions, can_terminate=ends, device=act_device, dtype=act_dtype).eval()
         how = Overlap if config.train.overlap else Sequential
         self.collecting = how(self.collector, self.agent, self.player)
         self.nan_check = NanCheck(run)
@@ -176,6 +176,7 @@ class Session:
             **self.collecting.state(),  # waits for a block that is being played
             **self.trainer.state(),
             "action_size": self.agent.mdp.action_size,
+            "can_terminate": self.collector.pool.can_terminate,
             "precision": self.precision,
             "agent": self.agent.state(),
             "config": as_tree(self.config),

@@ -59,6 +59,7 @@ def random_batch(length: int = 4, batch: int = 3, size: int = 64, actions: int =
         "action": rng.uniform(-1, 1, (length, batch, actions)).astype(np.float32),
         "reward": rng.normal(size=(length, batch)).astype(np.float32),
         "is_first": is_first,
+        "is_terminal": np.zeros((length, batch), bool),
     }
 
 

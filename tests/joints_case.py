@@ -32,6 +32,11 @@ def make_run(path: Path, *overrides: str) -> Path:
     config = load_config(["preset=debug", *TASK, f"run_dir={path}", *overrides])
     path.mkdir()
     save_config(config, path / "config.yaml")
-    state = {"action_size": 1, "agent": build_agent(config, 1).state(), "config": as_tree(config)}
+    state = {
+        "action_size": 1,
+        "can_terminate": False,
+        "agent": build_agent(config, 1).state(),
+        "config": as_tree(config),
+    }
     checkpoint.save(path / "checkpoints", 40, state)
     return path

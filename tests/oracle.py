@@ -194,6 +194,13 @@ def reward(w, name, h, s):
     return mlp(w, f"rewards.{name}", torch.cat([h, s], -1), layers=2)[..., 0]
 
 
+def continuation(w, h, s):
+    """Probability [...] that the episode goes on after x; 1 without a head."""
+    if "continuation.output.bias" not in w:
+        return torch.ones_like(h[..., 0])
+    return sigmoid(mlp(w, "continuation", torch.cat([h, s], -1), layers=2)[..., 0])
+
+
 def model_loss(w, batch, noise, *, size, alpha, beta_y, beta_z, free_nats, strategy, z_prior_uses_y=True):
     """Everything about one batch: latents, predictions, every term and the total of the variational bound.
 
@@ -210,6 +217,8 @@ def model_loss(w, batch, noise, *, size, alpha, beta_y, beta_z, free_nats, strat
     image_term = nll(decoded, images).sum((1, 2, 3)).mean()
     reward_term = nll(sum(shares.values()), batch["reward"]).mean()
     kls = {n: kl(*(v[key] for key in ("q_mean", "q_std", "p_mean", "p_std"))) for n, v in latent.items()}
+    goes_on = continuation(w, latent["x"]["h"], latent["x"]["s"])
+    ends = -torch.where(batch["is_terminal"], 1 - goes_on, goes_on).log().mean()  # 0 without a head
     clamped = kls["x"].clamp(min=free_nats)
     b = beta_y if strategy == "B" and "y" in kls else 1.0  # without y nothing regularizes x
     weighted = b * clamped.mean() + (1 - b) * kls["x"].mean()
@@ -226,7 +235,8 @@ def model_loss(w, batch, noise, *, size, alpha, beta_y, beta_z, free_nats, strat
         "image": image_term,
         "reward": reward_term,
         "weighted_kl": alpha * weighted,
-        "total": image_term + reward_term + alpha * weighted,
+        "ends": ends,
+        "total": image_term + reward_term + alpha * weighted + ends,
     }
 
 

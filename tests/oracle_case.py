@@ -63,7 +63,10 @@ def parameter_gradients(module):
 
 
 class Case:
-    """A tiny agent with lively weights, a batch in which an episode begins inside a segment, and noise."""
+    """A tiny agent with lively weights, a batch in which an episode begins inside a segment, and noise.
+
+    ends: two rows are terminal, and the model predicts so.
+    """
 
     def __init__(
         self,
@@ -74,12 +77,14 @@ class Case:
         clamped=0.5,
         model_eps=1e-7,
         returns=1.0,
+        ends=False,
         **options,
     ):
         torch.manual_seed(0)
         self.z_prior_uses_y = name != "2c-z-without-y"
         table = Table(STRUCTURES[name])
-        self.model = DenoisedModel(table, ACTIONS, size=size, depth=DEPTHS[size], embed=16, hidden=8, eps=model_eps)
+        sizes = {"size": size, "depth": DEPTHS[size], "embed": 16, "hidden": 8}
+        self.model = DenoisedModel(table, ACTIONS, **sizes, continuation=ends, eps=model_eps)
         if policy is BackpropPolicy:
             options["horizon"] = HORIZON
         policy = policy(self.model.mdp(), hidden=8, **options)
@@ -95,11 +100,14 @@ class Case:
                     parameter *= returns  # large rewards and values: policy gradients far above the clip
         is_first = torch.zeros(T, B, dtype=torch.bool)
         is_first[0, 0] = is_first[2, 1] = True
+        is_terminal = torch.zeros(T, B, dtype=torch.bool)
+        is_terminal[1, 1] = is_terminal[3, 2] = ends
         self.batch = {
             "observation": (torch.rand(T, B, size, size, 3) * torch.rand(T, B, 1, 1, 1) * 256).to(torch.uint8),
             "action": torch.rand(T, B, ACTIONS).double() * 2 - 1,
             "reward": torch.randn(T, B).double(),
             "is_first": is_first,
+            "is_terminal": is_terminal,
         }
         self.noise = torch.randn(T, B, self.model.rssm.layout.state_size).double()
         self.w, self.p = weights(self.model), weights(policy)
@@ -126,4 +134,5 @@ class Case:
         """The oracle's posterior (h^x, x) as a batch for a policy."""
         x = self.oracle_loss()["latent"]["x"]
         h, s = x["h"].detach(), x["s"].detach()
-        return PolicyBatch(h, s, self.batch["action"], oracle.reward(self.w, "x", h, s).detach())
+        reward = oracle.reward(self.w, "x", h, s).detach()
+        return PolicyBatch(h, s, self.batch["action"], reward, self.batch["is_terminal"])

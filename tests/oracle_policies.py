@@ -7,7 +7,7 @@ N = T B imagination starts, H horizon.
 import math
 
 import torch
-from oracle import LOG_2PI, gradients, mlp, nll, prior, reward, softplus, x_belief
+from oracle import LOG_2PI, continuation, gradients, mlp, nll, prior, reward, softplus, x_belief
 
 
 def actor(p, features):
@@ -39,36 +39,42 @@ def imagine(w, p, h, s, state_noise, action_noise):
     return torch.stack(beliefs), torch.stack(states), torch.stack(actions)
 
 
-def lambda_returns(rewards, values, gamma, lambda_):
-    """V_t = r_t + gamma ((1 - lambda) v_{t+1} + lambda V_{t+1}), V_H = v_H; lists 1..H in, 1..H-1 out."""
+def lambda_returns(rewards, values, goes_on, gamma, lambda_):
+    """V_t = r_t + gamma c_t ((1 - lambda) v_{t+1} + lambda V_{t+1}), V_H = v_H; lists 1..H in, 1..H-1 out."""
     returns = [values[-1]]
     for t in reversed(range(len(values) - 1)):
-        returns.insert(0, rewards[t] + gamma * ((1 - lambda_) * values[t + 1] + lambda_ * returns[0]))
+        returns.insert(0, rewards[t] + gamma * goes_on[t] * ((1 - lambda_) * values[t + 1] + lambda_ * returns[0]))
     return torch.stack(returns[:-1])
 
 
-def backprop_losses(w, p, h, s, state_noise, action_noise, *, gamma, lambda_):
-    """Actor and value loss from starts h, s [T, B, .] of x, and what they are made of."""
+def backprop_losses(w, p, h, s, ended, state_noise, action_noise, *, gamma, lambda_):
+    """Actor and value loss from starts h, s [T, B, .] of x, some of them ended, and what they are made of."""
     h, s, actions = imagine(w, p, h.flatten(0, 1), s.flatten(0, 1), state_noise, action_noise)
     features = torch.cat([h, s], -1)
     rewards, values = reward(w, "x", h, s), mlp(p, "value", features, layers=3)[..., 0]
-    returns = lambda_returns(rewards, values, gamma, lambda_)
-    discount = torch.tensor([gamma**t for t in range(len(returns))], dtype=returns.dtype)[:, None]
+    goes_on = continuation(w, h, s)
+    returns = lambda_returns(rewards, values, goes_on, gamma, lambda_)
+    reached, discount = 1.0 - ended.flatten().to(returns.dtype), []  # the first imagined latent follows the start
+    for t in range(len(returns)):
+        discount.append(gamma**t * reached)
+        reached = reached * goes_on[t].detach()
+    discount = torch.stack(discount)
     guess = mlp(p, "value", features[:-1].detach(), layers=3)[..., 0]
     return {
         "features": features,
         "actions": actions,
         "rewards": rewards,
         "values": values,
+        "goes_on": goes_on,
         "returns": returns,
         "actor": -(discount * returns).mean(),
         "value": (discount * nll(guess, returns.detach())).mean(),
     }
 
 
-def backprop_step(w, p, h, s, state_noise, action_noise, optimizers, *, gamma, lambda_):
+def backprop_step(w, p, h, s, ended, state_noise, action_noise, optimizers, *, gamma, lambda_):
     """One step of actor and value net, both from the old weights; returns new weights, losses, gradients."""
-    losses = backprop_losses(w, p, h, s, state_noise, action_noise, gamma=gamma, lambda_=lambda_)
+    losses = backprop_losses(w, p, h, s, ended, state_noise, action_noise, gamma=gamma, lambda_=lambda_)
     new, grads = p, {}
     for part in ("actor", "value"):
         found = gradients(losses[part], p, [n for n in p if n.startswith(f"{part}.")])
@@ -83,14 +89,17 @@ def q_values(p, nets, features, action):
     return [mlp(p, f"{nets}.nets.{i}", v, layers=3)[..., 0] for i in range(2)]
 
 
-def sac_critic_loss(p, h, s, r, action, noise, gamma):
-    """1/2 squared error to r_x(x') + gamma (min Q_target(x', a') - temperature log pi(a' | x')); r_x of h, s is r."""
+def sac_critic_loss(p, h, s, r, ended, action, noise, gamma):
+    """1/2 squared error to r_x(x') + gamma (min Q_target(x', a') - temperature log pi(a' | x')); r_x of h, s is r.
+
+    Nothing follows an x' that ended the episode.
+    """
     features = torch.cat([h, s], -1).detach()
     following = features[1:]
     next_action, log_prob = act(p, following, noise)
     temperature = torch.exp(p["log_temperature"])
     future = torch.minimum(*q_values(p, "targets", following, next_action)) - temperature * log_prob
-    target = (r[1:] + gamma * future).detach()
+    target = torch.where(ended[1:], r[1:], r[1:] + gamma * future).detach()
     return sum(0.5 * ((q - target) ** 2).mean() for q in q_values(p, "critics", features[:-1], action[1:]))
 
 
@@ -108,7 +117,7 @@ def sac_temperature_loss(p, log_prob, target_entropy):
     return -(p["log_temperature"] * (log_prob.detach() + target_entropy)).mean()
 
 
-def sac_step(p, h, s, r, action, next_noise, noise, optimizers, *, gamma, tau):
+def sac_step(p, h, s, r, ended, action, next_noise, noise, optimizers, *, gamma, tau):
     """Critics, actor against the new critics, temperature, targets; returns new weights, losses, gradients."""
     losses, grads, new = {}, {}, p
 
@@ -118,7 +127,7 @@ def sac_step(p, h, s, r, action, next_noise, noise, optimizers, *, gamma, tau):
         grads.update(found)
         return optimizers[part].step(new, found)
 
-    new = step("critics", sac_critic_loss(new, h, s, r, action, next_noise, gamma))
+    new = step("critics", sac_critic_loss(new, h, s, r, ended, action, next_noise, gamma))
     actor_loss, log_prob = sac_actor_loss(new, h, s, noise)
     new = step("actor", actor_loss)
     new = step("temperature", sac_temperature_loss(new, log_prob, -action.shape[-1]))

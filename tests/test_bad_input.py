@@ -239,7 +239,7 @@ def test_opening_a_hostile_run_runs_none_of_its_code(run, tmp_path):
             denoised_mdp.load(copy, device="cpu")
 
     copy = shutil.copytree(run, tmp_path / "replay")
-    for name in ("observation", "action", "reward", "is_first", "number"):
+    for name in ("observation", "action", "reward", "is_first", "is_terminal", "number"):
         np.save(copy / "replay" / f"{name}.npy", np.array([Owned(owned)] * 90, object), allow_pickle=True)
     config = read_config(copy)
     config.run_dir = str(copy)

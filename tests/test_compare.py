@@ -108,7 +108,7 @@ def test_a_changed_checkpoint_is_named(run, copy, part, name, edit):
 
 
 @pytest.mark.parametrize("row", [0, 30, 49])
-@pytest.mark.parametrize("name", ["observation", "action", "reward", "is_first"])
+@pytest.mark.parametrize("name", ["observation", "action", "reward", "is_first", "is_terminal"])
 def test_a_changed_row_is_named(run, copy, name, row):
     column = np.load(copy / "replay" / f"{name}.npy", mmap_mode="r+")
     column[row] = column[row] ^ True if column.dtype == bool else column[row] + 1

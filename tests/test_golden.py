@@ -38,7 +38,8 @@ def read(name, strategy="A"):
     kl = KLWeights(alpha=1.0, free_nats=3.0, free_nats_strategy=strategy)
     model = DenoisedModel(STRUCTURES[name], 3, depth=2, embed=24, hidden=12, kl=kl).double()
     model.load_state_dict(renamed(data, "weight/"))
-    return model, {key: data[f"batch/{key}"] for key in ("observation", "action", "reward", "is_first")}, data
+    batch = {key: data[f"batch/{key}"] for key in ("observation", "action", "reward", "is_first")}
+    return model, batch | {"is_terminal": torch.zeros_like(batch["is_first"])}, data
 
 
 def close(ours, theirs):

@@ -64,6 +64,8 @@ def check_loss(case):
     for name, kl in expected["kl"].items():
         agree(metrics[f"model/kl_{name}"], kl.mean(), f"KL_{name}")
     agree(model.kl.weighted(expected["kl"], model.table), expected["weighted_kl"], "weighted KL")
+    if model.continuation is not None:
+        agree(metrics["model/continuation_nll"], expected["ends"], "continuation term")
     agree(loss - metrics["model/image_error"], expected["total"] - metrics["model/image_error"], "total")
     agree(latent.features(), expected["features"], "features")
     loss.backward()
@@ -154,7 +156,7 @@ def check_backprop(case):
     noise = torch.randn(HORIZON, T * B, X[1]).double(), torch.randn(HORIZON, T * B, ACTIONS).double()
     optimizers = policy_optimizers(policy)
     after, expected, grads = oracle_policies.backprop_step(
-        case.w, case.p, batch.belief, batch.state, *noise, optimizers, gamma=0.99, lambda_=0.95
+        case.w, case.p, batch.belief, batch.state, batch.is_terminal, *noise, optimizers, gamma=0.99, lambda_=0.95
     )
     with without_gradients(case.model):
         features, actions = policy.imagine(batch, mdp, noise)
@@ -163,7 +165,9 @@ def check_backprop(case):
         agree(actions, expected["actions"], "actions")
         agree(rewards, expected["rewards"], "imagined rewards")
         agree(values, expected["values"], "values")
-        returns = backprop.lambda_returns(rewards, values, policy.gamma, policy.lambda_)
+        goes_on = mdp.continuation(features)
+        agree(goes_on, expected["goes_on"], "continuation")
+        returns = backprop.lambda_returns(rewards, values, goes_on, policy.gamma, policy.lambda_)
         agree(returns, expected["returns"], "lambda-returns")
         metrics = policy.update(batch, mdp, noise=noise)
     agree(metrics["policy/actor_loss"], expected["actor"], "actor loss")
@@ -176,7 +180,17 @@ def check_sac(case):
     policy, mdp, batch = case.policy, case.mdp, case.x_latents()
     h, s, (next_noise, noise) = batch.belief, batch.state, torch.randn(2, T - 1, B, ACTIONS).double()
     after, expected, grads = oracle_policies.sac_step(
-        case.p, h, s, batch.reward, batch.action, next_noise, noise, policy_optimizers(policy), gamma=0.99, tau=0.005
+        case.p,
+        h,
+        s,
+        batch.reward,
+        batch.is_terminal,
+        batch.action,
+        next_noise,
+        noise,
+        policy_optimizers(policy),
+        gamma=0.99,
+        tau=0.005,
     )
     actor_loss, log_prob = oracle_policies.sac_actor_loss(case.p, h, s, noise)
     temperature_loss = oracle_policies.sac_temperature_loss(case.p, log_prob, -ACTIONS)
@@ -231,16 +245,18 @@ def check_updates(case):
         only_the_models = {name: scale * g for name, g in grads.items()}  # nothing was added by the policy
         agree_all(parameter_gradients(case.model), only_the_models, "gradient of", CLIPPED_RTOL)
         w = model_optimizer.step(w, grads)
-        x = expected["latent"]["x"]
+        x, ended = expected["latent"]["x"], batch["is_terminal"]
         if sac:
             noise = draw(T - 1, B, ACTIONS), draw(T - 1, B, ACTIONS)
             r = expected["shares"]["x"].detach()
             p, *_ = oracle_policies.sac_step(
-                p, x["h"], x["s"], r, batch["action"], *noise, optimizers, gamma=0.99, tau=0.005
+                p, x["h"], x["s"], r, ended, batch["action"], *noise, optimizers, gamma=0.99, tau=0.005
             )
         else:
             noise = draw(HORIZON, T * B, X[1]), draw(HORIZON, T * B, ACTIONS)
-            p, *_ = oracle_policies.backprop_step(w, p, x["h"], x["s"], *noise, optimizers, gamma=0.99, lambda_=0.95)
+            p, *_ = oracle_policies.backprop_step(
+                w, p, x["h"], x["s"], ended, *noise, optimizers, gamma=0.99, lambda_=0.95
+            )
     agree_all(change(weights(case.model), case.w), change(w, case.w), "model weight", CLIPPED_RTOL)
     agree_all(change(weights(case.policy), case.p), change(p, case.p), "policy weight", CLIPPED_RTOL)
 
@@ -266,3 +282,13 @@ def test_soft_actor_critic(name, clip):
 @every_structure
 def test_whole_updates(name, size, policy):
     check_updates(Case(name, size, policy, strategy="B", clamped=0.1))  # all clamped, Dreamer's prior would rest
+
+
+@every_structure
+def test_terminations(name):
+    """Their likelihood, what they take from returns, weights and targets, and whole updates."""
+    check_loss(Case(name, ends=True))
+    check_backprop(Case(name, ends=True, clip=None))
+    check_sac(Case(name, policy=SACPolicy, ends=True))
+    for policy in (BackpropPolicy, SACPolicy):
+        check_updates(Case(name, policy=policy, ends=True, strategy="B", clamped=0.1))

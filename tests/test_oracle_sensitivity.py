@@ -156,8 +156,34 @@ SAC_ERRORS = {  # name: (function, right, wrong)
     "tau-mirrored": (SAC, "lerp_(source, self.tau)", "lerp_(source, 1 - self.tau)"),
 }
 
-UPDATE = "models.denoised:DenoisedModel.update"
 ACTING = "agents.world_model_agent:Agent.update_eagerly"
+HEAD = "models.base:WorldModel.continuation_nll"
+PREDICTED = "models.base:WorldModel.seen_continuation"
+BACKPROP = "policies.backprop:BackpropPolicy.losses"
+ENDS_ERRORS = {  # name: (check, policy, function, right, wrong)
+    "ends-for-continuations": (check_loss, BackpropPolicy, HEAD, "(~is_terminal)", "is_terminal"),
+    "head-of-all-latents-detached": (check_loss, BackpropPolicy, HEAD, ".features())", ".features().detach())"),
+    "head-not-in-the-loss": (check_loss, BackpropPolicy, LOSS, "loss + nll, nll", "loss, nll"),
+    "logits-for-probabilities": (check_backprop, BackpropPolicy, PREDICTED, ".sigmoid()", ""),
+    "head-forgotten-by-the-mdp": (
+        check_updates,
+        BackpropPolicy,
+        "models.base:WorldModel.mdp",
+        "is None else",
+        "is not None else",
+    ),
+    "continuation-of-the-next": (check_backprop, BackpropPolicy, RETURNS, "continuation[t] *", "continuation[t + 1] *"),
+    "no-end-to-returns": (check_backprop, BackpropPolicy, RETURNS, "continuation[t] *", "1 *"),
+    "starts-all-alive": (check_backprop, BackpropPolicy, BACKPROP, "(start,", "(start * 0 + 1,"),
+    "weights-not-shifted": (check_backprop, BackpropPolicy, BACKPROP, "continuation[:-2]", "continuation[1:-1]"),
+    "weights-attached": (check_backprop, BackpropPolicy, BACKPROP, "continuation[:-2].detach()", "continuation[:-2]"),
+    "weights-of-one-step": (check_backprop, BackpropPolicy, BACKPROP, ".cumprod(0)", ""),
+    "bootstraps-from-the-dead": (check_sac, SACPolicy, CRITIC, "batch.continues[1:] *", ""),
+    "end-of-the-row-before": (check_sac, SACPolicy, CRITIC, "batch.continues[1:]", "batch.continues[:-1]"),
+    "flags-forgotten": (check_updates, SACPolicy, ACTING, 'batch["is_terminal"])', 'batch["is_terminal"] & False)'),
+}
+
+UPDATE = "models.denoised:DenoisedModel.update"
 UPDATE_ERRORS = {  # name: (policy, function, right, wrong)
     "latents-recomputed": (BackpropPolicy, UPDATE, "latent.map", "self.loss(**batch, noise=noise)[1].map"),
     "latents-of-another-noise": (BackpropPolicy, UPDATE, "generator=generator", "generator=None"),
@@ -212,6 +238,14 @@ def test_errors_in_soft_actor_critic_show(monkeypatch, where, right, wrong):
     case = Case(policy=SACPolicy)
     with pytest.raises(AssertionError):
         check_sac(case)
+
+
+@pytest.mark.parametrize(("check", "policy", "where", "right", "wrong"), rows(ENDS_ERRORS))
+def test_errors_about_terminations_show(monkeypatch, check, policy, where, right, wrong):
+    plant(monkeypatch, where, right, wrong)
+    case = Case(policy=policy, ends=True, **({"clip": None} if check is check_backprop else {}))
+    with pytest.raises(AssertionError):
+        check(case)
 
 
 @pytest.mark.parametrize(

@@ -99,10 +99,11 @@ def test_rows_are_what_was_played(tmp_path):
             assert (kind == "reset") == row.is_first == ended
             np.testing.assert_array_equal(row.observation, answer[0])
             if row.is_first:
-                assert not row.action.any() and row.reward == 0 and not row.is_last
+                assert not row.action.any() and row.reward == 0 and not (row.is_last or row.is_terminal)
             else:
                 np.testing.assert_array_equal(row.action, asked)
                 assert row.reward == answer[1] and row.is_last == (answer[2] or answer[3])
+                assert row.is_terminal == answer[2]
             ended = row.is_last
     assert collector.step == 60 * 2 * 2
 
@@ -278,10 +279,10 @@ def test_returns_of_training_are_sums_of_rewards_by_episode(tmp_path):
     for turn in range(1, 41):
         turns.append([])
         for lane in range(2):
-            rows = [Row(image, np.zeros(2, np.float32), 0.0, True, False)] if fresh[lane] else []
+            rows = [Row(image, np.zeros(2, np.float32), 0.0, True, False, False)] if fresh[lane] else []
             reward, fresh[lane] = float(turn * 10 ** (3 * lane)), turn in ends[lane]
             totals[lane] += reward
-            turns[-1].append([*rows, Row(image, np.full(2, lane, np.float32), reward, False, fresh[lane])])
+            turns[-1].append([*rows, Row(image, np.full(2, lane, np.float32), reward, False, False, fresh[lane])])
             if fresh[lane]:
                 expected.setdefault(4 * turn, []).append(totals[lane])
                 totals[lane] = 0.0
@@ -302,7 +303,7 @@ def test_rows_are_stored_as_they_were_collected(tmp_path):
     for number in range(2):
         for t in range(4):
             image, action = np.full((4, 4, 3), 10 * number + t, np.uint8), np.full(2, number - t, np.float32)
-            batches.add(number, Row(image, action, float(10 * number + t), t == 0, False))
+            batches.add(number, Row(image, action, float(10 * number + t), t == 0, False, False))
     for number, ring in enumerate(replay.rings):
         rows = ring.read(np.arange(ring.total))
         np.testing.assert_array_equal(rows["reward"], 10 * number + np.arange(4))

@@ -20,19 +20,25 @@ def policy_batch(agent, length=4, batch=3):
     shape = (length, batch)
     sizes = agent.mdp.belief_size, agent.mdp.state_size, agent.mdp.action_size
     belief, state, action = (torch.randn(*shape, size, dtype=torch.float64) for size in sizes)
-    return PolicyBatch(belief, state, action.tanh(), torch.randn(*shape, dtype=torch.float64))
+    reward = torch.randn(*shape, dtype=torch.float64)
+    return PolicyBatch(belief, state, action.tanh(), reward, torch.zeros(shape, dtype=torch.bool))
 
 
 def test_lambda_returns_by_brute_force():
-    """V_t as the weighted sum of n-step returns, written out."""
+    """V_t as the weighted sum of n-step returns, written out; each step counts as it is probable to be reached."""
     torch.manual_seed(0)
     horizon, gamma, lam = 6, 0.9, 0.7
     reward, value = torch.randn(horizon, 2, dtype=torch.float64), torch.randn(horizon, 2, dtype=torch.float64)
 
-    def n_step(t, n):
-        return sum(gamma**k * reward[t + k] for k in range(n)) + gamma**n * value[t + n]
+    goes_on = torch.rand(horizon, 2, dtype=torch.float64)
 
-    result = lambda_returns(reward, value, gamma, lam)
+    def reached(t, n):
+        return gamma**n * goes_on[t : t + n].prod(0)
+
+    def n_step(t, n):
+        return sum(reached(t, k) * reward[t + k] for k in range(n)) + reached(t, n) * value[t + n]
+
+    result = lambda_returns(reward, value, goes_on, gamma, lam)
     assert result.shape == (horizon - 1, 2)
     for t in range(horizon - 1):
         last = horizon - 1 - t
@@ -105,7 +111,8 @@ def test_actor_loss_has_no_gradient_from_y_or_z(structure):
     agent = small_agent(structure)
     torch.manual_seed(0)
     latent = agent.world_model.rssm.initial(3).map(lambda t: torch.randn(2, *t.shape, dtype=t.dtype).requires_grad_())
-    batch = PolicyBatch(*latent["x"], *(torch.zeros(2, 3, *size, dtype=torch.float64) for size in ((2,), ())))
+    others = (torch.zeros(2, 3, *size, dtype=torch.float64) for size in ((2,), ()))
+    batch = PolicyBatch(*latent["x"], *others, torch.zeros(2, 3, dtype=torch.bool))
     noise = agent.policy.draw_noise(batch, agent.mdp, torch.Generator().manual_seed(0))
     loss, _, _ = agent.policy.losses(batch, agent.mdp, noise)
     gradients = torch.autograd.grad(loss, [latent.belief, latent.state])

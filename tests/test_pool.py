@@ -123,7 +123,7 @@ def test_an_interrupt_while_workers_import_is_not_theirs(capfd):
     try:
         assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
         os.kill(worker.process.pid, signal.SIGINT)
-        assert worker.reply(120.0) == ("done", ((64, 64, 3), (2,)))
+        assert worker.reply(120.0) == ("done", ((64, 64, 3), (2,), False))
         os.kill(worker.process.pid, signal.SIGINT)
         worker.pipe.send(("reset", [3]))
         assert worker.reply(120.0)[0] == "done"

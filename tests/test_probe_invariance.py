@@ -191,6 +191,7 @@ def test_nats_and_reconstruction_of_a_frozen_model_are_the_loss_own():
         "action": np.stack([one.action for one in played], 1),
         "reward": np.zeros((11, 3), np.float32),
         "is_first": np.arange(11)[:, None].repeat(3, 1) == 0,
+        "is_terminal": np.zeros((11, 3), bool),
     }
     *_, metrics = agent.world_model.loss(**agent.to_device(batch), noise=noise)
     for name in "xyz":

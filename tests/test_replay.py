@@ -18,7 +18,7 @@ SHAPE, ACTIONS = (4, 5, 3), 2
 def row(number, is_first):
     """A row that tells its number in every column."""
     observation = np.frombuffer(np.int64(number).tobytes() * 8, np.uint8)[:60].reshape(SHAPE)
-    return observation, np.full(ACTIONS, number + 0.5), 2.0 * number, is_first
+    return observation, np.full(ACTIONS, number + 0.5), 2.0 * number, is_first, number % 3 == 2
 
 
 def numbers(batch):
@@ -27,6 +27,7 @@ def numbers(batch):
     flat = np.ascontiguousarray(batch["observation"].reshape(length, batch_size, -1)[..., :8])
     found = flat.view(np.int64)[..., 0]
     np.testing.assert_array_equal(batch["reward"], 2.0 * found)
+    np.testing.assert_array_equal(batch["is_terminal"], found % 3 == 2)
     np.testing.assert_array_equal(batch["action"], np.stack([found + 0.5] * ACTIONS, -1))
     return found
 
@@ -96,6 +97,7 @@ def test_frequencies_and_batch_contract(tmp_path):
         "action": (np.float32, (4, 22000, ACTIONS)),
         "reward": (np.float32, (4, 22000)),
         "is_first": (np.bool_, (4, 22000)),
+        "is_terminal": (np.bool_, (4, 22000)),
     }
     assert all(value.flags.c_contiguous and value.flags.writeable for value in batch.values())
     found = numbers(batch)
@@ -305,7 +307,7 @@ def test_a_new_replay_starts_empty(tmp_path):
 
 def test_wrong_rows_are_refused(tmp_path):
     replay = Replay(tmp_path, 20, SHAPE, ACTIONS)
-    observation, action, reward, _ = row(0, True)
+    observation, action, reward, *_ = row(0, True)
     with pytest.raises(ValueError, match="must be the first of an episode"):
         replay.add(observation, action, reward, False)
     with pytest.raises(ValueError, match="uint8 observation"):
@@ -319,7 +321,7 @@ def test_wrong_rows_are_refused(tmp_path):
 
 def test_too_small_a_disk_is_refused_with_both_numbers(tmp_path, monkeypatch):
     needed = Replay.bytes_needed(1_000_000, (64, 64, 3), 6)
-    assert needed == 1_000_000 * (64 * 64 * 3 + 6 * 4 + 4 + 1 + 8) + 5 * 128
+    assert needed == 1_000_000 * (64 * 64 * 3 + 6 * 4 + 4 + 1 + 1 + 8) + 6 * 128
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(needed, 1, needed - 1))
     with pytest.raises(UserError, match=f"{needed:,} bytes.*{needed - 1:,} bytes free"):
         Replay(tmp_path, 1_000_000, (64, 64, 3), 6)
@@ -346,7 +348,7 @@ def test_another_environment_is_refused(tmp_path):
     assert len(Replay.open(tmp_path, state)) == 4  # nothing was lost
 
 
-@pytest.mark.parametrize("name", ["observation", "action", "reward", "is_first", "number"])
+@pytest.mark.parametrize("name", ["observation", "action", "reward", "is_first", "is_terminal", "number"])
 @pytest.mark.parametrize("keep", [None, 0, 50, 128, 0.5, -1])
 def test_damaged_files_are_reported(tmp_path, name, keep):
     replay = Replay(tmp_path, 20, SHAPE, ACTIONS)

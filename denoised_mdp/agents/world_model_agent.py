@@ -69,8 +69,9 @@ class Agent(nn.Module):
     def update(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
         """One step of the world model, then one of the policy from the same posterior latents.
 
-        batch: observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first bool [T, B]. policy:
-        False leaves the policy as it is. Returns metrics as scalar tensors; nothing is copied to the host here.
+        batch: observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first and is_terminal bool
+        [T, B]. policy: False leaves the policy as it is. Returns metrics as scalar tensors; nothing is copied to the
+        host here.
         """
         return (self.graph or self.update_eagerly)(batch, policy=policy)
 
@@ -85,7 +86,7 @@ class Agent(nn.Module):
         if not policy:
             return learned.metrics
         signal = learned.latent.select(self.world_model.table.seen)
-        signal = PolicyBatch(signal.belief, signal.state, batch["action"], learned.reward)
+        signal = PolicyBatch(signal.belief, signal.state, batch["action"], learned.reward, batch["is_terminal"])
         with without_gradients(self.world_model):
             return learned.metrics | self.policy.update(signal, self.mdp, self.random)
 
@@ -205,16 +206,24 @@ class Agent(nn.Module):
 
 
 def build_agent(
-    config: schema.Config, action_size: int, *, device: str = "cpu", dtype: torch.dtype | None = None
+    config: schema.Config,
+    action_size: int,
+    *,
+    can_terminate: bool = False,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
 ) -> Agent:
     """Build an agent from a configuration, with initial weights drawn from `config.seed`.
 
-    device: where it lives. dtype: compute type of large products (`networks.set_compute_dtype`). The global
-    generator is left as it was.
+    can_terminate: the environment ends episodes other than by a time limit. device: where it lives. dtype: compute
+    type of large products (`networks.set_compute_dtype`). The global generator is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        world_model = MODELS[config.model.kind].from_config(config, action_size)
+        wanted = copy.deepcopy(config)
+        if wanted.model.continuation is None:
+            wanted.model.continuation = can_terminate
+        world_model = MODELS[config.model.kind].from_config(wanted, action_size)
         if config.model.init == "scaled":
             scale_initial_weights(world_model, torch.Generator().manual_seed(torch_seed(config.seed, "weights")))
         world_model.to(device)

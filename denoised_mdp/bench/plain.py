@@ -48,7 +48,12 @@ class PlainUpdate:
     def __init__(self, agent: Agent):
         self.model, self.policy = agent.world_model, agent.policy
         mixed = any(row.parents or row.distribution != "gaussian" for row in self.model.table.rows.values())
-        if mixed or len(self.model.table.seen) > 1 or not isinstance(self.policy, BackpropPolicy):
+        if (
+            mixed
+            or self.model.continuation
+            or len(self.model.table.seen) > 1
+            or not isinstance(self.policy, BackpropPolicy)
+        ):
             raise ValueError("the plain update knows x and y and the policy by backpropagation alone")
         self.clip = self.model.clip
         self.optimizers = {}
@@ -62,7 +67,7 @@ class PlainUpdate:
     ) -> dict[str, Tensor]:
         """batch: as in `Agent.update`; noise [T, B, S] and policy_noise ([H, N, S_x], [H, N, A]) override the draws."""
         dtype = self.model.encoder.like.dtype
-        batch = {name: torch.as_tensor(value) for name, value in batch.items()}
+        batch = {name: torch.as_tensor(value) for name, value in batch.items() if name != "is_terminal"}
         batch |= {name: value.to(dtype) for name, value in batch.items() if value.is_floating_point()}
         model_loss, beliefs, states = self.model_loss(**batch, noise=noise)
         self._step("model", model_loss)

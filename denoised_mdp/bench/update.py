@@ -239,6 +239,8 @@ def update_parts(agent: Agent, config: Config, repeats: int) -> dict[str, float]
                 reward_nll = scalar_nll(sum(shares.values()), batch["reward"], model.reward_std)
                 loss = image_nll(prediction, images) + reward_nll.mean()
                 loss = loss + model.kl.weighted(kl, model.table)
+                if model.continuation is not None:
+                    loss = loss + model.continuation_nll(latent, batch["is_terminal"])
             with part("backward"):
                 optimizer.zero_grad()
                 loss.backward()
@@ -246,7 +248,7 @@ def update_parts(agent: Agent, config: Config, repeats: int) -> dict[str, float]
                 torch.nn.utils.clip_grad_norm_(model.parameters(), model.clip or float("inf"))
                 optimizer.step()
             seen, reward = latent.map(torch.detach).select(model.table.seen), model.seen_reward(latent).detach()
-            signal = PolicyBatch(seen.belief, seen.state, batch["action"], reward)
+            signal = PolicyBatch(seen.belief, seen.state, batch["action"], reward, batch["is_terminal"])
             with part("policy"), without_gradients(model):
                 agent.policy.update(signal, agent.mdp, agent.random)
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}

@@ -69,6 +69,9 @@ class ModelConfig:
     reward_hidden: int = option(400, "width of the reward nets", low=1)
     reward_layers: int = option(2, "hidden layers of the reward nets", low=1)
     reward_std: float = option(1.0, "std of the reward's likelihood; smaller: the reward counts for more", low=1e-3)
+    continuation: bool | None = option(
+        None, "predict where episodes terminate; null: where the environment can terminate them"
+    )
     kl: KLConfig = group(KLConfig, "weights of the KL terms")
     optimizer: OptimizerConfig = group(OptimizerConfig, "optimizer of the world model")
 

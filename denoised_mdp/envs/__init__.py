@@ -88,9 +88,10 @@ def make_env(
         raise UserError(f"Suite {suite!r} has no choice of rewards: reward must be 'dense', not {reward!r}.")
     chosen = check_distractors(distractors, task, suite)
     if suite == "toy":
-        from denoised_mdp.envs.toy import CountingEnv, ToyEnv
+        from denoised_mdp.envs.toy import CountingEnv, TerminatingToyEnv, ToyEnv
 
-        world = {"dot": ToyEnv, "counting": CountingEnv}[task](size, episode_steps)
+        worlds = {"dot": ToyEnv, "dot_terminating": TerminatingToyEnv, "counting": CountingEnv}
+        world = worlds[task](size, episode_steps)
     elif suite == "robodesk":
         from denoised_mdp.envs.robodesk.env import RoboDeskEnv
 

@@ -20,6 +20,7 @@ import mujoco  # isort: skip
 
 with gl_errors():
     from dm_control import suite
+from dm_control.rl import control
 
 # What an episode's initialization changes in the compiled model of some task of the suite.
 EPISODE_FIELDS = (
@@ -88,6 +89,7 @@ class DMCEnv(World, gym.utils.EzPickle):
             environment = suite.load(self._domain, name, task_kwargs={"random": 0})
         self._physics, self._task = environment.physics, environment.task
         check_view(self._physics.model.ptr, camera, quality)
+        self.can_terminate = type(self._task).get_termination is not control.Task.get_termination  # LQR
         self._substeps = round(environment.control_timestep() / environment.physics.timestep())
         self.metadata = {**self.metadata, "render_fps": round(1 / environment.control_timestep())}
 

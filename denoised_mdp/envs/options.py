@@ -51,7 +51,7 @@ _TASKS = {
         *(f"lift_{block}" for block in _BLOCKS),
         *("tv_red_hue", "tv_green_hue", "tv_blue_hue"),
     ),
-    "toy": ("dot", "counting"),
+    "toy": ("dot", "dot_terminating", "counting"),
 }
 SUITES = tuple(_TASKS)
 

@@ -61,6 +61,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
         self.signal_names: tuple[str, ...] = world.signal_names
         self.noise_names: tuple[str, ...] = world.noise_names
+        self.can_terminate: bool = world.can_terminate
         self.action_space = world.action_space
         self.observation_space = gym.spaces.Box(0, 255, (world.size, world.size, 3), np.uint8)
 

@@ -25,6 +25,7 @@ class ToyEnv(World, gym.utils.EzPickle):
     signal_names = ("dot/x", "dot/y")
     noise_names = ("texture/phase_0", "texture/phase_1")
     target = np.array([0.5, -0.5])
+    wall = 0.9
     speed = 0.1  # of half the box, per step at full action
 
     def __init__(self, size: int = 64, episode_steps: int = 1000):
@@ -45,14 +46,14 @@ class ToyEnv(World, gym.utils.EzPickle):
             self._rng = generator(seed, "physics")
         if noise_seed is not None or self._noise_rng is None:
             self._noise_rng = generator(noise_seed, "texture")
-        self._dot, self._steps = self._rng.uniform(-0.9, 0.9, 2), 0
+        self._dot, self._steps = self._rng.uniform(-self.wall, self.wall, 2), 0
         self._phase, self._drift = self._noise_rng.uniform(0, 1, 2), self._noise_rng.normal(0, 0.02, 2)
         return self.signal(), {}
 
     def step(self, action: np.ndarray):
         """Move the dot by `action` [2] in [-1, 1] and let the texture drift."""
         velocity = self.speed * np.clip(np.asarray(action, np.float64), -1, 1)
-        self._dot = np.clip(self._dot + velocity, -0.9, 0.9)
+        self._dot = np.clip(self._dot + velocity, -self.wall, self.wall)
         self._drift = 0.95 * self._drift + self._noise_rng.normal(0, 0.005, 2)
         self._phase = (self._phase + self._drift) % 1
         self._steps += 1
@@ -117,6 +118,18 @@ class ToyEnv(World, gym.utils.EzPickle):
     def follow(self, other: ToyEnv) -> None:
         """Take over the texture of another one."""
         self.set_state(other.get_state() | self.get_physics_state())
+
+
+class TerminatingToyEnv(ToyEnv):
+    """The dot must not touch the wall of its box: that ends the episode. All rewards are positive: living pays."""
+
+    can_terminate = True
+
+    def step(self, action: np.ndarray):
+        """As of `ToyEnv`, with an end at the wall."""
+        signal, reward, _, truncated, info = super().step(action)
+        terminated = bool((abs(self._dot) >= self.wall).any())  # exactly: the box clips to it
+        return signal, reward, terminated, truncated and not terminated, info
 
 
 class CountingEnv(World, gym.utils.EzPickle):

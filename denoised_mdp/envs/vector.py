@@ -59,11 +59,12 @@ class EnvironmentPool:
             if workers:
                 for w in range(workers):  # one by one, so that `close` knows the running ones if another cannot start
                     self._workers.append(_Worker(make_environment, len(range(w, count, workers))))
-                self.observation_shape, self.action_shape = self._replies(timeout + START_SECONDS)[0]
+                about = self._replies(timeout + START_SECONDS)[0]
             else:
                 for _ in range(count):
                     self._environments.append(make_environment())
-                self.observation_shape, self.action_shape = _shapes(self._environments[0])
+                about = _about(self._environments[0])
+            self.observation_shape, self.action_shape, self.can_terminate = about
         except BaseException:
             self.close()
             raise
@@ -169,8 +170,10 @@ def _call(environment: gym.Env, command: str, argument: Any) -> Any:
     raise ValueError(command)
 
 
-def _shapes(environment: gym.Env) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return environment.observation_space.shape, environment.action_space.shape
+def _about(environment: gym.Env) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    """Shapes of observation and action, and whether episodes can terminate: yes, unless the environment says no."""
+    can_terminate = getattr(environment.unwrapped, "can_terminate", True)
+    return environment.observation_space.shape, environment.action_space.shape, can_terminate
 
 
 class _Worker:
@@ -264,7 +267,7 @@ def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str,
         try:
             for current.value in range(count):
                 environments.append(make_environment())
-            pipe.send(("done", _shapes(environments[0])))
+            pipe.send(("done", _about(environments[0])))
             while True:
                 command, arguments = pipe.recv()
                 replies = []

@@ -16,6 +16,8 @@ class World(gym.Env):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 25}
     render_mode = "rgb_array"
     noise_names: tuple[str, ...] = ()
+    can_terminate = False
+    """whether `step` ever returns terminated=True: some state ends the task, other than a time limit"""
 
     def noise(self) -> np.ndarray:
         """Return the world's own noise, float32 [N], see `noise_names`: none unless a subclass says otherwise."""

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from denoised_mdp.models.latent import Latent
+from denoised_mdp.models.latent import Latent, Layout
 from denoised_mdp.models.mdp import LatentMDP
+from denoised_mdp.models.networks import MLP
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.models.structure import Table
 
@@ -81,6 +83,7 @@ class WorldModel(nn.Module, ABC):
     def __init__(self):
         super().__init__()
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.continuation: MLP | None = None  # see `add_continuation`
 
     @classmethod
     @abstractmethod
@@ -91,9 +94,9 @@ class WorldModel(nn.Module, ABC):
     def update(self, batch: dict[str, Tensor], generator: torch.Generator) -> Learned:
         """One optimization step.
 
-        batch: observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first bool [T, B], on the model's
-        device. All noise comes from `generator`. Shapes do not depend on data and nothing is copied to the host, so
-        that an update can be captured as one CUDA graph.
+        batch: observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first and is_terminal bool [T, B],
+        on the model's device. All noise comes from `generator`. Shapes do not depend on data and nothing is copied to
+        the host, so that an update can be captured as one CUDA graph.
         """
 
     @abstractmethod
@@ -122,10 +125,31 @@ class WorldModel(nn.Module, ABC):
     def seen_reward(self, latent: Latent) -> Tensor:
         """Mean reward [...] of latents [...] of what the policy sees."""
 
+    def add_continuation(self, hidden: int) -> None:
+        """Add a head that predicts from what the policy sees whether the episode goes on, of width `hidden`.
+
+        Call it last, before the optimizer is made: the other nets then draw the same initial weights as without it.
+        """
+        seen = Layout(self.table.seen)
+        self.continuation = MLP(seen.belief_size + seen.state_size, hidden, 1, layers=2)
+
+    def continuation_nll(self, latent: Latent, is_terminal: Tensor) -> Tensor:
+        """Mean negative log likelihood of 1 - is_terminal, a Bernoulli variable for each row, nats: a scalar.
+
+        latent: of all rows [T, B, ...]; is_terminal bool [T, B]. First rows count: episodes do go on after them.
+        """
+        logits = self.continuation(latent.select(self.table.seen).features()).squeeze(-1)  # [T, B]
+        return F.binary_cross_entropy_with_logits(logits, (~is_terminal).to(logits.dtype))
+
+    def seen_continuation(self, latent: Latent) -> Tensor:
+        """Probability [...] that the episode goes on after latents [...] of what the policy sees."""
+        return self.continuation(latent.features()).squeeze(-1).sigmoid()  # [...]
+
     def decode(self, latent: Latent) -> Tensor:
         """Latents [..., D], [..., S] -> mean images [N, 3, H, W], floats around [-0.5, 0.5], N = prod(...)."""
         raise NotImplementedError(f"{type(self).__name__} cannot decode pictures")
 
     def mdp(self) -> LatentMDP:
         """What a policy sees of this model."""
-        return LatentMDP(self.table.seen, self.action_size, self.imagine_step, self.seen_reward)
+        ends = None if self.continuation is None else self.seen_continuation
+        return LatentMDP(self.table.seen, self.action_size, self.imagine_step, self.seen_reward, ends)

@@ -25,7 +25,8 @@ class DenoisedModel(WorldModel):
 
     `table`: the factorization. `size`: image side, 64 or 96. `depth`: channels k. `hidden`: width of the reward nets,
     `reward_layers` their hidden layers. `embed`, `pixel_range`: see `Encoder`.
-    `reward_std`: std of the Gaussian on the reward; the paper's is 1. `lr`, `eps`, `clip`: of Adam.
+    `reward_std`: std of the Gaussian on the reward; the paper's is 1. `continuation`: add a head that predicts where
+    episodes terminate, see `WorldModel.add_continuation`. `lr`, `eps`, `clip`: of Adam.
     """
 
     decodes = True
@@ -42,6 +43,7 @@ class DenoisedModel(WorldModel):
         hidden: int = 400,
         reward_layers: int = 2,
         reward_std: float = 1.0,
+        continuation: bool = False,
         kl: KLWeights | None = None,
         lr: float = 6e-4,
         eps: float = 1e-7,
@@ -61,6 +63,8 @@ class DenoisedModel(WorldModel):
                 if row.rewarded
             }
         )
+        if continuation:
+            self.add_continuation(hidden)
         self.optimizers["model"] = adam(self.parameters(), lr=lr, eps=eps)
 
     @classmethod
@@ -80,6 +84,7 @@ class DenoisedModel(WorldModel):
             "hidden": m.reward_hidden,
             "reward_layers": m.reward_layers,
             "reward_std": m.reward_std,
+            "continuation": bool(m.continuation),
             "kl": KLWeights(config.alpha, m.kl.free_nats, m.kl.free_nats_strategy),
             **vars(m.optimizer),
         }
@@ -97,13 +102,14 @@ class DenoisedModel(WorldModel):
         return Learned(latent.map(torch.detach), reward.detach(), metrics)
 
     def loss(
-        self, observation: Tensor, action: Tensor, reward: Tensor, is_first: Tensor, noise: Tensor
+        self, observation: Tensor, action: Tensor, reward: Tensor, is_first: Tensor, is_terminal: Tensor, noise: Tensor
     ) -> tuple[Tensor, Latent, dict[str, Tensor], dict[str, Tensor]]:
         """The variational bound of a batch: reconstruction + weighted KL (Wang et al. 2022, equation 5).
 
-        observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first bool [T, B],
-        noise [T, B, S]. Every segment starts from the zero latent. Returns the scalar loss in nats, the posterior
-        latents [T, B, ...] and their reward shares {name: [T, B]} (still attached) and detached metrics as tensors.
+        observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first and is_terminal bool [T, B],
+        noise [T, B, S]. A head for terminations adds its negative log likelihood. Every segment starts from the zero
+        latent. Returns the scalar loss in nats, the posterior latents [T, B, ...] and their reward shares
+        {name: [T, B]} (still attached) and detached metrics as tensors.
         """
         images = self.float_images(observation)  # [T B, 3, H, W]
         embed = self.encoder(images).unflatten(0, observation.shape[:2])  # [T, B, E]
@@ -122,6 +128,9 @@ class DenoisedModel(WorldModel):
         }
         metrics |= {f"model/kl_{name}": part.mean() for name, part in kl.items()}
         metrics |= {f"model/reward_{name}": share.mean() for name, share in shares.items()}
+        if self.continuation is not None:
+            nll = self.continuation_nll(latent, is_terminal)
+            loss, metrics["model/continuation_nll"] = loss + nll, nll
         return loss, latent, shares, {name: value.detach() for name, value in metrics.items()}
 
     @property

@@ -24,15 +24,22 @@ class PolicyBatch:
     """[T, B, A]: row t holds the action that *led to* latent t; row t + 1 what was done in latent t"""
     reward: Tensor
     """mean reward of these latents, [T, B], from the pass that made them; `LatentMDP.reward` has newer weights"""
+    is_terminal: Tensor
+    """bool [T, B]: the episode terminated there; nothing follows"""
 
     @property
     def features(self) -> Tensor:
         """Beliefs, then states, [T, B, F]."""
         return torch.cat((self.belief, self.state), -1)
 
+    @property
+    def continues(self) -> Tensor:
+        """0 where the episode terminated, else 1, in the type of the rewards, [T, B]."""
+        return (~self.is_terminal).to(self.reward.dtype)
+
 
 class LatentMDP:
-    """The rows of the table that the policy sees: their priors and their rewards; for 2b and 2c, x alone.
+    """The rows of the table that the policy sees: their priors, rewards and ends; for 2b and 2c, x alone.
 
     Nothing else of the world model is reachable from here, so that no policy can look at the noise.
 
@@ -45,11 +52,12 @@ class LatentMDP:
         action_size: int,
         step: Callable[[Latent, Tensor, Tensor], Latent],
         reward: Callable[[Latent], Tensor],
+        continuation: Callable[[Latent], Tensor] | None = None,
     ):
         self.layout = Layout(rows)
         self.belief_size, self.state_size = self.layout.belief_size, self.layout.state_size
         self.feature_size = self.belief_size + self.state_size
-        self.action_size, self._step, self._reward = action_size, step, reward
+        self.action_size, self._step, self._reward, self._continuation = action_size, step, reward, continuation
 
     def step(self, belief: Tensor, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Sample the priors: belief [N, D], state [N, S], action [N, A], noise [N, S] -> the next pair."""
@@ -58,7 +66,17 @@ class LatentMDP:
 
     def reward(self, features: Tensor) -> Tensor:
         """Mean reward of these rows: features [..., F] -> [...]."""
-        return self._reward(Latent(*features.split((self.belief_size, self.state_size), -1), self.layout))
+        return self._reward(self._latent(features))
+
+    def continuation(self, features: Tensor) -> Tensor:
+        """Probability that the episode goes on after these latents: features [..., F] -> [...]; 1 without a head."""
+        if self._continuation is None:
+            return features.new_ones(features.shape[:-1])
+        return self._continuation(self._latent(features))
+
+    def _latent(self, features: Tensor) -> Latent:
+        """Features [..., F] as a latent."""
+        return Latent(*features.split((self.belief_size, self.state_size), -1), self.layout)
 
     def draw_noise(self, *shape: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Noise [*shape, S] for `step`, on the device and in the type of `like`."""

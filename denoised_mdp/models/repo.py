@@ -85,7 +85,7 @@ class RePo(DenoisedModel):
         return Learned(latent, reward.detach(), metrics)
 
     def loss(
-        self, observation: Tensor, action: Tensor, reward: Tensor, is_first: Tensor, noise: Tensor
+        self, observation: Tensor, action: Tensor, reward: Tensor, is_first: Tensor, is_terminal: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor, Latent, dict[str, Tensor], dict[str, Tensor]]:
         """NLL(reward) + sg(beta) (KL - limit), means over T and B; arguments as of `DenoisedModel.loss`.
 
@@ -105,6 +105,9 @@ class RePo(DenoisedModel):
         }
         metrics |= {f"model/kl_{name}": part.mean() for name, part in kl_per_latent(posterior, prior).items()}
         metrics |= {f"model/reward_{name}": share.mean() for name, share in shares.items()}
+        if self.continuation is not None:
+            nll = self.continuation_nll(latent, is_terminal)
+            loss, metrics["model/continuation_nll"] = loss + nll, nll
         return loss, excess.detach(), latent, shares, {name: value.detach() for name, value in metrics.items()}
 
     def dual_loss(self, excess: Tensor) -> Tensor:

@@ -13,15 +13,17 @@ from denoised_mdp.policies.actor import Actor
 from denoised_mdp.policies.base import Policy
 
 
-def lambda_returns(reward: Tensor, value: Tensor, gamma: float, lambda_: float) -> Tensor:
-    """V_t = r_t + gamma ((1 - lambda) v_{t+1} + lambda V_{t+1}), V_H = v_H.
+def lambda_returns(reward: Tensor, value: Tensor, continuation: Tensor, gamma: float, lambda_: float) -> Tensor:
+    """V_t = r_t + gamma c_t ((1 - lambda) v_{t+1} + lambda V_{t+1}), V_H = v_H.
 
-    reward and value [H, N] of the imagined latents 1..H; returns V_t for t = 1..H-1, [H - 1, N].
+    reward, value and continuation (c_t: probability that the episode goes on after latent t) [H, N] of the imagined
+    latents 1..H; returns V_t for t = 1..H-1, [H - 1, N].
     """
-    reward, value = reward.unbind(), value.unbind()
+    reward, value, continuation = reward.unbind(), value.unbind(), continuation.unbind()
     returns, last = [], value[-1]
     for t in range(len(reward) - 2, -1, -1):
-        last = reward[t] + gamma * ((1.0 - lambda_) * value[t + 1] + lambda_ * last)
+        following = (1.0 - lambda_) * value[t + 1] + lambda_ * last  # [N]
+        last = reward[t] + gamma * (continuation[t] * following)
         returns.append(last)
     return torch.stack(returns[::-1])
 
@@ -91,8 +93,9 @@ class BackpropPolicy(Policy):
     def losses(self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]):
         """Actor loss, value loss and metrics.
 
-        Both losses share one pass through the value net: differentiate the first with respect to the actor's
-        parameters alone and the second with respect to the value net's.
+        Each imagined latent counts gamma per step and as much as it is probable that the episode reaches it: not at
+        all where the start has terminated. Both losses share one pass through the value net: differentiate the first
+        with respect to the actor's parameters alone and the second with respect to the value net's.
 
         `entropy` weighs the mean entropy of the imagined actions, in nats, estimated from their own draws. Without it
         (the paper's 0) an actor that a bad early model drove to the limits of its actions stays there: the squashing
@@ -101,9 +104,12 @@ class BackpropPolicy(Policy):
         log_probs = [] if self.entropy else None
         features, actions = self.imagine(batch, mdp, noise, log_probs)  # [H, N, F]
         reward, value = mdp.reward(features), self.value(features).squeeze(-1)  # [H, N]
-        returns = lambda_returns(reward, value, self.gamma, self.lambda_)  # [H - 1, N]
+        continuation = mdp.continuation(features)  # [H, N]
+        returns = lambda_returns(reward, value, continuation, self.gamma, self.lambda_)  # [H - 1, N]
         decay = self.gamma if self.discount_weights else 1.0
         weight = decay ** torch.arange(len(returns), device=returns.device, dtype=returns.dtype)[:, None]
+        start = batch.continues.flatten()[None]  # [1, N]
+        weight = weight * torch.cat((start, continuation[:-2].detach())).cumprod(0)  # [H - 1, N]
         actor_loss = -(weight * returns).mean()
         if log_probs:
             actor_loss = actor_loss + self.entropy * torch.stack(log_probs).mean()

@@ -32,8 +32,8 @@ class SACPolicy(Policy):
     """Learns from the batch's own transitions between posterior latents; nothing is imagined.
 
     A transition is (x_t, a_t, r_x(x_{t+1}), x_{t+1}) for consecutive rows of a segment, a_t the action stored
-    with row t + 1. Segments never cross an end of an episode, and time limits are not terminations, so every
-    target bootstraps.
+    with row t + 1. Segments never cross an end of an episode. Targets bootstrap, except where the task terminated:
+    time limits are no terminations.
     """
 
     def __init__(
@@ -77,16 +77,17 @@ class SACPolicy(Policy):
         )
 
     def critic_loss(self, batch: PolicyBatch, noise: Tensor) -> Tensor:
-        """Squared error to r + gamma (min Q_target(x', a') - temperature log pi(a' | x')), a' fresh at x'.
+        """Squared error to r + gamma c (min Q_target(x', a') - temperature log pi(a' | x')), a' fresh at x'.
 
-        r is r_x(x') as the batch has it. Mean over [T - 1, B], summed over the two nets, with the factor 1/2.
+        r is r_x(x') as the batch has it, c is 0 where the episode terminated in x', else 1. Mean over [T - 1, B],
+        summed over the two nets, with the factor 1/2.
         """
         features = batch.features  # [T, B, F]
         following = features[1:]
         with torch.no_grad():
             action, log_prob = self.actor.sample_with_log_prob(following, noise)
             soft_value = self.targets(following, action).amin(0) - self.log_temperature.exp() * log_prob
-            target = batch.reward[1:] + self.gamma * soft_value  # [T - 1, B]
+            target = batch.reward[1:] + self.gamma * (batch.continues[1:] * soft_value)  # [T - 1, B]
         return 0.5 * (self.critics(features[:-1], batch.action[1:]) - target).square().mean((1, 2)).sum()
 
     def actor_loss(self, batch: PolicyBatch, noise: Tensor) -> tuple[Tensor, Tensor]:

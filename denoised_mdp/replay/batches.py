@@ -28,7 +28,7 @@ class Batches:
 
     def add(self, number: int, row: Any) -> None:
         """Append a row of environment `number`; see `Replay.add`."""
-        self.replay.add(number, row.observation, row.action, row.reward, row.is_first)
+        self.replay.add(number, row.observation, row.action, row.reward, row.is_first, row.is_terminal)
 
     def sample(self, *, more: bool = False) -> dict[str, np.ndarray | torch.Tensor]:
         """Draw a batch; see `Replay.sample`. more: the next one is drawn before a row is added."""

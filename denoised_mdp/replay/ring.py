@@ -1,4 +1,4 @@
-"""Experience on disk: rows of (action, reward, observation, is_first) and segments sampled from them.
+"""Experience on disk: rows of (action, reward, observation, is_first, is_terminal) and segments sampled from them.
 
 A replay is a ring of rows in plain ``.npy`` files, one per column, which any NumPy program can memory-map.
 """
@@ -16,6 +16,8 @@ import numpy as np
 from denoised_mdp.errors import UserError
 from denoised_mdp.replay.storage import Columns, Layout, bytes_needed
 
+COLUMNS = ("observation", "action", "reward", "is_first", "is_terminal")
+"""what a row holds, in batches as well"""
 _SAMPLED = 64  # rows whose checksums a checkpoint keeps
 
 
@@ -31,6 +33,7 @@ def _layout(observation_shape: Sequence[int], action_size: int) -> Layout:
         "action": (np.dtype(np.float32), (int(action_size),)),
         "reward": (np.dtype(np.float32), ()),
         "is_first": (np.dtype(np.bool_), ()),
+        "is_terminal": (np.dtype(np.bool_), ()),
     }
 
 
@@ -52,9 +55,10 @@ def _ring(numbers: np.ndarray) -> np.ndarray:
 class Replay:
     """The latest `capacity` rows of experience in `folder`, sampled in segments of one episode each.
 
-    Row t holds the action that led to the observation, the reward received on arriving, the observation, and
-    whether it is the first of its episode (Wang et al. 2022). A new replay is empty and overwrites an earlier one
-    of the same shapes in the folder; `Replay.open` resumes one instead.
+    Row t holds the action that led to the observation, the reward received on arriving, the observation, whether it
+    is the first of its episode (Wang et al. 2022), and whether the task ended there. A time limit does not end a task:
+    the last row of a truncated episode is not terminal. A new replay is empty and overwrites an earlier one of the
+    same shapes in the folder; `Replay.open` resumes one instead.
 
     Args:
         folder: of the files; created if missing.
@@ -169,8 +173,10 @@ class Replay:
         """Return the number of rows that can be sampled."""
         return self.total - self._oldest
 
-    def add(self, observation: np.ndarray, action: np.ndarray, reward: float, is_first: bool) -> None:
-        """Append one row: uint8 [H, W, 3], float32 [A], float, bool.
+    def add(
+        self, observation: np.ndarray, action: np.ndarray, reward: float, is_first: bool, is_terminal: bool = False
+    ) -> None:
+        """Append one row: uint8 [H, W, 3], float32 [A], float, bool, bool.
 
         Raises:
             ValueError: a wrong shape or dtype, or a first row that does not begin an episode.
@@ -190,6 +196,7 @@ class Replay:
             "action": action,
             "reward": reward,
             "is_first": is_first,
+            "is_terminal": is_terminal,
             "number": self.total + 1,
         }
         self._columns.write(self._places(self.total), row)
@@ -217,7 +224,7 @@ class Replay:
 
         Returns:
             observation uint8 [T, B, H, W, 3], action float32 [T, B, A], reward float32 [T, B],
-            is_first bool [T, B]; contiguous and owned by the caller.
+            is_first and is_terminal bool [T, B]; contiguous and owned by the caller.
 
         Raises:
             UserError: no episode is long enough.
@@ -237,13 +244,12 @@ class Replay:
             held = f"rows {self._oldest} to {self.total - 1}"
             raise IndexError(f"the replay holds {held}, got {rows.min()} to {rows.max()}")
         places = self._places(rows)
-        names = ("observation", "action", "reward", "is_first")
-        return {name: self._columns.read(name, places) for name in names}
+        return {name: self._columns.read(name, places) for name in COLUMNS}
 
     def _digest(self, row: int) -> int:
         """Return a checksum of the content of one row."""
         place, digest = self._places(row), 0
-        for name in ("observation", "action", "reward", "is_first"):
+        for name in COLUMNS:
             digest = zlib.crc32(self._columns[name][place].tobytes(), digest)
         return digest
 

@@ -83,9 +83,17 @@ class Rings:
         """Return the number of rows that can be sampled."""
         return sum(map(len, self.rings))
 
-    def add(self, ring: int, observation: np.ndarray, action: np.ndarray, reward: float, is_first: bool) -> None:
+    def add(
+        self,
+        ring: int,
+        observation: np.ndarray,
+        action: np.ndarray,
+        reward: float,
+        is_first: bool,
+        is_terminal: bool = False,
+    ) -> None:
         """Append one row to the ring of an environment; see `Replay.add`."""
-        self.rings[ring].add(observation, action, reward, is_first)
+        self.rings[ring].add(observation, action, reward, is_first, is_terminal)
 
     def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Sample segments, each of one episode of one ring, all starts equally likely; see `Replay.sample`."""

@@ -82,11 +82,12 @@ def load_run(run: Path | str, *, checkpoint: int | None = None, device: str = "a
     folder = RunFolder.existing(run)
     config = read_config(folder.config)
     where = resolve_device(device)
-    step, state = load_state(folder, checkpoint, parts=("action_size", "agent", "config"))
+    step, state = load_state(folder, checkpoint, parts=("action_size", "can_terminate", "agent", "config"))
     refuse_nonfinite(folder, step, state["agent"]["weights"])
     dtype = resolve_precision(config.train.precision, where, deterministic=config.train.deterministic)
     with fitting(folder, config, state):
-        agent = build_agent(config, state["action_size"], device=where, dtype=dtype)
+        sizes = {"action_size": state["action_size"], "can_terminate": state["can_terminate"]}
+        agent = build_agent(config, **sizes, device=where, dtype=dtype)
         agent.restore(state["agent"], weights_only=True)
     return config, agent.eval(), step
 

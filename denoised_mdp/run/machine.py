@@ -55,6 +55,7 @@ def random_batch(config: Config, actions: int) -> dict[str, np.ndarray]:
         "action": rng.uniform(-1, 1, (*shape, actions)).astype(np.float32),
         "reward": rng.normal(size=shape).astype(np.float32),
         "is_first": np.zeros(shape, bool),
+        "is_terminal": np.zeros(shape, bool),
     }
 
 

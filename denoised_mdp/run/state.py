@@ -65,6 +65,7 @@ _RING |= {"slack": _is_whole, "total": _is_whole, "oldest": _is_whole, "observat
 
 STATE = {
     "action_size": _is_positive,
+    "can_terminate": lambda value: isinstance(value, bool),
     "precision": lambda value: isinstance(value, str),
     "counters": {"step": _is_whole, "step_before": (_is_none, _is_whole), "updates": _is_whole},
     "episode_return": [_is_number],

@@ -141,7 +141,8 @@ def agreement(run: Path, seed: int) -> list[dict]:
     made_by, context = arithmetic("bf16", config.train.device)
 
     def gradients(step: int, dtype: torch.dtype | None, batch: dict) -> dict[str, torch.Tensor]:
-        agent = build_agent(config, state["action_size"], device=device, dtype=dtype)
+        sizes = {"action_size": state["action_size"], "can_terminate": state["can_terminate"]}
+        agent = build_agent(config, **sizes, device=device, dtype=dtype)
         if step:
             agent.restore(state["agent"])
         for group in agent.optimizers["model"].param_groups:

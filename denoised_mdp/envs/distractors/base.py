@@ -39,7 +39,7 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
         self.options = self.Options(**options)
         self.signal_names = env.signal_names
         self.noise_names = env.noise_names + tuple(f"{self.name}/{factor}" for factor in factors)
-        self.size = env.size
+        self.size, self.can_terminate = env.size, env.can_terminate
         self.rng: np.random.Generator | None = None
         self.reseeded = False  # whether the last reset started a new generator
 
