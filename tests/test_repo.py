@@ -16,7 +16,7 @@ from denoised_mdp.config import load_config
 from denoised_mdp.models.distributions import Gaussian
 from denoised_mdp.models.repo import RePo, balanced_kl
 from denoised_mdp.run.diff import compare, report
-from denoised_mdp.trainer import train
+from denoised_mdp.session import train
 
 SMALL = [
     "model=repo",
