@@ -32,7 +32,7 @@ class OnDeviceReplay:
         return device.type == "cuda" and 2 * needed <= torch.cuda.mem_get_info(device)[0]
 
     def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, Tensor]:
-        """As `Rings.sample`, on the device: observation uint8 [T, B, H, W, 3], action, reward, is_first, is_terminal."""
+        """As `Rings.sample`, with tensors on the device."""
         source, rows = choose_segments(self.rings.rings, batch_size, length, rng)  # [B], [T, B]
         for ring in range(len(self._copied)):
             self._copy(ring)
