@@ -29,8 +29,8 @@ HELD_OUT = 1_000_000  # the first seed of the episodes that are compared
 
 def make(options: argparse.Namespace, split: str, count: int) -> VecFrameStack:
     """Environments in one process, three frames stacked; `split` says which background clips they show."""
-    identity = "-".join([f"denoised_mdp/{options.task}", *options.distractors, "v0"])
-    keywords = {"split": split, **{name: getattr(options, name) for name in ("size", "episode_steps", "action_repeat")}}
+    identity, names = f"denoised_mdp/{options.task}-v0", ("distractors", "size", "episode_steps", "action_repeat")
+    keywords = {"split": split, **{name: getattr(options, name) for name in names}}
     return VecFrameStack(make_vec_env(identity, n_envs=count, seed=options.seed, env_kwargs=keywords), 3)
 
 
