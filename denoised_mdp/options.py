@@ -28,6 +28,11 @@ def group(factory: Any, help: str) -> Any:
     return dataclasses.field(default_factory=factory, metadata={"help": help})
 
 
+def arguments(options: Any) -> dict[str, Any]:
+    """Return a group of options as keyword arguments, without the name that it was chosen by."""
+    return {name: value for name, value in vars(options).items() if name != "name"}
+
+
 def defaults(kind: type) -> dict[str, Any]:
     """Return the options of a dataclass with their defaults."""
     return {field.name: field.default for field in dataclasses.fields(kind)}

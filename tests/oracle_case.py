@@ -4,10 +4,12 @@ import oracle
 import torch
 
 from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.config.schema import BackpropConfig, SACConfig
 from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.losses import KLWeights
 from denoised_mdp.models.mdp import PolicyBatch
 from denoised_mdp.models.structure import LatentSpec, Table
+from denoised_mdp.options import arguments
 from denoised_mdp.policies import BackpropPolicy
 
 RTOL = 1e-9
@@ -87,7 +89,8 @@ class Case:
         self.model = DenoisedModel(table, ACTIONS, **sizes, continuation=ends, eps=model_eps)
         if policy is BackpropPolicy:
             options["horizon"] = HORIZON
-        policy = policy(self.model.mdp(), hidden=8, **options)
+        kind = BackpropConfig if policy is BackpropPolicy else SACConfig
+        policy = policy(self.model.mdp(), **arguments(kind(hidden=8, **options)))
         self.agent = Agent(self.model, policy).double()
         self.policy, self.mdp, self.size, self.strategy = policy, self.agent.mdp, size, strategy
         with torch.no_grad():  # default weights are so small that every KL is nearly 0 and every net nearly linear

@@ -6,9 +6,11 @@ import pytest
 import torch
 from conftest import random_batch, small_agent
 
+from denoised_mdp.config.schema import SACConfig
 from denoised_mdp.models.losses import KLWeights
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.optim import without_gradients
+from denoised_mdp.options import arguments
 from denoised_mdp.policies import POLICIES, Policy
 from denoised_mdp.policies.actor import Actor
 from denoised_mdp.policies.backprop import lambda_returns
@@ -84,7 +86,7 @@ def test_entropy_frees_an_actor_from_the_limits_of_its_actions():
 def test_update_leaves_the_world_model_bit_identical(name):
     agent = small_agent()
     if name == "sac":
-        agent.policy = SACPolicy(agent.mdp, hidden=8).double()
+        agent.policy = SACPolicy(agent.mdp, **arguments(SACConfig(hidden=8))).double()
     before = {key: value.clone() for key, value in agent.world_model.state_dict().items()}
     policy_before = {key: value.clone() for key, value in agent.policy.state_dict().items()}
     with without_gradients(agent.world_model):
@@ -175,7 +177,7 @@ def test_actor_parametrization():
 def test_sac_target_uses_the_next_action_at_the_next_latent():
     """The critic loss, written out for every transition."""
     agent = small_agent()
-    batch, policy = policy_batch(agent), SACPolicy(agent.mdp, hidden=8).double()
+    batch, policy = policy_batch(agent), SACPolicy(agent.mdp, **arguments(SACConfig(hidden=8))).double()
     for parameter in policy.targets.parameters():
         parameter.data += 0.01
     noise, _ = policy.draw_noise(batch, agent.mdp, torch.Generator().manual_seed(0))

@@ -28,6 +28,7 @@ from denoised_mdp.models.mdp import PolicyBatch
 from denoised_mdp.models.networks import scale_initial_weights, set_compute_dtype
 from denoised_mdp.models.registry import MODELS
 from denoised_mdp.optim import without_gradients
+from denoised_mdp.options import arguments
 from denoised_mdp.policies import POLICIES, Policy
 from denoised_mdp.seeding import torch_seed
 
@@ -227,8 +228,7 @@ def build_agent(
         if config.model.init == "scaled":
             scale_initial_weights(world_model, torch.Generator().manual_seed(torch_seed(config.seed, "weights")))
         world_model.to(device)
-        options = {k: v for k, v in vars(config.policy).items() if k != "name"}
-        policy = POLICIES[config.policy.name](world_model.mdp(), **options).to(device)
+        policy = POLICIES[config.policy.name](world_model.mdp(), **arguments(config.policy)).to(device)
     agent = Agent(world_model, policy)
     agent.config = copy.deepcopy(config)
     agent.random.manual_seed(torch_seed(config.seed, "update"))
