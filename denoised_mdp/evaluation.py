@@ -12,34 +12,17 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from denoised_mdp.agents.acting import Carry
 from denoised_mdp.agents.world_model_agent import Agent
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.vector import EnvironmentPool
-from denoised_mdp.models.latent import Latent
 from denoised_mdp.progress import Phase
+from denoised_mdp.rollout import Episode, Recorder
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.load import load_run
 from denoised_mdp.seeding import generator
 
 MAX_PARALLEL = 10
 """episodes that are played at the same time, so that the agent acts on a batch"""
-
-
-@dataclass
-class Episode:
-    """A recorded episode of n + 1 observations and n actions."""
-
-    observation: np.ndarray
-    """uint8 [n + 1, H, W, 3]"""
-    latent: Latent
-    """posterior samples, [n + 1, D] and [n + 1, S], on the CPU"""
-    action: np.ndarray
-    """[n, A]"""
-    signal: np.ndarray
-    """ground truth of the signal, [n + 1, ...]"""
-    noise: np.ndarray
-    """ground truth of the noise, [n + 1, ...]"""
 
 
 @dataclass
@@ -73,27 +56,6 @@ def evaluation_seeds(seed: int, episodes: int) -> list[int]:
     return list(seeds)
 
 
-class _Recorder:
-    """Collects what `Episode` holds, one step at a time."""
-
-    def __init__(self):
-        self.rows: list[tuple] = []
-        self.actions: list[np.ndarray] = []
-
-    def add(self, observation: np.ndarray, info: dict, carry: Carry, index: int, action: np.ndarray) -> None:
-        latent = carry.latent.map(lambda tensor: tensor[index].cpu().clone())
-        self.rows.append((observation, info["signal"], info["noise"], latent))
-        self.actions.append(action)
-
-    def episode(self) -> Episode:
-        observation, signal, noise, latents = zip(*self.rows, strict=True)
-        latent = Latent(
-            torch.stack([row.belief for row in latents]), torch.stack([row.state for row in latents]), latents[0].layout
-        )
-        actions = np.stack(self.actions[:-1]) if len(self.actions) > 1 else np.zeros((0, len(self.actions[0])))
-        return Episode(np.stack(observation), latent, actions, np.stack(signal), np.stack(noise))
-
-
 def evaluate(
     agent: Agent | None,
     make_environment: Callable[[], gym.Env],
@@ -125,7 +87,7 @@ def evaluate(
     ):
         for begin in range(0, len(seeds), parallel):
             chunk = list(seeds[begin : begin + parallel])
-            group = [_Recorder() if begin + i < record else None for i in range(len(chunk))]
+            group = [Recorder() if begin + i < record else None for i in range(len(chunk))]
             returns[begin : begin + len(chunk)] = _play(agent, pool, chunk, group, max_steps, explore, phase)
             recorders += [recorder for recorder in group if recorder is not None]
     return EvaluationResult(returns, list(seeds), [recorder.episode() for recorder in recorders])
@@ -135,7 +97,7 @@ def _play(
     agent: Agent | None,
     pool: EnvironmentPool,
     seeds: list[int],
-    recorders: list[_Recorder | None],
+    recorders: list[Recorder | None],
     max_steps: int | None,
     explore: float | None,
     phase: Phase,
@@ -150,6 +112,7 @@ def _play(
     rngs = [np.random.default_rng(seed) for seed in seeds]
     observations, infos = map(list, zip(*pool.reset(seeds), strict=True))
     returns, ended, carry, before = [0.0] * n, [False] * n, None, phase.done
+    led = np.zeros((n, *pool.action_shape), np.float32)  # the actions that led to the observations
     for step in itertools.count():
         phase.update(before + sum(ended), f"action {step:,}")
         if agent is None:
@@ -158,7 +121,7 @@ def _play(
             actions, carry = agent.act(np.stack(observations), carry, explore=explore, generator=noise)
         for i, recorder in enumerate(recorders):
             if recorder is not None:
-                recorder.add(observations[i], infos[i], carry, i, actions[i])
+                recorder.add(observations[i], infos[i], led[i], carry, i)
                 recorders[i] = None if ended[i] else recorder
         if all(ended) or step == max_steps:
             return returns
@@ -167,6 +130,7 @@ def _play(
                 observations[i], reward, terminated, truncated, infos[i] = row
                 returns[i] += float(reward)
                 ended[i] = terminated or truncated
+        led = actions
 
 
 def evaluate_run(

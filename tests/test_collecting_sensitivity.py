@@ -16,6 +16,7 @@ from denoised_mdp.collector import Collector, Overlap
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.evaluation import EvaluationResult
+from denoised_mdp.rollout import Recorder
 
 
 def rows(change):
@@ -193,9 +194,9 @@ EVALUATION = {
     ),
     "never-explores": (evaluation_module, "_play", argument_changed("explore", lambda _: None), ALONE_EXPLORING),
     "returns-of-others": (evaluation_module, "_play", lambda play: lambda *a, **o: play(*a, **o)[::-1], ALONE),
-    "latent-of-another": (evaluation_module._Recorder, "add", argument_changed("index", lambda _: 0), ALONE),
+    "latent-of-another": (Recorder, "add", argument_changed("index", lambda _: 0), ALONE),
     "frames-of-the-step-before": (
-        evaluation_module._Recorder,
+        Recorder,
         "episode",
         lambda episode: lambda self: setattr(self, "rows", [*self.rows[:1], *self.rows[:-1]]) or episode(self),
         ALONE,

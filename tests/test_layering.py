@@ -22,6 +22,7 @@ LAYERS = (
     "device",
     "agents",
     "run",
+    "rollout",
     "collector evaluation",
     "analysis",
     "trainer",

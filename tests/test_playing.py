@@ -220,7 +220,8 @@ def test_an_evaluation_plays_each_episode_as_if_alone(monkeypatch, explore):
         observations, beliefs, actions, rewards, signals = by_hand(agent, seed, explore)
         assert len(rewards) == 2 + seed % 6 and total == pytest.approx(sum(rewards), rel=1e-6)
         np.testing.assert_array_equal(episode.observation, observations)
-        np.testing.assert_allclose(episode.action, actions, atol=1e-6)
+        np.testing.assert_allclose(episode.action[1:], actions, atol=1e-6)
+        assert not episode.action[0].any()
         np.testing.assert_allclose(episode.signal, signals, atol=1e-6)
         torch.testing.assert_close(episode.latent.belief, torch.stack(beliefs), rtol=1e-6, atol=1e-6)
 
@@ -234,7 +235,7 @@ def test_a_random_evaluation_plays_uniform_actions():
 def test_an_evaluation_stops_after_so_many_actions():
     seeds = [seed for seed in range(12) if seed % 6 > 1][:3]
     result = evaluate(small_agent(), short, seeds, record=3, max_steps=2)
-    assert [len(episode.action) for episode in result.episodes] == [2, 2, 2]
+    assert [len(episode.action) for episode in result.episodes] == [3, 3, 3]
     assert [len(episode.observation) for episode in result.episodes] == [3, 3, 3]
 
 

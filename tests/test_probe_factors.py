@@ -360,7 +360,7 @@ def test_filtering_in_chunks_equals_acting_step_by_step(monkeypatch):
 def test_episodes_of_different_length_are_filtered_alike():
     agent = small_agent("2b")
     played = recordings(2, 9)
-    short = data.Recording(*(getattr(played[1], name)[:4] for name in ("observation", "action", "signal", "noise")))
+    short = played[1].first(4)
     together = data.freeze(agent, [played[0], short], shared_noise=True)
     alone = data.freeze(agent, [short], shared_noise=True)
     assert len(together[1].embedding) == 4 and len(together[0].embedding) == 10

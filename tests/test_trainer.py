@@ -136,7 +136,7 @@ def test_evaluation_repeats_itself_and_leaves_training_alone(finished):
     assert first.returns == second.returns and len(set(first.returns)) == 3
     assert torch.equal(random_state, agent.random.get_state())
     episode = first.episodes[0]
-    assert len(episode.observation) == len(episode.latent.belief) == len(episode.action) + 1 == 21
+    assert len(episode.observation) == len(episode.latent.belief) == len(episode.action) == 21
     assert first.standard_error == pytest.approx(np.std(first.returns, ddof=1) / np.sqrt(3))
 
 

@@ -19,28 +19,12 @@ from denoised_mdp.agents.world_model_agent import Agent
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.progress import track
+from denoised_mdp.rollout import Episode, play
 from denoised_mdp.seeding import generator, torch_seed
 
 FRAMES = 1024
 """images encoded at once, to bound memory"""
 BEHAVIOURS = ("agent", "random", "mixed")
-
-
-@dataclass
-class Recording:
-    """An episode of n actions.
-
-    Row t holds the action that led to observation t; the first row has a zero action.
-    """
-
-    observation: np.ndarray
-    """uint8 [n + 1, H, W, 3]"""
-    action: np.ndarray
-    """float32 [n + 1, A]"""
-    signal: np.ndarray
-    """ground truth of the signal, float32 [n + 1, S]"""
-    noise: np.ndarray
-    """ground truth of the noise, float32 [n + 1, N]"""
 
 
 @dataclass
@@ -92,7 +76,7 @@ def record(
     agent: Agent | None = None,
     explore: float = 0.3,
     behaviour: str = "mixed",
-) -> list[Recording]:
+) -> list[Episode]:
     """Record one episode per seed, of at most `steps` actions.
 
     behaviour: "agent" explores as while collecting, with noise of std `explore`; "random" acts uniformly at random;
@@ -108,23 +92,20 @@ def record(
         return [_play(environment, seed, steps, next(players), explore) for seed in tracked]
 
 
-def _play(environment: gym.Env, seed: int, steps: int, agent: Agent | None, explore: float) -> Recording:
+def _play(environment: gym.Env, seed: int, steps: int, agent: Agent | None, explore: float) -> Episode:
     """Play one episode; without an agent, at random."""
     random = generator(seed, "probe actions")
     noise = _torch_generator(agent.device if agent else "cpu", seed, "probe actions")
-    shape = environment.action_space.shape
-    observation, info = environment.reset(seed=seed)
-    rows, carry = [(observation, np.zeros(shape, np.float32), info["signal"], info["noise"])], None
-    for _ in range(steps):
+    shape, carry = environment.action_space.shape, None
+
+    def act(observation: np.ndarray) -> np.ndarray:
+        nonlocal carry
         if agent is None:
-            action = random.uniform(-1.0, 1.0, shape).astype(np.float32)
-        else:
-            action, carry = agent.act(observation, carry, explore=explore, generator=noise)
-        observation, _, terminated, truncated, info = environment.step(action)
-        rows.append((observation, action, info["signal"], info["noise"]))
-        if terminated or truncated:
-            break
-    return Recording(*map(np.stack, zip(*rows, strict=True)))
+            return random.uniform(-1.0, 1.0, shape).astype(np.float32)
+        action, carry = agent.act(observation, carry, explore=explore, generator=noise)
+        return action
+
+    return play(environment, seed, act, steps)
 
 
 def _torch_generator(device: torch.device | str, seed: int, name: str) -> torch.Generator:
@@ -132,7 +113,7 @@ def _torch_generator(device: torch.device | str, seed: int, name: str) -> torch.
 
 
 @torch.no_grad()
-def freeze(agent: Agent, recordings: Sequence[Recording], *, seed: int = 0, shared_noise: bool = False) -> list[Frozen]:
+def freeze(agent: Agent, recordings: Sequence[Episode], *, seed: int = 0, shared_noise: bool = False) -> list[Frozen]:
     """Filter recorded episodes with the posterior, in chunks of rows.
 
     seed: of the posterior samples. shared_noise: all episodes get the same draws, so two latents of one step differ

@@ -27,12 +27,13 @@ from denoised_mdp.analysis.crossfit import (
     still_to_learn,
     widened,
 )
-from denoised_mdp.analysis.data import Frozen, Recording, freeze, probe_seeds, record
+from denoised_mdp.analysis.data import Frozen, freeze, probe_seeds, record
 from denoised_mdp.analysis.mlp import mlp_predictions
 from denoised_mdp.analysis.ridge import fit_ridge
 from denoised_mdp.envs.factors import SIGNAL, Factor, factors
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import track
+from denoised_mdp.rollout import Episode
 
 PROBES = ("ridge", "mlp")
 EPISODES, STEPS = 36, 200
@@ -206,7 +207,7 @@ def stack(frozen: Sequence[Frozen], names: Sequence[str] | None = None) -> tuple
     return {name: np.concatenate([parts[name] for parts in episodes]) for name in names}, number
 
 
-def targets_of(found: Sequence[Factor], recordings: Sequence[Recording]) -> dict[Factor, np.ndarray]:
+def targets_of(found: Sequence[Factor], recordings: Sequence[Episode]) -> dict[Factor, np.ndarray]:
     """Values of every factor in the rows of all episodes, [n, k] each."""
     signal, noise = (np.concatenate([getattr(r, kind) for r in recordings]) for kind in ("signal", "noise"))
     return {factor: factor.values(signal, noise) for factor in found}

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from denoised_mdp.agents.world_model_agent import Agent
-from denoised_mdp.analysis.data import Frozen, Recording
+from denoised_mdp.analysis.data import Frozen
 from denoised_mdp.analysis.factors import TOO_FEW, FactorMatrix
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.structure import Table
 from denoised_mdp.progress import track
+from denoised_mdp.rollout import Episode
 
 ACTIVE = 0.01
 """nats per step from which a dimension counts as active"""
@@ -50,7 +51,7 @@ class Health:
 
 
 def measure_health(
-    agent: Agent, recordings: Sequence[Recording], frozen: Sequence[Frozen], matrix: FactorMatrix
+    agent: Agent, recordings: Sequence[Episode], frozen: Sequence[Frozen], matrix: FactorMatrix
 ) -> Health:
     """Examine an agent on held-out episodes; `matrix` is the factor matrix of the same model."""
     table, floor, decodes = agent.world_model.table, agent.world_model.free_nats, agent.world_model.decodes
@@ -161,7 +162,7 @@ def reconstruction_shares(agent: Agent, latents: Sequence[Latent]) -> dict[str, 
     return {name: 1 - value / total if total > 0 else float("nan") for name, value in missing.items()}
 
 
-def image_r_squared(agent: Agent, recordings: Sequence[Recording], frozen: Sequence[Frozen]) -> float:
+def image_r_squared(agent: Agent, recordings: Sequence[Episode], frozen: Sequence[Frozen]) -> float:
     """Share of the variance of all pixels, about each pixel's mean, that the reconstruction explains."""
     images = np.concatenate([recording.observation[::EVERY] for recording in recordings]).astype(np.float32)
     images = torch.from_numpy(images).permute(0, 3, 1, 2) / 255 - 0.5

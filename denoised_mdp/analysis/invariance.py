@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from denoised_mdp.agents.world_model_agent import Agent
-from denoised_mdp.analysis.data import Frozen, Recording, freeze, probe_seeds, record
+from denoised_mdp.analysis.data import Frozen, freeze, probe_seeds, record
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.paired import replay
@@ -25,6 +25,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import EvaluationResult, evaluate
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.progress import track
+from denoised_mdp.rollout import Episode
 from denoised_mdp.run.environments import environment_maker
 
 
@@ -75,7 +76,7 @@ def record_grid(
     worlds: int,
     steps: int,
     explore: float = 0.3,
-) -> list[list[Recording]]:
+) -> list[list[Episode]]:
     """Play `physics` episodes (agent and random in turn), then replay each under `worlds` seeds of the distractors.
 
     Without an agent, all actions are random, and every model sees the same grid.
@@ -93,13 +94,12 @@ def record_grid(
         grid = []
         for seed, recording in track(list(zip(seeds, played, strict=True)), "other distractors", "episodes"):
             rollouts = [replay(environment, recording.action[1:], seed, noise_seed) for noise_seed in noise_seeds]
-            grid.append([Recording(r.observation, recording.action, r.signal, r.noise) for r in rollouts])
+            grid.append([Episode(r.observation, recording.action, r.signal, r.noise) for r in rollouts])
     length = min(len(cell.observation) for row in grid for cell in row)
-    names = [field.name for field in dataclasses.fields(Recording)]
-    return [[Recording(*(getattr(cell, name)[:length] for name in names)) for cell in row] for row in grid]
+    return [[cell.first(length) for cell in row] for row in grid]
 
 
-def measure_invariance(agent: Agent, grid: Sequence[Sequence[Recording]]) -> Invariance:
+def measure_invariance(agent: Agent, grid: Sequence[Sequence[Episode]]) -> Invariance:
     """Distances of every part of the latent and of the policy's action over a grid of `record_grid`.
 
     All episodes are filtered with the same posterior noise, so they differ only in observations and actions. Posterior

@@ -19,10 +19,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from denoised_mdp.agents.world_model_agent import Agent
 from denoised_mdp.errors import UserError
-from denoised_mdp.evaluation import Episode, evaluate, evaluation_seeds
+from denoised_mdp.evaluation import evaluate, evaluation_seeds
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.networks import float_to_images
 from denoised_mdp.progress import track
+from denoised_mdp.rollout import Episode
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import output_file
 from denoised_mdp.run.load import load_run

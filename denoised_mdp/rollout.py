@@ -1,0 +1,77 @@
+"""Episodes: what is kept of one, and how to play one in a single environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from denoised_mdp.agents.acting import Carry
+from denoised_mdp.models.latent import Latent
+
+
+@dataclass
+class Episode:
+    """A recorded episode of n actions. Row t holds the action that led to observation t; that of the first is zero."""
+
+    observation: np.ndarray
+    """uint8 [n + 1, H, W, 3]"""
+    action: np.ndarray
+    """float32 [n + 1, A]"""
+    signal: np.ndarray
+    """ground truth of the signal, float32 [n + 1, S]"""
+    noise: np.ndarray
+    """ground truth of the noise, float32 [n + 1, N]"""
+    latent: Latent | None = None
+    """posterior samples of the agent that played, [n + 1, D] and [n + 1, S], on the CPU"""
+
+    def first(self, rows: int) -> Episode:
+        """The first rows of the episode."""
+        arrays = (value[:rows] for value in (self.observation, self.action, self.signal, self.noise))
+        return Episode(*arrays, latent=None if self.latent is None else self.latent.map(lambda tensor: tensor[:rows]))
+
+
+class Recorder:
+    """Collects an `Episode`, one row at a time."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple] = []
+
+    def add(
+        self,
+        observation: np.ndarray,
+        info: Mapping[str, Any],
+        action: np.ndarray,
+        carry: Carry | None = None,
+        index: int = 0,
+    ) -> None:
+        """Add an observation and the action that led to it. carry: after this observation, of environment `index`."""
+        latent = None if carry is None else carry.latent.map(lambda tensor: tensor[index].cpu().clone())
+        self.rows.append((observation, action, info["signal"], info["noise"], latent))
+
+    def episode(self) -> Episode:
+        """What was added."""
+        *columns, latents = zip(*self.rows, strict=True)
+        latent = None
+        if latents[0] is not None:
+            belief, state = (torch.stack([getattr(one, part) for one in latents]) for part in ("belief", "state"))
+            latent = Latent(belief, state, latents[0].layout)
+        return Episode(*map(np.stack, columns), latent=latent)
+
+
+def play(environment: gym.Env, seed: int, act: Callable[[np.ndarray], np.ndarray], steps: int) -> Episode:
+    """Play one episode of at most `steps` actions from ``environment.reset(seed=seed)``; act: observation -> action."""
+    observation, info = environment.reset(seed=seed)
+    recorder = Recorder()
+    recorder.add(observation, info, np.zeros(environment.action_space.shape, np.float32))
+    for _ in range(steps):
+        action = act(observation)
+        observation, _, terminated, truncated, info = environment.step(action)
+        recorder.add(observation, info, action)
+        if terminated or truncated:
+            break
+    return recorder.episode()
