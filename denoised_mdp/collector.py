@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -125,7 +126,15 @@ class Collector:
         self.carry = state["carry"] and agent.carry(**state["carry"])
         self.begun = state["environments"] is not None
         if self.begun:
-            self.pool.set_states(state["environments"])
+            restored = self.pool.set_states(state["environments"])
+            if not all(restored):
+                warnings.warn(
+                    f"{self.config.env.task} cannot be put back into the middle of an episode: the run continues with a"
+                    " new one, and is not the same bit for bit as without a stop.",
+                    stacklevel=2,
+                )
+            kept = zip(self.observations, restored, strict=True)
+            self.observations = [observation if whole else None for observation, whole in kept]
 
     def close(self) -> None:
         """Close the environments."""

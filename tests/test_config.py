@@ -469,14 +469,8 @@ def test_every_option_has_help_and_every_file_belongs_to_a_group():
     check(RePoConfig())
     for kind in DISTRACTORS.values():
         check(kind.Options())
-    assert {path.name for path in config_folder().iterdir() if path.is_dir()} == {
-        "env",
-        "model",
-        "policy",
-        "preset",
-        "preset_model",
-        "preset_policy",
-    }
+    folders = {"model", "preset", "preset_model", "preset_policy"}
+    assert {path.name for path in config_folder().iterdir() if path.is_dir()} == folders
     assert "policy.tau" in option_keys("sac") and "policy.tau" not in option_keys("backprop")
 
 

@@ -14,6 +14,7 @@ ROOT = Path(denoised_mdp.__file__).parent
 # From the bottom to the top; a module may import from lower rows, and packages from within themselves.
 LAYERS = (
     "errors optim options progress seeding",
+    "plugins",
     "files",
     "models",
     "policies",
@@ -83,7 +84,7 @@ def test_environments_and_replay_know_nothing_of_the_agent(path):
         return
     for name in imports(path):
         if name.startswith(f"{ROOT.name}."):
-            assert name.split(".")[1] in ("errors", "files", "options", "progress", "seeding", room)
+            assert name.split(".")[1] in ("errors", "files", "options", "plugins", "progress", "seeding", room)
         elif parts(path) not in (
             ("replay", "batches"),
             ("replay", "on_device"),

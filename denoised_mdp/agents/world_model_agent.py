@@ -243,8 +243,8 @@ def register_policy(name: str, policy: type[Policy], options: type) -> None:
 
     options: a dataclass whose fields are the keyword arguments of `policy` (with defaults), and `name`.
     """
+    schema.POLICIES.register(name, options)
     POLICIES[name] = policy
-    schema.POLICIES[name] = options
 
 
 def register_model(name: str, model: type[WorldModel], options: type) -> None:
@@ -252,5 +252,5 @@ def register_model(name: str, model: type[WorldModel], options: type) -> None:
 
     options: a dataclass that extends `schema.ModelConfig`; `model.from_config` finds them in ``config.model``.
     """
+    schema.MODELS.register(name, options)
     MODELS[name] = model
-    schema.MODELS[name] = options

@@ -9,7 +9,8 @@ from typing import Any
 
 from denoised_mdp.config.compose import GROUPS, choices, option_keys
 from denoised_mdp.config.schema import MODELS, POLICIES, Config
-from denoised_mdp.envs.options import DISTRACTORS, SUITES, tasks
+from denoised_mdp.envs.options import DISTRACTORS
+from denoised_mdp.envs.suites import all_tasks
 from denoised_mdp.errors import UserError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -56,7 +57,7 @@ def values(key: str) -> tuple[str, ...]:
     if key in GROUPS:
         return choices(key)
     if key == "env.task":
-        return tuple(dict.fromkeys(task for suite in SUITES for task in tasks(suite)))
+        return all_tasks()
     *groups, name = key.split(".")
     nodes = [Config()]
     if key.startswith("policy."):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import yaml
 from denoised_mdp.config.compose import compose, flatten
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import as_text, build
-from denoised_mdp.envs import check_distractors, tasks
-from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.envs import check_distractors
+from denoised_mdp.envs.suites import check_reward, check_task
+from denoised_mdp.errors import UserError
 from denoised_mdp.files import read_yaml, replace_file
 from denoised_mdp.models.structure import Table
 
@@ -60,7 +62,8 @@ def expanded(run_dir: str) -> str:
 def default_run_dir(config: Config) -> str:
     """Return a folder derived from the choices: the same command gives the same folder, and so continues."""
     preset = [] if config.preset == "none" else [config.preset.split("/")[0]]
-    names = [*preset, config.env.task, *config.distractors, config.model.name, config.policy.name]
+    task = re.sub(r"[^\w.-]+", "_", config.env.task)  # an id of Gymnasium may have slashes and colons
+    names = [*preset, task, *config.distractors, config.model.name, config.policy.name]
     return os.path.join("runs", "-".join([*names, f"seed{config.seed}"]))
 
 
@@ -118,10 +121,12 @@ def differences(old: Config, new: Config) -> list[str]:
 def _check(config: Config) -> None:
     """Refuse unknown tasks and combinations of options that are each in range but cannot go together."""
     model, kl, train, env = config.model, config.model.kl, config.train, config.env
-    if env.task not in tasks(env.suite):
-        raise UserError(f"env.task={env.task}: unknown task.{did_you_mean(env.task, tasks(env.suite))}")
-    if env.reward != "dense" and env.suite != "robodesk":
-        raise UserError(f"env.reward={env.reward}: suite {env.suite} has no choice of rewards: only env=robodesk has.")
+    try:
+        limit = check_task(env.task, env.suite)
+    except UserError as error:
+        raise UserError(f"env.task={env.task}: {error}") from None
+    env.episode_steps = min(env.episode_steps, limit or env.episode_steps)
+    check_reward(env.reward, env.suite)
     try:
         table = Table(list(model.latents.values()))
     except ValueError as error:

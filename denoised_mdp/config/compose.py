@@ -18,11 +18,13 @@ import yaml
 
 from denoised_mdp.config.schema import MODELS, POLICIES, Config
 from denoised_mdp.envs.options import DISTRACTORS
+from denoised_mdp.envs.suites import SUITES
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.models.structure import LatentSpec
 from denoised_mdp.options import defaults
 
-REGISTRIES = {"distractors": DISTRACTORS}  # groups whose choices need no file
+ALIASES = {"env.id": "env.task"}  # what an environment of Gymnasium calls the same
+REGISTRIES = {"env": SUITES, "distractors": DISTRACTORS, "policy": POLICIES}  # groups whose choices need no file
 GROUPS = ("env", "distractors", "model", "policy", "preset")
 CELLS = tuple(field.name for field in dataclasses.fields(LatentSpec) if field.name != "name")
 QUOTED = re.compile(r"""(['"])(\\.|(?!\1)[^\\])*\1""")
@@ -77,7 +79,7 @@ def option_keys(policy: str | None = None) -> list[str]:
         keys += [f"model.{key}" for key, _ in flatten(dataclasses.asdict(kind()))]
     keys += [f"distractors.{name}.{key}" for name, kind in DISTRACTORS.items() for key in defaults(kind.Options)]
     keys += [f"model.{latent}.{cell}" for latent in latent_names() for cell in CELLS]
-    return [key for key in dict.fromkeys(keys) if key != "model.latents"]
+    return [key for key in dict.fromkeys([*keys, *ALIASES]) if key != "model.latents"]
 
 
 def register_schema() -> None:
@@ -89,7 +91,9 @@ def register_schema() -> None:
     del schema["policy"], schema["model"]["latents"]  # the groups bring their own: options and rows
     store.store(name="schema", node=schema)
     for name, kind in POLICIES.items():
-        store.store(group="policy", name=f"schema_{name}", node=dataclasses.asdict(kind()))
+        store.store(group="policy", name=name, node=dataclasses.asdict(kind()))
+    for name, suite in SUITES.items():
+        store.store(group="env", name=name, node={"suite": name, **suite.choice})
     for name, kind in MODELS.items():
         node = dataclasses.asdict(kind())
         del node["latents"], node["name"]  # the table's file has them
@@ -187,6 +191,7 @@ def split(text: str) -> tuple[str, str]:
         if (Path(text) / "config.yaml").is_file():
             hint = " To continue a run, repeat the command that began it."
         raise UserError(f"'{text}' is not of the form key=value.{hint} See 'denoised-mdp train --help'.")
+    key = ALIASES.get(key, key)
     if not is_hydra(key):
         _check_key(key)
     return key, value

@@ -11,16 +11,18 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from denoised_mdp.envs.suites import SUITES
 from denoised_mdp.models.structure import LatentSpec
 from denoised_mdp.options import group, option
+from denoised_mdp.plugins import Registry
 
 
 @dataclass
 class EnvConfig:
     """The environment, without its distractors; the fields are keyword arguments of ``make_env``."""
 
-    suite: str = option("dmc", "where the task comes from", choices=("dmc", "robodesk", "toy"))
-    task: str = option("cheetah_run", "domain and task, joined by an underscore")
+    suite: str = option("dmc", "where the task comes from", choices=SUITES)
+    task: str = option("cheetah_run", "domain and task, joined by an underscore; with env=gym an id (or env.id=...)")
     size: int = option(64, "height and width of the observation in pixels", choices=(64, 96))
     action_repeat: int = option(2, "environment steps per action", low=1)
     episode_steps: int = option(1000, "length of an episode in steps", low=1)
@@ -98,7 +100,7 @@ class RePoConfig(ModelConfig):
     decoder: bool = option(True, "learn a decoder, only to look at: half the cost of an update")
 
 
-MODELS = {"denoised": ModelConfig, "repo": RePoConfig}
+MODELS: Registry[type[ModelConfig]] = Registry("model", {"denoised": ModelConfig, "repo": RePoConfig})
 
 
 @dataclass
@@ -265,4 +267,4 @@ class Config:
         return 0 if self.replay.capacity is None else 2 * self.train.checkpoint_every // self.env.action_repeat
 
 
-POLICIES = {"backprop": BackpropConfig, "sac": SACConfig}
+POLICIES: Registry[type] = Registry("policy", {"backprop": BackpropConfig, "sac": SACConfig})

@@ -9,9 +9,10 @@ from typing import Any
 
 import gymnasium as gym
 
-from denoised_mdp.envs.options import DISTRACTORS, SUITES, check_distractors, named_distractors, tasks
+from denoised_mdp.envs.options import DISTRACTORS, check_distractors, named_distractors
 from denoised_mdp.envs.registration import register_envs
-from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.envs.suites import check_reward, check_task, find_suite, tasks
+from denoised_mdp.errors import UserError
 
 MAX_SIZE = 4096
 
@@ -38,8 +39,8 @@ def make_env(
     """Build an environment with pixel observations and any distractors.
 
     Args:
-        task: 'domain_task' of the DeepMind Control Suite, or a task of suite "robodesk" or "toy", see `tasks`.
-        suite: "dmc", "robodesk" or "toy".
+        task: a task of the suite, see `tasks`: 'domain_task' of the DeepMind Control Suite.
+        suite: "dmc", "robodesk", "toy", or one that `denoised_mdp.envs.suites.register_suite` made known.
         distractors: name -> options, e.g. ``{"video_background": {"color": True}, "camera_jitter": {}}``; see
             `DISTRACTORS`. Names also work: ``["video_background", "camera_jitter"]``. The order of application is
             fixed.
@@ -78,28 +79,10 @@ def make_env(
     check_split(split)
     if render_mode not in (None, "rgb_array"):
         raise UserError(f"There is no render_mode {render_mode!r}: use 'rgb_array'.")
-    if task not in (known := tasks(suite)):
-        for other in SUITES:
-            if task in tasks(other):
-                hint = f"choose suite {other!r} (env={other} on the command line)."
-                raise UserError(f"Task {task!r} is none of suite {suite!r}: {hint}")
-        raise UserError(f"Unknown task {task!r}.{did_you_mean(str(task), known)}")
-    if reward != "dense" and suite != "robodesk":
-        raise UserError(f"Suite {suite!r} has no choice of rewards: reward must be 'dense', not {reward!r}.")
+    check_task(task, suite)
+    check_reward(reward, suite)
     chosen = check_distractors(distractors, task, suite)
-    if suite == "toy":
-        from denoised_mdp.envs.toy import CountingEnv, TerminatingToyEnv, ToyEnv
-
-        worlds = {"dot": ToyEnv, "dot_terminating": TerminatingToyEnv, "counting": CountingEnv}
-        world = worlds[task](size, episode_steps)
-    elif suite == "robodesk":
-        from denoised_mdp.envs.robodesk.env import RoboDeskEnv
-
-        world = RoboDeskEnv(task, reward, size, episode_steps, camera, quality, television="tv" in chosen)
-    else:
-        from denoised_mdp.envs.dmc import DMCEnv
-
-        world = DMCEnv(task, size, episode_steps, camera, quality)
+    world = find_suite(suite).world(task, recipe | {"distractors": tuple(chosen)})
     for name, options in chosen.items():
         if DISTRACTORS[name].shows_clips:
             options = {**options, "clips": clips, "split": split, "clips_seed": clips_seed}

@@ -1,4 +1,4 @@
-"""What can be asked for: tasks, distractors and their options. Cheap to import."""
+"""What can be asked for: distractors and their options; see `suites` for tasks. Cheap to import."""
 
 from __future__ import annotations
 
@@ -18,64 +18,22 @@ from denoised_mdp.envs.distractors import (
 from denoised_mdp.envs.robodesk.distractors import ButtonNoise, CameraShake, MovingLights
 from denoised_mdp.envs.robodesk.tv import TV
 from denoised_mdp.envs.sensors import SENSORS, WITHOUT_SENSOR
+from denoised_mdp.envs.suites import find_suite
 from denoised_mdp.errors import UserError, did_you_mean, one_line
 from denoised_mdp.options import convert, defaults
-
-_SUITE = {
-    "acrobot": ("swingup", "swingup_sparse"),
-    "ball_in_cup": ("catch",),
-    "cartpole": ("balance", "balance_sparse", "swingup", "swingup_sparse", "two_poles", "three_poles"),
-    "cheetah": ("run",),
-    "dog": ("stand", "walk", "trot", "run", "fetch"),
-    "finger": ("spin", "turn_easy", "turn_hard"),
-    "fish": ("upright", "swim"),
-    "hopper": ("stand", "hop"),
-    "humanoid": ("stand", "walk", "run", "run_pure_state"),
-    "humanoid_CMU": ("stand", "walk", "run"),
-    "lqr": ("lqr_2_1", "lqr_6_2"),
-    "manipulator": ("bring_ball", "bring_peg", "insert_ball", "insert_peg"),
-    "pendulum": ("swingup",),
-    "point_mass": ("easy", "hard"),
-    "quadruped": ("walk", "run", "escape", "fetch"),
-    "reacher": ("easy", "hard"),
-    "stacker": ("stack_2", "stack_4"),
-    "swimmer": ("swimmer6", "swimmer15"),
-    "walker": ("stand", "walk", "run"),
-}
-_BLOCKS = ("ball", "upright_block", "flat_block")
-_TASKS = {
-    "dmc": tuple(f"{domain}_{task}" for domain, names in _SUITE.items() for task in names),
-    "robodesk": (
-        *("open_slide", "open_drawer", "push_red", "push_green", "push_blue", "stack"),
-        *(f"{block}_{place}" for place in ("off_table", "in_bin", "in_shelf") for block in _BLOCKS),
-        *(f"lift_{block}" for block in _BLOCKS),
-        *("tv_red_hue", "tv_green_hue", "tv_blue_hue"),
-    ),
-    "toy": ("dot", "dot_terminating", "counting"),
-}
-SUITES = tuple(_TASKS)
-
-
-def tasks(suite: str = "dmc") -> tuple[str, ...]:
-    """Return the names of all tasks of a suite ("dmc", "robodesk" or "toy")."""
-    if suite not in _TASKS:
-        raise UserError(f"Unknown suite {suite!r}.{did_you_mean(suite, _TASKS)}")
-    return _TASKS[suite]
-
+from denoised_mdp.plugins import Registry
 
 # In the order of application, innermost first.
-DISTRACTORS: dict[str, type[Distractor]] = {
-    kind.name: kind
-    for kind in (
-        *(TV, ButtonNoise, MovingLights, CameraShake),
-        *(BodyColor, Lighting, CameraPose, VideoBackground, NoisySensor, CameraJitter),
-    )
-}
+_ORDER = (
+    *(TV, ButtonNoise, MovingLights, CameraShake),
+    *(BodyColor, Lighting, CameraPose, VideoBackground, NoisySensor, CameraJitter),
+)
+DISTRACTORS: Registry[type[Distractor]] = Registry("distractor", {kind.name: kind for kind in _ORDER})
 
 
 def register_distractor(kind: type[Distractor]) -> type[Distractor]:
     """Make a distractor known by its name; it is applied outside of those known before. Usable as a decorator."""
-    DISTRACTORS[kind.name] = kind
+    DISTRACTORS.register(kind.name, kind)
     return kind
 
 
@@ -106,7 +64,8 @@ def fitting_distractors(suite: str = "dmc", task: str | None = None) -> tuple[st
     """
     if task == "counting":
         return ()
-    found = tuple(name for name, kind in DISTRACTORS.items() if suite in kind.suites)
+    named = find_suite(suite).distractors
+    found = tuple(name for name, kind in DISTRACTORS.items() if suite in kind.suites or name in named)
     without_sensor = task is not None and task not in SENSORS
     return tuple(name for name in found if not (without_sensor and name == "noisy_sensor"))
 

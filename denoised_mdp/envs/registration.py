@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import gymnasium as gym
 
-from denoised_mdp.envs.options import SUITES, tasks
+from denoised_mdp.envs.suites import SUITES
+from denoised_mdp.plugins import without_plugins
 
 
+@without_plugins()
 def register_envs() -> None:
-    """Register every task; repeated calls do nothing.
+    """Register every task, except those of plug-ins; repeated calls do nothing.
 
     Keyword arguments of `gymnasium.make` go to `denoised_mdp.envs.make_env`.
     """
-    for suite in SUITES:
-        for task in tasks(suite):
-            name, own = (f"robodesk_{task}", {"size": 96}) if suite == "robodesk" else (task, {})
+    for suite, info in SUITES.items():
+        own = {"size": info.options["size"]} if "size" in info.options else {}
+        for task in info.tasks:
+            name = f"robodesk_{task}" if suite == "robodesk" else task
             identity = f"denoised_mdp/{name}-v0"
             if identity not in gym.registry:
                 options = {"task": task, "suite": suite, **own}

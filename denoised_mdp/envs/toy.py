@@ -132,6 +132,12 @@ class TerminatingToyEnv(ToyEnv):
         return signal, reward, terminated, truncated and not terminated, info
 
 
+def make_toy(task: str, size: int, episode_steps: int) -> ToyEnv | CountingEnv:
+    """Make the world of a task of suite "toy"."""
+    worlds = {"dot": ToyEnv, "dot_terminating": TerminatingToyEnv, "counting": CountingEnv}
+    return worlds[task](size, episode_steps)
+
+
 class CountingEnv(World, gym.utils.EzPickle):
     """Every pixel encodes episode and step, and the reward is the step: for tests of what belongs together.
 

@@ -22,6 +22,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from denoised_mdp.envs.world import CannotRestore
 from denoised_mdp.errors import EnvironmentFailure, UserError
 
 START_SECONDS = 300.0
@@ -88,10 +89,10 @@ class EnvironmentPool:
         """The complete state of each environment, even mid-episode."""
         return self._all("get_state", [True] * self.count)
 
-    def set_states(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restore what `get_states` returned for equal environments."""
+    def set_states(self, states: Sequence[dict[str, Any]]) -> list[bool]:
+        """Restore what `get_states` returned for equal environments; returns where that is possible."""
         self._playing = ["after a state was restored"] * self.count
-        self._all("set_state", list(states))
+        return self._all("set_state", list(states))
 
     def close(self) -> None:
         """Close the environments and end the workers in any state."""
@@ -166,7 +167,10 @@ def _call(environment: gym.Env, command: str, argument: Any) -> Any:
         case "get_state":
             return environment.get_state()
         case "set_state":
-            return environment.set_state(argument)
+            with contextlib.suppress(CannotRestore):
+                environment.set_state(argument)
+                return True
+            return False
     raise ValueError(command)
 
 

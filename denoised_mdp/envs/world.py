@@ -6,6 +6,10 @@ import gymnasium as gym
 import numpy as np
 
 
+class CannotRestore(Exception):
+    """A world cannot be put back into the state of a checkpoint: whoever plays it begins a new episode."""
+
+
 class World(gym.Env):
     """A task with a true state and a frame, without distractors.
 

@@ -14,7 +14,7 @@ import gymnasium as gym
 from denoised_mdp import envs
 from denoised_mdp.config import read_config
 from denoised_mdp.config.schema import Config
-from denoised_mdp.envs.options import SUITES
+from denoised_mdp.envs.suites import all_tasks
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.folder import RunFolder
 
@@ -48,7 +48,7 @@ def make_env(source: str | os.PathLike, /, **options: Any) -> gym.Env:
     Raises:
         UserError: there is no such run or task; or see `denoised_mdp.envs.make_env`.
     """
-    known = [task for suite in SUITES for task in envs.tasks(suite)]
+    known = all_tasks()
     if source in known:
         return envs.make_env(source, **options)
     if not isinstance(source, str | os.PathLike):

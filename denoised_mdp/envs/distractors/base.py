@@ -81,8 +81,8 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
 
     def set_state(self, state: dict) -> None:
         """Continue exactly where `get_state` was taken."""
+        self.rng = restore_generator(state["rng"])  # first: it counts even where the world cannot be restored
         self.env.set_state(state["env"])
-        self.rng = restore_generator(state["rng"])
         self._set_noise(state["noise"])
 
     def follow(self, other: Distractor) -> None:

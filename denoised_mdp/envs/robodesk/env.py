@@ -6,12 +6,14 @@ MuJoCo; only the model files of the package `robodesk` are used. Distractors are
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs.factors import RELEVANT_NOISE
 from denoised_mdp.envs.joints import Joint, joint_kinds, visible_joints
-from denoised_mdp.envs.options import tasks
 from denoised_mdp.envs.rendering import QUALITIES  # first of those with mujoco: it chooses the GL backend
 from denoised_mdp.envs.robodesk.arm import ACTIONS, Arm
 from denoised_mdp.envs.robodesk.camera import RoomRenderer, choose_view
@@ -31,6 +33,7 @@ from denoised_mdp.envs.robodesk.scene import (
 )
 from denoised_mdp.envs.robodesk.tasks import PRESSED, REWARDS, Situation, find_task
 from denoised_mdp.envs.robodesk.tv import GRAY
+from denoised_mdp.envs.suites import tasks
 from denoised_mdp.envs.world import World
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.seeding import generator, generator_state, restore_generator
@@ -51,6 +54,11 @@ START_SHIFTS = {
 HUE_GAIN = 0.75
 CONTROLLABLE = "controllable, irrelevant"
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+
+
+def make_robodesk(task: str, *, distractors: Collection[str], **options: Any) -> RoboDeskEnv:
+    """Make the world of a task of suite "robodesk", with a television if that is one of the distractors."""
+    return RoboDeskEnv(task, television="tv" in distractors, **options)
 
 
 class RoboDeskEnv(World, gym.utils.EzPickle):

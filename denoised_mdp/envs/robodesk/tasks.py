@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from denoised_mdp.envs.options import tasks
+from denoised_mdp.envs.suites import tasks
 
 BLOCKS = ("ball", "upright_block", "flat_block")
 REWARDS = ("dense", "sparse", "success")

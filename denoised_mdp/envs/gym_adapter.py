@@ -1,0 +1,227 @@
+"""Any Gymnasium environment that shows a picture, as a world of this package: suite "gym"."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import zlib
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import load_env_creator
+from PIL import Image
+
+from denoised_mdp.envs.world import CannotRestore, World
+from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.plugins import import_path
+from denoised_mdp.seeding import generator, generator_state, restore_generator
+
+NOTHING = np.zeros(0, np.float32)
+
+
+class GymWorld(World, gym.utils.EzPickle):
+    """A Gymnasium environment without ground truth: no names of signal or noise.
+
+    The picture is the observation if that is one (uint8 [H, W, 1 or 3]), else what `render()` returns. It is resized to
+    a square. Every episode has a seed of its own. A state is that seed with the actions since: to restore it, the
+    episode is played and drawn again (a camera may lag behind), and `CannotRestore` raised if it then looks different.
+
+    Args:
+        env: a Gymnasium id, ``"package.module:function"`` that returns an environment, or an environment.
+        size: height and width of a frame in pixels.
+        episode_steps: steps after which an episode is truncated; the environment may end it earlier.
+
+    Raises:
+        UserError: there is no such environment; or it has no picture, or actions that are not numbers in a row.
+    """
+
+    signal_names = ()
+    can_terminate = True  # Gymnasium does not say which environments do
+
+    def __init__(self, env: str | gym.Env, size: int = 64, episode_steps: int = 1000):
+        gym.utils.EzPickle.__init__(self, env, size, episode_steps)
+        self.size, self.episode_steps, self._source = size, episode_steps, env
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (0,), np.float32)
+        self._rng: np.random.Generator | None = None
+        self._seed, self._seen = 0, 0
+        self._actions: list[np.ndarray] = []
+        self._draws: list[int] = []
+        self._frame: np.ndarray | None = None
+        self._env: gym.Env | None = None
+        self._open()
+        self.metadata = {**World.metadata, "render_fps": self._env.metadata.get("render_fps") or 25}
+        self.action_space = gym.spaces.Box(-1.0, 1.0, self._env.action_space.shape, np.float32)
+
+    def _open(self) -> None:
+        """Make the environment, unless it is there."""
+        if self._env is not None:
+            return
+        name = self._source if isinstance(self._source, str) else type(self._source.unwrapped).__name__
+        env = make_gym(self._source, self.size) if isinstance(self._source, str) else self._source
+        _check_actions(name, env.action_space)
+        self._observes = _is_picture(env.observation_space)
+        if not self._observes and env.render_mode != "rgb_array":
+            raise UserError(
+                f"{name}: neither the observation ({_short(env.observation_space)}) nor render() is a picture: support"
+                " render_mode='rgb_array', or observe uint8 [H, W, 3]."
+            )
+        self._env, self._name = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1)), name
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        """Start an episode; without `seed`, the next one of the stream."""
+        super().reset(seed=seed)
+        if seed is not None or self._rng is None:
+            self._rng = generator(seed, "physics")
+        self._begin(int(self._rng.integers(2**31)))
+        return NOTHING, {}
+
+    def _begin(self, seed: int) -> None:
+        self._open()
+        self._seed, self._seen, self._actions, self._draws = seed, 0, [], []
+        self._note(self._env.reset(seed=seed)[0], 0.0)
+
+    def step(self, action: np.ndarray):
+        """Apply `action` [A] in [-1, 1], which stands for the whole range of the environment's."""
+        action = np.clip(np.asarray(action, np.float32), -1, 1)
+        observation, reward, terminated, truncated, _ = self._env.step(action)
+        self._actions.append(action)
+        self._note(observation, reward)
+        truncated = bool(truncated) or len(self._actions) >= self.episode_steps
+        return NOTHING, float(reward), bool(terminated), truncated, {}
+
+    def _note(self, observation: Any, reward: float) -> None:
+        """Remember a picture that was observed, and a checksum of everything that was seen in this episode."""
+        self._frame, self._picture = None, observation if self._observes else None
+        flat = gym.spaces.flatten(self._env.observation_space, observation)
+        self._seen = zlib.crc32(np.ascontiguousarray(flat).tobytes() + np.float64(reward).tobytes(), self._seen)
+
+    def signal(self) -> np.ndarray:
+        """Return nothing, float32 [0]: the true state is not known."""
+        return NOTHING
+
+    def frame(self) -> np.ndarray:
+        """Draw the current state, uint8 [H, W, 3]."""
+        if self._frame is None:
+            self._frame = self._draw()
+            self._draws.append(len(self._actions))
+            self._seen = zlib.crc32(self._frame.tobytes(), self._seen)
+        return self._frame.copy()
+
+    def _draw(self) -> np.ndarray:
+        picture = np.asarray(self._env.render() if self._picture is None else self._picture)
+        if picture.dtype != np.uint8 or picture.ndim not in (2, 3) or picture.shape[2:] not in ((), (1,), (3,)):
+            raise UserError(f"{self._name}: render() gives {picture.dtype} {list(picture.shape)}, not uint8 [H, W, 3].")
+        image = Image.fromarray(picture.reshape(picture.shape[:2]) if picture.shape[2:] == (1,) else picture)
+        if image.size != (self.size, self.size):
+            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)  # averages where it shrinks
+        return np.array(image.convert("RGB"))
+
+    def close(self) -> None:
+        """Close the environment; a reset makes it anew."""
+        if self._env is not None:
+            self._env.close()
+            if isinstance(self._source, str):
+                self._env = None
+
+    def get_state(self) -> dict:
+        """Return the episode's seed, its actions so far, and before which of them it was drawn."""
+        actions = np.stack(self._actions) if self._actions else np.zeros((0, *self.action_space.shape), np.float32)
+        random = generator_state(self._rng)
+        draws = np.array(self._draws, np.int64)
+        return {"rng": random, "seed": self._seed, "actions": actions, "draws": draws, "seen": self._seen}
+
+    def set_state(self, state: dict) -> None:
+        """Play the episode again, up to where `get_state` was taken.
+
+        Raises:
+            CannotRestore: the same seed and actions did not give the same observations, rewards and pictures.
+        """
+        self._rng = restore_generator(state["rng"])
+        self._begin(state["seed"])
+        draws, ended = set(state["draws"].tolist()), False
+        for index in range(len(state["actions"]) + 1):
+            if index in draws:
+                self.frame()
+            if ended or index == len(state["actions"]):
+                break
+            _, _, terminated, truncated, _ = self.step(state["actions"][index])
+            ended = terminated or truncated
+        if self._seen != state["seen"]:
+            raise CannotRestore(f"{self._name} does not repeat an episode from its seed and actions")
+
+
+def make_gym(task: str, size: int) -> gym.Env:
+    """Make the environment of an id or a path, drawing pictures where it can."""
+    with contextlib.suppress(UserError):  # of a machine without OpenGL, which not every environment needs
+        import_module("denoised_mdp.envs.gl")  # chooses MuJoCo's, before somebody imports mujoco
+    spec, create = find_gym(task)
+    options: dict[str, Any] = {}
+    if _accepts(create, "render_mode"):
+        options["render_mode"] = "rgb_array"
+    if spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco"):
+        options |= {"width": size, "height": size}  # else it draws 480 x 480
+    try:
+        env = create(**options) if spec is None else gym.make(spec, disable_env_checker=True, **options)
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        raise UserError(f"{task}: a package is missing: {error}") from error
+    if not isinstance(env, gym.Env):
+        raise UserError(f"{task} returns {type(env).__name__}, not a gymnasium.Env.")
+    return env
+
+
+def check_id(task: str) -> int | None:
+    """Return after how many steps the environment of an id ends its episodes, None if it does not say.
+
+    Raises:
+        UserError: there is no such environment.
+    """
+    spec, _ = find_gym(task)
+    return None if spec is None else spec.max_episode_steps
+
+
+def find_gym(task: str) -> tuple[gym.envs.registration.EnvSpec | None, Callable[..., gym.Env]]:
+    """The specification of an id, None for the path of a function; and what makes the environment."""
+    if not task:
+        raise UserError("Name an environment: env.id=HalfCheetah-v5, or env.id=package.module:function.")
+    module, colon, name = task.rpartition(":")
+    if colon:
+        found = getattr(import_path(task, module), name, None)
+        if callable(found):
+            return None, found
+    try:
+        spec = gym.spec(name)
+        return spec, load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+    except (gym.error.Error, ImportError, AttributeError) as error:
+        if colon:
+            raise UserError(f"{module} has no function {name!r}, nor does it register an environment of it.") from error
+        hint = did_you_mean(name, [known for known in gym.registry if not known.startswith("denoised_mdp/")])
+        hint = hint if "mean" in hint else " For your own write env.id=package.module:function."
+        raise UserError(f"There is no Gymnasium environment {name!r} ({error}).{hint}") from error
+
+
+def _accepts(function: Callable, name: str) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
+
+
+def _is_picture(space: gym.Space) -> bool:
+    if not isinstance(space, gym.spaces.Box) or space.dtype != np.uint8:
+        return False
+    return len(space.shape) in (2, 3) and space.shape[2:] in ((), (1,), (3,)) and min(space.shape[:2]) >= 8
+
+
+def _check_actions(name: str, space: gym.Space) -> None:
+    """Raise UserError unless these are numbers in a row, each between two limits."""
+    if not isinstance(space, gym.spaces.Box):
+        raise UserError(f"{name} has the action space {_short(space)}: only Box can be trained.")
+    if len(space.shape) != 1:
+        raise UserError(f"{name} has actions of shape {list(space.shape)}: wrap it so that they are one row.")
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise UserError(f"{name} has actions without limits: wrap it in gymnasium.wrappers.RescaleAction or the like.")
+
+
+def _short(space: gym.Space) -> str:
+    return f"Box of {space.dtype} {list(space.shape)}" if isinstance(space, gym.spaces.Box) else type(space).__name__

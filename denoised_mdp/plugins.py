@@ -1,0 +1,125 @@
+"""Plug-ins: modules outside of this package that register suites, policies, distractors or probes of their own.
+
+They are found in two ways. An installed package declares an entry point of the group ``denoised_mdp.plugins``, a module
+or a function without arguments. The variable DENOISED_MDP_PLUGINS names further modules, separated by commas; those of
+the working directory count. Nothing is imported before somebody looks into a `Registry`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, MutableMapping
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import TypeVar
+
+from denoised_mdp.errors import UserError, one_line
+
+GROUP = "denoised_mdp.plugins"
+VARIABLE = "DENOISED_MDP_PLUGINS"
+
+Value = TypeVar("Value")
+_state = {"loaded": False}
+
+
+class Registry(MutableMapping[str, Value]):
+    """Names and what they stand for. Whoever reads it finds what plug-ins have registered as well.
+
+    what: the noun for messages. built_in: the package's own entries.
+    """
+
+    def __init__(self, what: str, built_in: dict[str, Value] | None = None):
+        self.what, self.entries = what, dict(built_in or {})  # `entries`: those that are known so far
+
+    def __getitem__(self, name: str) -> Value:
+        load_plugins()
+        return self.entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        load_plugins()
+        return name in self.entries
+
+    def __iter__(self) -> Iterator[str]:
+        load_plugins()
+        return iter(tuple(self.entries))
+
+    def __len__(self) -> int:
+        load_plugins()
+        return len(self.entries)
+
+    def __setitem__(self, name: str, value: Value) -> None:
+        """Replace an entry, whatever it is called."""
+        self.entries[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.entries[name]
+
+    def register(self, name: str, value: Value) -> None:
+        """Add an entry.
+
+        Raises:
+            UserError: the name cannot stand on the command line, or something else has it.
+        """
+        if not isinstance(name, str) or not name.isidentifier():
+            raise UserError(f"{name!r} cannot name a {self.what}: use letters, digits and underscores.")
+        if name in self.entries and self.entries[name] != value:
+            raise UserError(f"There is a {self.what} {name!r} already: choose another name.")
+        self.entries[name] = value
+
+
+def load_plugins() -> None:
+    """Import all plug-ins, once. An installed one that fails is a warning: it must not stop who does not need it.
+
+    Raises:
+        UserError: a module of DENOISED_MDP_PLUGINS cannot be imported.
+    """
+    if _state["loaded"]:
+        return
+    _state["loaded"] = True  # a plug-in may look into registries while it is imported
+    for entry in entry_points(group=GROUP):
+        try:
+            found = entry.load()
+            if callable(found):
+                found()
+        except Exception as error:
+            warnings.warn(f"plug-in {entry.name} ({entry.value}) is left out: {_reason(error)}", stacklevel=2)
+    for name in os.environ.get(VARIABLE, "").split(","):
+        if name.strip():
+            import_path(f"{VARIABLE}={name.strip()}", name.strip())
+
+
+@contextlib.contextmanager
+def without_plugins() -> Iterator[None]:
+    """Let registries be read inside without plug-ins: while this package itself is imported, they cannot be yet."""
+    before, _state["loaded"] = _state["loaded"], True
+    try:
+        yield
+    finally:
+        _state["loaded"] = before
+
+
+def import_path(what: str, module: str) -> ModuleType:
+    """Import a module; those of the working directory count, after all others. what: for messages.
+
+    Raises:
+        UserError: it cannot be imported.
+    """
+    with contextlib.suppress(OSError):  # a working directory that was deleted
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise UserError(f"{what}: cannot be imported: {_reason(error)}.") from error
+
+
+def _reason(error: Exception) -> str:
+    """An error of somebody else's code in one line, with its place."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    place = f", {own[-1].filename} line {own[-1].lineno}" if own and own[-1].filename != __file__ else ""
+    return one_line(f"{type(error).__name__}: {error}{place}", 300)

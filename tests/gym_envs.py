@@ -1,0 +1,79 @@
+"""Small Gymnasium environments for tests of suite "gym": some right, each other wrong in one way."""
+
+from __future__ import annotations
+
+import random
+
+import gymnasium as gym
+import numpy as np
+
+
+class Ball(gym.Env):
+    """A ball on a line of 20 x 30 pixels, which the action [-2, 2] pushes; drawn by `render`."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    action_space = gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
+    observation_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float64)
+
+    def __init__(self, render_mode=None, **_):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.uniform(-1, 1)
+        return np.array([self.place]), {}
+
+    def step(self, action):
+        push = 0.1 * float(action[0]) + 0.01 * self.np_random.normal()
+        self.place = float(np.clip(self.place + push, -1, 1))
+        return np.array([self.place]), 1 - abs(self.place), False, False, {}
+
+    def render(self):
+        picture = np.zeros((20, 30, 3), np.uint8)
+        column = int((self.place + 1) / 2 * 26)
+        picture[8:12, column : column + 4] = 255
+        return picture
+
+
+class Picture(Ball):
+    """The picture is the observation, in shades of gray."""
+
+    observation_space = gym.spaces.Box(0, 255, (20, 30, 1), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.render()[..., :1], {}
+
+    def step(self, action):
+        return self.render()[..., :1], *super().step(action)[1:]
+
+
+class Forgetful(Ball):
+    """What happens does not follow from the seed."""
+
+    def step(self, action):
+        _, reward, *rest = super().step(action)
+        return np.array([random.random()]), reward, *rest
+
+
+class Blind(Ball):
+    metadata = {"render_modes": []}
+
+    def __init__(self):
+        super().__init__()
+
+
+class Sheet(Ball):
+    action_space = gym.spaces.Box(-1.0, 1.0, (2, 3), np.float32)
+
+
+class Unlimited(Ball):
+    action_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+
+def number():
+    """No environment."""
+    return 7
+
+
+gym.register("SmallBall-v0", Ball, max_episode_steps=12)

@@ -1,0 +1,110 @@
+"""Suite "gym": any Gymnasium environment with a picture. Its interface, its errors, and exact resume."""
+
+import gym_envs
+import numpy as np
+import pytest
+from conftest import actions_for, assert_plain
+from small_runs import lines, tiny
+
+from denoised_mdp.config import load_config
+from denoised_mdp.envs import make_env
+from denoised_mdp.errors import UserError
+from denoised_mdp.session import train
+
+
+def play(env, actions):
+    return [env.step(action) for action in actions]
+
+
+def test_actions_stand_for_the_whole_range_and_repeats_sum_the_rewards():
+    env, plain = make_env("gym_envs:Ball", suite="gym", size=64, action_repeat=3, seed=5), gym_envs.Ball("rgb_array")
+    observation, info = env.reset()
+    assert observation.shape == (64, 64, 3) and observation.dtype == np.uint8
+    assert env.signal_names == env.noise_names == () and info["signal"].shape == info["noise"].shape == (0,)
+    plain.reset(seed=env.world.get_state()["seed"])
+    for action in actions_for(env, 4):
+        reward = env.step(action)[1]
+        assert reward == pytest.approx(sum(plain.step(2 * action)[1] for _ in range(3)), abs=1e-6)
+
+
+def test_pictures_are_squares_and_gray_ones_too():
+    seen = []
+    for name in ("Ball", "Picture"):
+        env = make_env(f"gym_envs:{name}", suite="gym", size=64)
+        frame = env.reset(seed=3)[0]
+        assert (frame[..., 0] == frame[..., 2]).all() and 200 < frame.max() <= 255
+        # 4 of 20 rows and 4 of 30 columns are white: averaging keeps the share
+        assert frame.mean() / 255 == pytest.approx(16 / 600, rel=0.05)
+        seen.append(frame)
+    np.testing.assert_array_equal(*seen)
+
+
+def test_episodes_end_at_the_first_of_both_limits():
+    for steps, ends in ((7, 7), (100, 12)):
+        env = make_env("gym_envs:SmallBall-v0", suite="gym", action_repeat=1, episode_steps=steps)
+        env.reset(seed=0)
+        assert [row[3] for row in play(env, actions_for(env, ends))] == [False] * (ends - 1) + [True]
+    assert (
+        load_config(["preset=debug", "env=gym", "env.id=gym_envs:SmallBall-v0", "distractors=none"]).episode_rows == 13
+    )
+
+
+@pytest.mark.parametrize("distractors", [[], ["camera_jitter"]])
+@pytest.mark.parametrize("name", ["Ball", "Picture", "InvertedPendulum-v5"])
+def test_a_state_continues_exactly(name, distractors):
+    task = name if "-" in name else f"gym_envs:{name}"
+    options = {"suite": "gym", "distractors": distractors, "episode_steps": 9, "size": 64}
+    env, other = make_env(task, **options), make_env(task, **options)
+    env.reset(seed=1)
+    actions = actions_for(env, 4)
+    play(env, actions[:2])
+    state = env.get_state()
+    assert_plain(state)
+    other.set_state(state)
+    np.testing.assert_array_equal(env.render(), other.render())
+    for ours, theirs in zip(play(env, actions[2:]), play(other, actions[2:]), strict=True):
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        assert ours[1:4] == theirs[1:4]
+    np.testing.assert_array_equal(env.reset()[0], other.reset()[0])  # the next episode of the stream
+    env.close()
+    other.close()
+
+
+OWN = ["env=gym", "env.task=gym_envs:Ball", "env.episode_steps=15", "env.action_repeat=2"]
+
+
+def test_resume_is_exact_and_says_where_it_cannot_be(tmp_path, recwarn):
+    for name in ("Ball", "Forgetful"):
+        whole, parts = (tmp_path / f"{name}-{kind}" for kind in ("whole", "parts"))
+        options = [*OWN, f"env.task=gym_envs:{name}", "train.probe_every=0", "train.segment_length=4"]
+        assert train(tiny(whole, *options))
+        assert train(tiny(parts, *options, "train.total_steps=108"))
+        assert train(tiny(parts, *options))
+        said = [str(warning.message) for warning in recwarn if "cannot be put back" in str(warning.message)]
+        assert len(said) == (name == "Forgetful")
+        assert (lines(whole)[-1]["eval/return"] == lines(parts)[-1]["eval/return"]) == (name == "Ball")
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("", "env.id=HalfCheetah-v5"),
+        ("HalfCheeta-v5", "Did you mean 'HalfCheetah"),
+        ("no_such_module:make", "No module named 'no_such_module'"),
+        ("gym_envs:Bal", "no function 'Bal'"),
+        ("gym_envs:number", "returns int, not a gymnasium.Env"),
+        ("gym_envs:Blind", "neither the observation (Box of float64 [1]) nor render() is a picture"),
+        ("gym_envs:Sheet", "actions of shape [2, 3]"),
+        ("gym_envs:Unlimited", "actions without limits"),
+        ("CartPole-v1", "CartPole-v1"),
+    ],
+)
+def test_what_cannot_be_used_is_answered_in_one_line(task, words):
+    with pytest.raises(UserError) as caught:
+        make_env(task, suite="gym")
+    assert words in str(caught.value)
+
+
+def test_distractors_that_need_to_know_the_scene_do_not_fit():
+    with pytest.raises(UserError, match="camera_jitter"):
+        make_env("gym_envs:Ball", suite="gym", distractors=["video_background"])
