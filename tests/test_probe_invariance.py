@@ -56,6 +56,10 @@ class MaskedEncoder(torch.nn.Module):
         self.inner, self.keep_dot = inner, keep_dot
         self.output, self.compute_dtype = inner.output, inner.compute_dtype
 
+    @property
+    def like(self) -> torch.Tensor:
+        return self.inner.like
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         dot = images[:, 1:2] > 0.45
         target = (images[:, 0:1] > 0.25) & (images[:, 1:2] < -0.3)  # red, painted over for both
