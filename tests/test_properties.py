@@ -71,7 +71,7 @@ def values(kind: object, limits: Mapping) -> st.SearchStrategy:
     if type(None) in parts:
         return st.none() | values(parts[0], limits)
     if "choices" in limits:
-        return st.sampled_from(limits["choices"])
+        return st.sampled_from(list(limits["choices"]))
     if "pattern" in limits:
         return st.from_regex(limits["pattern"], fullmatch=True)
     if kind is int:
@@ -95,6 +95,8 @@ def groups(kind: type) -> st.SearchStrategy:
         elif field.name == "latents":
             rows = {cell.name: values(cells[cell.name], cell.metadata) for cell in CELLS}
             fields |= dict.fromkeys(("x", "y"), st.fixed_dictionaries({}, optional=rows))
+        elif field.name == "kind":  # of a model: chosen with its file
+            fields[field.name] = st.just(field.default)
         elif field.name == "policy":
             fields[field.name] = st.one_of(*map(groups, POLICIES.values()))
         elif dataclasses.is_dataclass(hints[field.name]):
@@ -131,7 +133,9 @@ def test_one_changed_option_is_the_one_difference(config, data):
     config.model.latents.setdefault("x", LatentSpec("x"))
     name = data.draw(st.sampled_from(["env", "model.x", "model.kl", "model.optimizer", "policy", "train", "replay"]))
     group = changed.model.latents["x"] if name == "model.x" else attrgetter(name)(changed)
-    field = data.draw(st.sampled_from([field for field in dataclasses.fields(group) if field.name != "name"]))
+    field = data.draw(
+        st.sampled_from([field for field in dataclasses.fields(group) if field.name not in ("name", "kind")])
+    )
     old = getattr(group, field.name)
     old = list(old) if isinstance(old, tuple) else old
     new = data.draw(values(typing.get_type_hints(type(group))[field.name], field.metadata).filter(lambda v: v != old))
