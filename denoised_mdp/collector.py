@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from denoised_mdp.agents.acting import Carry
-from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.agents.base import Agent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import set_generator_state
 from denoised_mdp.envs.vector import EnvironmentPool

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.agents.base import Agent
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.progress import Phase

@@ -73,7 +73,8 @@ class Session:
             self.warn_of_another_precision(state["precision"])
             logger = Logger(run.path, resume_step=step, lines=log["lines"], events=log["events"])
         source = choose_source(self.replay, config.replay.memory, self.agent.device)
-        batches = Batches(self.replay, source, config.train.batch_size, config.train.segment_length, random)
+        wanted = self.agent.batch_spec
+        batches = Batches(self.replay, source, wanted.batch_size, wanted.segment_length, random)
         self.trainer = Trainer(
             self.agent,
             self.collecting,

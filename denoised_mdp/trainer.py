@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.agents.base import Agent
 from denoised_mdp.collector import Sequential, Turn
 from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.errors import EnvironmentFailure

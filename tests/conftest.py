@@ -12,7 +12,7 @@ import pytest
 import torch
 from small_clips import write_clips
 
-from denoised_mdp.agents.world_model_agent import Agent, build_agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent, build_agent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs import make_env
 from denoised_mdp.models.structure import LatentSpec
@@ -43,7 +43,7 @@ def small_config(structure: str = "2b", size: int = 64, **policy) -> Config:
     return config
 
 
-def small_agent(structure: str = "2b", size: int = 64, actions: int = 2, **policy) -> Agent:
+def small_agent(structure: str = "2b", size: int = 64, actions: int = 2, **policy) -> WorldModelAgent:
     """A tiny agent in float64."""
     agent = build_agent(small_config(structure, size, **policy), actions)
     return agent.double()

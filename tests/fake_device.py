@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from denoised_mdp.agents.world_model_agent import Agent, build_agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent, build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.models import denoised
 from denoised_mdp.models.latent import Latent
@@ -65,7 +65,7 @@ def replaced(owner: object, **values):
             setattr(owner, name, value)
 
 
-def build(policy: str, model: str, precision: str) -> tuple[Agent, dict]:
+def build(policy: str, model: str, precision: str) -> tuple[WorldModelAgent, dict]:
     """A small agent whose weights are on the device, and a batch that is not.
 
     What fake tensors of such a backend cannot do while an agent is built is done another way: moving weights (they are

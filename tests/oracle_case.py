@@ -3,7 +3,7 @@
 import oracle
 import torch
 
-from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.config.schema import BackpropConfig, SACConfig
 from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.losses import KLWeights
@@ -91,7 +91,7 @@ class Case:
             options["horizon"] = HORIZON
         kind = BackpropConfig if policy is BackpropPolicy else SACConfig
         policy = policy(self.model.mdp(), **arguments(kind(hidden=8, **options)))
-        self.agent = Agent(self.model, policy).double()
+        self.agent = WorldModelAgent(self.model, policy).double()
         self.policy, self.mdp, self.size, self.strategy = policy, self.agent.mdp, size, strategy
         with torch.no_grad():  # default weights are so small that every KL is nearly 0 and every net nearly linear
             for parameter in self.agent.parameters():

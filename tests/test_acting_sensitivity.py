@@ -12,7 +12,7 @@ import torch
 from planted import argument_changed, assert_noticed
 
 from denoised_mdp.agents import world_model_agent as agent_module
-from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.policies import Policy
 
 
@@ -75,31 +75,31 @@ def keeps_its_generator(restore):
 
 AGENT = {  # name: (owner, attribute, the wrong one from the right one, the test that notices)
     "carry-before-exploration": (
-        Agent,
+        WorldModelAgent,
         "act",
         keeps_the_action_before_its_noise,
         test_agent.test_the_carry_holds_the_action_that_was_returned,
     ),
     "filter-before-exploration": (
-        Agent,
+        WorldModelAgent,
         "act",
         keeps_the_action_before_its_noise,
         test_agent.test_acting_is_filtering_step_by_step,
     ),
     "carry-one-action-late": (
-        Agent,
+        WorldModelAgent,
         "act",
         keeps_the_action_before_the_last,
         test_agent.test_acting_is_filtering_step_by_step,
     ),
     "noise-of-the-squared-std": (
-        Agent,
+        WorldModelAgent,
         "act",
         argument_changed("explore", lambda std: std and std**2),
         partial(test_agent.test_exploration_adds_noise_of_its_std_to_a_sample_and_clips, explore=0.5),
     ),
     "no-exploration-noise": (
-        Agent,
+        WorldModelAgent,
         "act",
         argument_changed("explore", lambda std: std and 0.0),
         partial(test_agent.test_exploration_adds_noise_of_its_std_to_a_sample_and_clips, explore=0.25),
@@ -111,7 +111,7 @@ AGENT = {  # name: (owner, attribute, the wrong one from the right one, the test
         partial(test_agent.test_exploration_adds_noise_of_its_std_to_a_sample_and_clips, explore=3.0),
     ),
     "one-noise-for-sample-and-exploration": (
-        Agent,
+        WorldModelAgent,
         "_noise",
         same_noise_again,
         partial(test_agent.test_exploration_adds_noise_of_its_std_to_a_sample_and_clips, explore=0.5),
@@ -123,43 +123,43 @@ AGENT = {  # name: (owner, attribute, the wrong one from the right one, the test
         partial(test_agent.test_exploration_adds_noise_of_its_std_to_a_sample_and_clips, explore=0.0),
     ),
     "samples-without-exploring": (
-        Agent,
+        WorldModelAgent,
         "act",
         argument_changed("explore", lambda std: std or 0.0),
         test_agent.test_without_exploration_the_action_is_the_mode,
     ),
     "one-generator-for-all": (
-        Agent,
+        WorldModelAgent,
         "_noise",
         argument_changed("generator", first_of),
         test_agent.test_a_batch_acts_like_its_members,
     ),
     "global-noise": (
-        Agent,
+        WorldModelAgent,
         "_noise",
         argument_changed("generator", lambda _: None),
         test_agent.test_acting_and_updating_touch_no_global_randomness,
     ),
     "is-first-ignored": (
-        Agent,
+        WorldModelAgent,
         "act",
         argument_changed("is_first", lambda _: None),
         test_agent.test_is_first_begins_an_episode_and_leaves_the_others_alone,
     ),
     "is-first-for-all": (
-        Agent,
+        WorldModelAgent,
         "act",
         argument_changed("is_first", lambda first: None if first is None else bool(np.any(first))),
         test_agent.test_is_first_begins_an_episode_and_leaves_the_others_alone,
     ),
     "always-samples": (
-        Agent,
+        WorldModelAgent,
         "act",
         argument_changed("sample", lambda _: True),
         test_agent.test_without_samples_the_latent_is_the_posterior_mean,
     ),
     "never-samples": (
-        Agent,
+        WorldModelAgent,
         "act",
         argument_changed("sample", lambda _: False),
         test_agent.test_acting_is_filtering_step_by_step,
@@ -171,25 +171,25 @@ AGENT = {  # name: (owner, attribute, the wrong one from the right one, the test
         test_agent.test_acting_is_filtering_step_by_step,
     ),
     "policy-never-waits": (
-        Agent,
+        WorldModelAgent,
         "update_eagerly",
         argument_changed("policy", lambda _: True),
         test_agent.test_a_policy_that_must_wait_stays_as_it_is,
     ),
     "actions-are-the-carrys": (
-        Agent,
+        WorldModelAgent,
         "act",
         shares_memory,
         partial(test_views.test_what_acting_returns_stays, explore=0.3),
     ),
     "carry-changed-in-place": (
-        Agent,
+        WorldModelAgent,
         "act",
         forgets_in_place,
         partial(test_views.test_what_acting_returns_stays, explore=0.3),
     ),
     "stored-actions-zeroed": (
-        Agent,
+        WorldModelAgent,
         "act",
         forgets_in_place,
         partial(test_views.test_every_stored_action_was_executed, options=["train.overlap"]),
@@ -201,7 +201,7 @@ AGENT = {  # name: (owner, attribute, the wrong one from the right one, the test
         partial(test_views.test_a_state_of_the_agent_is_a_copy, policy="backprop"),
     ),
     "generator-not-restored": (
-        Agent,
+        WorldModelAgent,
         "restore",
         keeps_its_generator,
         partial(test_agent.test_state_continues_bit_for_bit, policy="backprop"),

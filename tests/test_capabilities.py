@@ -4,9 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from conftest import small_agent
+import torch
+from conftest import random_batch, small_agent
 from report_runs import matrix_of
 
+from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.world_model_agent import build_agent
 from denoised_mdp.analysis import render
 from denoised_mdp.analysis.crossfit import random_divisions
@@ -35,6 +37,26 @@ def test_what_the_policy_sees_is_one_part(structure, seen):
     assert frozen.seen == seen and seen in frozen.parts()
     given = frozen.latent.select(agent.world_model.table.seen).features().numpy()  # beliefs, then states
     assert sorted(frozen.parts()[seen][3]) == sorted(given[3])
+
+
+@pytest.mark.parametrize("structure", ["2c", "confounder"])
+def test_representations_are_those_that_the_policy_acts_on(structure):
+    """`seen` names exactly the numbers of the features that acting hands to the policy."""
+    agent, batch = small_agent(structure), random_batch(length=1)
+    found = agent.representations(batch, torch.Generator().manual_seed(0))
+    noise = agent.world_model.draw_noise(1, 3, generator=torch.Generator().manual_seed(0))
+    given = agent.to_device(batch)
+    latent = agent.world_model.filter(given["observation"], given["action"], given["is_first"], noise).latent
+    features = latent.select(agent.world_model.table.seen).features()
+    torch.testing.assert_close(found[agent.seen].sort(-1)[0], features.sort(-1)[0])
+    assert set(found) == {*agent.world_model.table.names, agent.seen, "all", "encoder"}
+    assert not any(part.requires_grad for part in found.values())
+
+
+def test_an_agent_says_which_batches_it_wants():
+    agent = small_agent()
+    agent.config.train.batch_size, agent.config.train.segment_length = 3, 7
+    assert (agent.batch_spec.batch_size, agent.batch_spec.segment_length) == (3, 7) and isinstance(agent, Agent)
 
 
 def test_recall_and_leakage_are_of_all_that_the_policy_sees():

@@ -11,7 +11,7 @@ from planted import Positive, answers_changed, argument_changed, assert_noticed,
 
 from denoised_mdp import collector as collector_module
 from denoised_mdp import evaluation as evaluation_module
-from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.collector import Collector, Overlap
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.vector import EnvironmentPool
@@ -143,12 +143,12 @@ COLLECTOR = {
         RESTORED,
     ),
     "carry-not-restored": (
-        Agent,
+        WorldModelAgent,
         "carry",
         lambda carry: lambda self, **parts: carry(self, **{k: 0 * v for k, v in parts.items()}),
         RESTORED,
     ),
-    "block-of-old-weights": (Agent, "load_state_dict", lambda _: lambda self, *_: None, BLOCK),
+    "block-of-old-weights": (WorldModelAgent, "load_state_dict", lambda _: lambda self, *_: None, BLOCK),
     "block-one-turn-short": (Overlap, "_play", lambda play: lambda self: play(self)[:-1], BLOCK),
 }
 
@@ -185,9 +185,9 @@ EVALUATION = {
     "last-reward-lost": (EnvironmentPool, "step", without_the_last, ALONE),
     "rewards-discounted": (EnvironmentPool, "step", rewards_changed(lambda value: 0.99 * value), ALONE),
     "played-beyond-the-end": (EnvironmentPool, "step", argument_changed("actions", zeros_instead), ALONE),
-    "carry-of-the-group-before": (Agent, "act", keeps_the_carry, ALONE),
+    "carry-of-the-group-before": (WorldModelAgent, "act", keeps_the_carry, ALONE),
     "one-noise-for-a-group": (
-        Agent,
+        WorldModelAgent,
         "act",
         argument_changed("generator", lambda g: g[:1] * len(g) if isinstance(g, list) else g),
         ALONE_EXPLORING,
@@ -214,7 +214,7 @@ EVALUATION = {
         test_playing.test_an_evaluation_stops_after_so_many_actions,
     ),
     "noise-of-training": (
-        Agent,
+        WorldModelAgent,
         "act",
         lambda act: lambda self, *a, **o: act(self, *a, **o | {"generator": self.random}),
         test_playing.test_an_evaluation_draws_from_no_generator_of_training,

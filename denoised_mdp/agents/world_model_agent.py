@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from denoised_mdp.agents.acting import (
     Carry,
@@ -19,6 +19,7 @@ from denoised_mdp.agents.acting import (
     check_explore,
     check_generator,
 )
+from denoised_mdp.agents.base import Agent
 from denoised_mdp.config import schema
 from denoised_mdp.device import set_generator_state
 from denoised_mdp.models.base import WorldModel
@@ -33,7 +34,7 @@ from denoised_mdp.policies import POLICIES, Policy
 from denoised_mdp.seeding import torch_seed
 
 
-class Agent(nn.Module):
+class WorldModelAgent(Agent):
     """World model and policy, trained together (Wang et al. 2022, Algorithm 1).
 
     `update(batch)` takes one optimization step of both; `act(observation, carry)` filters the latent with the
@@ -42,9 +43,6 @@ class Agent(nn.Module):
     All noise is drawn from the generator `random` (training: posterior noise [T, B, S] first, then the policy's
     draws) or from one handed to `act`; nothing touches PyTorch's global generator.
     """
-
-    config: schema.Config | None = None
-    """what `build_agent` built it from: of a loaded run, the run's configuration"""
 
     def __init__(self, world_model: WorldModel, policy: Policy):
         super().__init__()
@@ -167,6 +165,26 @@ class Agent(nn.Module):
         filtered = model.filter(images[None], carry.action[None], is_first[None], noise[None], carry.latent)
         return Carry(filtered.latent.map(lambda tensor: tensor[0]), carry.action)
 
+    @property
+    def decodes(self) -> bool:
+        """The world model can show latents as pictures."""
+        return self.world_model.decodes
+
+    @property
+    def seen(self) -> str:
+        """Which of the `representations` the policy sees: x, or its latents together."""
+        return self.world_model.initial(1).seen
+
+    @torch.no_grad()
+    def representations(
+        self, batch: dict[str, np.ndarray | Tensor], generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """Posterior samples by latent, see `Latent.parts`, and the encoder's output; each [T, B, F]."""
+        batch = self.to_device(batch)
+        noise = self.world_model.draw_noise(*batch["action"].shape[:2], generator=generator)
+        filtered = self.world_model.filter(batch["observation"], batch["action"], batch["is_first"], noise)
+        return filtered.latent.parts() | {"encoder": filtered.embedding}
+
     def carry(self, belief: Tensor, state: Tensor, action: Tensor) -> Carry:
         """A carry from its tensors [B, D], [B, S], [B, A], as a checkpoint holds them."""
         return Carry(
@@ -213,7 +231,7 @@ def build_agent(
     can_terminate: bool = False,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
-) -> Agent:
+) -> WorldModelAgent:
     """Build an agent from a configuration, with initial weights drawn from `config.seed`.
 
     can_terminate: the environment ends episodes other than by a time limit. device: where it lives. dtype: compute
@@ -229,7 +247,7 @@ def build_agent(
             scale_initial_weights(world_model, torch.Generator().manual_seed(torch_seed(config.seed, "weights")))
         world_model.to(device)
         policy = POLICIES[config.policy.name](world_model.mdp(), **arguments(config.policy)).to(device)
-    agent = Agent(world_model, policy)
+    agent = WorldModelAgent(world_model, policy)
     agent.config = copy.deepcopy(config)
     agent.random.manual_seed(torch_seed(config.seed, "update"))
     set_compute_dtype(agent, dtype)

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.progress import track
@@ -42,19 +42,12 @@ class Frozen:
 
     @property
     def seen(self) -> str:
-        """Which of `parts` is what the policy sees, all its latents together: e.g. "x", "c+x" or "all"."""
-        seen, names = self.latent.layout.seen, self.latent.layout.names
-        return "all" if 1 < len(seen) == len(names) else "+".join(seen)
+        """Which of `parts` the policy sees."""
+        return self.latent.seen
 
     def parts(self) -> dict[str, np.ndarray]:
-        """What a probe may read: each latent (belief and state), all of them if several, the encoder."""
-        names = self.latent.layout.names
-        parts = {name: self.latent.features(name).numpy() for name in names}
-        if self.seen not in (*names, "all"):
-            parts[self.seen] = np.concatenate([parts[name] for name in self.latent.layout.seen], 1)
-        if len(names) > 1:
-            parts["all"] = self.latent.features().numpy()
-        return parts | {"encoder": self.embedding.numpy()}
+        """What a probe may read: `Latent.parts` and the encoder."""
+        return {name: part.numpy() for name, part in self.latent.parts().items()} | {"encoder": self.embedding.numpy()}
 
 
 def probe_seeds(seed: int, episodes: int) -> list[int]:
@@ -73,7 +66,7 @@ def record(
     seeds: Sequence[int],
     steps: int,
     *,
-    agent: Agent | None = None,
+    agent: WorldModelAgent | None = None,
     explore: float = 0.3,
     behaviour: str = "mixed",
 ) -> list[Episode]:
@@ -92,7 +85,7 @@ def record(
         return [_play(environment, seed, steps, next(players), explore) for seed in tracked]
 
 
-def _play(environment: gym.Env, seed: int, steps: int, agent: Agent | None, explore: float) -> Episode:
+def _play(environment: gym.Env, seed: int, steps: int, agent: WorldModelAgent | None, explore: float) -> Episode:
     """Play one episode; without an agent, at random."""
     random = generator(seed, "probe actions")
     noise = _torch_generator(agent.device if agent else "cpu", seed, "probe actions")
@@ -113,7 +106,9 @@ def _torch_generator(device: torch.device | str, seed: int, name: str) -> torch.
 
 
 @torch.no_grad()
-def freeze(agent: Agent, recordings: Sequence[Episode], *, seed: int = 0, shared_noise: bool = False) -> list[Frozen]:
+def freeze(
+    agent: WorldModelAgent, recordings: Sequence[Episode], *, seed: int = 0, shared_noise: bool = False
+) -> list[Frozen]:
     """Filter recorded episodes with the posterior, in chunks of rows.
 
     seed: of the posterior samples. shared_noise: all episodes get the same draws, so two latents of one step differ

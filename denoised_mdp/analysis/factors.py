@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import gymnasium as gym
 import numpy as np
 
-from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.analysis.crossfit import (
     Division,
     EpisodeSums,
@@ -227,7 +227,7 @@ class QuickProbe:
         environment.close()
         self._recordings = record(make_environment, probe_seeds(0, self.episodes), self.steps, behaviour="random")
 
-    def __call__(self, agent: Agent) -> dict[str, float]:
+    def __call__(self, agent: WorldModelAgent) -> dict[str, float]:
         """Mean R^2 of signal and of noise from each latent, e.g. ``probe/noise_from_x``, and the ceilings.
 
         It is far smaller than `EPISODES` of `STEPS` and shows a trend: recall and leakage come from the full probe.

@@ -9,7 +9,7 @@ from math import nan
 import numpy as np
 import torch
 
-from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.analysis.data import Frozen
 from denoised_mdp.analysis.factors import TOO_FEW, FactorMatrix
 from denoised_mdp.models.latent import Latent
@@ -51,10 +51,10 @@ class Health:
 
 
 def measure_health(
-    agent: Agent, recordings: Sequence[Episode], frozen: Sequence[Frozen], matrix: FactorMatrix
+    agent: WorldModelAgent, recordings: Sequence[Episode], frozen: Sequence[Frozen], matrix: FactorMatrix
 ) -> Health:
     """Examine an agent on held-out episodes; `matrix` is the factor matrix of the same model."""
-    table, floor, decodes = agent.world_model.table, agent.world_model.free_nats, agent.world_model.decodes
+    table, floor, decodes = agent.world_model.table, agent.world_model.free_nats, agent.decodes
     split = {
         name: torch.cat([one.posterior[name].kl(one.prior[name]) for one in frozen]) for name in table.names
     }  # {name: [n, variables]}
@@ -132,7 +132,7 @@ def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
 
 
 @torch.no_grad()
-def _decode(agent: Agent, latent: Latent, chunk: int = 256) -> torch.Tensor:
+def _decode(agent: WorldModelAgent, latent: Latent, chunk: int = 256) -> torch.Tensor:
     """Latents [n, ...] -> float images [n, 3, H, W] on the CPU."""
     like = next(agent.world_model.parameters())
     parts = [
@@ -142,7 +142,7 @@ def _decode(agent: Agent, latent: Latent, chunk: int = 256) -> torch.Tensor:
     return torch.cat([agent.world_model.decode(part).float().cpu() for part in parts])
 
 
-def reconstruction_shares(agent: Agent, latents: Sequence[Latent]) -> dict[str, float]:
+def reconstruction_shares(agent: WorldModelAgent, latents: Sequence[Latent]) -> dict[str, float]:
     """For each latent: 1 - |all move - it alone moves|^2 / |all move - all stand still|^2, over pixels and steps.
 
     Latents that stand still are frozen at the middle of their episode, as in the pictures of `render`. 1: it alone
@@ -162,7 +162,7 @@ def reconstruction_shares(agent: Agent, latents: Sequence[Latent]) -> dict[str, 
     return {name: 1 - value / total if total > 0 else float("nan") for name, value in missing.items()}
 
 
-def image_r_squared(agent: Agent, recordings: Sequence[Episode], frozen: Sequence[Frozen]) -> float:
+def image_r_squared(agent: WorldModelAgent, recordings: Sequence[Episode], frozen: Sequence[Frozen]) -> float:
     """Share of the variance of all pixels, about each pixel's mean, that the reconstruction explains."""
     images = np.concatenate([recording.observation[::EVERY] for recording in recordings]).astype(np.float32)
     images = torch.from_numpy(images).permute(0, 3, 1, 2) / 255 - 0.5

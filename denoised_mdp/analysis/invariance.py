@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.analysis.data import Frozen, freeze, probe_seeds, record
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.options import DISTRACTORS
@@ -71,7 +71,7 @@ def grid_distances(values: np.ndarray) -> tuple[float, float]:
 
 def record_grid(
     make_environment: Callable[[], gym.Env],
-    agent: Agent | None,
+    agent: WorldModelAgent | None,
     physics: int,
     worlds: int,
     steps: int,
@@ -99,7 +99,7 @@ def record_grid(
     return [[cell.first(length) for cell in row] for row in grid]
 
 
-def measure_invariance(agent: Agent, grid: Sequence[Sequence[Episode]]) -> Invariance:
+def measure_invariance(agent: WorldModelAgent, grid: Sequence[Sequence[Episode]]) -> Invariance:
     """Distances of every part of the latent and of the policy's action over a grid of `record_grid`.
 
     All episodes are filtered with the same posterior noise, so they differ only in observations and actions. Posterior
@@ -131,7 +131,7 @@ def _stack_means(frozen: Sequence[Frozen]) -> dict[str, np.ndarray]:
 
 
 @torch.no_grad()
-def _actions(agent: Agent, frozen: Sequence[Frozen]) -> np.ndarray:
+def _actions(agent: WorldModelAgent, frozen: Sequence[Frozen]) -> np.ndarray:
     """The actor's mode in every row, [episodes, T, A]."""
     seen = agent.world_model.table.seen
     features = torch.stack([one.latent.select(seen).features() for one in frozen])  # [episodes, T, F]
@@ -160,7 +160,7 @@ def variations(config: Config) -> dict[str, tuple[Config, str]]:
     return found
 
 
-def returns_under(agent: Agent, config: Config, episodes: int) -> dict[str, EvaluationResult]:
+def returns_under(agent: WorldModelAgent, config: Config, episodes: int) -> dict[str, EvaluationResult]:
     """Returns of the actor's mode under all `variations`, on the same physics seeds."""
     seeds = probe_seeds(2, episodes)
     conditions = track(list(variations(config).items()), "returns", "conditions")

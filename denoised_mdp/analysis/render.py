@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
 from denoised_mdp.models.latent import Latent
@@ -45,7 +45,7 @@ class Row:
 
 
 @torch.no_grad()
-def decode(agent: Agent, latent: Latent, chunk: int = 256) -> np.ndarray:
+def decode(agent: WorldModelAgent, latent: Latent, chunk: int = 256) -> np.ndarray:
     """Latents [n, ...] -> images uint8 [n, H, W, 3]."""
     frames = []
     for begin in range(0, len(latent.belief), chunk):
@@ -54,7 +54,7 @@ def decode(agent: Agent, latent: Latent, chunk: int = 256) -> np.ndarray:
     return np.concatenate(frames)
 
 
-def rows(agent: Agent, episode: Episode, other: Episode) -> list[Row]:
+def rows(agent: WorldModelAgent, episode: Episode, other: Episode) -> list[Row]:
     """All rows of `episode`; its swap takes the noise from the episode `other`.
 
     Noise is the latents that the policy does not see. A model without any (Dreamer) has no noise row and no swap.
@@ -154,7 +154,7 @@ def video(groups: Sequence[Sequence[Row]], side: int = 192) -> Iterator[np.ndarr
         yield np.asarray(frame)
 
 
-def write(agent: Agent, episodes: Sequence[Episode], stem: Path, fps: int = 25) -> list[Path]:
+def write(agent: WorldModelAgent, episodes: Sequence[Episode], stem: Path, fps: int = 25) -> list[Path]:
     """Write `stem`.mp4 and `stem`.png for recorded episodes; each swaps with the next. Returns the paths."""
     stem = stem.with_suffix("") if stem.suffix in (".png", ".mp4") else stem
     decoded = track(range(len(episodes)), "decoding", "episodes", delay=1)
@@ -177,7 +177,7 @@ def write(agent: Agent, episodes: Sequence[Episode], stem: Path, fps: int = 25) 
 
 
 def render(
-    agent: Agent,
+    agent: WorldModelAgent,
     make_environment: Callable[[], gym.Env],
     seeds: Sequence[int],
     stem: Path,
@@ -186,7 +186,7 @@ def render(
     explore: float | None,
 ) -> list[Path]:
     """Play one episode per seed and `write` it; with `explore`, the agent acts as in collection."""
-    if not agent.world_model.decodes:
+    if not agent.decodes:
         raise UserError("This model has no decoder, so there is nothing to render: train one, with model.decoder=true.")
     played = evaluate(agent, make_environment, seeds, record=len(seeds), max_steps=steps, explore=explore)
     return write(agent, played.episodes, stem)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import track
@@ -25,7 +25,7 @@ class Subject:
 
     path: Path
     config: Config
-    agent: Agent
+    agent: WorldModelAgent
     step: int
 
     @property

@@ -17,7 +17,7 @@ from pathlib import Path
 import gymnasium as gym
 import torch
 
-from denoised_mdp.agents.world_model_agent import Agent, build_agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent, build_agent
 from denoised_mdp.config import differences, read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, configure_acting, precision_name, resolve_device
@@ -202,14 +202,14 @@ class Doctor:
                 " replay.capacity, or a run_dir on a larger disk."
             )
 
-    def show_parameters(self, agent: Agent) -> None:
+    def show_parameters(self, agent: WorldModelAgent) -> None:
         """Print the parameters per module and their total."""
         counts = agent.parameter_counts()
         for title, (name, count) in zip(["parameters"] + [""] * len(counts), counts.items(), strict=False):
             _row(title, f"{name:12} {count:>11,}")
         _row("", f"{'total':12} {sum(counts.values()):>11,}")
 
-    def check_speed(self, agent: Agent, player: Agent, action_seconds: float | None) -> None:
+    def check_speed(self, agent: WorldModelAgent, player: WorldModelAgent, action_seconds: float | None) -> None:
         """Measure updates of `agent` on random data and acting of `player`; project time and memory of the run."""
         config, train = self.config, self.config.train
         batch = random_batch(config, agent.mdp.action_size)

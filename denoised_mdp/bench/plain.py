@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal, TanhTransform, TransformedDistribution, kl_divergence
 
-from denoised_mdp.agents.world_model_agent import Agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.models.distributions import MIN_STD
 from denoised_mdp.optim import without_gradients
 from denoised_mdp.policies.backprop import BackpropPolicy
@@ -45,7 +45,7 @@ def draw(distribution: Distribution, noise: Tensor | None) -> Tensor:
 class PlainUpdate:
     """One step of world model, actor and value net on an agent's layers; only without z and with policy backprop."""
 
-    def __init__(self, agent: Agent):
+    def __init__(self, agent: WorldModelAgent):
         self.model, self.policy = agent.world_model, agent.policy
         mixed = any(row.parents or row.distribution != "gaussian" for row in self.model.table.rows.values())
         if (

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from denoised_mdp.agents.world_model_agent import Agent, build_agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent, build_agent
 from denoised_mdp.bench.around import ACTIONS, acting, environments, evaluations, filled_replay, replays, start_up
 from denoised_mdp.bench.plain import PlainUpdate
 from denoised_mdp.config.schema import Config
@@ -202,7 +202,7 @@ def updates(config: Config, device: torch.device, dtype: torch.dtype | None, rep
     return {"whole": whole, "parts, s": parts, "work": work}
 
 
-def update_parts(agent: Agent, config: Config, repeats: int) -> dict[str, float]:
+def update_parts(agent: WorldModelAgent, config: Config, repeats: int) -> dict[str, float]:
     """Median wall seconds of each part of an update, including replay sampling and transfer."""
     model, (length, batch_size) = agent.world_model, (config.train.segment_length, config.train.batch_size)
     optimizer = model.optimizers["model"]
@@ -254,7 +254,7 @@ def update_parts(agent: Agent, config: Config, repeats: int) -> dict[str, float]
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}
 
 
-def count_work(agent: Agent, config: Config) -> dict[str, float]:
+def count_work(agent: WorldModelAgent, config: Config) -> dict[str, float]:
     """GFLOP of one update (products and convolutions), and on a GPU its kernel launches."""
     batch = random_batch(config, ACTIONS)
     with FlopCounterMode(display=False) as counter:

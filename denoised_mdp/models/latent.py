@@ -46,6 +46,20 @@ class Latent:
         """Views (belief, state) of one latent."""
         return self.layout.split_belief(self.belief)[name], self.layout.split_state(self.state)[name]
 
+    @property
+    def seen(self) -> str:
+        """Which of `parts` the policy sees, all its latents together: e.g. "x", "c+x" or "all"."""
+        seen, names = self.layout.seen, self.layout.names
+        return "all" if 1 < len(seen) == len(names) else "+".join(seen)
+
+    def parts(self) -> dict[str, Tensor]:
+        """Each latent's beliefs and states [..., D_name + S_name], what the policy sees, and all if several."""
+        names = self.layout.names
+        parts = {name: self.features(name) for name in names}
+        if self.seen not in (*names, "all"):
+            parts[self.seen] = torch.cat([parts[name] for name in self.layout.seen], -1)
+        return parts | ({"all": self.features()} if len(names) > 1 else {})
+
     def select(self, rows: Sequence[LatentSpec]) -> Latent:
         """The same without other latents than these rows."""
         if len(rows) == len(self.layout.names):

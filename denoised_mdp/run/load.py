@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.agents.world_model_agent import Agent, build_agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent, build_agent
 from denoised_mdp.config import differences, read_config, save_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import build
@@ -77,7 +77,9 @@ def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[N
         ) from error
 
 
-def load_run(run: Path | str, *, checkpoint: int | None = None, device: str = "auto") -> tuple[Config, Agent, int]:
+def load_run(
+    run: Path | str, *, checkpoint: int | None = None, device: str = "auto"
+) -> tuple[Config, WorldModelAgent, int]:
     """Return a run's configuration, its agent with a checkpoint's weights (default: the newest), and the step."""
     folder = RunFolder.existing(run)
     config = read_config(folder.config)
@@ -92,7 +94,7 @@ def load_run(run: Path | str, *, checkpoint: int | None = None, device: str = "a
     return config, agent.eval(), step
 
 
-def load(run: Path | str, *, checkpoint: int | None = None, device: str = "auto") -> Agent:
+def load(run: Path | str, *, checkpoint: int | None = None, device: str = "auto") -> WorldModelAgent:
     """Load the agent of a run folder, ready to act.
 
     >>> agent = denoised_mdp.load("runs/quickstart")
