@@ -156,7 +156,7 @@ SAC_ERRORS = {  # name: (function, right, wrong)
     "tau-mirrored": (SAC, "lerp_(source, self.tau)", "lerp_(source, 1 - self.tau)"),
 }
 
-ACTING = "agents.world_model_agent:Agent.update_eagerly"
+ACTING = "agents.world_model_agent:WorldModelAgent.update_eagerly"
 HEAD = "models.base:WorldModel.continuation_nll"
 PREDICTED = "models.base:WorldModel.seen_continuation"
 BACKPROP = "policies.backprop:BackpropPolicy.losses"
