@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from denoised_mdp.envs import register_envs
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["UserError", "load", "make_env", "register_envs"]
+
+REGISTER = {
+    "register_suite": "denoised_mdp.envs.suites",
+    "register_distractor": "denoised_mdp.envs.options",
+    "register_policy": "denoised_mdp.agents.world_model_agent",
+    "register_model": "denoised_mdp.agents.world_model_agent",
+}
+"""what plug-ins call, and where it is: see docs/extending.md"""
 
 register_envs()
 
@@ -26,4 +35,6 @@ def __getattr__(name: str):
         from denoised_mdp.run.environments import make_env
 
         return make_env
+    if name in REGISTER:
+        return getattr(import_module(REGISTER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

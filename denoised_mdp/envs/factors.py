@@ -15,6 +15,8 @@ from fnmatch import fnmatch
 import gymnasium as gym
 import numpy as np
 
+from denoised_mdp.errors import UserError
+
 QUADRANTS = {
     "controllable, relevant": ("x",),
     "controllable, irrelevant": ("z",),
@@ -71,6 +73,8 @@ def factors(env: gym.Env) -> list[Factor]:
 
     A world may define `signal_kinds`: a `Factor.kind` or "unseen" for each number; by default all are scalar.
     """
+    if not env.unwrapped.signal_names:
+        raise UserError("This environment has no ground truth, so no factor can be probed: set train.probe_every=0.")
     world = env.unwrapped.world.unwrapped  # without distractors
     signal, noise = env.unwrapped.signal_names, env.unwrapped.noise_names
     signal_kinds = getattr(world, "signal_kinds", ("scalar",) * len(signal))
