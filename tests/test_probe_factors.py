@@ -178,6 +178,15 @@ def test_a_sample_that_cannot_tell_gives_no_number():
     assert found.low < 0.6 < found.high and found.low > 0.4
 
 
+def test_the_only_latent_is_a_ceiling_where_the_encoder_knows_less():
+    """Velocities: one frame does not show them, a filtered latent does."""
+    parts, columns, episode = leaking(np.random.default_rng(6), 24, 60, 3, 0.6)
+    parts = {"x": parts["x"], "encoder": np.random.default_rng(7).normal(size=(len(episode), 3))}
+    matrix = factor_matrix(parts, columns, episode, random_divisions(24), ["ridge"])
+    found = matrix.summary("ridge", "x", "noise")
+    assert matrix.ceiling("ridge", "noise") == found and found.low < 0.6 < found.high
+
+
 @pytest.mark.parametrize("parts", [["x", "encoder"], ["x", "y", "z", "all", "encoder"]])
 def test_the_factor_map_fits_a_phone_and_draws_no_empty_quadrant(parts):
     matrix = matrix_of(dict.fromkeys(parts, (0.9, np.nan)))

@@ -83,10 +83,10 @@ class FactorMatrix:
     def ceiling(self, probe: str, source: str) -> Estimate:
         """The best summary of the `REFERENCES`: what such a probe can find in these episodes at all.
 
-        Without references, the best of all parts.
+        A model of one latent has no part called "all": that latent is all of them.
         """
         found = self.summaries[probe][source]
-        known = [found[part] for part in REFERENCES if part in found] or list(found.values())
+        known = [found[part] for part in REFERENCES if part in found] if "all" in found else list(found.values())
         return max(known, key=lambda one: (one.low, one.value), default=Estimate(np.nan))
 
     def headline(self, probe: str) -> dict[str, float]:
