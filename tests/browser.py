@@ -57,7 +57,9 @@ class Browser:
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self.buffer:
             left = self.deadline - time.monotonic()
-            if left <= 0 or not select.select([self.read_end], [], [], left)[0]:
+            poll = select.poll()  # not select: a long test process may have more than 1,024 files
+            poll.register(self.read_end, select.POLLIN | select.POLLHUP)
+            if left <= 0 or not poll.poll(1000 * left):
                 raise TimeoutError("Chromium does not answer")
             part = os.read(self.read_end, 1 << 20)
             if not part:

@@ -13,7 +13,8 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
 from denoised_mdp.envs import DISTRACTORS, check_distractors, make_env, register_envs, tasks
-from denoised_mdp.envs.options import SUITES, fitting_distractors
+from denoised_mdp.envs.options import fitting_distractors
+from denoised_mdp.envs.suites import SUITES
 from denoised_mdp.errors import UserError
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"

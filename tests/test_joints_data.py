@@ -221,7 +221,7 @@ class TestSoftActorCritic:
         assert manifest["policies"] == ["sac_1", "sac_2", "sac_3", "sac_4", RANDOM]
         program = f"""
 import os, signal
-from denoised_mdp.analysis import joints_record as module
+from denoised_mdp.analysis.joints import record as module
 
 count, write = [0], module.Columns.write
 

@@ -12,7 +12,7 @@ from denoised_mdp.cli.main import main
 
 HOLD = """
 import sys
-from denoised_mdp.runs import RunFolder
+from denoised_mdp.run.folder import RunFolder
 with RunFolder(sys.argv[1]).lock():
     print("held", flush=True)
     input()
@@ -42,7 +42,7 @@ sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from small_runs import TINY
 from denoised_mdp import checkpoint
-from denoised_mdp.cli import main
+from denoised_mdp.cli.main import main
 disk, whole = Path(sys.argv[1]) / "disk", Path(sys.argv[1]) / "whole"
 disk.mkdir()
 options = [*TINY, "train.checkpoint_every=40", "train.eval_every=0"]

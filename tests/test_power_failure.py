@@ -256,7 +256,7 @@ def test_signals_at_any_moment(tmp_path, whole):
 LEAVING = """
 import atexit, os, signal, sys, time
 import denoised_mdp.session
-from denoised_mdp.cli import main
+from denoised_mdp.cli.main import main
 
 leaving, saving = sys.argv.pop(1), sys.argv.pop(1)
 

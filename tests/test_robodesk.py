@@ -74,7 +74,7 @@ def test_a_missing_package_is_one_line(monkeypatch, tmp_path):
         ({"quality": "quick"}, "quality"),
         ({"camera": 3}, "desk"),
         ({"distractors": {"video_background": {}}}, "tv"),
-        ({"distractors": {"tv": {"strength": 2}}}, "between 0 and 1"),
+        ({"distractors": {"tv": {"strength": 2}}}, "at least 0 and at most 1"),
     ],
 )
 def test_mistakes_are_one_line(options, words):

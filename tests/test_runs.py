@@ -65,7 +65,7 @@ def test_existing_names_the_nearest_run(tmp_path):
 
 HOLD = """
 import os, sys, time
-from denoised_mdp.runs import RunFolder
+from denoised_mdp.run.folder import RunFolder
 with RunFolder(sys.argv[1]).lock():
     if os.fork() == 0:  # a worker that outlives its killed trainer
         os.close(1)

@@ -389,7 +389,8 @@ def test_plain_values_are_read_as_they_are(tmp_path):
 def test_a_full_table_of_files_is_one_line(tmp_path):
     """Without a file more to be had, Python finds no folder for temporary files, and says that none exists."""
     full = f"import sys, tempfile; tempfile._candidate_tempdir_list = lambda: [{str(tmp_path / 'full')!r}]"
-    worker = "from denoised_mdp import cli; cli._doctor = lambda _: tempfile.mkstemp()"  # as a worker's trace is made
+    # As a worker's trace is made.
+    worker = "from denoised_mdp.cli import main as cli; cli._doctor = lambda _: tempfile.mkstemp()"
     command = [sys.executable, "-c", f"{full}; {worker}; sys.exit(cli.main(['doctor']))"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "TMPDIR" in done.stderr and "Traceback" not in done.stderr, done.stderr
@@ -404,7 +405,8 @@ def test_terminals_without_the_letters_that_are_printed(finished):
     command = [sys.executable, "-m", "denoised_mdp", "compare", str(finished), str(run)]
     done = subprocess.run([*command, "--checkpoint", "77"], capture_output=True, env=environment)
     assert done.returncode == 2 and b"Traceback" not in done.stderr and done.stderr.isascii()
-    program = "from denoised_mdp import cli; cli._run = lambda *_: print('1 \\xb1 2 \\u2028\\udcff') or 0; cli.main([])"
+    answer = "cli._run = lambda *_: print('1 \\xb1 2 \\u2028\\udcff') or 0"
+    program = f"from denoised_mdp.cli import main as cli; {answer}; cli.main([])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment)
     assert done.stdout == b"1 \\xb1 2 \\u2028\\udcff\n" and not done.stderr
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=os.environ | {"PYTHONUTF8": "1"})
