@@ -41,6 +41,7 @@ class Signalling:
 
     def __init__(self, make, mark, number, when):
         self.env, self.mark, self.number, self.when = make(), mark, number, when
+        self.unwrapped = self.env.unwrapped
         self.action_space, self.observation_space = self.env.action_space, self.env.observation_space
         self.send("made")
 
