@@ -158,7 +158,9 @@ class PseudoTerminal:
 
     def written(self):
         text = b""
-        while select.select([self.master], [], [], 0.1)[0]:  # the kernel hands it over in pieces
+        poll = select.poll()  # not select: a long test process may have more than 1,024 files
+        poll.register(self.master, select.POLLIN)
+        while poll.poll(100):  # the kernel hands it over in pieces
             text += os.read(self.master, 10**6)
         return text.decode()
 
