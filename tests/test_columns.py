@@ -1,6 +1,7 @@
 """Rows on disk: what is read in runs is what lies there."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,3 +80,14 @@ def test_a_file_that_became_shorter_is_one_error(filled):
     with pytest.raises(UserError, match="wide.npy is truncated"):
         store.read("wide", np.arange(50, PLACES))
     assert store.read("wide", np.arange(50, PLACES - 1)).shape == (9, 64, 80, 1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files cannot be counted")
+def test_a_refused_folder_leaves_no_file_open(tmp_path):
+    layout = {name: (np.dtype(np.float32), (2,)) for name in ("first", "second", "third")}
+    Columns.create(tmp_path, layout, 5).close()
+    (tmp_path / "third.npy").write_bytes(b"")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(UserError, match="third.npy is missing or damaged"):
+        Columns(tmp_path, layout, 5)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -61,6 +61,7 @@ class Columns:
                 if found < places:
                     raise ValueError(f"{found:,} rows instead of {places:,}")
             except (OSError, ValueError) as error:
+                self.close()  # those that were opened before it
                 raise UserError(
                     f"{path} is missing or damaged ({error}). Restore it, or start in a new run_dir."
                 ) from error
