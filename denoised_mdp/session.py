@@ -56,7 +56,7 @@ class Session:
         how = Overlap if config.train.overlap else Sequential
         self.collecting = how(self.collector, self.agent, self.player)
         self.nan_check = NanCheck(run)
-        hooks = {**looking_hooks(config, make_environment, run.videos), "save": self.save}
+        hooks = {**looking_hooks(config, make_environment, run.videos), "snapshot": self.snapshot, "save": self.save}
         state, random = self.load(), generator(config.seed, "replay")
         step, updates = (state["counters"][name] if state else 0 for name in ("step", "updates"))
         if state is None:
@@ -167,6 +167,13 @@ class Session:
         checkpoints.save(self.run.checkpoints, trainer.step, state)
         self.saved = self.moment()
 
+    def snapshot(self, trainer: Trainer) -> None:
+        """Write the agent's weights, and what tells how to build it; a hook of the trainer."""
+        self.nan_check.check(wait=True)
+        agent = {"weights": dict(self.agent.state_dict()), "optimizers": {}, "random": None}
+        self.nan_check.check_weights(trainer.step, agent)
+        checkpoints.save(self.run.snapshots, trainer.step, {**self.how_built(), "agent": agent}, keep=None)
+
     def moment(self) -> tuple:
         """What tells whether anything was done since the last checkpoint."""
         return self.trainer.step, self.trainer.updates, tuple(self.trainer.pending)
@@ -176,13 +183,19 @@ class Session:
         return {
             **self.collecting.state(),  # waits for a block that is being played
             **self.trainer.state(),
-            "action_size": self.agent.mdp.action_size,
-            "can_terminate": self.collector.pool.can_terminate,
+            **self.how_built(),
             "precision": self.precision,
             "agent": self.agent.state(),
-            "config": as_tree(self.config),
             "replay": self.replay.state(),
             "random": generator_state(self.trainer.batches.random),
+        }
+
+    def how_built(self) -> dict[str, Any]:
+        """What `build_agent` was called with."""
+        return {
+            "action_size": self.agent.mdp.action_size,
+            "can_terminate": self.collector.pool.can_terminate,
+            "config": as_tree(self.config),
         }
 
     def close(self) -> None:

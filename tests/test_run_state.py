@@ -161,7 +161,7 @@ def test_what_a_checkpoint_names_is_a_fixed_set(run):
     """A name out of it is done; no other method of the trainer can be called."""
     change(run, pending=["log", "save"])
     assert main(command(run)) == 0
-    names = {"log", "evaluate", "probe", "render", "save"}
+    names = {"log", "evaluate", "probe", "render", "snapshot", "save"}
     config = tiny(run, *SHORT, "train.total_steps=160")
     from denoised_mdp.run.folder import RunFolder
 

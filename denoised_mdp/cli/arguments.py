@@ -117,7 +117,9 @@ def add_runs(parser: argparse.ArgumentParser, *, several: bool) -> None:
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add what decides which weights are used, and where."""
-    parser.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest")
+    parser.add_argument(
+        "--checkpoint", type=natural, metavar="STEP", help="a checkpoint or a snapshot; default: the newest checkpoint"
+    )
     parser.add_argument("--device", type=device, default="auto", help="auto (default), cpu, cuda or cuda:N")
 
 

@@ -29,6 +29,7 @@ MAY_CHANGE = frozenset(
     | {f"train.{key}" for key in ("total_steps", "device", "act_device", "cuda_graph", "threads", "log_every")}
     | {"train.collect_workers", "train.eval_workers"}
     | {f"train.{key}" for key in ("eval_every", "eval_episodes", "render_every", "probe_every", "checkpoint_every")}
+    | {"train.snapshot_every"}
 )
 
 

@@ -16,6 +16,7 @@ class Schedule:
             "evaluate": train.eval_every,
             "probe": train.probe_every,
             "render": train.render_every,
+            "snapshot": train.snapshot_every,
             "save": train.checkpoint_every,
         }
 

@@ -172,6 +172,7 @@ class TrainConfig:
         10_000, "steps between probes of what x and y, z hold, logged as probe/*; 0: never", low=0
     )
     checkpoint_every: int = option(10_000, "steps between checkpoints; 0: only at the end", low=0)
+    snapshot_every: int = option(0, "steps between snapshots: weights alone, all of them kept; 0: never", low=0)
     log_every: int = option(1000, "steps between log entries", low=1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|cuda(:\d+)?")
     precision: str = option(

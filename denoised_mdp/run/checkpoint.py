@@ -42,7 +42,7 @@ class _Damaged(Exception):
     """A checkpoint that is not whole; the message says why."""
 
 
-def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> Path:
+def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int | None = 2) -> Path:
     """Write `tree` as the checkpoint of `step`, then delete all but the newest `keep`.
 
     The new checkpoint is renamed into place only after its files are synced to disk; then the others are deleted.
@@ -54,7 +54,7 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> 
         step: environment steps so far.
         tree: nested dicts (str or int keys), lists and tuples of tensors, arrays, NumPy scalars, str, bytes,
             int of up to 300 digits, float, bool and None.
-        keep: number of checkpoints to keep.
+        keep: number of checkpoints to keep; None: all.
 
     Returns:
         The folder of the checkpoint.
@@ -95,7 +95,7 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int = 2) -> 
         for found, path in _checkpoints(folder):
             if found > step or path == replaced:
                 _delete(path)
-        for _, path in _checkpoints(folder)[keep:]:
+        for _, path in _checkpoints(folder)[keep:] if keep else ():
             _delete(path)
         (folder / _NONE_YET).unlink(missing_ok=True)
     except OSError as error:
@@ -135,6 +135,7 @@ def load(
     step: int | None = None,
     map_location: torch.device | str = "cpu",
     accept: Callable[[dict[str, Any]], str | None] | None = None,
+    also: Path | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Return (step, tree) of the newest whole checkpoint in `folder`, or of that of `step`.
 
@@ -147,19 +148,22 @@ def load(
         map_location: device of the tensors. Optimizers and generators need theirs on the CPU (the default), and
             move them.
         accept: returns why a tree cannot be used, which then counts as torn; None if it can.
+        also: another folder in which that of `step` may be.
 
     Raises:
         UserError: there is none, none is whole, or it was written by a newer version.
     """
     folder = Path(folder)
     torch.empty(0, device=map_location)  # a missing device is not the checkpoint's fault
-    candidates = _checkpoints(folder)
+    candidates, steps = _checkpoints(folder), []
     if step is not None:
         if not isinstance(step, int):
             raise UserError(f"checkpoint={step!r}: must be a step, a whole number.")
+        candidates += _checkpoints(also) if also else []
+        steps = sorted({found for found, _ in candidates})
         candidates = [(found, path) for found, path in candidates if found == step]
     if not candidates:
-        existing = ", ".join(f"{found:,}" for found in list_steps(folder)) or "none"
+        existing = ", ".join(f"{found:,}" for found in steps) or "none"
         wanted = "" if step is None else f" of step {step:,}"
         raise UserError(f"There is no checkpoint{wanted} in {folder} (steps with one: {existing}).")
     problems = []

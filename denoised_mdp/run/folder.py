@@ -31,6 +31,7 @@ class RunFolder:
         self.machine = self.path / "machine.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
+        self.snapshots = self.path / "snapshots"
         self.replay = self.path / "replay"
         self.videos = self.path / "videos"
         self.diagnostics = self.path / "diagnostics"
@@ -68,7 +69,7 @@ class RunFolder:
     def own(self) -> tuple[Path, ...]:
         """What only a training may write: everything except videos and probe results."""
         files = (self.config, self.metrics, self.machine, self.path / _LOCK)
-        return (*files, self.tensorboard, self.checkpoints, self.replay, self.diagnostics)
+        return (*files, self.tensorboard, self.checkpoints, self.snapshots, self.replay, self.diagnostics)
 
     @classmethod
     def existing(cls, path: Path | str) -> RunFolder:

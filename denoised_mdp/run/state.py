@@ -97,7 +97,7 @@ def load_state(
     parts: Collection[str] = tuple(STATE),
     accept: Callable[[dict[str, Any]], str | None] | None = None,
 ) -> tuple[int, dict[str, Any]]:
-    """Return step and state of the newest whole checkpoint of a run, or of that of `step`; see `checkpoint.load`.
+    """Return step and state of the newest whole checkpoint of a run, or of the one or the snapshot of `step`.
 
     parts: what of `STATE` will be used, and is checked.
 
@@ -114,7 +114,7 @@ def load_state(
             )
         return accept(state) if accept else None
 
-    return checkpoints.load(run.checkpoints, step, accept=checked)
+    return checkpoints.load(run.checkpoints, step, accept=checked, also=run.snapshots)
 
 
 def refuse_nonfinite(run: RunFolder, step: int, tree: Any) -> None:
