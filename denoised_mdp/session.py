@@ -19,6 +19,7 @@ from denoised_mdp.replay.batches import Batches, choose_source
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.failure import recorded
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import fitting, lost_rows, prepare
 from denoised_mdp.run.logger import Logger, data_size
@@ -211,17 +212,21 @@ def train(config: Config, stop: StopRequest | None = None) -> bool:
     stop: tells afterwards which signal ended the run, if one did.
     """
     run, stop = RunFolder.create(config.run_dir), stop or StopRequest()
-    with run.lock(), stop, shown():
-        try:
-            with stop.at_once():  # nothing is lost, because nothing was done
-                prepare(config, run)
-                session = Session(config, run, stop)
-        except Stop:
-            return False
-        trainer = session.trainer
-        save_config(config, run.config)  # what may change in a continued run, once its checkpoint has loaded
-        session.announce()
-        record_start(run.machine, trainer.step, session.agent.device, session.precision, session.player.device)
-        with contextlib.closing(session), trainer.progress:
-            trainer.run_to_end()
-            return not stop.requested
+    with run.lock(), stop, shown(), contextlib.suppress(Stop):
+        with stop.at_once():  # nothing is lost, because nothing was done
+            prepare(config, run)  # one that is refused here is no failure of the run in this folder
+        with recorded(run.error):
+            return _train(config, run, stop)
+    return False
+
+
+def _train(config: Config, run: RunFolder, stop: StopRequest) -> bool:
+    with stop.at_once():
+        session = Session(config, run, stop)
+    trainer = session.trainer
+    save_config(config, run.config)  # what may change in a continued run, once its checkpoint has loaded
+    session.announce()
+    record_start(run.machine, trainer.step, session.agent.device, session.precision, session.player.device)
+    with contextlib.closing(session), trainer.progress:
+        trainer.run_to_end()
+        return not stop.requested

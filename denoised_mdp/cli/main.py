@@ -245,7 +245,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-COMMANDS = ("train", "config", "evaluate", "render", "compare", "probe", "report", "doctor", "bench", "completion")
+COMMANDS = (
+    *("train", "config", "evaluate", "render", "compare", "status", "probe", "report"),
+    *("doctor", "bench", "completion"),
+)
 
 
 def _words(argv: list[str]) -> list[str]:

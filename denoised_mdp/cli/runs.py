@@ -1,8 +1,9 @@
-"""The commands ``denoised-mdp evaluate | render | compare | report``: what one does with finished runs."""
+"""The commands ``denoised-mdp evaluate | render | compare | status | report``: what one does with runs."""
 
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_run_commands(commands: argparse._SubParsersAction) -> None:
-    """Add ``evaluate``, ``render``, ``compare`` and ``report``."""
+    """Add ``evaluate``, ``render``, ``compare``, ``status`` and ``report``."""
     help = "play held-out episodes with a trained agent"
     more = "Their seeds are fixed and were never used in training."
     evaluate = commands.add_parser(
@@ -55,6 +56,16 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     compare.add_argument("second", type=Path, metavar="RUN_B", help="folder of another run")
     compare.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest of each")
     compare.set_defaults(function=_compare)
+
+    help = "show how far runs are: step, return, speed, and the last error of those that failed"
+    status = commands.add_parser(
+        "status",
+        help=help,
+        description=f"{help.capitalize()}. The exit code is 1 if one has failed.",
+        examples=("denoised-mdp status runs/sweep",),
+    )
+    status.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folder of a run or of runs")
+    status.set_defaults(function=_status)
 
     help = "write one HTML page about a run, or a comparison of several"
     report = commands.add_parser(
@@ -135,6 +146,20 @@ def _compare(arguments: argparse.Namespace) -> int:
     from denoised_mdp.run.diff import compare, report
 
     return 0 if report(compare(arguments.first, arguments.second, checkpoint=arguments.checkpoint)) else 1
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.analysis.status import HEADER, statuses
+
+    runs = statuses(arguments.folders)
+    print(HEADER)
+    for run in runs:
+        print(run.line)
+        if run.error:
+            print(f"          {run.error}")
+    counts = Counter(run.state for run in runs)
+    print(", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
+    return 1 if counts["failed"] else 0
 
 
 def _report(arguments: argparse.Namespace) -> int:

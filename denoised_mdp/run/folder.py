@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import struct
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +31,7 @@ class RunFolder:
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"
         self.machine = self.path / "machine.jsonl"
+        self.error = self.path / "error.json"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
         self.snapshots = self.path / "snapshots"
@@ -68,7 +71,7 @@ class RunFolder:
     @property
     def own(self) -> tuple[Path, ...]:
         """What only a training may write: everything except videos and probe results."""
-        files = (self.config, self.metrics, self.machine, self.path / _LOCK)
+        files = (self.config, self.metrics, self.machine, self.error, self.path / _LOCK)
         return (*files, self.tensorboard, self.checkpoints, self.snapshots, self.replay, self.diagnostics)
 
     @classmethod
@@ -125,6 +128,21 @@ class RunFolder:
             file.write(f"{os.getpid()}\n")
             file.flush()
             yield
+
+    def in_use(self) -> bool:
+        """Whether a training holds the lock, on any machine whose locks this file system shows; takes no lock itself.
+
+        The calling process does not see its own lock.
+        """
+        place = 3 if sys.platform == "darwin" else 0  # of the type in the system's struct flock
+        flock = ("qqihh" if place else "hhqqi4x"), [0] * 5
+        flock[1][place] = fcntl.F_WRLCK
+        try:
+            with open(regular(self.path / _LOCK), "rb") as file:
+                answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(flock[0], *flock[1]))
+        except OSError:
+            return False
+        return struct.unpack(flock[0], answer)[place] != fcntl.F_UNLCK
 
 
 @contextlib.contextmanager

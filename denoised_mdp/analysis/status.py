@@ -1,0 +1,80 @@
+"""How far the runs of a sweep are, from their folders alone."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from denoised_mdp.analysis.report.data import find_runs, read_metrics, read_speed
+from denoised_mdp.config import read_config
+from denoised_mdp.errors import UserError
+from denoised_mdp.progress import duration
+from denoised_mdp.run import checkpoint as checkpoints
+from denoised_mdp.run.failure import last_error
+from denoised_mdp.run.folder import RunFolder
+
+
+@dataclass
+class Status:
+    """One run. `total` is None where the configuration cannot be read."""
+
+    path: Path
+    state: str
+    """finished, running, failed, or stopped (by a signal, a kill or a power failure, or not yet begun)"""
+    step: int
+    """the last one logged"""
+    total: int | None
+    value: float
+    """the last ``eval/return``, before the first the last ``train/return``; nan without any"""
+    speed: float
+    """environment steps per second, everything included; nan where unknown"""
+    error: str | None
+    """the last error, of a failed run"""
+
+    @property
+    def line(self) -> str:
+        """Columns: state, step, share, return, speed, time that remains while running."""
+        share = f"{self.step / self.total:4.0%}" if self.total else "   -"
+        value, speed = (f"{x:8.1f}" if math.isfinite(x) else "       -" for x in (self.value, self.speed))
+        left = (self.total - self.step) / self.speed if self.state == "running" and self.total and self.speed else 0.0
+        rest = f"  {duration(left)} left" if left > 0 and math.isfinite(left) else ""
+        return f"{self.state:8}  {self.step:>11,}  {share}  {value}  {speed}  {self.path}{rest}"
+
+
+HEADER = f"{'state':8}  {'step':>11}  done  {'return':>8}  {'steps/s':>8}  run"
+
+
+def status_of(path: Path) -> Status:
+    """Read one run's folder; what cannot be read there is nan, and never an error."""
+    run, total = RunFolder(path), None
+    with contextlib.suppress(UserError, OSError):
+        total = read_config(run.config).train.total_steps
+    metrics, _ = read_metrics(run.metrics)
+    speed, _ = read_speed(run.tensorboard)
+    saved = 0
+    with contextlib.suppress(UserError, OSError):
+        saved = max(checkpoints.list_steps(run.checkpoints), default=0)
+    error = last_error(run.error)
+    if run.in_use():
+        state, error = "running", None
+    elif error:
+        state = "failed"
+    else:
+        state = "finished" if total and saved >= total else "stopped"
+    step = int(max((steps[-1] for steps, _ in metrics.values()), default=0))
+    values = next((metrics[name][1] for name in ("eval/return", "train/return") if name in metrics), [math.nan])
+    return Status(
+        path, state, max(step, saved), total, values[-1], speed.steps_per_second if speed else math.nan, error
+    )
+
+
+def statuses(folders: Sequence[Path]) -> list[Status]:
+    """The runs among these folders and, at any depth, inside the others.
+
+    Raises:
+        UserError: a folder is not a run and holds none.
+    """
+    return [status_of(path) for path in find_runs(folders)]

@@ -1,0 +1,46 @@
+"""The last error of a run, left in its folder for whoever looks at many of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import traceback
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+from denoised_mdp.errors import MOST, EnvironmentFailure, UserError, one_line
+from denoised_mdp.files import read_json, replace_file
+
+
+@contextlib.contextmanager
+def recorded(path: Path) -> Iterator[None]:
+    """Write an error that leaves the block to `path`, and pass it on; the record of an earlier start is removed.
+
+    The record is ``{"when", "error", "traceback"}``; an error that a user can act on has no traceback. A disk that
+    takes no record hides no error.
+    """
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+    try:
+        yield
+    except Exception as error:
+        ours = isinstance(error, UserError | EnvironmentFailure)
+        record = {
+            "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "error": one_line(error if ours else f"{type(error).__name__}: {error}", MOST),
+            "traceback": None if ours else "".join(traceback.format_exception(error)),
+        }
+        with contextlib.suppress(OSError):
+            replace_file(path, json.dumps(record, indent=1).encode(errors="backslashreplace"))
+        raise
+
+
+def last_error(path: Path) -> str | None:
+    """The error that `recorded` wrote; None without one."""
+    try:
+        return one_line(read_json(path)["error"], MOST)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        return f"unknown: {path.name} cannot be read ({one_line(error, 100)})"

@@ -1,0 +1,88 @@
+"""What `denoised-mdp status` says of runs, and what a failing run leaves in its folder."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from report_runs import make_run
+from small_clips import write_clips
+from small_runs import TINY, run_units, tiny
+
+from denoised_mdp.analysis.status import status_of, statuses
+from denoised_mdp.cli.main import main
+from denoised_mdp.errors import UserError
+from denoised_mdp.run.failure import last_error, recorded
+from denoised_mdp.run.folder import RunFolder
+
+
+def test_a_run_is_stopped_then_finished(tmp_path, capsys):
+    config = tiny(tmp_path / "sweep" / "a")
+    run_units(config, 70)
+    stopped = status_of(tmp_path / "sweep" / "a")
+    assert (stopped.state, stopped.total, stopped.error) == ("stopped", 200, None) and 0 < stopped.step < 200
+    run_units(config, 10**9)
+    [finished] = statuses([tmp_path / "sweep"])
+    logged = [json.loads(line) for line in open(tmp_path / "sweep" / "a" / "metrics.jsonl")]
+    assert (finished.state, finished.step) == ("finished", 200)
+    assert finished.value == [row["eval/return"] for row in logged if "eval/return" in row][-1]
+    assert finished.speed > 0
+    assert main(["status", str(tmp_path / "sweep")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 finished"
+
+
+def test_a_lock_of_another_process_means_running(tmp_path):
+    run = RunFolder(make_run(tmp_path / "a"))
+    assert not run.in_use()
+    program = (
+        "import sys; from denoised_mdp.run.folder import RunFolder\n"
+        f"with RunFolder({str(run.path)!r}).lock(): print('locked', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with holder:
+        assert holder.stdout.readline() == "locked\n"
+        assert run.in_use() and status_of(run.path).state == "running"
+        with pytest.raises(UserError, match="in use"), run.lock():
+            pass
+        holder.stdin.close()
+    assert not run.in_use() and status_of(run.path).state == "stopped"
+
+
+def test_a_failing_run_leaves_its_error_and_a_later_success_removes_it(tmp_path, capsys):
+    run, bad = make_run(tmp_path / "runs" / "good"), tmp_path / "runs" / "bad"
+    command = [*TINY, "env=dmc", "env.task=cheetah_run", "distractors=video_background", "train.total_steps=80"]
+    command += [f"env.clips={tmp_path}/clips", f"run_dir={bad}"]
+    assert main(["train", *command]) == 2
+    assert main(["status", str(tmp_path / "runs")]) == 1
+    shown = capsys.readouterr().out
+    assert last_error(bad / "error.json") in shown and f"{tmp_path}/clips" in last_error(bad / "error.json")
+    assert "1 failed, 1 stopped" in shown and str(run) in shown
+    write_clips(tmp_path / "clips")
+    assert main(["train", *command]) == 0
+    assert main(["train", *command, "seed=7"]) == 2, "another configuration"
+    assert not (bad / "error.json").exists() and status_of(bad).state == "finished"
+
+
+def test_defects_have_a_traceback_and_stops_are_no_failures(tmp_path):
+    path = tmp_path / "error.json"
+    with pytest.raises(ZeroDivisionError), recorded(path):
+        _ = 1 / 0
+    record = json.loads(path.read_text())
+    assert record["error"] == "ZeroDivisionError: division by zero" and "1 / 0" in record["traceback"]
+    with pytest.raises(KeyboardInterrupt), recorded(path):
+        raise KeyboardInterrupt
+    assert not path.exists() and last_error(path) is None
+    path.write_text("[")
+    assert "cannot be read" in last_error(path)
+
+
+def test_what_cannot_be_read_is_unknown(tmp_path):
+    run = make_run(tmp_path / "a")
+    (run / "metrics.jsonl").write_text("{")
+    (run / "config.yaml").write_text("- no\n")
+    seen = status_of(run)
+    assert (seen.state, seen.step, seen.total) == ("stopped", 0, None) and math.isnan(seen.value)
+    assert seen.line.split()[2:5] == ["-", "-", "-"]
+    with pytest.raises(UserError, match="no run"):
+        statuses([tmp_path / "nowhere"])
