@@ -1,0 +1,111 @@
+"""Similarity of neighbourhoods (Huh et al. 2024): do two representations find the same rows alike?
+
+The neighbours of row i are the k other rows with the largest inner product with it, nearest first. Ties go to the
+smaller row number, so that duplicated rows give the same result everywhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from denoised_mdp.analysis.similarity.arrays import check_neighbours, pair
+
+K = 10
+"""neighbours by default"""
+DIGITS = 12
+"""of inner products, relative to the largest; what is equal but for rounding is a tie"""
+
+
+def neighbours(features: np.ndarray, k: int, groups: np.ndarray | None = None) -> np.ndarray:
+    """Numbers of the k nearest rows of each row, nearest first: [n, d] -> int [n, k].
+
+    groups: rows of the same group (an episode [n]) are no neighbours; each row needs k rows of other groups.
+    """
+    return largest(features @ features.T, k, groups)
+
+
+def largest(kernel: np.ndarray, k: int, groups: np.ndarray | None = None) -> np.ndarray:
+    """Numbers of the k largest entries of each row of a kernel [n, n], its diagonal excluded, largest first: [n, k]."""
+    rows = len(kernel)
+    own = np.eye(rows, dtype=bool) if groups is None else groups[:, None] == groups  # [n, n]
+    check_neighbours(k, rows + 1 - int(own.sum(1).max()))
+    rounded = np.round(kernel / np.abs(kernel).max(), DIGITS)
+    return np.argsort(np.where(own, np.inf, -rounded), axis=1, kind="stable")[:, :k]
+
+
+def membership(nearest: np.ndarray) -> np.ndarray:
+    """Neighbours [n, k] -> bool [n, n]: is j one of i's?"""
+    marks = np.zeros((len(nearest), len(nearest)), bool)
+    np.put_along_axis(marks, nearest, True, 1)
+    return marks
+
+
+def overlap(nearest: np.ndarray, marks: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
+    """Share of each row's neighbours [n, k] that are also its neighbours in `marks` [n, n]: [n].
+
+    order: row i of the second representation is its row order[i], as if its rows had been permuted.
+    """
+    rows = np.arange(len(nearest)) if order is None else order
+    return marks[rows[:, None], rows[nearest]].mean(1)
+
+
+def mutual_knn(a: np.ndarray, b: np.ndarray, k: int = K) -> float:
+    """Mean share of common neighbours, 0 to 1; of unrelated representations k / (n - 1).
+
+    nan, with one warning, where all rows of one matrix are the same; so in all functions of this module.
+    """
+    lists = _lists(a, b, k)
+    return np.nan if lists is None else float(overlap(lists[0], membership(lists[1])).mean())
+
+
+def cycle_knn(a: np.ndarray, b: np.ndarray, k: int = K) -> float:
+    """Share of rows i that come back: some j near i in b has i near j in a. Not symmetric: compute both."""
+    lists = _lists(a, b, k)
+    if lists is None:
+        return np.nan
+    return float(membership(lists[0])[lists[1], np.arange(len(a))[:, None]].any(1).mean())
+
+
+def lcs_knn(a: np.ndarray, b: np.ndarray, k: int = K) -> float:
+    """Mean length of the longest common subsequence of the ordered lists of neighbours, over k: 0 to 1."""
+    lists = _lists(a, b, k)
+    if lists is None:
+        return np.nan
+
+    def cell(same: np.ndarray, corner: np.ndarray, up: np.ndarray, left: np.ndarray) -> np.ndarray:
+        return np.where(same, corner + 1, np.maximum(up, left))
+
+    return float(_aligned(*lists, np.zeros(k + 1), cell).mean() / k)
+
+
+def edit_knn(a: np.ndarray, b: np.ndarray, k: int = K) -> float:
+    """1 - mean Levenshtein distance of the ordered lists of neighbours, over k: 0 to 1."""
+    lists = _lists(a, b, k)
+    if lists is None:
+        return np.nan
+
+    def cell(same: np.ndarray, corner: np.ndarray, up: np.ndarray, left: np.ndarray) -> np.ndarray:
+        return np.minimum(corner + ~same, np.minimum(up, left) + 1)
+
+    return float(1 - _aligned(*lists, np.arange(k + 1.0), cell).mean() / k)
+
+
+def _lists(a: np.ndarray, b: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """The neighbours [n, k] in both; None where there are none."""
+    found = pair(a, b)
+    return None if found is None else (neighbours(found[0], k), neighbours(found[1], k))
+
+
+def _aligned(first: np.ndarray, second: np.ndarray, edge: np.ndarray, cell) -> np.ndarray:
+    """Dynamic programming over all pairs of lists [n, k] at once: the last cell of each table, [n].
+
+    edge: first row and first column [k + 1]. cell: (same items?, upper left, upper, left), each [n] -> [n].
+    """
+    k = first.shape[1]
+    previous = [np.full(len(first), value) for value in edge]
+    for i in range(k):
+        row = [np.full(len(first), edge[i + 1])]
+        for j in range(k):
+            row.append(cell(first[:, i] == second[:, j], previous[j], previous[j + 1], row[j]))
+        previous = row
+    return previous[-1]
