@@ -8,7 +8,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 LARGEST = 2**63 - 1  # whole number; arrays and tensors hold no larger one
@@ -36,6 +36,16 @@ def arguments(options: Any) -> dict[str, Any]:
 def defaults(kind: type) -> dict[str, Any]:
     """Return the options of a dataclass with their defaults."""
     return {field.name: field.default for field in dataclasses.fields(kind)}
+
+
+def walk(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Yield (dotted key, value, help and limits) of every option of a dataclass, those of its groups included."""
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from walk(value, f"{prefix}{field.name}.")
+        elif field.metadata and not isinstance(value, dict):  # groups of any number and name: latents, distractors
+            yield f"{prefix}{field.name}", value, field.metadata
 
 
 def convert(value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:

@@ -17,7 +17,7 @@ import torch
 
 from denoised_mdp.cli import main as cli
 from denoised_mdp.config import load_config, read_config
-from denoised_mdp.config.compose import option_keys
+from denoised_mdp.config.compose import all_options
 from denoised_mdp.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,9 +37,9 @@ def test_help_of_train_names_every_option_and_choice(capsys):
     text = capsys.readouterr().out
     assert end.value.code == 0
     hidden = {"preset", "distractors", "model.name", "model.kind", "policy.name"}  # these are choices of groups
-    other_rows = {key for key in option_keys() if re.match(r"model\.[^x]\.", key)}  # each has the cells of x
+    other_rows = {key for key in all_options() if re.match(r"model\.[^x]\.", key)}  # each has the cells of x
     names = ["quickstart", "debug", "cheetah_run", "video_background_camera_jitter", "dreamer"]
-    for key in [*(key for key in option_keys() if key not in other_rows), *names]:
+    for key in [*(key for key in all_options() if key not in other_rows), *names]:
         assert f" {key}" in text or key in hidden, key
     assert max(map(len, text.splitlines())) <= 112
 
@@ -263,7 +263,7 @@ def test_the_folder_of_a_run_is_no_argument_of_train(tmp_path, capsys):
 
 def test_flags_may_stand_between_options(monkeypatch):
     seen = []
-    monkeypatch.setattr("denoised_mdp.config.sweep.sweep", lambda overrides, _: seen.extend(overrides))
+    monkeypatch.setattr("denoised_mdp.cli.sweep.sweep", lambda overrides, _: seen.extend(overrides))
     assert cli.main(["train", "preset=debug", "-m", "seed=1,2", "model=2c"]) == 0
     assert seen == ["preset=debug", "seed=1,2", "model=2c"]
 

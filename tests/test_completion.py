@@ -9,7 +9,7 @@ import pytest
 
 from denoised_mdp.cli.completion import SHELLS, complete, script, values
 from denoised_mdp.config import load_config
-from denoised_mdp.config.compose import GROUPS, choices, option_keys
+from denoised_mdp.config.compose import GROUPS, all_options, choices, latent_names
 from denoised_mdp.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
         ("env.size=", ["env.size=64", "env.size=96"]),
         ("env.task=walker_w", ["env.task=walker_walk"]),
         ("model.kl.free_nats_strategy=", ["model.kl.free_nats_strategy=A", "model.kl.free_nats_strategy=B"]),
+        ("model.z.distribution=", ["model.z.distribution=gaussian", "model.z.distribution=categorical"]),
         ("distractors=camera_j", ["distractors=camera_jitter"]),
         ("distractors=tv,camera_j", ["distractors=tv,camera_jitter"]),
         ("distractors.video_background.resize=a", ["distractors.video_background.resize=antialiased"]),
@@ -41,8 +42,9 @@ def test_words(typed, offered):
 @pytest.mark.parametrize("place", [0, -1])
 def test_values_that_are_offered_are_accepted(place):
     """The first and the last value of every option that does not hang on another one."""
-    others = ("policy.", "distractors", "env.suite", "env.task", "env.reward", "model.name", "model.decoder", "env=")
-    offered = [f"{key}={values(key)[place]}" for key in [*GROUPS, *option_keys()] if values(key) and key != "env"]
+    rows = (f"model.{latent}." for latent in latent_names())
+    others = (*rows, "policy.", "distractors", "env.suite", "env.task", "env.reward", "model.name", "model.decoder", "env=")
+    offered = [f"{key}={values(key)[place]}" for key in [*GROUPS, *all_options()] if values(key) and key != "env"]
     offered = [word for word in dict.fromkeys(offered) if not word.startswith(others)]
     assert len(offered) >= 12
     load_config([*offered, "train.collect_workers=1"])

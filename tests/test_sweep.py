@@ -5,8 +5,8 @@ import os
 import pytest
 
 from denoised_mdp.cli.main import main
+from denoised_mdp.cli.sweep import sweep, translate_multirun
 from denoised_mdp.config import load_config
-from denoised_mdp.config.sweep import sweep, translate_multirun
 from denoised_mdp.errors import UserError
 
 # Every job composes its own configuration: what each was given is all that matters here.
@@ -60,7 +60,7 @@ def test_single_texts_and_hydra_functions(jobs):
 
 
 def folder(*overrides: str) -> str:
-    return next(text for text in translate_multirun(list(overrides)) if text.startswith("hydra.sweep.dir="))
+    return next(text for text in translate_multirun(list(overrides))[0] if text.startswith("hydra.sweep.dir="))
 
 
 def test_the_folder_of_a_sweep_follows_from_what_its_jobs_share():

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 from typing import Any
 
-from denoised_mdp.config.compose import GROUPS, choices, option_keys
-from denoised_mdp.config.schema import MODELS, POLICIES, Config
-from denoised_mdp.envs.options import DISTRACTORS
+from denoised_mdp.config.compose import GROUPS, all_options, choices
 from denoised_mdp.envs.suites import all_tasks
 from denoised_mdp.errors import UserError
 
@@ -41,7 +38,7 @@ def complete(prefix: str, **_: Any) -> list[str]:
     """Return the ``key=value`` words that begin with `prefix`: keys, and after the equals sign the key's values."""
     key, equals, value = prefix.partition("=")
     if not equals:
-        words = [f"{name}=" for name in dict.fromkeys([*GROUPS, *option_keys()])]
+        words = [f"{name}=" for name in dict.fromkeys([*GROUPS, *all_options()])]
     elif key == "distractors":  # several, joined by commas
         before = value.rpartition(",")[0]
         words = [f"{key}={before}{',' if before else ''}{name}" for name in values(key) if name not in before]
@@ -58,19 +55,5 @@ def values(key: str) -> tuple[str, ...]:
         return choices(key)
     if key == "env.task":
         return all_tasks()
-    *groups, name = key.split(".")
-    nodes = [Config()]
-    if key.startswith("policy."):
-        groups, nodes = [], [kind() for kind in POLICIES.values()]
-    elif key.startswith("model."):
-        groups, nodes = groups[1:], [kind() for kind in MODELS.values()]
-    elif key.startswith("distractors."):
-        groups, nodes = [], [DISTRACTORS[name].Options() for name in groups[1:] if name in DISTRACTORS]
-    for node in nodes:
-        for group in groups:
-            node = getattr(node, group, None)
-        for field in dataclasses.fields(node) if dataclasses.is_dataclass(node) else ():
-            if field.name == name:
-                yes_or_no = ("true", "false") if isinstance(field.default, bool) else ()
-                return tuple(map(str, field.metadata.get("choices", yes_or_no)))
-    return ()
+    default, limits = all_options().get(key, (None, {}))
+    return tuple(map(str, limits.get("choices", ("true", "false") if isinstance(default, bool) else ())))

@@ -123,7 +123,7 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
             raise UserError(f"argument --cfg: must be job, or nothing, not '{arguments.cfg}'.")
         return _config(arguments)
     if arguments.multirun:
-        from denoised_mdp.config.sweep import sweep
+        from denoised_mdp.cli.sweep import sweep
 
         sweep(arguments.overrides, lambda overrides: main(["train", *overrides]))
         return 0
@@ -187,7 +187,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _train_help() -> str:
-    from denoised_mdp.config.help import train_help
+    from denoised_mdp.cli.help import train_help
 
     return train_help()
 

@@ -1,12 +1,12 @@
-"""Command-line overrides to one nested dictionary, by Hydra.
+"""Command line to one nested dictionary.
 
-Overrides are looked at before Hydra sees them, so that a typo is answered in one line with the nearest right
-word, several distractors can be given with commas, and paths need no quotes.
+Later layers win: the defaults of `schema`; the suite's own and the table of the model; the preset; what the preset says
+for one model and for one policy; the command line. A preset has the form of a saved configuration. Values on the
+command line are written in Hydra's grammar, so that sweeps read the same ones; free texts need no quotes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
@@ -14,20 +14,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from denoised_mdp.config.schema import MODELS, POLICIES, Config
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.suites import SUITES
-from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.errors import UserError, did_you_mean, one_line
 from denoised_mdp.models.structure import LatentSpec
-from denoised_mdp.options import defaults
+from denoised_mdp.options import defaults, walk
 
 ALIASES = {"env.id": "env.task"}  # what an environment of Gymnasium calls the same
 REGISTRIES = {"env": SUITES, "distractors": DISTRACTORS, "policy": POLICIES}  # groups whose choices need no file
 GROUPS = ("env", "distractors", "model", "policy", "preset")
-CELLS = tuple(field.name for field in dataclasses.fields(LatentSpec) if field.name != "name")
+CHOICE = {"env": "suite", "model": "name", "policy": "name"}  # the option of a group that says what was chosen
 QUOTED = re.compile(r"""(['"])(\\.|(?!\1)[^\\])*\1""")
+HELP = " 'denoised-mdp train --help' lists them."
 TEXTS = ("run_dir", "env.task", "env.clips", "train.device")  # free texts: taken as they are, commas and all
 
 
@@ -49,11 +48,18 @@ def _files(group: str) -> tuple[str, ...]:
     return tuple(sorted(file.with_suffix("").as_posix() for file in files))
 
 
+def _read(name: str) -> dict[str, Any]:
+    """Return what a file of ``configs/`` says; nothing where there is none."""
+    from omegaconf import OmegaConf
+
+    file = config_folder() / f"{name}.yaml"
+    return OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
+
+
 @cache
 def latents(model: str) -> tuple[str, ...]:
     """Return the names of the latents of one table in ``configs/model``."""
-    table = yaml.safe_load((config_folder() / "model" / f"{model}.yaml").read_text())
-    return tuple(key for key, row in table.items() if isinstance(row, dict))
+    return tuple(key for key, row in _read(f"model/{model}").items() if isinstance(row, dict))
 
 
 def latent_names() -> tuple[str, ...]:
@@ -70,36 +76,40 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def option_keys(policy: str | None = None) -> list[str]:
-    """Return every dotted key that can be set; those of both policies unless `policy` names one."""
-    keys = [key for key, _ in flatten(dataclasses.asdict(Config())) if not key.startswith("policy.")]
-    for kind in [policy] if policy else POLICIES:
-        keys += [f"policy.{field.name}" for field in dataclasses.fields(POLICIES[kind])]
-    for kind in MODELS.values():
-        keys += [f"model.{key}" for key, _ in flatten(dataclasses.asdict(kind()))]
-    keys += [f"distractors.{name}.{key}" for name, kind in DISTRACTORS.items() for key in defaults(kind.Options)]
-    keys += [f"model.{latent}.{cell}" for latent in latent_names() for cell in CELLS]
-    return [key for key in dict.fromkeys([*keys, *ALIASES]) if key != "model.latents"]
+def all_options() -> dict[str, tuple[Any, Mapping[str, Any]]]:
+    """Return default, and help and limits, of every option that can be set, by its dotted key."""
+    groups = [("", Config())]
+    groups += [("policy.", kind()) for kind in POLICIES.values()] + [("model.", kind()) for kind in MODELS.values()]
+    groups += [(f"distractors.{name}.", kind.Options()) for name, kind in DISTRACTORS.items()]
+    groups += [(f"model.{name}.", LatentSpec(name)) for name in latent_names()]
+    found: dict[str, tuple[Any, Mapping[str, Any]]] = {}
+    for key, *rest in (row for prefix, options in groups for row in walk(options, prefix)):
+        found.setdefault(key, tuple(rest))
+    return found | {alias: found[key] for alias, key in ALIASES.items()}
 
 
-def register_schema() -> None:
-    """Tell Hydra the defaults of `schema`; must run before each composition in a fresh process."""
-    from hydra.core.config_store import ConfigStore
+def check_key(key: str) -> None:
+    """Refuse a key that no configuration has; a whole group, as in ``model.x={belief: 60}``, is right as well."""
+    if key in ("model.name", "model.kind", "policy.name"):
+        group = key.partition(".")[0]
+        raise UserError(f"{key} cannot be set by itself; choose one with {group}={'|'.join(choices(group))}.")
+    if key not in GROUPS and not any(f"{known}.".startswith(f"{key}.") for known in all_options()):
+        raise UserError(unknown(key))
 
-    store = ConfigStore.instance()
-    schema = dataclasses.asdict(Config())
-    del schema["policy"], schema["model"]["latents"]  # the groups bring their own: options and rows
-    store.store(name="schema", node=schema)
-    for name, kind in POLICIES.items():
-        store.store(group="policy", name=name, node=dataclasses.asdict(kind()))
-    for name, suite in SUITES.items():
-        store.store(group="env", name=name, node={"suite": name, **suite.choice})
-    for name, kind in MODELS.items():
-        node = dataclasses.asdict(kind())
-        del node["latents"], node["name"]  # the table's file has them
-        store.store(group="model", name=f"schema_{name}", node=node)
-    for name, kind in DISTRACTORS.items():
-        store.store(group="distractors", name=name, node={name: defaults(kind.Options)})
+
+def unknown(key: str) -> str:
+    """Say of a key that the configuration does not have what could be meant."""
+    what, end, keys = f"unknown option '{one_line(key, 200)}'", key.rpartition(".")[2], list(all_options())
+    for group, kinds in (("policy", POLICIES), ("model", MODELS)):
+        for name, kind in kinds.items() if key in keys else ():
+            if any(key == known for known, _, _ in walk(kind(), f"{group}.")):
+                return f"{what}: only {group}={name} has this option."
+    if end in ("beta", "beta_y"):
+        return f"{what}. Did you mean 'model.kl.beta'? (model.y.beta: of one latent.)"
+    near = [known for known in keys if known.rpartition(".")[2] == end]
+    near = near or [*keys, *GROUPS, *(known.partition(".")[0] for known in keys)]
+    hint = did_you_mean(key, near)
+    return f"{what}.{hint if 'mean' in hint or len(near) < 10 else HELP}"
 
 
 def compose(overrides: list[str]) -> dict[str, Any]:
@@ -107,77 +117,58 @@ def compose(overrides: list[str]) -> dict[str, Any]:
 
     The result has the keys of `Config`. What a preset says of a distractor does not apply where the command line
     chooses others.
-    """
-    import hydra
-    from omegaconf import OmegaConf, open_dict
-    from omegaconf.errors import OmegaConfBaseException
-
-    overrides = translate(overrides)
-    choices_of_distractors = [text for text in overrides if text.startswith("distractors=")]
-    for earlier in choices_of_distractors[:-1]:  # the last one counts, as for every other key; Hydra takes the first
-        overrides.remove(earlier)
-    register_schema()
-    try:
-        with _separate_hydra(), hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-            tree = hydra.compose("config", overrides, return_hydra_config=True)
-    except (hydra.errors.HydraException, OmegaConfBaseException) as error:
-        raise UserError(explain(error, overrides)) from error
-    chosen = tree.hydra.runtime.choices
-    texts = [text.removeprefix("++") for text in overrides]
-    for text in texts:
-        latent = text.partition("=")[0].split(".")[1:2]
-        if text.startswith("model.") and latent[0] in set(latent_names()) - set(latents(chosen.model)):
-            known = ", ".join(latents(chosen.model))
-            raise UserError(f"{text}: model={chosen.model} has no latent {latent[0]}, it has {known}.")
-    with open_dict(tree):
-        tree.preset = chosen.preset
-        for text in overrides:
-            if text.startswith("distractors="):  # as `translate` wrote it
-                tree.distractors = {name: tree.distractors[name] for name in re.findall(r"\w+", text)[1:]}
-        del tree["hydra"]
-    try:
-        return OmegaConf.to_container(tree, resolve=True)
-    except OmegaConfBaseException as error:
-        raise UserError(explain(error, overrides)) from error
-
-
-@contextlib.contextmanager
-def _separate_hydra() -> Iterator[None]:
-    """Set aside Hydra's one global instance: a job of a sweep composes inside of it."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    holder = GlobalHydra.instance()
-    outer, holder.hydra = holder.hydra, None
-    try:
-        yield
-    finally:
-        holder.hydra = outer
-
-
-def translate(overrides: list[str]) -> list[str]:
-    """Check the keys and group choices of `overrides` and rewrite them in Hydra's grammar.
 
     Raises:
         UserError: not ``key=value``, an unknown key, an unknown choice, or several values.
     """
-    result: list[str] = []
-    for key, value in map(split, overrides):
-        if key == "distractors":
-            result += rewrite_distractors(value, sweep=False)
-        elif key in GROUPS:
-            if "," in value:
-                raise UserError(_several(key, value))
-            check_choice(key, value)
-            result.append(f"{key}={value}")
-        elif is_hydra(key):
-            raise UserError(f"{key}={value}: options of Hydra itself need --multirun.")
-        elif key in TEXTS and value != "null" and not QUOTED.fullmatch(value):
-            result.append(f"{key}={quote(value)}")
-        elif not parse(key, value).is_sweep_override():
-            result.append(f"{cell(key)}={value}")
-        else:
-            raise UserError(_several(key, value))
-    return result
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    said = {}
+    for key, text in map(split, overrides):
+        said.pop(key, None)  # the last one counts, where it stands
+        said[key] = value_of(key, text)
+    try:
+        return OmegaConf.to_container(merge(said), resolve=True)
+    except (OmegaConfBaseException, RecursionError) as error:
+        raise UserError(explain(error)) from error
+
+
+def merge(said: dict[str, Any]) -> Any:
+    """Merge all layers; `said`: by the command line."""
+    from omegaconf import OmegaConf
+
+    preset = said.get("preset", "none")
+    base, default = _read(f"preset/{preset}"), Config()
+    suite, model, policy = (
+        said.pop(group, None) or base.get(group, {}).get(choice) or getattr(getattr(default, group), choice)
+        for group, choice in CHOICE.items()
+    )
+    table = _read(f"model/{model}")
+    options = {"model": MODELS[table.get("kind", "denoised")], "policy": POLICIES[policy]}
+    schema = dataclasses.asdict(default) | {group: dataclasses.asdict(kind()) for group, kind in options.items()}
+    del schema["model"]["latents"]  # its rows are groups of their own
+    tree = OmegaConf.merge(
+        schema,
+        {"env": SUITES[suite].choice, "model": table},
+        base,
+        _read(f"preset_model/{preset}/{model}"),
+        _read(f"preset_policy/{preset}/{policy}"),
+        {"env": {"suite": suite}, "model": {"name": model}, "policy": {"name": policy}},
+    )
+    chosen = said.pop("distractors", tree.distractors)
+    tree.distractors = {
+        name: OmegaConf.merge(defaults(DISTRACTORS[name].Options), tree.distractors.get(name, {}), options)
+        for name, options in chosen.items()
+    }
+    for key, value in said.items():
+        group, *path = key.split(".")
+        if group == "distractors" and path[0] not in chosen:
+            raise UserError(f"{key}: this run has no such distractor. Add distractors={path[0]}.")
+        if group == "model" and path[0] in set(latent_names()) - set(latents(model)):
+            raise UserError(f"{key}: model={model} has no latent {path[0]}, it has {', '.join(latents(model))}.")
+        OmegaConf.update(tree, key, value, force_add=True)
+    return tree
 
 
 def split(text: str) -> tuple[str, str]:
@@ -193,46 +184,39 @@ def split(text: str) -> tuple[str, str]:
         raise UserError(f"'{text}' is not of the form key=value.{hint} See 'denoised-mdp train --help'.")
     key = ALIASES.get(key, key)
     if not is_hydra(key):
-        _check_key(key)
+        check_key(key)
     return key, value
 
 
-def cell(key: str) -> str:
-    """How Hydra is told to set a key: a cell of the table may have its default, and then stands in no file."""
-    return f"++{key}" if key.split(".")[0] == "model" and key.split(".")[-1] in CELLS else key
-
-
 def is_hydra(key: str) -> bool:
+    """Whether an option is one of Hydra itself."""
     return re.match(r"[+~]*hydra[./]", key) is not None
 
 
-def _several(key: str, value: str) -> str:
-    return f"{key}={value}: several values need --multirun, which trains one run for each."
+def value_of(key: str, text: str) -> Any:
+    """The one value that an override has."""
+    if is_hydra(key):
+        raise UserError(f"{key}={text}: options of Hydra itself need --multirun.")
+    if key == "distractors":
+        sets = distractor_sets(text)
+    elif key in GROUPS:
+        sets = [check_choice(key, name) for name in text.split(",")]
+    elif key in TEXTS and text != "null" and not QUOTED.fullmatch(text):
+        sets = [text]
+    else:
+        override = parse(key, text)
+        sets = [] if override.is_sweep_override() else [override.value()]
+    if len(sets) != 1:
+        raise UserError(f"{key}={text}: several values need --multirun, which trains one run for each.")
+    return sets[0]
 
 
-def _check_key(key: str) -> None:
-    if key in ("model.name", "model.kind", "policy.name"):
-        group = key.partition(".")[0]
-        raise UserError(f"{key} cannot be set by itself; choose one with {group}={'|'.join(choices(group))}.")
-    keys = option_keys()
-    if key in GROUPS or any(f"{known}.".startswith(f"{key}.") for known in keys):
-        return  # a whole group of options, such as model.x={belief: 60, state: 10}, is right as well
-    if key.rpartition(".")[2] in ("beta", "beta_y"):
-        raise UserError(f"unknown option '{key}'. Did you mean 'model.kl.beta'? (model.y.beta: of one latent.)")
-    same_end = [known for known in keys if known.rpartition(".")[2] == key.rpartition(".")[2]]
-    raise UserError(f"unknown option '{key}'.{_nearest(key, same_end or [*keys, *GROUPS])}")
-
-
-def _nearest(word: str, options: list[str]) -> str:
-    """A hint for a key: the nearest one, or where to find all of them."""
-    hint = did_you_mean(word, options)
-    return hint if "mean" in hint or len(options) < 10 else " 'denoised-mdp train --help' lists them."
-
-
-def check_choice(group: str, value: str) -> None:
-    name = value.strip("[]'\"")
+def check_choice(group: str, text: str) -> str:
+    """Return the name of a choice without quotes; refuse what is no choice of the group."""
+    name = text.strip("'\"")
     if name not in choices(group):
-        raise UserError(f"{group}={value}: unknown choice.{did_you_mean(name, choices(group))}")
+        raise UserError(f"{group}={text}: unknown choice.{did_you_mean(name, choices(group))}")
+    return name
 
 
 def parse(key: str, value: str) -> Any:
@@ -246,65 +230,35 @@ def parse(key: str, value: str) -> Any:
         raise UserError(f"{key}={value}: not understood; quote a value with special characters.") from error
 
 
-def rewrite_distractors(value: str, *, sweep: bool) -> list[str]:
-    """Rewrite the distractors as a choice of groups and single options, in Hydra's grammar.
+def distractor_sets(text: str) -> list[dict[str, Any]]:
+    """Return the sets of distractors that a text means, each a mapping of names to options.
 
-    ``none``, ``a,b``, ``[a,b]`` and ``{a: {strength: 2}, b: {}}`` are one value; ``[a,b],[c],none`` are three,
-    for a sweep.
+    ``none``, ``a,b``, ``[a,b]`` and ``{a: {strength: 2}, b: {}}`` are one set; ``[a,b],[c],none`` are three.
     """
-    options: list[str] = []
-    if value.startswith("{"):
-        parsed = parse("distractors", value).value()
-        if not isinstance(parsed, dict):
-            raise UserError(f"distractors={value}: sweep over names, as in distractors=[a,b],[c],none.")
-        parsed = {str(name): chosen or {} for name, chosen in parsed.items()}
-        sets = [list(parsed)]
-        options = [f"distractors.{key}={setting}" for key, setting in flatten(parsed) if setting != {}]
+    if text.startswith("{"):
+        sets = [parse("distractors", text).value()]
+        if not isinstance(sets[0], dict):
+            raise UserError(f"distractors={text}: sweep over names, as in distractors=[a,b],[c],none.")
     else:
-        parts = re.split(r",(?![^[]*\])", value) if "[" in value else [value]  # at commas outside of brackets
-        sets = [_names(re.sub(r"^\s*\[(.*)\]\s*$", r"\1", part)) for part in parts]
-    for name in (name for names in sets for name in names):
+        parts = re.split(r",(?![^[]*\])", text) if "[" in text else [text]  # at commas outside of brackets
+        lists = [re.sub(r"^\s*\[(.*)\]\s*$", r"\1", part).split(",") for part in parts]
+        sets = [dict.fromkeys(name.strip(" '\"") for name in names) for names in lists]
+        sets = [{} if list(names) in ([""], ["none"], ["null"]) else names for names in sets]
+    for name, options in ((name, options) for names in sets for name, options in names.items()):
         if name not in choices("distractors"):
-            raise UserError(f"unknown distractor '{name}'.{did_you_mean(name, choices('distractors'))}")
-    if len(sets) > 1 and not sweep:
-        raise UserError(_several("distractors", value))
-    chosen = ",".join(f"[{','.join(names)}]" for names in sets)
-    return [f"distractors={chosen}", *translate(options)]
+            raise UserError(f"unknown distractor '{name}'.{did_you_mean(str(name), choices('distractors'))}")
+        if not isinstance(options, dict | None):
+            raise UserError(f"distractors.{name}={options}: must be a group of options.")
+    return [{name: options or {} for name, options in names.items()} for names in sets]
 
 
-def _names(text: str) -> list[str]:
-    """Split names of distractors at commas."""
-    names = [name.strip(" '\"") for name in text.split(",")]
-    return [] if names in ([""], ["none"], ["null"]) else list(dict.fromkeys(names))
-
-
-def quote(value: str) -> str:
-    """Quote a text for Hydra's grammar."""
-    value = re.sub(r"(\\+)(?='|$)", r"\1\1", value)  # a backslash is special only before a quote
-    return "'" + value.replace("'", r"\'") + "'"
-
-
-def literal(value: str) -> str:
-    """Escape what OmegaConf would take for an interpolation."""
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
-
-
-def explain(error: Exception, overrides: list[str]) -> str:
-    """Say in one line what Hydra could not compose."""
+def explain(error: Exception) -> str:
+    """Say in one line what Hydra or OmegaConf could not compose."""
     cause = error.__cause__ or error
     line = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
-    if unknown := re.search(r"Interpolation key '([^']*)' not found", line):
+    if missing := re.search(r"Interpolation key '([^']*)' not found", line):
         return (
-            f"${{{unknown[1]}}} is no option, whose value it would stand for. Let the shell replace variables of the"
-            f" environment: without single quotes, or write ${{oc.env:{unknown[1]}}}."
+            f"${{{missing[1]}}} is no option, whose value it would stand for. Let the shell replace variables of the"
+            f" environment: without single quotes, or write ${{oc.env:{missing[1]}}}."
         )
-    missing = re.match(r"Key '(\w+)' is not in struct", line)
-    for text in overrides if missing else ():
-        group, _, name = text.partition("=")[0].partition(".")
-        if group == "distractors" and name.split(".")[0] == missing[1]:
-            return f"{text}: this run has no such distractor. Add distractors={missing[1]}."
-        if group in ("policy", "model") and name == missing[1]:
-            kinds = POLICIES if group == "policy" else MODELS
-            owner = next(kind for kind, options in kinds.items() if name in vars(options()))
-            return f"{text}: only {group}={owner} has this option."
     return f"the configuration cannot be composed: {line}"

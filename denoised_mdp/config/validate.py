@@ -7,6 +7,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from denoised_mdp.config.compose import unknown
 from denoised_mdp.config.schema import MODELS, POLICIES, ModelConfig
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError, did_you_mean, one_line
@@ -35,8 +36,7 @@ def build(kind: Any, tree: Any, path: str = "") -> Any:
             values.setdefault("latents", {})[key] = build(LatentSpec, {"name": key, **value}, f"{path}{key}.")
             continue
         if key not in fields:
-            hint = did_you_mean(f"{path}{key}", [path + name for name in fields])
-            raise UserError(f"unknown option '{path}{shown(key)}'.{hint}")
+            raise UserError(unknown(f"{path}{key}"))
         if f"{path}{key}" == "policy":
             values[key] = build(_chosen("policy.name", POLICIES, "backprop", value), value, "policy.")
         elif f"{path}{key}" == "model":

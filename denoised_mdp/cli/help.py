@@ -11,7 +11,9 @@ from denoised_mdp.config.schema import MODELS, POLICIES, Config, ModelConfig
 from denoised_mdp.config.validate import as_text
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.models.structure import LatentSpec
+from denoised_mdp.options import walk
 
+CHOSEN = ("name", "kind")
 INTRODUCTION = """\
 usage: denoised-mdp train [key=value ...] [--multirun | --cfg]
 
@@ -36,8 +38,9 @@ def train_help() -> str:
     config, titles = Config(), {field.name: field.metadata["help"] for field in dataclasses.fields(Config)}
     run = [(name, as_text(getattr(config, name)), titles[name]) for name in ("run_dir", "seed")]
     sections = [("run", run)]
-    sections += [(titles[name], _rows(getattr(config, name), f"{name}.")) for name in ("env", "model")]
     common = _rows(ModelConfig(), "model.")
+    sections += [(titles["env"], _rows(config.env, "env."))]
+    sections += [(titles["model"], _rows(LatentSpec("x"), "model.x.") + common)]
     for name, kind in MODELS.items():
         if own := [row for row in _rows(kind(), "model.") if row not in common]:
             sections.append((f"model={name}: what differs or comes on top", own))
@@ -77,14 +80,6 @@ def _fill(head: str, text: str) -> str:
 
 
 def _rows(options: Any, prefix: str) -> list[tuple[str, str, str]]:
-    """(key, default, meaning) of every option, nested ones included."""
-    rows = []
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if field.name == "latents":
-            rows += _rows(LatentSpec("x"), f"{prefix}x.")
-        elif dataclasses.is_dataclass(value):
-            rows += _rows(value, f"{prefix}{field.name}.")
-        elif field.name not in ("name", "kind"):  # chosen with the group
-            rows.append((f"{prefix}{field.name}", as_text(value), field.metadata["help"]))
-    return rows
+    """(key, default, meaning) of every option, nested ones included, but for what is chosen with the group."""
+    found = walk(options, prefix)
+    return [(key, as_text(value), limits["help"]) for key, value, limits in found if key[len(prefix) :] not in CHOSEN]
