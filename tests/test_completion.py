@@ -43,7 +43,17 @@ def test_words(typed, offered):
 def test_values_that_are_offered_are_accepted(place):
     """The first and the last value of every option that does not hang on another one."""
     rows = (f"model.{latent}." for latent in latent_names())
-    others = (*rows, "policy.", "distractors", "env.suite", "env.task", "env.reward", "model.name", "model.decoder", "env=")
+    others = (
+        *rows,
+        "policy.",
+        "distractors",
+        "env.suite",
+        "env.task",
+        "env.reward",
+        "model.name",
+        "model.decoder",
+        "env=",
+    )
     offered = [f"{key}={values(key)[place]}" for key in [*GROUPS, *all_options()] if values(key) and key != "env"]
     offered = [word for word in dict.fromkeys(offered) if not word.startswith(others)]
     assert len(offered) >= 12

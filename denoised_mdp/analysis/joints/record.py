@@ -72,7 +72,7 @@ def make_data(
         with contextlib.closing(plan.make()) as environment:  # report all errors before a policy is trained
             begin(folder, describe(plan, JointTargets.of(joints_of(environment))))
             actions = environment.action_space.shape
-        if not all(stage_path(folder, stage).exists() for stage in range(1, len(STAGES) + 1)):
+        if not stage_path(folder, len(STAGES)).exists():
             import_sac()
             with Phase("state-space SAC", sac_steps, "actions") as phase:
                 train_stages(folder, lambda: make_env(**options | {"distractors": {}}), sac_steps, seed, phase.update)
@@ -158,7 +158,7 @@ def begin(folder: Path, about: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     make_folder(folder)
     if not (folder / "manifest.json").exists():
-        strangers = sorted(path.name for path in folder.iterdir() if path.name not in (".lock", "sac", "policies"))
+        strangers = sorted(path.name for path in folder.iterdir() if path.name not in (".lock", "policies"))
         if strangers:
             raise UserError(f"{folder} holds {strangers[0]} but no data set. Choose an empty or new folder.")
         _write_manifest(folder, {**about, "finished": []})

@@ -1,13 +1,13 @@
 """Behaviour policies of different quality: stages of a soft actor-critic on the true state, without rendering.
 
-It is Stable-Baselines3's (Raffin et al. 2021; extra ``sb3``). Training is divided into chunks. Each starts from files,
-with new generators and a new episode, so a killed training ends with the same weights.
+It is Stable-Baselines3's (Raffin et al. 2021; extra ``sb3``). An interrupted training starts anew from its seed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
-import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +20,10 @@ import torch
 from denoised_mdp.envs.pixels import ActionRepeat
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import replace_file
-from denoised_mdp.run import checkpoint
 from denoised_mdp.seeding import torch_seed
 
-CHUNKS = 20
-STAGES = (2, 5, 10, 20)
-"""chunks after which a stage is kept: after a tenth, a quarter, half and all of the training"""
-ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
-"""of the replay buffer of Stable-Baselines3"""
+STAGES = (0.1, 0.25, 0.5, 1.0)
+"""shares of the training after which the actor is kept"""
 
 
 class StateEnv(gym.Wrapper):
@@ -118,73 +114,28 @@ def import_sac() -> type:
 def train_stages(
     folder: Path, make_environment: Callable[[], gym.Env], actions: int, seed: int, progress: Callable[[int], None]
 ) -> None:
-    """Train for `actions` actions and keep the actors of all stages, or go on from where it was interrupted.
+    """Train for `actions` actions and keep the actors of all stages.
 
     make_environment: makes the environment without distractors. progress: called with the number of actions done.
     """
     sac = import_sac()
-    done, state = 0, None
-    if checkpoint.list_steps(folder / "sac"):
-        done, state = checkpoint.load(folder / "sac")
-    for chunk in range(CHUNKS):
-        begin, end = (round(actions * n / CHUNKS) for n in (chunk, chunk + 1))
-        if end <= done:
-            continue
-        with torch.random.fork_rng(devices=[]):
-            numpy_state, python_state = np.random.get_state(), random.getstate()
-            try:
-                model = _learn(sac, StateEnv(make_environment()), actions, begin, end, state, seed, progress)
-            finally:
-                np.random.set_state(numpy_state)
-                random.setstate(python_state)
-        if chunk + 1 in STAGES:
-            weights = {name: tensor.numpy().copy() for name, tensor in model.actor.state_dict().items()}
-            StateActor(weights).save(stage_path(folder, STAGES.index(chunk + 1) + 1))
-        if chunk + 1 < CHUNKS:
-            checkpoint.save(folder / "sac", end, _state(model), keep=1)
-            _, state = checkpoint.load(folder / "sac")
-    shutil.rmtree(folder / "sac", ignore_errors=True)
-
-
-def _learn(
-    sac: type,
-    env: gym.Env,
-    actions: int,
-    begin: int,
-    end: int,
-    state: dict | None,
-    seed: int,
-    progress: Callable[[int], None],
-):
-    """One chunk: from `state` (None: from nothing) and fresh generators."""
-    starts = min(1000, actions // CHUNKS)
-    own = torch_seed(seed, f"joints sac {begin}") % 2**32
-    model = sac("MlpPolicy", env, buffer_size=actions, learning_starts=starts, seed=own, device="cpu")
-    if state is not None:
-        model.set_parameters(state["parameters"], device="cpu")
-        with torch.no_grad():
-            model.log_ent_coef.copy_(state["log_ent_coef"])
-        for name in ARRAYS:
-            getattr(model.replay_buffer, name)[:begin] = state["buffer"][name]
-        model.replay_buffer.pos = begin
-        model.num_timesteps, model._n_updates = begin, state["updates"]
-    model.set_random_seed(own)
+    if stage_path(folder, 1).exists():
+        warnings.warn(f"{folder}: training of its policies was interrupted and starts anew.", stacklevel=2)
 
     def callback(names: dict, _) -> bool:
         progress(names["self"].num_timesteps)
         return True
 
-    try:
-        return model.learn(end - begin, callback, reset_num_timesteps=False)
-    finally:
-        env.close()
-
-
-def _state(model) -> dict:
-    buffer = model.replay_buffer
-    return {
-        "parameters": model.get_parameters(),
-        "log_ent_coef": model.log_ent_coef.detach(),
-        "buffer": {name: getattr(buffer, name)[: buffer.pos] for name in ARRAYS},
-        "updates": model._n_updates,
-    }
+    own = torch_seed(seed, "joints sac") % 2**32
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=[]), contextlib.closing(StateEnv(make_environment())) as env:
+        try:
+            starts = min(1000, actions // 20)
+            model = sac("MlpPolicy", env, buffer_size=actions, learning_starts=starts, seed=own, device="cpu")
+            for stage, share in enumerate(STAGES, 1):
+                model.learn(round(actions * share) - model.num_timesteps, callback, reset_num_timesteps=False)
+                weights = {name: tensor.numpy().copy() for name, tensor in model.actor.state_dict().items()}
+                StateActor(weights).save(stage_path(folder, stage))
+        finally:  # Stable-Baselines3 seeds them
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
