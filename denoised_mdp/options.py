@@ -17,8 +17,8 @@ LARGEST = 2**63 - 1  # whole number; arrays and tensors hold no larger one
 def option(default: Any, help: str, **limits: Any) -> Any:
     """Declare one option.
 
-    Limits: ``low`` (at least), ``above`` (strictly more), ``high`` (at most), ``choices``, ``pattern`` (a
-    regular expression that the whole text must match).
+    Limits: ``low`` (at least), ``above`` (strictly more), ``high`` (at most), ``below`` (strictly less), ``choices``,
+    ``pattern`` (a regular expression that the whole text must match).
     """
     return dataclasses.field(default=default, metadata={"help": help, **limits})
 
@@ -87,6 +87,7 @@ def _within(value: Any, limits: Mapping[str, Any]) -> bool:
         ("low" in limits and value < limits["low"])
         or ("above" in limits and value <= limits["above"])
         or ("high" in limits and value > limits["high"])
+        or ("below" in limits and value >= limits["below"])
         or ("choices" in limits and value not in limits["choices"])
         or ("pattern" in limits and not re.fullmatch(limits["pattern"], value))
     )
@@ -102,4 +103,5 @@ def _describe(kind: type, limits: Mapping[str, Any]) -> str:
     low = f"at least {limits['low']}" if "low" in limits else ""
     low = f"greater than {limits['above']}" if "above" in limits else low
     high = f"at most {limits['high']}" if "high" in limits else ""
+    high = f"less than {limits['below']}" if "below" in limits else high
     return ", ".join([noun, *filter(None, [" and ".join(filter(None, [low, high]))])])

@@ -1,11 +1,14 @@
 """docs/extending.md: its example runs as it stands there, and a module of the working directory is a plug-in."""
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 TEXT = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
 ROOT = str(Path(__file__).parents[1])
@@ -17,18 +20,47 @@ def run(words, folder, **variables):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_the_example_trains_evaluates_renders_and_resumes(tmp_path):
-    program = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL)[1]
+def blocks(section):
+    """The program and the commands of a section."""
+    text = TEXT.partition(f"## {section}\n")[2]
+    program, commands = (re.search(rf"```{kind}\n(.*?)```", text, re.DOTALL)[1] for kind in ("python", "bash"))
+    return program, [shlex.split(line)[1:] for line in commands.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the example of an environment has run."""
+    return tmp_path_factory.mktemp("outside")
+
+
+def test_the_example_trains_evaluates_renders_and_resumes(folder):
+    program, commands = blocks("Your own Gymnasium environment")
     assert len(program.splitlines()) <= 30
-    (tmp_path / "my_env.py").write_text(program)
-    for line in re.search(r"```bash\n(.*?)```", TEXT, re.DOTALL)[1].splitlines():
-        done = run(shlex.split(line)[1:], tmp_path)
+    (folder / "my_env.py").write_text(program)
+    for words in commands:
+        done = run(words, folder)
         assert done.returncode == 0, done.stderr
-    assert (tmp_path / "runs" / "ball" / "checkpoints").is_dir()
+    assert (folder / "runs" / "ball" / "checkpoints").is_dir()
     assert "continuing at step 480, to step 600" in done.stdout
-    done = run(["probe", "factors", "runs/ball", "--episodes", "4", "--steps", "5"], tmp_path)
+    done = run(["probe", "factors", "runs/ball", "--episodes", "4", "--steps", "5"], folder)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "error: This environment has no ground truth" in done.stderr.splitlines()[-1]  # after its progress
+
+
+def test_the_example_of_a_probe_runs_and_reports(folder):
+    program, (setting, probe, report) = blocks("A probe")
+    (folder / "my_probe.py").write_text(program)
+    plugin = dict(word.split("=") for word in setting)
+    done = run(probe, folder, **plugin)
+    assert done.returncode == 0 and re.search(r"step 600: [\d,]+ weights", done.stdout), done.stderr
+    result = json.loads(next((folder / "runs" / "ball" / "probes").glob("weights_least0.1_*.json")).read_text())
+    assert result["options"] == {"least": 0.1} and 0 < result["count"]
+    assert run(report, folder, **plugin).returncode == 0
+    assert f'<p class="soft">{result["count"]:,} weights</p>' in (folder / "ball.html").read_text()
+    done = run(["probe", "wieghts", "runs/ball"], folder, **plugin)
+    assert done.returncode == 2 and "Did you mean 'weights'?" in done.stderr
+    done = run(["probe", "weights", "runs/ball", "--least", "-1"], folder, **plugin)
+    assert done.returncode == 2 and "--least: must be a number, at least 0, not '-1'" in done.stderr
 
 
 SUITE = """

@@ -121,6 +121,7 @@ def test_every_layer_exists():
         "import denoised_mdp.replay.ring",
         "from denoised_mdp.config import load_config; load_config(['preset=debug'])",
         "from denoised_mdp.cli.main import main; main(['train', 'env.taks=1'])",
+        "from denoised_mdp.cli.main import main; main(['probe', 'factors', 'run', '--steps', '0'])",
     ],
 )
 def test_pytorch_is_imported_only_where_it_is_needed(statement):

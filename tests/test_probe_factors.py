@@ -12,10 +12,11 @@ from report_runs import matrix_of
 from small_runs import lines, run_in_parts, tiny
 
 import denoised_mdp
-from denoised_mdp.analysis import data, factor_tables, plots, probe
+from denoised_mdp.analysis import data, factor_tables, plots
 from denoised_mdp.analysis.crossfit import EpisodeSums, random_divisions
-from denoised_mdp.analysis.factors import EPISODES, STEPS, QuickProbe, factor_matrix, stack
+from denoised_mdp.analysis.factors import QuickProbe, factor_matrix, stack
 from denoised_mdp.analysis.mlp import mlp_predictions
+from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.ridge import fit_ridge, group_folds, r_squared
 from denoised_mdp.cli import main as cli
 from denoised_mdp.envs import make_env
@@ -240,9 +241,10 @@ def test_r_squared_is_of_all_held_out_rows_together():
 
 
 def test_every_recall_and_leakage_has_one_default_size():
-    for name, defaults in (("factors", probe.FACTORS), ("invariance", probe.INVARIANCE), ("health", probe.HEALTH)):
-        assert vars(cli.build_parser().parse_args(["probe", name, "run"])).items() >= defaults.items()
-    assert (probe.FACTORS["episodes"], probe.FACTORS["steps"]) == (EPISODES, STEPS)
+    for name in ("factors", "invariance", "health"):
+        found = vars(cli.build_parser().parse_args(["probe", name, "run"]))
+        assert found.items() >= vars(PROBES[name].Options()).items()
+    assert vars(PROBES["factors"].Options()).items() >= {"episodes": 36, "steps": 200}.items()
 
 
 def test_a_curved_code_needs_the_network():

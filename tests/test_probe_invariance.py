@@ -10,8 +10,9 @@ import torch
 from conftest import STRUCTURES, small_agent
 from report_runs import matrix_of
 
-from denoised_mdp.analysis import data, factor_tables, health, probe, results
+from denoised_mdp.analysis import data, factor_tables, health, results
 from denoised_mdp.analysis.invariance import grid_distances, measure_invariance, paired_change, record_grid, variations
+from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.cli import main as cli
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
@@ -220,8 +221,12 @@ def run(tmp_path_factory):
     return paths
 
 
+def probe(name, runs, **options):
+    return PROBES[name].run(runs, PROBES[name].Options(**options))
+
+
 def test_factors_of_runs_are_written_and_read_back(run, tmp_path):
-    lines = probe.probe_factors(run, tmp_path, episodes=6, steps=12, seeds=2, split="across")
+    lines = probe("factors", run, output=tmp_path, episodes=6, steps=12, seeds=2, split="across")
     text = "\n".join(lines)
     assert "mean of 2 runs" in text and text.count("ridge  signal recall") == text.count("mlp    signal recall") == 3
     files = {path.name for path in tmp_path.iterdir()}
@@ -246,7 +251,7 @@ def test_factors_of_runs_are_written_and_read_back(run, tmp_path):
 
 
 def test_invariance_and_health_of_a_run(run):
-    lines = probe.probe_invariance(run[:1], episodes=2, steps=8, worlds=2, returns=2)
+    lines = probe("invariance", run[:1], episodes=2, steps=8, worlds=2, returns=2)
     text = "\n".join(lines)
     assert "no distractors" in text and "camera_jitter at strength 2" in text
     [path] = (run[0] / "probes").glob("invariance_*.json")
@@ -254,14 +259,14 @@ def test_invariance_and_health_of_a_run(run):
     assert set(tree["distances"]) == {"x", "y", "all", "encoder", "action"}
     assert len(tree["returns"]["as trained"]["returns"]) == 2
     small = path.read_text()
-    probe.probe_invariance(run[:1], episodes=2, steps=5, worlds=2, returns=0)
+    probe("invariance", run[:1], episodes=2, steps=5, worlds=2, returns=0)
     assert path.read_text() == small  # another size has another name
-    lines = probe.probe_health(run[:1], episodes=3, steps=12)
+    lines = probe("health", run[:1], episodes=3, steps=12)
     assert any("warning" in line for line in lines)  # it has learned nothing
     [path] = (run[0] / "probes").glob("health_*.json")
     assert json.loads(path.read_text())["active"]["x"][1] == 6
     with pytest.raises(UserError, match="at least 2"):
-        probe.probe_invariance(run[:1], worlds=1)
+        probe("invariance", run[:1], worlds=1)
 
 
 def test_the_commands_of_probe(run, capsys):

@@ -26,8 +26,9 @@ from denoised_mdp.analysis.joints.regression import (
     scaled_sizes,
 )
 from denoised_mdp.analysis.joints.targets import JointTargets
+from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.report.data import read_run
-from denoised_mdp.analysis.report.parts import other_part
+from denoised_mdp.analysis.report.parts import probe_part
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
@@ -207,8 +208,9 @@ def test_command_compares_runs_and_leaves_them_alone(data, tmp_path, capsys):
         for kind in ("sizes", "curves", "each_joint"):
             assert (output / f"{stem}_{kind}.png").stat().st_size > 5000
     read = read_run(runs[1], [output])
-    part = other_part(read, read.probes["joints"][0])  # what a report shows
-    assert len(part["pictures"]) == 3 and float(part["numbers"]["relative_mse"]) > 0
+    part = probe_part(PROBES["joints"], read, read.probes["joints"][0])  # what a report shows
+    ((_, numbers),) = part["folded"].values()
+    assert len(part["pictures"]) == 3 and float(dict(numbers)["relative_mse"]) > 0
     assert len(list((data.folder / "contrastive").iterdir())) == 1  # trained once for both
 
 

@@ -36,8 +36,6 @@ from denoised_mdp.progress import track
 from denoised_mdp.rollout import Episode
 
 PROBES = ("ridge", "mlp")
-EPISODES, STEPS = 36, 200
-"""defaults of recall and leakage"""
 REFERENCES = ("all", "encoder")
 """parts that see more than any single latent; their R^2 is the ceiling of the sample"""
 CEILING = 0.2
@@ -230,7 +228,7 @@ class QuickProbe:
     def __call__(self, agent: WorldModelAgent) -> dict[str, float]:
         """Mean R^2 of signal and of noise from each latent, e.g. ``probe/noise_from_x``, and the ceilings.
 
-        It is far smaller than `EPISODES` of `STEPS` and shows a trend: recall and leakage come from the full probe.
+        It is far smaller than `probe factors`, which measures recall and leakage, and shows a trend.
         What so few episodes cannot support is left out.
         """
         frozen = freeze(agent, self._recordings)

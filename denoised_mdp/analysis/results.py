@@ -9,14 +9,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from denoised_mdp.agents.world_model_agent import WorldModelAgent
+from denoised_mdp.analysis.probe import Options
 from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import track
 from denoised_mdp.run.folder import RunFolder, output_file, refuse_own
-from denoised_mdp.run.load import load_run
+
+if TYPE_CHECKING:
+    from denoised_mdp.agents.world_model_agent import WorldModelAgent
 
 
 @dataclass
@@ -35,10 +37,11 @@ class Subject:
         what = " + ".join([config.env.task, *config.distractors])
         return f"{what} · {config.model.name} · seed {config.seed} · step {self.step:,}"
 
-    def about(self, **options: Any) -> dict[str, Any]:
-        """The origin of a result, as written to its file."""
+    def about(self, probe: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The origin of a result, as written to its file; the report reads it. options: `Options.measured`."""
         config = self.config
         return {
+            "probe": probe,
             "run": str(self.path),
             "step": self.step,
             "task": config.env.task,
@@ -46,38 +49,34 @@ class Subject:
             "model": config.model.name,
             "policy": config.policy.name,
             "seed": config.seed,
-            "options": options,
+            "options": dict(options),
         }
 
-    def stem(self, probe: str, split: str, output: Path | None, variant: str = "") -> Path:
+    def stem(self, probe: str, output: Path | None, variant: str = "") -> Path:
         """Path of the results without suffix; with `output`, all runs' results go into that folder.
 
-        variant: from `variant_of`, so results with other options do not replace each other. The folder is created here,
-        before anything is measured that could not be written.
+        variant: of `Options.variant`, so results with other options do not replace each other. The folder is created
+        here, before anything is measured that could not be written. A dot in it belongs to the name: append to it,
+        as in ``f"{stem}.json"``.
         """
-        name = "" if output is None else f"{self.path.resolve().name}_"
-        return make_folder(output or self.path / "probes") / f"{probe}_{name}{split}{variant}_{self.step:09d}"
+        words = [probe, self.path.resolve().name if output else "", variant, f"{self.step:09d}"]
+        return make_folder(output or self.path / "probes") / "_".join(filter(None, words))
 
 
-def variant_of(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """Part of a result's name for options that are not the default: ``_episodes4_steps40``."""
-    return "".join(f"_{key}{options[key]}" for key in options if key in defaults and options[key] != defaults[key])
-
-
-def subjects(
-    runs: Sequence[Path], checkpoint: int | None, device: str, output: Path | None = None
-) -> Iterator[Subject]:
+def subjects(runs: Sequence[Path], options: Options) -> Iterator[Subject]:
     """Load the runs one by one, after checking that all exist.
 
     Raises:
-        UserError: a folder is not a run, or two runs' results would have the same name in `output`.
+        UserError: a folder is not a run, or two runs' results would have the same name in `options.output`.
     """
+    from denoised_mdp.run.load import load_run  # it imports PyTorch
+
     names = [RunFolder.existing(run).path.resolve().name for run in runs]
     twice = sorted({name for name in names if names.count(name) > 1})
-    if output is not None and twice:
+    if options.output is not None and twice:
         raise UserError(f"Several runs are named {twice[0]}: in one --output, their results would replace each other.")
     for run in track(runs, "probing", "runs") if len(runs) > 1 else runs:
-        config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
+        config, agent, step = load_run(run, checkpoint=options.checkpoint, device=options.device)
         yield Subject(Path(run), config, agent, step)
 
 
@@ -88,12 +87,12 @@ def number(mean: float, spread: float) -> str:
     return f"{mean:.3f}" + ("" if math.isnan(spread) else f" ± {spread:.3f}")
 
 
-def write_json(path: Path, tree: Mapping[str, Any]) -> Path:
+def write_json(path: Path | str, tree: Mapping[str, Any]) -> Path:
     """Write JSON; nan and infinity become null."""
     return write_whole(path, json.dumps(finite(tree), indent=1, allow_nan=False) + "\n")
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+def write_csv(path: Path | str, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write rows with a header; nan becomes an empty cell."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
@@ -116,7 +115,7 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def write_whole(path: Path, text: str) -> Path:
+def write_whole(path: Path | str, text: str) -> Path:
     """Write a file atomically, replacing an earlier one.
 
     Raises:
@@ -124,7 +123,7 @@ def write_whole(path: Path, text: str) -> Path:
     """
     with output_file(path) as unfinished:
         unfinished.write_bytes(text.encode(errors="backslashreplace"))  # names of files need not be UTF-8
-    return path
+    return Path(path)
 
 
 class _Absent:

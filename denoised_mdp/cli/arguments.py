@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import difflib
 import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.options import convert
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,7 +45,14 @@ class Parser(argparse.ArgumentParser):
         return self.long_help() if self.long_help else super().format_help()
 
     def error(self, message: str):
-        raise UserError(f"{message}; see '{self.prog} --help'.")
+        raise UserError(f"{message}{' See' if message.endswith('?') else '; see'} '{self.prog} --help'.")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = ", ".join(map(str, action.choices))
+            near = did_you_mean(str(value), action.choices)
+            hint = f".{near}" if near.endswith("?") else ""
+            raise argparse.ArgumentError(action, f"must be one of {names}, not '{value}'{hint}")
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
         """Parse, and refuse what is unknown here, where the command is known."""
@@ -128,6 +138,45 @@ def add_count(
 ) -> None:
     """Add a whole number with a default."""
     parser.add_argument(flag, type=type, default=default, metavar="N", help=f"{help}; default: {default:,}")
+
+
+def add_fields(parser: argparse.ArgumentParser, options: type) -> None:
+    """Add one flag for each field of a dataclass of `denoised_mdp.options.option`s."""
+    kinds = typing.get_type_hints(options)
+    for field in dataclasses.fields(options):
+        kind, limits, flag = kinds[field.name], field.metadata, f"--{field.name.replace('_', '-')}"
+        if kind is bool:
+            parser.add_argument(flag, action="store_true", help=limits["help"])
+            continue
+        number = kind in (int, float, int | None, float | None)
+        default = (
+            "" if field.default is None else f"; default: {field.default:,}" if number else "; default: %(default)s"
+        )
+        parser.add_argument(
+            flag,
+            type=_typed(kind, limits, number),
+            default=field.default,
+            required=limits.get("required", False),
+            choices=limits.get("choices"),
+            metavar=None if "choices" in limits else limits.get("metavar", "N" if number else field.name.upper()),
+            help=limits["help"] + default,
+        )
+
+
+def _typed(kind: Any, limits: Mapping[str, Any], number: bool) -> Callable[[str], Any]:
+    """Return what parses and checks a field's text, for argparse."""
+
+    def parse(text: str) -> Any:
+        value: Any = text
+        with contextlib.suppress(ValueError):
+            value = float(text) if number else text
+            value = int(text) if number else text
+        try:
+            return convert(value, kind, limits)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"must be {error}, not '{text}'") from None
+
+    return Path if kind in (Path, Path | None) else parse
 
 
 def add_options(

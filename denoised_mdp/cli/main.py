@@ -36,8 +36,8 @@ TOO_LARGE = (
 )
 
 
-def build_parser() -> Parser:
-    """Return the parser of all commands."""
+def build_parser(probes: bool = True) -> Parser:
+    """Return the parser of all commands. probes: with those of ``probe``, for which plug-ins are imported."""
     parser = Parser(
         prog="denoised-mdp",
         description="Learn world models that keep only what matters.",
@@ -70,7 +70,7 @@ def build_parser() -> Parser:
     add_options(config)
     config.set_defaults(function=_config)
     add_run_commands(commands)
-    add_probe_commands(commands)
+    add_probe_commands(commands, wanted=probes)
 
     help = "check this machine and a configuration before a long run"
     doctor = commands.add_parser(
@@ -269,8 +269,8 @@ def _words(argv: list[str]) -> list[str]:
 
 
 def _run(argv: list[str], owns_process: bool) -> int:
-    parser = build_parser()
     try:
+        parser = build_parser(probes="probe" in argv or "_ARGCOMPLETE" in os.environ)
         from denoised_mdp.cli.completion import answer
 
         answer(parser)

@@ -29,6 +29,7 @@ from denoised_mdp.analysis.joints.regression import (
 )
 from denoised_mdp.analysis.joints.resume import FinishedCurves, fingerprint
 from denoised_mdp.analysis.plots import save_figure
+from denoised_mdp.analysis.probe import Options
 from denoised_mdp.analysis.results import Subject, subjects, write_csv, write_json
 from denoised_mdp.config import differences
 from denoised_mdp.config.schema import Config
@@ -88,7 +89,7 @@ def probe_joints(
             another call.
     """
     schedule = schedule or Schedule()
-    folder, members = output or Path("probes"), list(subjects(runs, checkpoint, device, output))
+    folder, members = output or Path("probes"), list(subjects(runs, Options(output, checkpoint, device)))
     with contextlib.closing(JointData(data)) as store, locked(folder):
         for subject in members:
             _check(subject.config, store)
@@ -266,11 +267,11 @@ def _report(
             f"mse_{unit}2": float(best.curve.mse[-1][[joint.unit == unit for joint in joints]].mean())
             for unit in dict.fromkeys(joint.unit for joint in joints)
         }
-        about = subject.about(**options) | numbers
-        parts.append((subject.stem("joints", "train", output), {**tree, **about}, own))
+        about = subject.about("joints", options) | numbers
+        parts.append((subject.stem("joints", output, "train"), {**tree, **about}, own))
     for stem, about, own in parts:
-        lines.append(f"  {write_json(stem.with_suffix('.json'), about | {'results': [as_tree(one) for one in own]})}")
-        write_csv(stem.with_suffix(".csv"), [row for one in own for row in as_rows(one, store)])
+        lines.append(f"  {write_json(f'{stem}.json', about | {'results': [as_tree(one) for one in own]})}")
+        write_csv(f"{stem}.csv", [row for one in own for row in as_rows(one, store)])
         for kind, figure in joint_plots.figures(grouped(own), joints, title).items():
             save_figure(figure, stem.with_name(f"{stem.name}_{kind}.png"))
     return lines

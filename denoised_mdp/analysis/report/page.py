@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,22 @@ import jinja2
 from denoised_mdp import __version__
 from denoised_mdp.analysis.factor_tables import from_tree, headline_text, pooled
 from denoised_mdp.analysis.plots import color_of
+from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.report.choice import at_common_step, common_options, options_of, options_text, shown
 from denoised_mdp.analysis.report.data import RunData, find_runs, read_run
 from denoised_mdp.analysis.report.groups import Group, differing_options, group_runs, shared_words
 from denoised_mdp.analysis.report.parts import (
-    KNOWN,
     MODEL,
     RETURNS,
     compared_options,
     factor_dict,
     factor_part,
-    health_part,
-    invariance_part,
     machine_row,
     media_part,
     other_metrics,
-    other_part,
     overview,
     plots,
+    probe_part,
     safely,
 )
 from denoised_mdp.analysis.report.plots import BAND_FROM
@@ -44,7 +43,6 @@ from denoised_mdp.run.folder import refuse_own
 
 VIDEOS = ("one", "all", "none")
 """one per group of seeds, of every run, or none"""
-PARTS = {"factors": factor_part, "invariance": invariance_part, "health": health_part}
 
 
 def write_report(
@@ -114,22 +112,28 @@ def _options_text(runs: Sequence[RunData], probe: str, options: str | None) -> s
 
 def _section(group: Group, number: int, videos: str, everyone: Sequence[RunData]) -> dict[str, Any]:
     """One group's part of the page: videos and probe results."""
-    section: dict[str, Any] = {"name": group.name, "color": color_of(number), "media": [], "others": []}
+    section: dict[str, Any] = {"name": group.name, "color": color_of(number), "media": []}
     chosen = {"all": group.runs, "none": []}.get(videos, [])
     if videos == "one":
         chosen = [next((run for run in group.runs if run.media is not None), group.first)]
     section["media"] = list(filter(None, (media_part(run, run.problems) for run in chosen)))
-    for probe, make in PARTS.items():
-        section[probe] = []
-        for run, tree in shown(group.runs, everyone, probe):
-            part = safely(run.problems, tree["file"].name, lambda make=make, run=run, tree=tree: make(run, tree))
-            section[probe] += [part] if part else []
-    section["mean"] = _means(group, everyone)
-    for probe in sorted({probe for run in group.runs for probe in run.probes} - set(KNOWN)):
-        for run, tree in shown(group.runs, everyone, probe):
-            part = safely(run.problems, tree["file"].name, lambda run=run, tree=tree: other_part(run, tree))
-            section["others"] += [part | {"probe": probe}] if part else []
+    found = {probe for run in group.runs for probe in run.probes}
+    known = [probe for probe in PROBES if probe in found]
+    parts = {name: [] for name in dict.fromkeys(["factors", *known, *sorted(found)])}
+    for name, own in parts.items():
+        make = factor_part if name == "factors" else partial(probe_part, PROBES.get(name))
+        for run, tree in shown(group.runs, everyone, name):
+            part = safely(run.problems, tree["file"].name, partial(make, run, tree))
+            own += [part] if part else []
+    section |= {"factors": parts.pop("factors"), "mean": _means(group, everyone)}
+    section["probes"] = [(title_of_probe(name), own) for name, own in parts.items() if own]
     return section
+
+
+def title_of_probe(name: str) -> str:
+    """The heading of a probe's results."""
+    probe = PROBES.get(name)
+    return (probe and probe.title) or name.replace("_", " ").capitalize()
 
 
 def _means(group: Group, everyone: Sequence[RunData]) -> list[dict[str, str]]:

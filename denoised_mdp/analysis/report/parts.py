@@ -18,11 +18,12 @@ from PIL import Image
 from denoised_mdp.analysis.crossfit import Estimate, confidence
 from denoised_mdp.analysis.factor_tables import from_tree, headline_text
 from denoised_mdp.analysis.factors import FactorMatrix
+from denoised_mdp.analysis.probe import Probe, Section
 from denoised_mdp.analysis.report.choice import at_common_step as results_at_common_step
 from denoised_mdp.analysis.report.choice import common_options, options_text
 from denoised_mdp.analysis.report.data import BROKEN, RunData, one_line
 from denoised_mdp.analysis.report.groups import Group, at_common_step
-from denoised_mdp.analysis.report.plots import BAND_FROM, bars_plot, curves_plot, heat_map
+from denoised_mdp.analysis.report.plots import BAND_FROM, curves_plot, heat_map
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import read_bytes
 from denoised_mdp.progress import duration, track
@@ -40,7 +41,6 @@ MODEL = {
     "probe/signal_from_x": ("Quick probe: signal from x", "R² on few episodes: a trend, not signal recall"),
     "probe/noise_from_x": ("Quick probe: noise from x", "R² on few episodes: a trend, not leakage"),
 }
-KNOWN = ("factors", "invariance", "health")
 MOST_BYTES = 40_000_000
 """of one embedded file"""
 
@@ -132,7 +132,7 @@ def recall_of(tree: dict[str, Any], source: str) -> Estimate:
 
 def ratio_of_signal(tree: dict[str, Any]) -> Estimate:
     """How far other distractors move what the policy sees, relative to another state, of one `probe invariance`."""
-    return Estimate(_float(tree["distances"][tree.get("seen", "x")].get("ratio")))
+    return Estimate(number_of(tree["distances"][tree.get("seen", "x")].get("ratio")))
 
 
 def plots(groups: Sequence[Group], wanted: dict[str, tuple[str, str]], problems: list[str]) -> list[dict[str, str]]:
@@ -174,59 +174,22 @@ def factor_dict(title: str, note: str, matrix: FactorMatrix, probe: str) -> dict
     return {"title": title, "note": note, "picture": heat_map(matrix, probe), **heads}
 
 
-def invariance_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
-    """Distances and returns of one result of `probe invariance`."""
-    rows = [
-        [name, *(_show(row.get(key)) for key in ("other_noise", "other_state", "ratio", "resampled"))]
-        for name, row in tree["distances"].items()
-    ]
-    ratios = {name: _float(row.get("ratio")) for name, row in tree["distances"].items()}
-    returns = [
-        [
-            name,
-            _show(row.get("mean"), 1),
-            _show(row.get("standard_error"), 1),
-            _show(row.get("change"), 1),
-            _show(row.get("change_error"), 1),
-        ]
-        for name, row in (tree.get("returns") or {}).items()
-    ]
-    return {
-        "title": title_of(run, tree),
-        "rows": rows,
-        "returns": returns,
-        "action": _show(tree.get("action_change")),
-        "picture": bars_plot(ratios, "other distractors / other states"),
-    }
+def probe_part(probe: Probe | None, run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
+    """The section of one result; probe: None if nobody has registered it."""
+    section = probe.report(tree) if probe and probe.report else plain_section(tree)
+    return {"title": title_of(run, tree), **vars(section)}
 
 
-def health_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
-    """Numbers and warnings of one result of `probe health`."""
-    rows = []
-    for name, nats in tree["nats"].items():
-        active, size = tree["active"][name]
-        columns = (tree[key].get(name) for key in ("share", "signal", "noise"))
-        rows.append([name, _show(nats, 2), f"{active} of {size}", *(_show(value, 2) for value in columns)])
-    return {
-        "title": title_of(run, tree),
-        "rows": rows,
-        "image": _show(tree.get("image_r2"), 2),
-        "warnings": [str(warning) for warning in tree["warnings"]],
-    }
-
-
-def other_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
-    """Pictures that another probe (as of joint positions) wrote beside its numbers, and its plain numbers."""
+def plain_section(tree: Mapping[str, Any]) -> Section:
+    """The pictures that a probe wrote beside its numbers, and its plain numbers."""
     path: Path = tree["file"]
     pictures = [png for png in path.parent.glob("*.png") if png.stem.startswith(path.stem)]
     pictures.sort(key=lambda png: (not png.stem.endswith("_sizes"), png.stem))  # summaries first
     plain = {key: value for key, value in tree.items() if isinstance(value, int | float | str) and key != "probe"}
-    return {
-        "title": title_of(run, tree),
-        "pictures": [picture_uri(png) for png in pictures],
-        "numbers": {key: _show(value) if isinstance(value, float) else str(value) for key, value in plain.items()},
-        "file": path.name,
-    }
+    rows = [[key, show(value) if isinstance(value, float) else str(value)] for key, value in plain.items()]
+    return Section(
+        pictures=[picture_uri(png) for png in pictures], folded={f"Numbers of {path.name}": (["", ""], rows)}
+    )
 
 
 def media_part(run: RunData, problems: list[str]) -> dict[str, Any] | None:
@@ -308,10 +271,12 @@ def machine_row(run: RunData) -> list[str]:
     ]
 
 
-def _float(value: Any) -> float:
+def number_of(value: Any) -> float:
+    """A number of a result's file as float; nan where it has none."""
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def _show(value: Any, digits: int = 3) -> str:
-    number = _float(value)
+def show(value: Any, digits: int = 3) -> str:
+    """A number of a result's file as text; a dash where it has none."""
+    number = number_of(value)
     return f"{number:,.{digits}f}" if math.isfinite(number) else "-"

@@ -1,0 +1,81 @@
+"""``denoised-mdp probe health``: nats, active dimensions and shares of each latent, and warnings."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from denoised_mdp.analysis.crossfit import random_divisions
+from denoised_mdp.analysis.probe import EpisodeOptions, Probe, Section, behaviour
+from denoised_mdp.analysis.results import number, subjects, write_json
+from denoised_mdp.envs.factors import factors
+from denoised_mdp.run.environments import environment_maker
+
+
+@dataclass
+class Options(EpisodeOptions):
+    """Options of ``probe health``."""
+
+    behaviour: str = behaviour()
+
+
+def run(runs: Sequence[Path], options: Options) -> list[str]:
+    """Measure and judge each latent of each run, see `analysis.health`."""
+    from denoised_mdp.analysis.data import freeze, probe_seeds, record
+    from denoised_mdp.analysis.factors import factor_matrix, stack, targets_of
+    from denoised_mdp.analysis.health import measure_health
+
+    lines = []
+    for subject in subjects(runs, options):
+        stem = subject.stem("health", options.output, options.variant())
+        config, agent, divisions = subject.config, subject.agent, random_divisions(options.episodes)
+        make = environment_maker(config, options.split)
+        environment = make()
+        found = factors(environment)
+        environment.close()
+        seeds, explore = probe_seeds(0, options.episodes), config.train.exploration_noise
+        recordings = record(make, seeds, options.steps, agent=agent, explore=explore, behaviour=options.behaviour)
+        frozen = freeze(agent, recordings)
+        parts, episode = stack(frozen)
+        targets = targets_of(found, recordings)
+        matrix = factor_matrix(parts, targets, episode, divisions, ["ridge"], seen=frozen[0].seen)
+        health = measure_health(agent, recordings, frozen, matrix)
+        lines += [
+            subject.label,
+            f"  {'latent':8s}{'nats per step':>14s}{'active':>10s}{'reconstruction':>16s}"
+            f"{'quick R^2 of signal':>21s}{'of noise':>10s}",
+        ]
+        for name, nats in health.nats.items():
+            active = "{} of {}".format(*health.active[name])
+            lines.append(
+                f"  {name:8s}{nats:14.2f}{active:>10s}{health.share[name]:16.0%}"
+                f"{number(health.signal[name], math.nan)[:4]:>21s}{number(health.noise[name], math.nan)[:4]:>10s}"
+            )
+        if agent.decodes:
+            lines.append(f"  R^2 of the reconstructed pixels about each pixel's mean: {health.image_r2:.2f}")
+        lines += [f"  warning: {warning}" for warning in health.warnings] or ["  no warnings"]
+        tree = subject.about("health", options.measured()) | dataclasses.asdict(health)
+        lines.append(f"  {write_json(f'{stem}.json', tree)}")
+    return lines
+
+
+def report(tree: Mapping[str, Any]) -> Section:
+    """The table of latents, and the warnings."""
+    from denoised_mdp.analysis.report.parts import show
+
+    rows = []
+    for name, nats in tree["nats"].items():
+        active, size = tree["active"][name]
+        columns = (tree[key].get(name) for key in ("share", "signal", "noise"))
+        rows.append([name, show(nats, 2), f"{active} of {size}", *(show(value, 2) for value in columns)])
+    heads = ["latent", "nats per step", "active", "reconstruction", "quick R² of signal", "of noise"]
+    warnings = [str(warning) for warning in tree["warnings"]]
+    text = [f"R² of the reconstructed pixels: {show(tree.get('image_r2'), 2)}", *["No warnings."] * (not warnings)]
+    return Section(text, tables=[(heads, rows)], warnings=warnings)
+
+
+PROBE = Probe("count nats and active dimensions, and warn of latents that do nothing", run, Options, report=report)
