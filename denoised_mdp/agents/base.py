@@ -65,9 +65,12 @@ class Agent(nn.Module, ABC):
 
     @abstractmethod
     def representations(
-        self, batch: dict[str, np.ndarray | Tensor], generator: torch.Generator | None = None
+        self, batch: dict[str, np.ndarray | Tensor], generator: torch.Generator | None = None, *, sample: bool = True
     ) -> dict[str, Tensor]:
-        """Everything a probe may read of a batch, by name: each [T, B, F], without gradients; `seen` is one of them."""
+        """Everything a probe may read of a batch, by name: each [T, B, F], without gradients; `seen` is one of them.
+
+        sample: False filters with the posterior's mean, so that chance plays no part; see `act`.
+        """
 
     @abstractmethod
     def state(self) -> dict[str, Any]:

@@ -177,11 +177,12 @@ class WorldModelAgent(Agent):
 
     @torch.no_grad()
     def representations(
-        self, batch: dict[str, np.ndarray | Tensor], generator: torch.Generator | None = None
+        self, batch: dict[str, np.ndarray | Tensor], generator: torch.Generator | None = None, *, sample: bool = True
     ) -> dict[str, Tensor]:
-        """Posterior samples by latent, see `Latent.parts`, and the encoder's output; each [T, B, F]."""
+        """Posterior samples (or means) by latent, see `Latent.parts`, and the encoder's output; each [T, B, F]."""
         batch = self.to_device(batch)
         noise = self.world_model.draw_noise(*batch["action"].shape[:2], generator=generator)
+        noise = noise if sample else torch.zeros_like(noise)
         filtered = self.world_model.filter(batch["observation"], batch["action"], batch["is_first"], noise)
         return filtered.latent.parts() | {"encoder": filtered.embedding}
 

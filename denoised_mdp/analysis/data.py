@@ -107,12 +107,17 @@ def _torch_generator(device: torch.device | str, seed: int, name: str) -> torch.
 
 @torch.no_grad()
 def freeze(
-    agent: WorldModelAgent, recordings: Sequence[Episode], *, seed: int = 0, shared_noise: bool = False
+    agent: WorldModelAgent,
+    recordings: Sequence[Episode],
+    *,
+    seed: int = 0,
+    shared_noise: bool = False,
+    sample: bool = True,
 ) -> list[Frozen]:
     """Filter recorded episodes with the posterior, in chunks of rows.
 
     seed: of the posterior samples. shared_noise: all episodes get the same draws, so two latents of one step differ
-    only through what their episodes showed.
+    only through what their episodes showed. sample: False filters with the posterior's mean instead.
     """
     model = agent.world_model
     random = _torch_generator(agent.device, seed, "probe filter")
@@ -120,6 +125,7 @@ def freeze(
     chunk = max(1, FRAMES // len(recordings))
     width = 1 if shared_noise else len(recordings)  # drawn row by row: the first rows do not depend on the length
     drawn = torch.stack([model.draw_noise(width, generator=random) for _ in range(longest)])
+    drawn = drawn if sample else torch.zeros_like(drawn)
     rows, latent = [], None
     for begin in track(range(0, longest, chunk), "filtering", "chunks of rows"):
         pick = [np.clip(np.arange(begin, min(begin + chunk, longest)), 0, len(r.action) - 1) for r in recordings]

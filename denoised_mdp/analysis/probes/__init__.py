@@ -1,7 +1,7 @@
 """All probes by name; each file holds one: its options, its run and its section of the report."""
 
 from denoised_mdp.analysis.probe import Probe
-from denoised_mdp.analysis.probes import factors, health, invariance, joints, joints_data
+from denoised_mdp.analysis.probes import equivalence, factors, health, invariance, joints, joints_data, similarity
 from denoised_mdp.plugins import Registry
 
 PROBES: Registry[Probe] = Registry(
@@ -10,6 +10,8 @@ PROBES: Registry[Probe] = Registry(
         "factors": factors.PROBE,
         "invariance": invariance.PROBE,
         "health": health.PROBE,
+        "similarity": similarity.PROBE,
+        "equivalence": equivalence.PROBE,
         "joints": joints.PROBE,
         "joints_data": joints_data.PROBE,
     },

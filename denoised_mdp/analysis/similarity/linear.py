@@ -13,6 +13,8 @@ from denoised_mdp.errors import UserError
 
 RIDGE = 1e-6
 """penalty, relative to features of variance 1"""
+MOST = 50
+"""principal components of features that are compared linearly"""
 RANK = 1e-9
 """singular values below this share of the largest count as zero"""
 
@@ -68,7 +70,7 @@ def canonical_correlations(
     if found is None:
         return np.zeros(0)
     fit = np.ones(len(a), bool) if split is None else _checked_split(split, len(a))
-    first, second = (_whitened(values, fit, components) for values in found)
+    first, second = (principal_components(values, fit, components) for values in found)
     u, strengths, v = np.linalg.svd(first[fit].T @ second[fit], full_matrices=False)
     if split is None:
         return strengths.clip(0.0, 1.0)
@@ -95,13 +97,18 @@ def _z_scores(features: np.ndarray) -> np.ndarray:
     return (features - features.mean(0)) / (features.std(0, ddof=1) + 1e-8)
 
 
-def _whitened(features: np.ndarray, fit: np.ndarray, components: int | None) -> np.ndarray:
-    """Principal components that are orthonormal over the fitted rows: [n, d] -> [n, rank]."""
+def principal_components(features: np.ndarray, fit: np.ndarray, components: int | None = None) -> np.ndarray:
+    """The first principal components of the fitted rows (bool [n]), orthonormal over them: [n, d] -> [n, rank]."""
     centered = features - features[fit].mean(0)
     _, strengths, directions = np.linalg.svd(centered[fit], full_matrices=False)
     rank = int((strengths > RANK * strengths[0]).sum()) if len(strengths) else 0
     rank = rank if components is None else min(rank, components)
     return centered @ directions[:rank].T / strengths[:rank]
+
+
+def supported_components(rows: int) -> int:
+    """Principal components that a fit to so many rows supports: a tenth of them, at most `MOST`."""
+    return int(np.clip(rows // 10, 1, MOST))
 
 
 def _mean(correlations: np.ndarray) -> float:

@@ -1,0 +1,191 @@
+"""``denoised-mdp probe equivalence``: are situations that mean the same also the same to the model?"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from denoised_mdp.analysis.probe import EpisodeOptions, Probe, Section
+from denoised_mdp.errors import UserError
+from denoised_mdp.options import option
+from denoised_mdp.run.environments import environment_maker
+
+if TYPE_CHECKING:
+    from denoised_mdp.analysis.results import Subject
+    from denoised_mdp.rollout import Episode
+
+CANNOT_IMAGINE = "this model cannot imagine rewards: it has no signatures of its own"
+
+
+@dataclass
+class Options(EpisodeOptions):
+    """Options of ``probe equivalence``."""
+
+    worlds: int = option(3, "seeds of the distractors", low=2)
+    sequences: int = option(64, "random action sequences from each state, 0: no signatures", low=0)
+
+
+@dataclass
+class Ground:
+    """What all runs of one environment are asked about."""
+
+    grid: list[list[Episode]]
+    actions: np.ndarray | None = None
+    """random sequences [sequences, horizon, A]"""
+    signatures: np.ndarray | None = None
+    """true ones of the rows that count, [P T, R]"""
+
+
+def run(runs: Sequence[Path], options: Options) -> list[str]:
+    """Measure twins and signatures of each run; runs of one environment are asked about the same episodes.
+
+    Raises:
+        UserError: fewer than three episodes.
+    """
+    from denoised_mdp.analysis.equivalence import equivalence, grid_features
+    from denoised_mdp.analysis.equivalence_plot import equivalence_figure
+    from denoised_mdp.analysis.plots import save_figure
+    from denoised_mdp.analysis.results import finite, subjects, write_csv, write_json
+    from denoised_mdp.analysis.similarity.roster import as_tree
+    from denoised_mdp.run.machine import peak_memory
+
+    if options.episodes < 3:
+        raise UserError("Twins need at least 3 episodes to be told from (--episodes).")
+    lines, grounds = [], {}
+    for subject in subjects(runs, options):
+        began = time.perf_counter()
+        stem = subject.stem("equivalence", options.output, options.variant())
+        key = str((vars(subject.config.env), subject.config.distractors, subject.config.seed))
+        ground = grounds.get(key) or _ground(subject, options)
+        grounds = {key: ground}  # runs of one environment follow each other
+        roles, episode, step = grid_features(subject.agent, ground.grid)
+        found = {role: equivalence(values, step) for role, values in roles.items()}
+        if "y" in roles:  # of y, those with the same distractors are twins
+            turned = np.broadcast_to(step[0], (options.worlds, step.shape[1]))
+            found["y, same distractors"] = equivalence(roles["y"].transpose(1, 0, 2, 3), turned)
+        tree = {
+            "seen": subject.agent.seen,
+            "roles": {role: dataclasses.asdict(one) for role, one in found.items()},
+            "signatures": None if ground.signatures is None else _signatures(subject, ground, roles, episode),
+            "seconds": time.perf_counter() - began,
+            "peak_memory": peak_memory(),
+        }
+        tree = finite(as_tree(tree))
+        about = subject.about("equivalence", options.measured())
+        lines += [subject.label, *lines_of(tree)]
+        lines.append(f"  {write_json(stem.with_suffix('.json'), about | tree)}")
+        write_csv(stem.with_suffix(".csv"), _rows(tree))
+        lines.append(f"  {save_figure(equivalence_figure(tree), stem.with_suffix('.png'))}")
+    return lines
+
+
+def _ground(subject: Subject, options: Options) -> Ground:
+    """Record the grid with random actions, the same for every model, and true signatures of its rows."""
+    from denoised_mdp.analysis.data import probe_seeds
+    from denoised_mdp.analysis.invariance import record_grid
+    from denoised_mdp.analysis.signatures import random_actions, true_signatures
+    from denoised_mdp.analysis.situations import rows_of
+
+    make = environment_maker(subject.config, options.split)
+    ground = Ground(record_grid(make, None, options.episodes, options.worlds, options.steps))
+    column = [row[0] for row in ground.grid]
+    rows = rows_of(column[0])
+    if not len(rows):
+        raise UserError("These episodes are too short: give more --steps.")
+    if options.sequences:
+        ground.actions = random_actions(column[0].action.shape[1], options.sequences)
+        seeds = probe_seeds(0, options.episodes)
+        ground.signatures = true_signatures(subject.config, column, seeds, rows, ground.actions)
+    return ground
+
+
+def _signatures(
+    subject: Subject, ground: Ground, roles: Mapping[str, np.ndarray], episode: np.ndarray
+) -> dict[str, Any]:
+    """How distances, and the model's own signatures, agree with the true ones, in the grid's first world."""
+    from denoised_mdp.analysis.signatures import compare, model_signatures, pooled_r2, seen_latents
+    from denoised_mdp.analysis.situations import rows_of
+
+    column, true = [row[0] for row in ground.grid], ground.signatures
+    rows = rows_of(column[0])
+    first = {role: values[:, 0].reshape(len(true), -1) for role, values in roles.items()}
+    pixels = np.concatenate([cell.observation[rows].reshape(len(rows), -1) for cell in column])
+    ranks = compare(true, first | {"pixels": pixels}, episode.ravel())
+    latents = seen_latents(subject.agent, column, rows)
+    r2, note = float("nan"), CANNOT_IMAGINE
+    if latents is not None:
+        r2, note = pooled_r2(true, model_signatures(subject.agent, latents, ground.actions)), ""
+    return {"states": len(true), "R2": r2, "spearman": ranks, "note": note}
+
+
+def lines_of(tree: Mapping[str, Any]) -> list[str]:
+    """The numbers of one result as its file holds them, to print."""
+    columns = ("ratio", "auroc", "hard_auroc", "retrieval")
+    heads = ("ratio", "AUROC", "AUROC, hard", "retrieval@1")
+    lines = [f"  {'twins in':22s}" + "".join(f"{head:>24s}" for head in heads)]
+    for role, one in tree["roles"].items():
+        lines.append(f"  {role:22s}" + "".join(f"{_text(one[column]):>24s}" for column in columns))
+    chance = next(iter(tree["roles"].values()))["chance"]
+    lines.append(f"  chance of retrieval@1: {chance:.3f}; of AUROC: 0.5")
+    found = tree["signatures"]
+    if found:
+        ranks = "   ".join(f"{role} {_show(value)}" for role, value in found["spearman"].items())
+        lines.append(f"  rank correlation with distances of reward signatures ({found['states']} states): {ranks}")
+        lines.append(f"  {found['note'] or 'R^2 of the signatures that the model imagines: ' + _show(found['R2'])}")
+    return lines
+
+
+def _text(estimate: Mapping[str, Any]) -> str:
+    ends = "" if estimate["low"] is None else f" [{estimate['low']:.2f}, {estimate['high']:.2f}]"
+    return _show(estimate["value"]) + ends
+
+
+def _show(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _rows(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row per role and number."""
+    rows = []
+    for role, one in tree["roles"].items():
+        for name in ("ratio", "auroc", "hard_auroc", "retrieval"):
+            rows.append({"role": role, "number": name, **{key: one[name][key] for key in ("value", "low", "high")}})
+    for role, value in (tree["signatures"] or {"spearman": {}})["spearman"].items():
+        rows.append({"role": role, "number": "spearman_of_signatures", "value": value, "low": None, "high": None})
+    return rows
+
+
+def report(tree: Mapping[str, Any]) -> Section:
+    """The picture, and the numbers as a table."""
+    from denoised_mdp.analysis.equivalence_plot import equivalence_figure
+    from denoised_mdp.analysis.report.plots import svg_uri
+
+    names = ("ratio", "auroc", "hard_auroc", "retrieval")
+    rows = [[role, *(_text(one[name]) for name in names)] for role, one in tree["roles"].items()]
+    heads = ["latent", "distance of twins / random", "AUROC", "AUROC, hard", "retrieval@1"]
+    found = tree["signatures"]
+    words = [
+        "Twins are the same physics under other distractors. For x, a ratio of 0 and AUROC and retrieval of 1 are"
+        " wanted; for y, the same of twins that share their distractors.",
+        *(
+            [found["note"] or f"R² of the reward signatures that the model imagines: {_show(found['R2'])}"]
+            if found
+            else []
+        ),
+    ]
+    return Section(text=words, pictures=[svg_uri(equivalence_figure(tree))], tables=[(heads, rows)])
+
+
+PROBE = Probe(
+    "tell whether situations with the same physics, or the same rewards to come, are alike in each latent",
+    run,
+    Options,
+    more="Twins have the same physics and other distractors; signatures are rewards of random action sequences.",
+    report=report,
+)

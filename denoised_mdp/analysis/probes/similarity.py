@@ -1,0 +1,100 @@
+"""``denoised-mdp probe similarity``: which runs learn the same, in which world, and is it the truth?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from denoised_mdp.analysis.probe import Options as ProbeOptions
+from denoised_mdp.analysis.probe import Probe, Section
+from denoised_mdp.options import option
+
+
+@dataclass
+class Options(ProbeOptions):
+    """Options of ``probe similarity``."""
+
+    episodes: int = option(40, "held-out episodes, the same for all runs", low=3)
+    steps: int = option(250, "actions per episode", low=11)
+    k: int = option(10, "neighbours", low=2)
+    snapshots: bool = option(False, "look at every snapshot of each run, not only at its end")
+
+
+def run(runs: Sequence[Path], options: Options) -> list[str]:
+    """Measure the roster; its results lie with the first run."""
+    from denoised_mdp.analysis.plots import save_figure
+    from denoised_mdp.analysis.results import Subject, finite, write_csv, write_json
+    from denoised_mdp.analysis.similarity.plots import figures
+    from denoised_mdp.analysis.similarity.points import Roster
+    from denoised_mdp.analysis.similarity.roster import as_tree, lines_of, measure, pair_rows, summarize
+    from denoised_mdp.analysis.similarity.tables import Alignments
+    from denoised_mdp.run.machine import peak_memory
+
+    began, roster = time.perf_counter(), Roster.of(runs)
+    points, situations = measure(roster, options)
+    recorded = time.perf_counter()
+    known = Alignments(points, situations, options.k)
+    tree, pairs = finite(as_tree(summarize(known))), pair_rows(known)
+    ended = time.perf_counter()
+    first = next(point for point in points if point.newest)
+    subject = Subject(roster.paths[0], roster.configs[0], None, first.step)
+    stem = subject.stem("similarity", options.output, options.variant())
+    stem = stem.with_name(f"{stem.name}_{len(roster.paths)}runs")
+    tree |= {
+        "runs": [str(path) for path in roster.paths],
+        "pairs": pairs,
+        "seconds": {"recording and filtering": recorded - began, "comparing": ended - recorded},
+        "peak_memory": peak_memory(),
+    }
+    lines = lines_of(tree)
+    lines.append(f"  {write_json(stem.with_suffix('.json'), subject.about('similarity', options.measured()) | tree)}")
+    write_csv(stem.with_suffix(".csv"), pairs)
+    for name, figure in figures(tree).items():
+        lines.append(f"  {save_figure(figure, stem.with_name(f'{stem.name}_{name}.png'))}")
+    return lines
+
+
+def report(tree: Mapping[str, Any]) -> Section:
+    """The pictures, whose titles say how to read them, and the numbers behind the second."""
+    from denoised_mdp.analysis.report.parts import show
+    from denoised_mdp.analysis.report.plots import svg_uri
+    from denoised_mdp.analysis.similarity.plots import figures
+
+    def text(estimate: Mapping[str, Any] | None) -> str:
+        if not estimate:
+            return "-"
+        ends = "" if estimate["low"] is None else f" [{show(estimate['low'], 2)}, {show(estimate['high'], 2)}]"
+        return show(estimate["value"], 2) + ends
+
+    worlds = [
+        [row["group"], row["role"], row["world"], text(row["same run"]), text(row["other seed"])]
+        for row in tree["worlds"]
+    ]
+    words = (
+        f"Alignment is the share of common {tree['k']} nearest neighbours among {tree['rows']} situations of"
+        f" {tree['options']['episodes']} held-out episodes, the same for {len(tree['runs'])} runs:"
+        f" {', '.join(Path(path).name for path in tree['runs'])}. Chance is {show(tree['chance'])};"
+        f" with whole episodes shuffled, {text(tree['null'])}.",
+        str(tree["competence"].get("note", "")),
+    )
+    return Section(
+        text=list(filter(None, words)),
+        pictures=[svg_uri(figure) for figure in figures(tree).values()],
+        folded={"Alignment across worlds": (["runs", "latent", "world", "same run", "other seed"], worlds)},
+    )
+
+
+PROBE = Probe(
+    "compare what several runs have learned, across distractors, with the truth and over training",
+    run,
+    Options,
+    more="Alignment is the share of common nearest neighbours; see docs/similarity.md.",
+    examples=(
+        "denoised-mdp probe similarity runs/a runs/b runs/c",
+        "denoised-mdp probe similarity runs/* --snapshots --episodes 84",
+    ),
+    report=report,
+)

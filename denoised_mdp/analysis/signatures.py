@@ -1,0 +1,123 @@
+"""Equivalence measured by the simulator: which rewards would follow from a state, whatever one does?
+
+The signature of a state is the rewards of fixed random action sequences from it. States with equal signatures are
+equivalent for every policy, as far as rewards tell. The model has signatures of its own: the same sequences through
+the prior of what the policy sees, with means. A task whose reward reads one number has coarse signatures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from denoised_mdp.agents.base import Agent
+from denoised_mdp.analysis.data import freeze
+from denoised_mdp.analysis.equivalence import distances
+from denoised_mdp.analysis.similarity.arrays import standardized
+from denoised_mdp.analysis.similarity.competence import rank_correlation
+from denoised_mdp.config.schema import Config
+from denoised_mdp.envs.pixels import ActionRepeat
+from denoised_mdp.errors import UserError
+from denoised_mdp.models.latent import Latent
+from denoised_mdp.models.mdp import LatentMDP
+from denoised_mdp.progress import track
+from denoised_mdp.rollout import Episode
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.seeding import generator
+
+SEQUENCES, HORIZON = 64, 10
+"""random action sequences from each state, and decisions of each"""
+
+
+def random_actions(size: int, sequences: int = SEQUENCES, horizon: int = HORIZON) -> np.ndarray:
+    """The same uniform action sequences for everybody, float32 [sequences, horizon, A]."""
+    shape = sequences, horizon, size
+    return generator(0, "signature actions").uniform(-1.0, 1.0, shape).astype(np.float32)
+
+
+def true_signatures(
+    config: Config, episodes: Sequence[Episode], seeds: Sequence[int], rows: np.ndarray, actions: np.ndarray
+) -> np.ndarray:
+    """Rewards without noise after the states in `rows` of each episode: [episodes * rows, sequences * horizon].
+
+    Nothing is drawn. The physics is that of the episodes, which began with `seeds`.
+
+    Raises:
+        UserError: the environment cannot be put back into a state.
+    """
+    kept = {name: options for name, options in config.distractors.items() if name == "tv"}  # part of its task
+    quiet = dataclasses.replace(config, distractors=kept)
+    found = []
+    with contextlib.closing(environment_maker(quiet)()) as environment:
+        core = environment.unwrapped.world.unwrapped
+        if not (hasattr(core, "get_state") and hasattr(core, "set_state")):
+            raise UserError("This environment cannot be put back into a state, so there are no true signatures.")
+        stepper = ActionRepeat(core, config.env.action_repeat)
+        for episode, seed in zip(track(episodes, "true signatures", "episodes"), seeds, strict=True):
+            environment.reset(seed=seed)
+            for row, action in enumerate(episode.action[: rows[-1] + 1]):
+                if row:
+                    stepper.step(action)
+                if row in rows:
+                    if not np.allclose(core.signal(), episode.signal[row], atol=1e-4):
+                        raise AssertionError("the physics without distractors differs from that of the episode")
+                    found.append(signature(core, stepper, actions))
+    return np.stack(found)
+
+
+def signature(core: gym.Env, stepper: ActionRepeat, actions: np.ndarray) -> np.ndarray:
+    """Rewards [sequences * horizon] from the current state, which is put back; 0 after an end."""
+    state, rewards = core.get_state(), np.zeros(actions.shape[:2])
+    for sequence, row in zip(actions, rewards, strict=True):
+        core.set_state(state)
+        for number, action in enumerate(sequence):
+            _, row[number], terminated, truncated, _ = stepper.step(action)
+            if terminated or truncated:
+                break
+    core.set_state(state)
+    return rewards.ravel()
+
+
+def seen_latents(agent: Agent, episodes: Sequence[Episode], rows: np.ndarray) -> Latent | None:
+    """What the policy sees in these rows of all episodes, [episodes * rows, ...]; None if the agent cannot imagine."""
+    if not isinstance(getattr(agent, "mdp", None), LatentMDP):
+        return None
+    frozen = freeze(agent, episodes, sample=False)
+    latents = [one.latent.select(agent.world_model.table.seen).map(lambda tensor: tensor[rows]) for one in frozen]
+    belief, state = (torch.cat([getattr(one, part) for one in latents]) for part in ("belief", "state"))
+    return Latent(belief, state, latents[0].layout)
+
+
+@torch.no_grad()
+def model_signatures(agent: Agent, latents: Latent, actions: np.ndarray) -> np.ndarray:
+    """The same through the prior's means: latents [n, ...] of what the policy sees -> [n, sequences * horizon]."""
+    states, sequences = len(latents.belief), len(actions)
+    like = next(agent.parameters())
+    start = latents.map(lambda tensor: tensor.to(like).repeat_interleave(sequences, 0))
+    belief, state = start.belief, start.state  # [n sequences, ...]
+    noise, rewards = torch.zeros_like(state), []
+    for action in torch.as_tensor(actions).to(like).unbind(1):  # [sequences, A]
+        belief, state = agent.mdp.step(belief, state, action.repeat(states, 1), noise)
+        rewards.append(agent.mdp.reward(torch.cat((belief, state), -1)))
+    return torch.stack(rewards, -1).reshape(states, -1).double().cpu().numpy()
+
+
+def pooled_r2(true: np.ndarray, predicted: np.ndarray) -> float:
+    """1 - squared error over squares about each column's mean, of all columns together; nan where nothing varies."""
+    spread = np.square(true - true.mean(0)).sum()
+    return float(1 - np.square(true - predicted).sum() / spread) if spread > 0 else np.nan
+
+
+def compare(true: np.ndarray, roles: dict[str, np.ndarray], episode: np.ndarray) -> dict[str, float]:
+    """Rank correlation of distances in each role [n, F] with those of signatures [n, R], over pairs of episodes."""
+    pairs = np.triu(episode[:, None] != episode)
+    expected = distances(true, true)[pairs]
+    return {
+        role: rank_correlation(distances(values, values)[pairs], expected)
+        for role, values in ((role, standardized(features)) for role, features in roles.items())
+    }

@@ -1,0 +1,78 @@
+"""Do agents that earn more become alike, and know the state better? Binned alignment, and a rank correlation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from denoised_mdp.analysis.crossfit import Estimate, interval
+from denoised_mdp.analysis.similarity.points import Point
+from denoised_mdp.analysis.similarity.tables import BINS, LEAST_POINTS, LEAST_RUNS, over_runs
+from denoised_mdp.seeding import generator
+
+DRAWS = 1000
+
+
+def competence(points: Sequence[Point], matrix: np.ndarray, to_state: np.ndarray) -> dict:
+    """Alignment [P, P] within bins of the return, and how alignment with the state [P] goes with return and step.
+
+    Nothing is stated from fewer than 12 trained agents with a return.
+    """
+    known = [i for i, point in enumerate(points) if point.step and math.isfinite(point.score)]
+    if len(known) < LEAST_POINTS:
+        return {"note": f"{len(known)} trained agents with a return: no statement from fewer than {LEAST_POINTS}"}
+    scores, runs = np.array([points[i].score for i in known]), np.array([points[i].run for i in known])
+    edges = np.quantile(scores, np.linspace(0, 1, BINS + 1))
+    place = np.clip(np.searchsorted(edges, scores, side="right") - 1, 0, BINS - 1)
+    bins = []
+    for number in range(BINS):
+        members = [i for i, bin_ in zip(known, place, strict=True) if bin_ == number]
+        pairs: dict[tuple[int, int], list[float]] = {}
+        for i, j in itertools.combinations(members, 2):
+            if points[i].run != points[j].run:
+                pairs.setdefault((points[i].run, points[j].run), []).append(matrix[i, j])
+        aligned = over_runs({pair: float(np.mean(values)) for pair, values in pairs.items()})
+        bins.append({"from": edges[number], "to": edges[number + 1], "agents": len(members), "alignment": aligned})
+    aligned, steps = to_state[known], np.array([float(points[i].step) for i in known])
+    return {
+        "bins": bins,
+        "return and alignment to state": spearman(scores, aligned, runs),
+        "step and alignment to state": spearman(steps, aligned, runs),
+        "step and return": spearman(steps, scores, runs),
+    }
+
+
+def spearman(a: np.ndarray, b: np.ndarray, runs: np.ndarray) -> Estimate:
+    """Rank correlation of two numbers [n]; its interval resamples whole runs, whose stages are not independent."""
+    names, random = np.unique(runs), generator(0, "similarity runs")
+    value = rank_correlation(a, b)
+    if len(names) < LEAST_RUNS:
+        return Estimate(value, note=f"{len(names)} runs: no interval")
+    draws = []
+    for _ in range(DRAWS):
+        chosen = random.choice(names, len(names))
+        rows = np.concatenate([np.flatnonzero(runs == name) for name in chosen])
+        draws.append(rank_correlation(a[rows], b[rows]))
+    return Estimate(value, *(float(end) for end in interval(np.array(draws))))
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's coefficient; nan where one of them does not vary."""
+    from scipy.stats import rankdata
+
+    first, second = (ranks - ranks.mean() for ranks in (rankdata(a), rankdata(b)))
+    scale = np.linalg.norm(first) * np.linalg.norm(second)
+    return float(first @ second / scale) if scale > 0 else math.nan
+
+
+def classical_map(matrix: np.ndarray, chance: float) -> np.ndarray:
+    """Positions [P, 2] whose distances approximate -log(alignment), by classical scaling; chance counts as farthest."""
+    distance = -np.log(np.clip(matrix, chance, 1.0))
+    center = np.eye(len(matrix)) - 1 / len(matrix)
+    values, vectors = np.linalg.eigh(-center @ np.square(distance) @ center / 2)
+    order = np.argsort(values)[::-1][:2]
+    places = vectors[:, order] * np.sqrt(values[order].clip(0.0))
+    return np.pad(places, ((0, 0), (0, 2 - places.shape[1])))

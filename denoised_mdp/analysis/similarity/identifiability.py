@@ -1,0 +1,44 @@
+"""Do seeds of one method learn the same up to a linear map? With what untrained networks and shuffled rows would show.
+
+World models are outside of the family for which theory promises it; here it is measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from denoised_mdp.analysis.similarity.arrays import standardized
+from denoised_mdp.analysis.similarity.chance import shuffled_episodes
+from denoised_mdp.analysis.similarity.linear import linear_similarity, mean_cca
+from denoised_mdp.analysis.similarity.points import Point
+from denoised_mdp.analysis.similarity.tables import Alignments, over_runs
+from denoised_mdp.analysis.situations import HOME
+
+
+def identifiability(known: Alignments) -> list[dict]:
+    """One row per group and pair of stages: seeds after training, before it, and after training with shuffled rows."""
+    rows = []
+    kinds = {"trained": lambda point: point.newest, "untrained": lambda point: point.step == 0}
+    for kind, group in itertools.product((*kinds, "shuffled"), dict.fromkeys(point.group for point in known.points)):
+        wanted = kinds.get(kind, kinds["trained"])
+        points = [point for point in known.points if point.group == group and wanted(point)]
+        if len(points) > 1:
+            rows.append({"group": group, "pairs": kind, **_agreement(known, points, shuffled=kind == "shuffled")})
+    return rows
+
+
+def _agreement(known: Alignments, points: Sequence[Point], shuffled: bool) -> Mapping:
+    """Held-out R^2 (both directions), and mean held-out canonical correlation, over pairs of seeds."""
+    whole = [standardized(point.features[HOME]["x"], known.fit) for point in points]
+    parts = [known.reduced(point.features[HOME]["x"]) for point in points]
+    order = shuffled_episodes(known.episode, 1)[0] if shuffled else np.arange(len(known.episode))
+    linear, canonical = {}, {}
+    for i, j in itertools.permutations(range(len(points)), 2):
+        key = points[i].run, points[j].run
+        linear[key] = linear_similarity(parts[i], whole[j][order], known.fit)
+        if i < j:
+            canonical[key] = mean_cca(parts[i], parts[j][order], known.fit)
+    return {"linear R2": over_runs(linear), "mean CCA": over_runs(canonical)}

@@ -1,0 +1,140 @@
+"""Everything that `probe similarity` measures of a roster of runs, as one tree of numbers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from denoised_mdp.analysis import similarity
+from denoised_mdp.analysis.crossfit import Estimate
+from denoised_mdp.analysis.similarity import tables
+from denoised_mdp.analysis.similarity.arrays import check_neighbours
+from denoised_mdp.analysis.similarity.competence import classical_map, competence
+from denoised_mdp.analysis.similarity.identifiability import identifiability
+from denoised_mdp.analysis.similarity.points import Point, Roster
+from denoised_mdp.analysis.situations import HOME, Situations, features, make_situations
+from denoised_mdp.progress import Phase, track
+from denoised_mdp.run.load import load_run
+
+METRICS = {
+    "mutual_knn": similarity.mutual_knn,
+    "cknna": similarity.cknna,
+    "cka_unbiased": lambda a, b, k: similarity.cka(a, b, unbiased=True),
+    "cka": lambda a, b, k: similarity.cka(a, b),
+    "cka_rbf": lambda a, b, k: similarity.cka(a, b, kernel="rbf", bandwidth=None),
+    "cycle_knn": similarity.cycle_knn,
+    "cycle_knn_back": lambda a, b, k: similarity.cycle_knn(b, a, k),
+    "lcs_knn": similarity.lcs_knn,
+    "edit_knn": similarity.edit_knn,
+    "svcca": lambda a, b, k: similarity.svcca(a, b),
+}
+"""(a, b, neighbours) -> number, of every pair of trained runs"""
+
+
+def measure(roster: Roster, options: Any) -> tuple[list[Point], Situations]:
+    """Record the situations with the newest agents as players, then filter them with every agent of the roster."""
+    players = [load_run(path, checkpoint=options.checkpoint, device=options.device)[1] for path in roster.paths]
+    situations = make_situations(roster.configs[0], players, options.episodes, options.steps)
+    check_neighbours(options.k, len(situations.episode), least=2)
+    stages = [roster.stages(number, options.snapshots, options.checkpoint) for number in range(len(roster.paths))]
+    points = []
+    with Phase("filtering", sum(map(len, stages)) + len(stages), "agents") as phase:
+        for point, agent in roster.agents(options.snapshots, options.checkpoint, options.device):
+            for world, episodes in situations.worlds.items():
+                point.features[world] = features(agent, episodes, situations.rows)
+            points.append(point)
+            phase.update(len(points))
+    return points, situations
+
+
+def summarize(known: tables.Alignments) -> dict[str, Any]:
+    """All tables of the roster, see `tables`; rows and columns of `matrix` are in the order of `agents`."""
+    points, found = known.points, tables.matrices(known)
+    truth = tables.to_truth(known)
+    to_state = [row["mutual_knn"].value for row in truth if (row["role"], row["truth"]) == ("x", "state")]
+    return {
+        "rows": len(known.episode),
+        "k": known.k,
+        "chance": known.chance,
+        "null": tables.null(known),
+        "agents": [point.about() for point in points],
+        "matrix": {name: values.tolist() for name, values in found.items()},
+        "map": classical_map(found["mutual_knn"], known.chance).tolist(),
+        "worlds": tables.across_worlds(known),
+        "truth": truth,
+        "between x and y": tables.between_roles(known),
+        "by k": tables.by_neighbours(known),
+        "over training": tables.over_training(known, found["mutual_knn"]),
+        "competence": competence(points, found["mutual_knn"], np.array(to_state)),
+        "identifiability": identifiability(known),
+    }
+
+
+def pair_rows(known: tables.Alignments) -> list[dict[str, Any]]:
+    """Every metric of every pair of trained runs, for each role that both have, as rows of a table."""
+    newest, rows = [point for point in known.points if point.newest], []
+    pairs = list(itertools.combinations(newest, 2)) or [(newest[0], newest[0])]
+    for first, second in track(pairs, "all metrics", "pairs", delay=1):
+        for role in [role for role in first.features[HOME] if role in second.features[HOME]]:
+            prepared = [known.prepared(point.features[HOME][role]) for point in (first, second)]
+            about = {"first": first.name, "second": second.name, "role": role, "rows": len(prepared[0]), "k": known.k}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a dead latent is nan in the table
+                rows.append(about | {name: metric(*prepared, known.k) for name, metric in METRICS.items()})
+    return rows
+
+
+def lines_of(tree: Mapping[str, Any]) -> list[str]:
+    """The headline numbers of a tree as its file holds it, to print."""
+
+    def text(estimate: Mapping[str, Any] | None) -> str:
+        return (
+            "-" if estimate is None else Estimate(*(_number(estimate[key]) for key in ("value", "low", "high"))).text()
+        )
+
+    columns = ("same world, other seed", "other world, same run", "other world, other seed")
+    lines = [
+        f"{len(tree['runs'])} runs, {tree['rows']} situations, {tree['k']} neighbours; chance {tree['chance']:.3f},"
+        f" with whole episodes shuffled {text(tree['null'])}",
+        f"  {'alignment':40s}" + "".join(f"{column:>25s}" for column in columns),
+    ]
+    home = {(row["group"], row["role"]): row for row in tree["worlds"] if row["world"] == HOME}
+    for row in tree["worlds"]:
+        if row["world"] != HOME:
+            name = f"{row['group']} {row['role']}, {row['world']}"
+            same = home[row["group"], row["role"]]["other seed"]
+            lines.append(f"  {name:40s}{text(same):>25s}{text(row['same run']):>25s}{text(row['other seed']):>25s}")
+    for row in tree["truth"]:
+        if row["newest"] and row["role"] in ("x", "y"):
+            name = f"{row['name']} {row['role']} with the true {row['truth']}"
+            lines.append(f"  {name:40s}{text(row['mutual_knn']):>25s}   R^2 {_number(row['R2']):.3f}")
+    for row in tree["identifiability"]:
+        name = f"{row['group']}, {row['pairs']} pairs of seeds"
+        lines.append(f"  {name:40s}   linear R^2 {text(row['linear R2'])}   mean CCA {text(row['mean CCA'])}")
+    for name, found in tree["competence"].items():
+        if name != "bins":
+            lines.append(f"  {found if name == 'note' else f'rank correlation of {name}: {text(found)}'}")
+    return lines
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def as_tree(value: Any) -> Any:
+    """Estimates as dictionaries, throughout a tree."""
+    if isinstance(value, Estimate):
+        return {"value": value.value, "low": value.low, "high": value.high, "note": value.note}
+    if isinstance(value, Mapping):
+        return {key: as_tree(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [as_tree(inner) for inner in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,211 @@
+"""Numbers of a roster: who agrees with whom, in which world, with the truth, and when.
+
+Alignment is `mutual_knn` of standardized columns and unit rows. Intervals of one pair are over whole episodes, those of
+a mean over pairs are over runs: runs are independent, their stages and pairs are not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from denoised_mdp.analysis.crossfit import Estimate, bootstrap_weights, interval, widened
+from denoised_mdp.analysis.similarity.arrays import standardized, unit_rows
+from denoised_mdp.analysis.similarity.chance import episode_halves, knn_chance, shuffled_episodes
+from denoised_mdp.analysis.similarity.kernels import masked_alignment, masked_kernel
+from denoised_mdp.analysis.similarity.linear import linear_similarity, principal_components, supported_components
+from denoised_mdp.analysis.similarity.neighbours import membership, neighbours, overlap
+from denoised_mdp.analysis.similarity.points import Point
+from denoised_mdp.analysis.situations import HOME, Situations
+from denoised_mdp.progress import track
+
+LEAST_RUNS = 3
+"""for an interval over runs"""
+LEAST_POINTS = 12
+"""for a statement about competence"""
+BINS = 4
+KS = (5, 10, 20, 50)
+
+
+@dataclass
+class Alignments:
+    """Neighbours of all agents of a roster, and of the truth, each computed once."""
+
+    points: Sequence[Point]
+    situations: Situations
+    k: int
+    _nearest: dict[tuple, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.episode = self.situations.episode
+        self.fit = episode_halves(self.episode)
+        self.chance = knn_chance(len(self.episode), self.k)
+
+    def prepared(self, features: np.ndarray) -> np.ndarray:
+        """Columns standardized over half of the episodes, rows of length 1."""
+        return unit_rows(standardized(features, self.fit))
+
+    def of(self, point: Point, world: str = HOME, role: str = "x", k: int = 0) -> np.ndarray:
+        """Neighbours [n, k] in one agent's features."""
+        return self._list((point.name, point.step, world, role), point.features[world][role], k)
+
+    def truth(self, kind: str) -> np.ndarray:
+        """Neighbours [n, k] in the true "state" or "noise"."""
+        return self._list((kind,), getattr(self.situations, kind), 0)
+
+    def _list(self, key: tuple, features: np.ndarray, k: int) -> np.ndarray:
+        k = k or self.k
+        if (*key, k) not in self._nearest:
+            self._nearest[(*key, k)] = neighbours(self.prepared(features), k)
+        return self._nearest[(*key, k)]
+
+    def reduced(self, features: np.ndarray) -> np.ndarray:
+        """As many principal components as half of the rows support."""
+        count = supported_components(int(self.fit.sum()))
+        return principal_components(standardized(features, self.fit), self.fit, count)
+
+    def estimate(self, first: np.ndarray, second: np.ndarray) -> Estimate:
+        """Alignment of two lists of neighbours, with its interval over episodes."""
+        return over_episodes(overlap(first, membership(second)), self.episode)
+
+
+def over_episodes(rows: np.ndarray, episode: np.ndarray) -> Estimate:
+    """The mean of one number per row [n], with an interval over whole episodes."""
+    names, place = np.unique(episode, return_inverse=True)
+    sums, counts = np.bincount(place, rows), np.bincount(place)  # [E] each
+    weights = bootstrap_weights(len(names))  # [draws, E]
+    value = rows.mean()
+    low, high = interval(widened((weights @ sums) / (weights @ counts), value, len(names)))
+    return Estimate(float(value), float(low), float(high))
+
+
+def over_runs(values: Mapping[tuple[int, ...], float]) -> Estimate:
+    """The mean of numbers of runs, or of pairs of runs, by their numbers; with an interval over runs if 3 or more."""
+    if not values:
+        return Estimate(math.nan)
+    runs = sorted({run for key in values for run in key})
+    numbers = np.array(list(values.values()))
+    if len(runs) < LEAST_RUNS:
+        return Estimate(float(numbers.mean()), note=f"{len(runs)} run{'s' * (len(runs) > 1)}: no interval")
+    own = bootstrap_weights(len(runs))  # [draws, runs]
+    weights = np.stack([own[:, [runs.index(run) for run in key]].prod(1) for key in values], 1)  # [draws, values]
+    draws = (weights @ numbers) / weights.sum(1)
+    low, high = interval(widened(draws, numbers.mean(), len(runs)))
+    return Estimate(float(numbers.mean()), float(low), float(high))
+
+
+def matrices(known: Alignments) -> dict[str, np.ndarray]:
+    """Alignment and CKNNA of what the policies see, all agents with all, in the world of training: [P, P] each."""
+    count = len(known.points)
+    found = {name: np.eye(count) for name in ("mutual_knn", "cknna")}
+    kernels = [masked_kernel(known.prepared(point.features[HOME]["x"]), max(known.k, 2)) for point in known.points]
+    marks = [membership(known.of(point)) for point in known.points]
+    for i, j in track(list(itertools.combinations(range(count), 2)), "comparing", "pairs", delay=1):
+        aligned = overlap(known.of(known.points[i]), marks[j]).mean(), masked_alignment(kernels[i], kernels[j])
+        for name, value in zip(found, aligned, strict=True):
+            found[name][i, j] = found[name][j, i] = value
+    return found
+
+
+def null(known: Alignments) -> Estimate:
+    """Alignment of trained agents of different runs after whole episodes were shuffled: mean and 95 % band."""
+    orders = shuffled_episodes(known.episode)
+    newest = [point for point in known.points if point.newest]
+    pairs = list(itertools.combinations(newest, 2)) or [(newest[0], newest[0])]
+    draws = []
+    for first, second in track(pairs, "shuffling episodes", "pairs", delay=1):
+        marks = membership(known.of(second))
+        draws += [overlap(known.of(first), marks, order).mean() for order in orders]
+    return Estimate(float(np.mean(draws)), *map(float, np.quantile(draws, (0.025, 0.975))))
+
+
+def across_worlds(known: Alignments) -> list[dict]:
+    """Alignment in the same and in another world, of the same run and of another seed: one row per group and role.
+
+    What a role holds of the distractors is lost between worlds; what it holds of the physics is not.
+    """
+    rows = []
+    for group, points in groups_of(known.points):
+        for role in points[0].features[HOME]:
+            own = {"group": group, "role": role, "world": HOME}
+            rows.append({**own, "same run": None, "other seed": _pairs(known, points, role, HOME)})
+            for world in list(known.situations.worlds)[1:]:
+                same = {
+                    (point.run,): float(
+                        overlap(known.of(point, HOME, role), membership(known.of(point, world, role))).mean()
+                    )
+                    for point in points
+                }
+                other = _pairs(known, points, role, world)
+                rows.append({**own, "world": world, "same run": over_runs(same), "other seed": other})
+    return rows
+
+
+def _pairs(known: Alignments, points: Sequence[Point], role: str, world: str, k: int = 0) -> Estimate:
+    """Mean alignment of one agent in the world of training with another one in `world`."""
+    marks = {point.run: membership(known.of(point, world, role, k)) for point in points}
+    both = itertools.combinations(points, 2) if world == HOME else itertools.permutations(points, 2)
+    values = {
+        (first.run, second.run): float(overlap(known.of(first, HOME, role, k), marks[second.run]).mean())
+        for first, second in both
+    }
+    return over_runs(values)
+
+
+def groups_of(points: Iterable[Point]) -> list[tuple[str, list[Point]]]:
+    """The newest agents of each group, by name."""
+    found: dict[str, list[Point]] = {}
+    for point in points:
+        if point.newest:
+            found.setdefault(point.group, []).append(point)
+    return list(found.items())
+
+
+def to_truth(known: Alignments) -> list[dict]:
+    """How every role of every agent knows the true state and noise: alignment, and held-out linear R^2."""
+    rows = []
+    kinds = ["state"] + ["noise"] * bool(known.situations.noise.shape[1])
+    for point in known.points:
+        for role, kind in itertools.product(point.features[HOME], kinds):
+            aligned = known.estimate(known.of(point, HOME, role), known.truth(kind))
+            truth = standardized(getattr(known.situations, kind), known.fit)
+            linear = linear_similarity(known.reduced(point.features[HOME][role]), truth, known.fit)
+            rows.append({**point.about(), "role": role, "truth": kind, "mutual_knn": aligned, "R2": linear})
+    return rows
+
+
+def between_roles(known: Alignments) -> list[dict]:
+    """Alignment of x with y in one agent: chance is wanted."""
+    points = [point for point in known.points if point.newest and "y" in point.features[HOME]]
+    return [
+        {**point.about(), "mutual_knn": known.estimate(known.of(point), known.of(point, HOME, "y"))} for point in points
+    ]
+
+
+def by_neighbours(known: Alignments) -> list[dict]:
+    """Alignment of seeds of a group for several k: a statement that holds for one k alone is none."""
+    rows = []
+    for k in [k for k in KS if k < len(known.episode) / 2]:
+        for group, points in groups_of(known.points):
+            chance = knn_chance(len(known.episode), k)
+            rows.append({"k": k, "group": group, "chance": chance, "other seed": _pairs(known, points, "x", HOME, k)})
+    return rows
+
+
+def over_training(known: Alignments, matrix: np.ndarray) -> list[dict]:
+    """Alignment of every stage with the run's last one, and with the other seeds of its group at the same step."""
+    rows, points = [], known.points
+    for i, point in enumerate(points):
+        last = next(j for j, other in enumerate(points) if other.run == point.run and other.newest)
+        seeds = [
+            matrix[i, j]
+            for j, other in enumerate(points)
+            if other.group == point.group and other.step == point.step and other.run != point.run
+        ]
+        seeds = float(np.mean(seeds)) if seeds else math.nan
+        rows.append({**point.about(), "to the last stage": float(matrix[i, last]), "to other seeds": seeds})
+    return rows

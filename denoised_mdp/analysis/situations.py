@@ -1,0 +1,153 @@
+"""One data set for a roster of agents: the same physics in several worlds, the same rows for everybody.
+
+Rows are at least `APART` decisions apart: neighbouring frames are nearly equal, so a comparison of neighbours would
+measure time instead of content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from denoised_mdp.agents.base import Agent
+from denoised_mdp.analysis.data import FRAMES, probe_seeds, record
+from denoised_mdp.config.schema import Config
+from denoised_mdp.envs.factors import factors
+from denoised_mdp.envs.paired import replay
+from denoised_mdp.errors import UserError
+from denoised_mdp.progress import track
+from denoised_mdp.rollout import Episode
+from denoised_mdp.run.environments import environment_maker
+
+FIRST, APART = 10, 20
+"""first row of an episode that counts (filters have settled), and decisions from one row to the next"""
+HOME, AWAY = "trained", "other noise"
+"""the distractors of training, with one seed and with another"""
+
+
+@dataclass
+class Situations:
+    """Episodes in several worlds, and what is true in the rows that count."""
+
+    worlds: dict[str, list[Episode]]
+    """name -> episodes; the i-th has the same physics everywhere"""
+    rows: list[np.ndarray]
+    """of each episode"""
+    state: np.ndarray
+    """what a camera can show of the signal, float64 [n, S]"""
+    noise: np.ndarray
+    """the same of the noise in `HOME`, [n, N]; N is 0 without distractors"""
+
+    @property
+    def episode(self) -> np.ndarray:
+        """Number of the episode of each row that counts, [n]."""
+        return np.repeat(np.arange(len(self.rows)), [len(rows) for rows in self.rows])
+
+
+def worlds_of(config: Config) -> dict[str, tuple[Config, str]]:
+    """The worlds in which an agent is looked at: name -> (configuration, split of the clips).
+
+    Its own twice (with independent noise), then with unseen clips, then without distractors. A task whose television
+    is part of it keeps its distractors.
+    """
+    found = {HOME: (config, "train")}
+    if config.distractors:
+        found[AWAY] = (config, "train")
+    if {"video_background", "tv"} & set(config.distractors):
+        found["unseen clips"] = (config, "test")
+    if config.distractors and "tv" not in config.distractors:
+        found["no distractors"] = (dataclasses.replace(config, distractors={}), "train")
+    return found
+
+
+def rows_of(episode: Episode, first: int = FIRST, apart: int = APART) -> np.ndarray:
+    """Numbers of the rows of an episode that count."""
+    return np.arange(first, len(episode.observation), apart)
+
+
+def make_situations(config: Config, agents: Sequence[Agent], episodes: int, steps: int) -> Situations:
+    """Play `episodes` episodes of at most `steps` actions, and replay each in all worlds.
+
+    Every other episode has random actions; the rest are played by the agents in turn, as while collecting, so that
+    good and bad behaviour are seen. Seeds are fixed: equal agents give equal situations.
+
+    Raises:
+        UserError: fewer than three episodes, or episodes too short for a row that counts.
+    """
+    if episodes < 3:
+        raise UserError(f"{episodes} episodes are too few to compare whole episodes: give at least 3 (--episodes).")
+    make, seeds = environment_maker(config), probe_seeds(3, episodes)
+    players: list[Agent | None] = [None] * episodes
+    for number in range(1, episodes, 2):
+        players[number] = agents[number // 2 % len(agents)] if agents else None
+    played: dict[int, Episode] = {}
+    for player in dict.fromkeys(players):
+        own = [number for number in range(episodes) if players[number] is player]
+        explore = config.train.exploration_noise
+        kind = "random" if player is None else "agent"
+        recorded = record(make, [seeds[i] for i in own], steps, agent=player, explore=explore, behaviour=kind)
+        played |= zip(own, recorded, strict=True)
+    worlds: dict[str, list[Episode]] = {}
+    for number, (name, (changed, split)) in enumerate(worlds_of(config).items()):
+        noise_seeds = probe_seeds(4 + number, episodes)
+        with contextlib.closing(environment_maker(changed, split)()) as environment:
+            worlds[name] = [
+                replayed(environment, played[i], seeds[i], noise_seeds[i])
+                for i in track(range(episodes), f"world: {name}", "episodes")
+            ]
+            if name == HOME:
+                found = factors(environment)
+    rows = [rows_of(episode) for episode in worlds[HOME]]
+    if not all(map(len, rows)):
+        raise UserError(f"Some episodes have no more than {FIRST} actions: give more --steps.")
+    truth = {"signal": [np.zeros((sum(map(len, rows)), 0))], "noise": [np.zeros((sum(map(len, rows)), 0))]}
+    for factor in found:
+        values = [factor.values(one.signal[at], one.noise[at]) for one, at in zip(worlds[HOME], rows, strict=True)]
+        truth[factor.source].append(np.concatenate(values))
+    return Situations(worlds, rows, *(np.concatenate(truth[source], 1) for source in ("signal", "noise")))
+
+
+def replayed(environment: gym.Env, episode: Episode, seed: int, noise_seed: int) -> Episode:
+    """The same physics in another world; `seed` is that of the episode."""
+    rollout = replay(environment, episode.action[1:], seed, noise_seed)
+    return Episode(rollout.observation, episode.action, rollout.signal, rollout.noise)
+
+
+def features(agent: Agent, episodes: Sequence[Episode], rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """What an agent makes of whole episodes, filtered with posterior means, in the rows that count.
+
+    By role, float64 [n, F] each: "x" is what its policy sees, "y" its other latents if it has any, "all" both,
+    "encoder" the encoder's output if it tells one.
+    """
+    longest = max(len(one.observation) for one in episodes)
+    width = max(1, FRAMES // longest)  # episodes filtered at once, to bound memory
+    parts: dict[str, list[np.ndarray]] = {}
+    for begin in track(range(0, len(episodes), width), "filtering", "groups of episodes", delay=1):
+        group = episodes[begin : begin + width]
+        pick = [np.minimum(np.arange(longest), len(one.observation) - 1) for one in group]  # the end repeats
+        batch = {
+            name: np.stack([getattr(one, name)[at] for one, at in zip(group, pick, strict=True)], 1)
+            for name in ("observation", "action")
+        }
+        batch["is_first"] = np.zeros((longest, len(group)), bool)
+        batch["is_first"][0] = True
+        for name, values in agent.representations(batch, sample=False).items():
+            kept = [values[at, i] for i, at in enumerate(rows[begin : begin + width])]
+            parts.setdefault(name, []).append(torch.cat(kept).double().cpu().numpy())
+    return by_role({name: np.concatenate(values) for name, values in parts.items()}, agent.seen)
+
+
+def by_role(parts: dict[str, np.ndarray], seen: str) -> dict[str, np.ndarray]:
+    """The parts of `Agent.representations` by what they are to the policy, see `features`."""
+    rest = [name for name in parts if name not in {seen, "all", "encoder", *seen.split("+")} and seen != "all"]
+    roles = {"x": parts[seen]}
+    if rest:
+        roles |= {"y": np.concatenate([parts[name] for name in rest], -1)}
+        roles |= {"all": np.concatenate([roles["x"], roles["y"]], -1)}
+    return roles | ({"encoder": parts["encoder"]} if "encoder" in parts else {})

@@ -1,0 +1,298 @@
+"""The probes of similarity and equivalence: planted representations, and whole small runs."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from small_runs import tiny
+
+import denoised_mdp.cli.main as cli
+from denoised_mdp.analysis import equivalence as twins
+from denoised_mdp.analysis import signatures
+from denoised_mdp.analysis.crossfit import Estimate
+from denoised_mdp.analysis.data import probe_seeds
+from denoised_mdp.analysis.invariance import record_grid
+from denoised_mdp.analysis.probes import PROBES
+from denoised_mdp.analysis.similarity import tables
+from denoised_mdp.analysis.similarity.competence import classical_map, competence, rank_correlation, spearman
+from denoised_mdp.analysis.similarity.points import Point, Roster, score_at
+from denoised_mdp.analysis.situations import AWAY, HOME, Situations, by_role, make_situations, rows_of
+from denoised_mdp.errors import UserError
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.load import load_run
+from denoised_mdp.session import train
+
+EPISODES, ROWS = 20, 12
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+@pytest.fixture(scope="module")
+def planted():
+    """Two groups of three runs in two worlds: "clean" sees the state alone, "mixed" sees the noise as well."""
+    count = EPISODES * ROWS
+    state, noise = normal(0, count, 4), {HOME: normal(1, count, 4), AWAY: normal(2, count, 4)}
+    points = []
+    for run in range(6):
+        lift, leak = normal(10 + run, 4, 12), normal(20 + run, 4, 12)
+        group = "clean" if run < 3 else "mixed"
+        seen = {world: {"x": state @ lift + 2 * (group == "mixed") * own @ leak} for world, own in noise.items()}
+        if group == "clean":
+            for world, own in noise.items():
+                seen[world]["y"] = own @ leak
+        for step, blur in ((0, 30.0), (500, 3.0), (1000, 0.0)):
+            roles = {
+                world: {role: values + blur * normal(100 * run + step, *values.shape) for role, values in one.items()}
+                for world, one in seen.items()
+            }
+            score = math.nan if not step else step + run
+            points.append(Point(run, f"run{run}", group, run % 3, step, step == 1000, score, roles))
+    rows = [np.arange(ROWS)] * EPISODES
+    return tables.Alignments(points, Situations(dict.fromkeys(noise, ()), rows, state, noise[HOME]), 10)
+
+
+def test_what_follows_the_distractors_is_lost_between_worlds(planted):
+    rows = {(row["group"], row["role"], row["world"]): row for row in tables.across_worlds(planted)}
+    clean, mixed = (rows[group, "x", AWAY]["other seed"] for group in ("clean", "mixed"))
+    same = rows["clean", "x", HOME]["other seed"]
+    assert clean.value == pytest.approx(same.value, abs=0.02) and clean.value > 0.35
+    assert mixed.value < 0.6 * rows["mixed", "x", HOME]["other seed"].value
+    assert rows["clean", "x", AWAY]["same run"].value == pytest.approx(1)
+    noise = rows["clean", "y", AWAY]
+    assert abs(noise["same run"].value - planted.chance) < 0.03
+    assert rows["clean", "y", HOME]["other seed"].value > 5 * planted.chance
+    assert mixed.low < mixed.value < mixed.high < clean.low
+
+
+def test_alignment_with_the_truth_rises_with_training(planted):
+    rows = tables.to_truth(planted)
+    of = {(row["name"], row["step"], row["role"], row["truth"]): row for row in rows}
+    steps = [of["run0", step, "x", "state"]["mutual_knn"].value for step in (0, 500, 1000)]
+    assert steps == sorted(steps) and steps[0] < 2 * planted.chance < 0.4 < steps[2]
+    assert of["run0", 1000, "x", "state"]["R2"] > 0.99 > 0.2 > of["run0", 1000, "y", "state"]["R2"]
+    assert of["run0", 1000, "y", "noise"]["R2"] > 0.99
+    assert abs(of["run0", 1000, "x", "noise"]["mutual_knn"].value - planted.chance) < 0.03
+    for row in tables.between_roles(planted):
+        assert abs(row["mutual_knn"].value - planted.chance) < 0.03
+
+
+def test_the_matrix_and_what_is_read_off_it(planted):
+    found = tables.matrices(planted)
+    for matrix in found.values():
+        np.testing.assert_allclose(matrix, matrix.T)
+        np.testing.assert_allclose(np.diag(matrix), 1)
+    for row in tables.over_training(planted, found["mutual_knn"]):
+        assert (row["to the last stage"] == 1) == row["newest"]
+    null = tables.null(planted)
+    assert null.low < planted.chance < null.high < 2 * planted.chance
+    ks = tables.by_neighbours(planted)
+    assert {row["k"] for row in ks} == {5, 10, 20, 50}
+    assert all(row["other seed"].value > 2 * row["chance"] for row in ks if row["group"] == "clean")
+
+
+def test_competence_needs_twelve_agents_and_resamples_runs(planted):
+    matrix = tables.matrices(planted)["mutual_knn"]
+    to_state = np.array([point.step for point in planted.points], float)
+    found = competence(planted.points, matrix, to_state)
+    assert sum(bin_["agents"] for bin_ in found["bins"]) == 12  # the untrained ones have no return
+    assert found["bins"][-1]["alignment"].value > found["bins"][0]["alignment"].value
+    assert found["return and alignment to state"].value > 0.8
+    assert "11" in competence(planted.points[:-1], matrix[:-1, :-1], to_state[:-1])["note"]
+    runs = np.repeat(np.arange(4), 5)
+    flat = spearman(np.arange(20.0), np.tile([1.0, 2, 3, 4, 5], 4), runs)
+    assert flat.low <= flat.value <= flat.high
+    assert math.isnan(spearman(np.arange(4.0), np.arange(4.0), np.array([0, 0, 1, 1])).low)
+    assert rank_correlation(np.array([1.0, 2, 3]), np.array([10.0, 20, 90])) == pytest.approx(1)
+    assert math.isnan(rank_correlation(np.ones(3), np.arange(3.0)))
+
+
+def test_classical_scaling_restores_distances():
+    places = normal(0, 6, 2)
+    distance = np.linalg.norm(places[:, None] - places, axis=-1)
+    found = classical_map(np.exp(-distance), 1e-9)
+    np.testing.assert_allclose(np.linalg.norm(found[:, None] - found, axis=-1), distance, atol=1e-6)
+    assert classical_map(np.ones((1, 1)), 0.1).shape == (1, 2)
+
+
+def test_intervals_of_means_over_pairs_are_over_runs():
+    pairs = {(i, j): float(i + j) for i in range(4) for j in range(4) if i < j}
+    found = tables.over_runs(pairs)
+    assert found.value == pytest.approx(3) and found.low < 3 < found.high
+    assert tables.over_runs({(0, 1): 0.5}).note and math.isnan(tables.over_runs({(0, 1): 0.5}).low)
+    assert math.isnan(tables.over_runs({}).value)
+    rows = tables.over_episodes(np.repeat([0.0, 1.0, 2.0], [1, 2, 3]), np.repeat([0, 1, 2], [1, 2, 3]))
+    assert rows.value == pytest.approx(8 / 6) and rows.low < rows.value < rows.high
+
+
+def test_roles_follow_what_the_policy_sees():
+    parts = {name: np.full((2, 1), number) for number, name in enumerate(("c", "x", "y", "c+x", "all", "encoder"))}
+    found = by_role(parts, "c+x")
+    assert list(found) == ["x", "y", "all", "encoder"]
+    np.testing.assert_array_equal(found["all"], [[3, 2]] * 2)
+    assert list(by_role({"x": parts["x"], "encoder": parts["encoder"]}, "x")) == ["x", "encoder"]
+    assert list(by_role({"x": parts["x"], "y": parts["y"], "all": parts["all"]}, "all")) == ["x"]
+    assert math.isnan(score_at(None, 5)) and math.isnan(score_at((np.array([10.0]), np.array([1.0])), 5))
+    assert score_at((np.array([1.0, 4, 9]), np.array([1.0, 2, 3])), 5) == 2
+
+
+def grid(state_weight, noise_weight, physics=5, worlds=3, moments=4):
+    state, noise = normal(0, physics, 1, moments, 6), normal(1, 1, worlds, moments, 6)
+    return state_weight * state + noise_weight * noise + np.zeros((physics, worlds, moments, 6))
+
+
+def test_twins_are_found_where_the_distractors_are_ignored_and_not_where_they_are_all():
+    step = np.broadcast_to(10 + 20 * np.arange(4), (5, 4))
+    blind = twins.equivalence(grid(1, 0), step)
+    assert blind.ratio.value == pytest.approx(0, abs=1e-6)
+    assert blind.auroc.value == blind.hard_auroc.value == blind.retrieval.value == 1
+    seeing = twins.equivalence(grid(0, 1), step)
+    assert seeing.ratio.value == pytest.approx(1, abs=0.15) and seeing.retrieval.value < 0.3
+    mixed = twins.equivalence(grid(1, 1), step)
+    assert 0.4 < mixed.ratio.value < 0.95 and 0.6 < mixed.auroc.value < 1
+    turned = twins.equivalence(grid(0, 1).transpose(1, 0, 2, 3), np.broadcast_to(step[0], (3, 4)))
+    assert turned.auroc.value == 1 and turned.ratio.value == pytest.approx(0, abs=1e-6)
+    assert blind.chance == 1 / 20
+
+
+def test_auroc_counts_ties_half_and_is_that_of_all_pairs():
+    values, others = np.array([1.0, 2.0, 2.0]), np.array([0.0, 2.0, 3.0, 3.0])
+    brute = [np.mean([(o > v) + 0.5 * (o == v) for o in others]) for v in values]
+    np.testing.assert_allclose(twins.share_above(values, others), brute)
+
+
+DOT = [
+    "model=2b",
+    "distractors=camera_jitter",
+    "env.episode_steps=160",
+    "train.total_steps=120",
+    "train.snapshot_every=80",
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("roster")
+    made = {"a": ["seed=0"], "b": ["seed=1"], "c": ["model=dreamer"]}
+    for name, options in made.items():
+        assert train(tiny(folder / name, *DOT, *options))
+    return [folder / name for name in made]
+
+
+def test_the_same_physics_in_every_world(runs):
+    config, agent, _ = load_run(runs[0])
+    found = make_situations(config, [agent], 4, 45)
+    assert list(found.worlds) == [HOME, AWAY, "no distractors"]
+    home, away = found.worlds[HOME], found.worlds[AWAY]
+    for one, other in zip(home, away, strict=True):
+        assert np.array_equal(one.signal, other.signal) and np.array_equal(one.action, other.action)
+        assert not np.array_equal(one.observation, other.observation)
+    assert not np.array_equal(home[0].noise, home[1].noise)
+    assert [list(rows) for rows in found.rows] == [[10, 30]] * 4 and len(found.state) == 8
+    np.testing.assert_allclose(found.state[0], home[0].signal[10])
+    again = make_situations(config, [agent], 4, 45)
+    assert all(np.array_equal(a.action, b.action) for a, b in zip(again.worlds[HOME], home, strict=True))
+    with pytest.raises(UserError, match="--steps"):
+        make_situations(config, [], 3, 9)
+
+
+def test_the_command_and_the_section_of_a_roster(runs, capsys):
+    command = ["probe", "similarity", *map(str, runs), "--episodes", "6", "--steps", "60", "--k", "3", "--snapshots"]
+    assert cli.main(command) == 0
+    assert "3 runs, 18 situations, 3 neighbours; chance 0.176" in capsys.readouterr().out
+    [path] = (runs[0] / "probes").glob("similarity_*.json")
+    tree = json.loads(path.read_text())
+    assert tree["runs"] == [str(run) for run in runs] and tree["peak_memory"] > 1e7
+    assert [agent["step"] for agent in tree["agents"]][:4] == [0, 80, 120, 0]
+    assert {row["role"] for row in tree["worlds"] if row["group"] == "dreamer"} == {"x", "encoder"}
+    assert {row["pairs"] for row in tree["identifiability"]} == {"trained", "untrained", "shuffled"}
+    with open(path.with_suffix(".csv")) as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 + 2 + 2  # two models with y share four roles, others two
+    names = {png.stem.rpartition("_")[2] for png in path.parent.glob("similarity_*.png")}
+    assert names == {"matrix", "worlds", "truth", "map", "training", "linear"}
+    section = PROBES["similarity"].report(tree)
+    assert len(section.pictures) == len(names) and "share of common 3 nearest neighbours" in section.text[0]
+
+
+def test_equivalence_of_runs(runs, capsys):
+    command = ["probe", "equivalence", *map(str, runs[1:]), "--episodes", "4", "--steps", "50", "--sequences", "5"]
+    assert cli.main(command) == 0
+    assert "retrieval@1" in capsys.readouterr().out
+    for run, roles in zip(
+        runs[1:], ({"x", "y", "all", "encoder", "y, same distractors"}, {"x", "encoder"}), strict=True
+    ):
+        [path] = (run / "probes").glob("equivalence_*.json")
+        tree = json.loads(path.read_text())
+        assert set(tree["roles"]) == roles
+        assert tree["signatures"]["states"] == 12 and tree["signatures"]["R2"] is not None
+        assert set(tree["signatures"]["spearman"]) == roles - {"y, same distractors"} | {"pixels"}
+        section = PROBES["equivalence"].report(tree)
+        assert len(section.pictures) == 1 and len(section.tables[0][1]) == len(roles)
+        assert path.with_suffix(".png").exists() and path.with_suffix(".csv").exists()
+
+
+def test_bad_rosters_get_one_line(runs, tmp_path, capsys):
+    other = tmp_path / "other"
+    assert train(tiny(other, "model=2b", "train.total_steps=80"))
+    for arguments, words in (
+        (["similarity", runs[0], runs[0]], "named twice"),
+        (["similarity", runs[0], other], "distractors"),
+        (["similarity", runs[0], "--episodes", "3", "--steps", "20"], "neighbours"),
+        (["similarity", "no/such/run"], "no/such/run"),
+        (["equivalence", runs[0], "--episodes", "2"], "at least 3"),
+        (["equivalence", runs[0], "--steps", "5"], "--steps"),
+    ):
+        capsys.readouterr()
+        assert cli.main(["probe", *map(str, arguments)]) == 2
+        error = capsys.readouterr().err.splitlines()[-1]  # progress may stand before it
+        assert error.startswith("denoised-mdp: error: ") and words in error
+
+
+def test_true_signatures_are_the_rewards_that_follow(runs):
+    """A dot on a plane: its reward is a function of the position, which moves by speed times action."""
+    config, agent, _ = load_run(runs[0])
+    column = [row[0] for row in record_grid(environment_maker(config), None, 3, 2, 30)]
+    rows, actions = rows_of(column[0]), signatures.random_actions(2, 4, 3)
+    found = signatures.true_signatures(config, column, probe_seeds(0, 3), rows, actions)
+    repeat, target = config.env.action_repeat, np.array([0.5, -0.5])
+    for number, state in enumerate(np.concatenate([cell.signal[rows] for cell in column])):
+        for sequence, rewards in zip(actions, found[number].reshape(4, 3), strict=True):
+            dot = state.astype(float)
+            for action, reward in zip(sequence, rewards, strict=True):
+                expected = 0.0
+                for _ in range(repeat):
+                    dot = np.clip(dot + 0.1 * action, -0.9, 0.9)
+                    expected += 1 - np.linalg.norm(dot - target) / np.sqrt(8)
+                assert reward == pytest.approx(expected, abs=1e-5)
+    assert signatures.pooled_r2(found, found) == 1 and abs(signatures.pooled_r2(found, found.mean(0))) < 1e-12
+    latents = signatures.seen_latents(agent, column, rows)
+    own = signatures.model_signatures(agent, latents, actions)
+    belief, state = latents.belief[4:5], latents.state[4:5]
+    with torch.no_grad():
+        for number, action in enumerate(actions[2]):
+            belief, state = agent.mdp.step(belief, state, torch.tensor(action)[None], torch.zeros_like(state))
+            expected = float(agent.mdp.reward(torch.cat((belief, state), -1)))
+            assert own[4].reshape(4, 3)[2, number] == pytest.approx(expected, abs=1e-5)
+    agent.mdp = None
+    assert signatures.seen_latents(agent, column, rows) is None
+
+
+def test_distances_that_follow_rewards_have_rank_correlation_one():
+    true, episode = normal(0, 30, 1), np.repeat(np.arange(6), 5)
+    found = signatures.compare(true, {"x": 3 * true, "y": normal(1, 30, 4)}, episode)
+    assert found["x"] == pytest.approx(1) and abs(found["y"]) < 0.3
+
+
+def test_a_roster_names_groups_and_stages(runs):
+    roster = Roster.of(runs)
+    assert roster.groups == ["2b", "2b", "dreamer"]
+    assert roster.stages(0, True, None) == [80, None]
+    assert roster.stages(0, False, None) == [None] and roster.stages(0, True, 80) == [80]
+    points = [point for point, _ in roster.agents(False, None, "cpu")]
+    assert [point.step for point in points] == [0, 120] * 3
+    assert isinstance(tables.over_runs({(0,): 1.0}), Estimate)
