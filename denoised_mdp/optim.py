@@ -19,12 +19,27 @@ def optimize(loss: Tensor, optimizer: torch.optim.Optimizer, clip: float | None,
     No other parameter gets a gradient. keep_graph: another loss of the same graph follows. Returns the gradient norm
     before clipping, a scalar tensor.
     """
-    optimizer.zero_grad(set_to_none=True)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    loss.backward(inputs=parameters, retain_graph=keep_graph)
-    norm = nn.utils.clip_grad_norm_(parameters, float("inf") if clip is None else clip)
+    differentiate(loss, optimizer, keep_graph=keep_graph)
+    return clipped_step(optimizer, clip)
+
+
+def differentiate(loss: Tensor, *optimizers: torch.optim.Optimizer, keep_graph: bool = False) -> None:
+    """New gradients of `loss` for the parameters of these optimizers, and for no others."""
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
+    loss.backward(inputs=[p for one in optimizers for p in parameters_of(one)], retain_graph=keep_graph)
+
+
+def clipped_step(optimizer: torch.optim.Optimizer, clip: float | None) -> Tensor:
+    """One step with the gradients that are there, clipped as by `optimize`; returns their norm before."""
+    norm = nn.utils.clip_grad_norm_(parameters_of(optimizer), float("inf") if clip is None else clip)
     optimizer.step()
     return norm.detach()
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """What an optimizer moves."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 class without_gradients:

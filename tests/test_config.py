@@ -273,10 +273,10 @@ def test_paths_need_no_quotes(path):
         (["model=confounder", "model.c.seen_by_policy=false"], ["the policy sees x, which reads c"]),
         (["model.x.distribution=cauchy"], ["gaussian, categorical"]),
         (["model.x.beleif=3"], ["'model.x.belief'"]),
-        (["model.name=2c"], ["model=2b|2c|confounder|dreamer|four_blocks|repo"]),
+        (["model.name=2c"], ["model=2b|2c|confounder|dreamer|four_blocks|repo|tia"]),
         (
             ["model.kind=repo"],
-            ["model.kind cannot be set by itself", "model=2b|2c|confounder|dreamer|four_blocks|repo"],
+            ["model.kind cannot be set by itself", "model=2b|2c|confounder|dreamer|four_blocks|repo|tia"],
         ),
         (["model.kl_limit=2"], ["only model=repo has this option"]),
         (["model=repo", "model.kl_limit=0"], ["model.kl_limit=0", "greater than 0"]),

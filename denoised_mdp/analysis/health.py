@@ -58,7 +58,8 @@ def measure_health(
     split = {
         name: torch.cat([one.posterior[name].kl(one.prior[name]) for one in frozen]) for name in table.names
     }  # {name: [n, variables]}
-    free = sum(split[row.name].sum(-1) for row in table.free)  # [n]
+    counted = [row.name for row in table.free if row.seen_by_policy]
+    free = sum(split[name].sum(-1) for name in counted)  # [n]
     nats = {name: float(part.sum(-1).mean()) for name, part in split.items()}
     active = {name: (int((part.mean(0) >= ACTIVE).sum()), part.shape[-1]) for name, part in split.items()}
     sources = {
@@ -69,7 +70,7 @@ def measure_health(
         nats=nats,
         active=active,
         share=reconstruction_shares(agent, [one.latent for one in frozen]) if decodes else dict.fromkeys(nats, nan),
-        below_floor=float((free <= floor).float().mean()) if table.free else 0.0,
+        below_floor=float((free <= floor).float().mean()) if counted else 0.0,
         image_r2=image_r_squared(agent, recordings, frozen) if decodes else nan,
         signal=sources["signal"],
         noise=sources["noise"],
@@ -95,7 +96,7 @@ def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
                 f"{name} is unused: {nats:.2f} nats per step, {share:.0%} of the reconstruction's movement. Train"
                 f" longer, or make it cheaper (smaller model.{name}.beta)."
             )
-    free = [row.name for row in table.free]
+    free = [row.name for row in table.free if row.seen_by_policy]
     if free and 0 < free_nats and (nats := sum(health.nats[name] for name in free)) <= AT_FLOOR * free_nats:
         names = " + ".join(free)
         out.append(

@@ -6,6 +6,7 @@ moving latents model.
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,23 +46,26 @@ class Row:
 
 
 @torch.no_grad()
-def decode(agent: WorldModelAgent, latent: Latent, chunk: int = 256) -> np.ndarray:
-    """Latents [n, ...] -> images uint8 [n, H, W, 3]."""
-    frames = []
+def decode(
+    agent: WorldModelAgent, latent: Latent, draw: Callable[[Latent], torch.Tensor] | None = None, chunk: int = 256
+) -> np.ndarray:
+    """Latents [n, ...] -> images uint8 [n, H, W, 3]. draw: instead of `WorldModel.decode`."""
+    draw, frames = draw or agent.world_model.decode, []
     for begin in range(0, len(latent.belief), chunk):
         part = latent.map(lambda tensor, begin=begin: tensor[begin : begin + chunk].to(agent.device))
-        frames.append(float_to_images(agent.world_model.decode(part)).cpu().numpy())
+        frames.append(float_to_images(draw(part)).cpu().numpy())
     return np.concatenate(frames)
 
 
 def rows(agent: WorldModelAgent, episode: Episode, other: Episode) -> list[Row]:
     """All rows of `episode`; its swap takes the noise from the episode `other`.
 
-    Noise is the latents that the policy does not see. A model without any (Dreamer) has no noise row and no swap.
+    Noise is the latents that the policy does not see. A model without any (Dreamer) has no noise row and no swap. One
+    that paints signal and noise apart (TIA) shows these layers.
     """
-    latent, names = episode.latent, episode.latent.layout.names
+    model, latent, names = agent.world_model, episode.latent, episode.latent.layout.names
     still = latent.map(lambda tensor: tensor[int(FROZEN_AT * (len(tensor) - 1))])
-    noise = agent.world_model.table.noise
+    noise = model.table.noise
     signal = " and ".join(name for name in names if name not in noise)
 
     def hold(*held: str) -> np.ndarray:
@@ -74,11 +78,14 @@ def rows(agent: WorldModelAgent, episode: Episode, other: Episode) -> list[Row]:
     if not noise:
         return out
     what = " and ".join(noise)
-    out.append(Row("signal", f"{signal} moves, {what} held still", hold(*noise)))
-    for name in noise:
-        others = [n for n in names if n != name]
-        title = "noise" if len(noise) == 1 else f"noise {name}"
-        out.append(Row(title, f"{name} moves, {' and '.join(others)} held still", hold(*others)))
+    for title, meaning in model.layers.items():
+        out.append(Row(title, meaning, decode(agent, latent, functools.partial(model.show, title))))
+    if not model.layers:
+        out.append(Row("signal", f"{signal} moves, {what} held still", hold(*noise)))
+        for name in noise:
+            others = [n for n in names if n != name]
+            title = "noise" if len(noise) == 1 else f"noise {name}"
+            out.append(Row(title, f"{name} moves, {' and '.join(others)} held still", hold(*others)))
     steps = torch.arange(len(latent.belief)) % len(other.latent.belief)
     borrowed = other.latent.map(lambda tensor: tensor[steps])
     swapped = latent.replace(**{name: borrowed[name] for name in noise})

@@ -130,6 +130,7 @@ def _check(config: Config) -> None:
     check_reward(env.reward, env.suite)
     try:
         table = Table(list(model.latents.values()))
+        model.check(table)
     except ValueError as error:
         raise UserError(f"model={model.name}: {error}.") from None
     if train.overlap and train.collect_workers == 0:

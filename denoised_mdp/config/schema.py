@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from denoised_mdp.envs.suites import SUITES
-from denoised_mdp.models.structure import LatentSpec
+from denoised_mdp.models.structure import LatentSpec, Table
 from denoised_mdp.options import group, option
 from denoised_mdp.plugins import Registry
 
@@ -40,7 +40,9 @@ class KLConfig:
     beta: float = option(1.0, "weight of the noise latents' KL; smaller: a smaller, cleaner signal", above=0, high=1)
     free_nats: float = option(3.0, "the signal's KL below this many nats costs nothing more", low=0)
     free_nats_strategy: str = option(
-        "A", "A: clamp all of the signal's KL; B: clamp only the bound's own share of it", choices=("A", "B")
+        "A",
+        "A: clamp all of the signal's KL; B: clamp only the bound's own share of it; mean: clamp its mean over a batch",
+        choices=("A", "B", "mean"),
     )
 
 
@@ -77,6 +79,9 @@ class ModelConfig:
     kl: KLConfig = group(KLConfig, "weights of the KL terms")
     optimizer: OptimizerConfig = group(OptimizerConfig, "optimizer of the world model")
 
+    def check(self, table: Table) -> None:
+        """Raise ValueError if this model cannot have such a table."""
+
 
 @dataclass
 class RePoConfig(ModelConfig):
@@ -100,7 +105,32 @@ class RePoConfig(ModelConfig):
     decoder: bool = option(True, "learn a decoder, only to look at: half the cost of an update")
 
 
-MODELS: Registry[type[ModelConfig]] = Registry("model", {"denoised": ModelConfig, "repo": RePoConfig})
+@dataclass
+class TIAConfig(ModelConfig):
+    """TIA: a stream for the task and one that must not know the reward; each has free nats of its own."""
+
+    kind: str = option("tia", "what learns (choose it with model=...): see `MODELS`")
+    embed: int | None = option(490, "width of the observation embeddings; null: the flattened convolutions", low=1)
+    depth: int = option(24, "channels of the first convolution", low=1)
+    kl: KLConfig = group(lambda: KLConfig(alpha=1.0, free_nats_strategy="mean"), "weights of the KL terms")
+    adversary_weight: float = option(
+        20_000.0, "weight of y's ignorance of the reward: its term should be as large as the picture's", low=0
+    )
+    adversary_steps: int = option(20, "steps of the adversary, y's reward net, in each update", low=1)
+    adversary_lr: float = option(6e-4, "learning rate of the adversary", above=0)
+    alone_weight: float = option(1.5, "weight of the picture that y paints alone", low=0)
+
+    def check(self, table: Table) -> None:
+        """Two streams; see `ModelConfig.check`."""
+        x, *others = table.rows.values()
+        apart = not any(row.parents or row.reward_sees for row in table.rows.values())
+        if not (
+            apart and x.seen_by_policy and len(others) == 1 and not (others[0].seen_by_policy or others[0].rewarded)
+        ):
+            raise ValueError("it has two latents that do not read each other; the policy sees x, x alone is rewarded")
+
+
+MODELS: Registry[type[ModelConfig]] = Registry("model", {"denoised": ModelConfig, "repo": RePoConfig, "tia": TIAConfig})
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -77,6 +77,8 @@ class WorldModel(nn.Module, ABC):
     action_size: int
     decodes: bool = False
     """`decode` exists"""
+    layers: ClassVar[dict[str, str]] = {}
+    """pictures of latents that only this model has, see `show`: what each shows, by its title"""
     free_nats: float = 0.0
     """nats per step of what the policy sees that cost nothing"""
 
@@ -148,6 +150,10 @@ class WorldModel(nn.Module, ABC):
     def decode(self, latent: Latent) -> Tensor:
         """Latents [..., D], [..., S] -> mean images [N, 3, H, W], floats around [-0.5, 0.5], N = prod(...)."""
         raise NotImplementedError(f"{type(self).__name__} cannot decode pictures")
+
+    def show(self, title: str, latent: Latent) -> Tensor:
+        """The pictures of latents that `layers` has under this title, of the shape and range of `decode`'s."""
+        raise KeyError(title)
 
     def mdp(self) -> LatentMDP:
         """What a policy sees of this model."""

@@ -62,7 +62,8 @@ class KLWeights:
 
     Strategy A clamps each element of their KL from below at `free_nats`. Strategy B splits it into the bound's own
     share b and the regularizer's 1 - b, with b the noise's beta, and clamps the first alone:
-    b max(KL, free_nats) + (1 - b) KL. Without noise latents (Dreamer) there is no regularizer, and B is A.
+    b max(KL, free_nats) + (1 - b) KL. Without noise latents (Dreamer) there is no regularizer, and B is A. Strategy
+    "mean" clamps the mean of the batch instead of each element.
     """
 
     alpha: float = 1.0
@@ -78,7 +79,10 @@ class KLWeights:
             for row in signal[1:]:
                 together = together + kl[row.name]
             share = noise[0].beta if self.free_nats_strategy == "B" and noise else beta
-            total = share * together.clamp(min=self.free_nats).mean()
+            if self.free_nats_strategy == "mean":
+                total = share * together.mean().clamp(min=self.free_nats)
+            else:
+                total = share * together.clamp(min=self.free_nats).mean()
             if share != beta:
                 total = total + (beta - share) * together.mean()
         for row in noise:  # no free nats here: information must not hide in the noise

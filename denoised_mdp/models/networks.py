@@ -240,23 +240,23 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents [N, inputs] -> mean images [N, 3, size, size] (Wang et al. 2022, Table D.3), ReLU in between."""
+    """Latents [N, inputs] -> mean images [N, channels, size, size] (Wang et al. 2022, Table D.3), ReLU in between."""
 
-    def __init__(self, inputs: int, size: int = 64, depth: int = 32, embed: int = 1024):
+    def __init__(self, inputs: int, size: int = 64, depth: int = 32, embed: int = 1024, channels: int = 3):
         super().__init__()
         _check_size(size)
         k = depth
         shapes = {
-            64: [(embed, 4 * k, 5, 2), (4 * k, 2 * k, 5, 2), (2 * k, k, 6, 2), (k, 3, 6, 2)],
+            64: [(embed, 4 * k, 5, 2), (4 * k, 2 * k, 5, 2), (2 * k, k, 6, 2)],
             # The paper prints kernel 5 for the first layer, which would not give its 3x3 output.
-            96: [(embed, 4 * k, 3, 1), (4 * k, 4 * k, 5, 2), (4 * k, 2 * k, 5, 2), (2 * k, k, 6, 2), (k, 3, 6, 2)],
-        }[size]
+            96: [(embed, 4 * k, 3, 1), (4 * k, 4 * k, 5, 2), (4 * k, 2 * k, 5, 2), (2 * k, k, 6, 2)],
+        }[size] + [(k, channels, 6, 2)]
         self.input = nn.Linear(inputs, embed)
         self.convolutions = nn.ModuleList(nn.ConvTranspose2d(i, o, kernel, stride) for i, o, kernel, stride in shapes)
         self.compute_dtype: torch.dtype | None = None
 
     def forward(self, latent: Tensor) -> Tensor:
-        """[N, inputs] -> [N, 3, size, size], floats around [-0.5, 0.5], in the compute type."""
+        """[N, inputs] -> [N, channels, size, size], pictures around [-0.5, 0.5], in the compute type."""
         x = F.relu(dense(latent, self.input, self.compute_dtype or latent.dtype), inplace=True)  # [N, embed]
         x = x[..., None, None]  # [N, embed, 1, 1]
         for layer in self.convolutions[:-1]:

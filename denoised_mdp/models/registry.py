@@ -3,5 +3,6 @@
 from denoised_mdp.models.base import WorldModel
 from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.repo import RePo
+from denoised_mdp.models.tia import TIA
 
-MODELS: dict[str, type[WorldModel]] = {"denoised": DenoisedModel, "repo": RePo}
+MODELS: dict[str, type[WorldModel]] = {"denoised": DenoisedModel, "repo": RePo, "tia": TIA}

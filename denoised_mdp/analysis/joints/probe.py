@@ -189,7 +189,8 @@ def _check(config: Config, store: JointData) -> None:
 
 def _names(configs: Sequence[Config], paths: Sequence[Path]) -> list[str]:
     """A name for each run; runs that differ only in the seed share one."""
-    titles = {"2b": "Denoised 2b", "2c": "Denoised 2c", "dreamer": "Dreamer"}
+    titles = {config.model.name: config.model.name for config in configs}
+    titles |= {"2b": "Denoised 2b", "2c": "Denoised 2c", "dreamer": "Dreamer", "repo": "RePo", "tia": "TIA"}
     groups: list[int] = []
     for number, config in enumerate(configs):
         same = (

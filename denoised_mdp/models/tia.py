@@ -1,0 +1,271 @@
+"""TIA: two world models that paint one picture, one of which must not know the reward (Fu et al., ICML 2021).
+
+The stream x of the task and the stream y of the rest each have an encoder, an RSSM that sees the action, a reward head
+and a decoder. A mask m joins their pictures: m mu_x + (1 - m) mu_y. The reward head of y, the adversary, learns what y
+knows of the reward, and y learns to leave it nothing ("reward dissociation"). Policy and value see x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from denoised_mdp.models.base import Filtered, Learned, WorldModel
+from denoised_mdp.models.latent import Latent, Layout
+from denoised_mdp.models.losses import HALF_LOG_2PI, KLWeights, image_nll, kl_per_latent, scalar_nll
+from denoised_mdp.models.networks import MLP, Decoder, Encoder, convolve, images_to_float
+from denoised_mdp.models.rssm import RSSM
+from denoised_mdp.models.structure import LatentSpec, Table
+from denoised_mdp.optim import adam, clipped_step, differentiate, optimize, parameters_of
+
+if TYPE_CHECKING:
+    from denoised_mdp.config.schema import Config
+
+
+class Stream(nn.Module):
+    """Encoder and RSSM of one row of the table: to itself, the only latent."""
+
+    def __init__(self, row: LatentSpec, action_size: int, encoder: Encoder):
+        super().__init__()
+        alone = Table([replace(row, seen_by_policy=True, rewarded=True)])
+        self.encoder, self.rssm = encoder, RSSM(alone, action_size, encoder.width)
+
+
+class TIA(WorldModel):
+    """Both streams; `table` has two rows without parents, x and y, of which the policy sees x.
+
+    `adversary_weight`: of the adversary's error, which y maximizes. `adversary_steps`: of the adversary in each update,
+    with `adversary_lr`. `alone_weight`: of the whole picture, which y must paint alone, so that it cannot stay empty.
+    `kl`: alpha and free nats, for each stream on its own. Others: as of `DenoisedModel`.
+    """
+
+    decodes = True
+    layers: ClassVar[dict[str, str]] = {
+        "signal": "painted by x, before the mask",
+        "noise": "painted by y, before the mask",
+        "mask": "white: the signal counts, black: the noise",
+    }
+
+    def __init__(
+        self,
+        table: Table,
+        action_size: int,
+        *,
+        size: int = 64,
+        depth: int = 24,
+        embed: int | None = 490,
+        pixel_range: float = 0.5,
+        hidden: int = 400,
+        reward_layers: int = 2,
+        reward_std: float = 1.0,
+        continuation: bool = False,
+        kl: KLWeights | None = None,
+        adversary_weight: float = 20_000.0,
+        adversary_steps: int = 20,
+        adversary_lr: float = 6e-4,
+        alone_weight: float = 1.5,
+        lr: float = 6e-4,
+        eps: float = 1e-7,
+        clip: float | None = 100.0,
+    ):
+        super().__init__()
+        self.table, self.action_size, self.size = table, action_size, size
+        self.layout, self.reward_std, self.clip = Layout(list(table.rows.values())), reward_std, clip
+        self.kl = kl or KLWeights(free_nats_strategy="mean")
+        self.adversary_weight, self.adversary_steps = adversary_weight, adversary_steps
+        self.alone_weight = alone_weight
+        self.x, self.y = (Stream(row, action_size, Encoder(size, depth, embed, pixel_range)) for row in self.rows)
+        features = {row.name: row.belief + row.width for row in self.rows}
+        self.decoders = nn.ModuleDict(  # of a picture, and of features of the mask
+            {name: Decoder(count, size, depth, self.encoder.width, channels=6) for name, count in features.items()}
+        )
+        self.mask = nn.Conv2d(6, 1, 1)
+        self.alone = Decoder(features["y"], size, depth, self.encoder.width)
+        self.rewards = nn.ModuleDict({name: MLP(count, hidden, 1, reward_layers) for name, count in features.items()})
+        if continuation:
+            self.add_continuation(hidden)
+        self.optimizers = {
+            name: adam((p for module in modules for p in module.parameters()), lr=rate, eps=eps)
+            for name, modules, rate in (
+                ("x", [self.x, self.rewards["x"], *([self.continuation] if continuation else [])], lr),
+                ("y", [self.y, self.alone], lr),
+                ("decoders", [self.decoders, self.mask], lr),
+                ("adversary", [self.rewards["y"]], adversary_lr),
+            )
+        }
+
+    @classmethod
+    def from_config(cls, config: Config, action_size: int) -> Self:
+        """Build one from a configuration; see `WorldModel.from_config`."""
+        m = config.model
+        names = ("depth", "embed", "pixel_range", "reward_layers", "reward_std")
+        names += ("adversary_weight", "adversary_steps", "adversary_lr", "alone_weight")
+        return cls(
+            Table(list(m.latents.values())),
+            action_size,
+            size=config.env.size,
+            hidden=m.reward_hidden,
+            continuation=bool(m.continuation),
+            kl=KLWeights(config.alpha, m.kl.free_nats, m.kl.free_nats_strategy),
+            **{name: getattr(m, name) for name in names},
+            **vars(m.optimizer),
+        )
+
+    @property
+    def rows(self) -> list[LatentSpec]:
+        """Of x and y."""
+        return list(self.table.rows.values())
+
+    @property
+    def encoder(self) -> Encoder:
+        """The one of x."""
+        return self.x.encoder
+
+    @property
+    def free_nats(self) -> float:
+        """Nats per step of x that cost nothing."""
+        return self.kl.free_nats
+
+    def update(self, batch: dict[str, Tensor], generator: torch.Generator) -> Learned:
+        """The steps of the adversary, then one of each other group; see `WorldModel.update`.
+
+        The gradients of all groups are taken before any of them moves. One backward pass serves them: all terms of a
+        stream's loss but the joint picture are of this stream alone. The decoders' loss is the sum of both, so that
+        the joint picture counts twice.
+        """
+        noise = self.draw_noise(*batch["reward"].shape, generator=generator)
+        images = self.float_images(batch["observation"])  # [T B, 3, H, W]
+        filtered = self._filter(images, batch["action"], batch["is_first"], noise)
+        gradients = {"adversary": self.teach_adversary(filtered.latent, batch["reward"])}
+        terms, predicted, metrics = self.terms(filtered, images, batch["reward"], batch["is_terminal"])
+        losses = self.losses(terms)
+        groups = {name: self.optimizers[name] for name in ("x", "y", "decoders")}
+        differentiate(losses["x"] + losses["y"] - terms["image"], *groups.values())
+        for parameter in parameters_of(groups["decoders"]):
+            parameter.grad.mul_(2.0)
+        gradients |= {name: clipped_step(optimizer, self.clip) for name, optimizer in groups.items()}
+        metrics |= {f"model/loss_{name}": loss.detach() for name, loss in losses.items()}
+        metrics |= {f"model/gradient_{name}": norm for name, norm in gradients.items()}
+        return Learned(filtered.latent.map(torch.detach), predicted, metrics)
+
+    def teach_adversary(self, latent: Latent, reward: Tensor) -> Tensor:
+        """Steps of the adversary alone, on y as it is; returns the last gradient norm.
+
+        latent [T, B, ...], reward [T, B].
+        """
+        features = latent.features("y").detach()  # [T, B, D_y + S_y]
+        for _ in range(self.adversary_steps):
+            loss = scalar_nll(self.rewards["y"](features).squeeze(-1), reward, self.reward_std).mean()
+            norm = optimize(loss, self.optimizers["adversary"], self.clip)
+        return norm
+
+    def terms(
+        self, filtered: Filtered, images: Tensor, reward: Tensor, is_terminal: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+        """What the losses are made of: scalars in nats, means over T and B.
+
+        filtered: of a batch, [T, B, ...]; images [T B, 3, H, W]; reward and is_terminal [T, B]. Also returns the
+        reward predicted from x [T, B] and metrics, both detached.
+        """
+        latent = filtered.latent
+        painted_x, painted_y, mask = self.paint(latent)
+        joint = mask * painted_x + (1.0 - mask) * painted_y  # [T B, 3, H, W]
+        predicted = {name: self.rewards[name](latent.features(name)).squeeze(-1) for name in ("x", "y")}  # [T, B]
+        kl = kl_per_latent(filtered.posterior, filtered.prior)  # {name: [T, B]}
+        terms = {
+            "image": image_nll(joint, images),
+            "image_alone": image_nll(self.alone(latent.features("y").flatten(0, -2)), images),
+        }
+        terms |= {f"reward_{name}": scalar_nll(r, reward, self.reward_std).mean() for name, r in predicted.items()}
+        for name, stream in (("x", self.x), ("y", self.y)):
+            terms[f"kl_{name}"] = self.kl.weighted({name: kl[name]}, stream.rssm.table)
+        if self.continuation is not None:
+            terms["continuation"] = self.continuation_nll(latent, is_terminal)
+        with torch.no_grad():
+            error, constant = (joint - images).square(), HALF_LOG_2PI * images[0].numel()
+            metrics = {
+                "model/image_error": terms["image"] - constant,
+                "model/image_error_alone": terms["image_alone"] - constant,
+                "model/mask": mask.float().mean(),
+                "model/error_under_mask": (mask * error).sum() / error.sum(),
+                "model/reward_error": 0.5 * (predicted["x"] - reward).square().mean(),
+                "model/reward_error_y": 0.5 * (predicted["y"] - reward).square().mean(),
+                "model/reward_error_constant": 0.5 * reward.var(correction=0),
+                "model/reward_x": predicted["x"].mean(),
+            }
+        metrics |= {f"model/kl_{name}": part.mean() for name, part in kl.items()}
+        metrics |= {"model/continuation_nll": terms["continuation"]} if "continuation" in terms else {}
+        return terms, predicted["x"].detach(), {name: value.detach() for name, value in metrics.items()}
+
+    def losses(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The loss of each stream. That of y falls when the adversary errs."""
+        return {
+            "x": terms["image"] + terms["reward_x"] + terms["kl_x"] + terms.get("continuation", 0.0),
+            "y": terms["image"]
+            + self.alone_weight * terms["image_alone"]
+            - self.adversary_weight * terms["reward_y"]
+            + terms["kl_y"],
+        }
+
+    def paint(self, latent: Latent) -> tuple[Tensor, Tensor, Tensor]:
+        """Latents [..., D], [..., S] -> pictures of x and of y [N, 3, H, W], and the mask [N, 1, H, W] in (0, 1)."""
+        painted = [self.decoders[name](latent.features(name).flatten(0, -2)) for name in ("x", "y")]  # [N, 6, H, W]
+        features = torch.cat([both[:, 3:] for both in painted], 1)  # [N, 6, H, W]
+        return *(both[:, :3] for both in painted), convolve(features, self.mask).sigmoid()
+
+    def decode(self, latent: Latent) -> Tensor:
+        """Latents [..., D], [..., S] -> joint pictures [N, 3, H, W]; see `WorldModel.decode`."""
+        painted_x, painted_y, mask = self.paint(latent)
+        return mask * painted_x + (1.0 - mask) * painted_y
+
+    def show(self, title: str, latent: Latent) -> Tensor:
+        """The picture of one stream, or the mask in shades of grey; see `WorldModel.show`."""
+        painted_x, painted_y, mask = self.paint(latent)
+        return {"signal": painted_x, "noise": painted_y, "mask": (mask - 0.5).expand_as(painted_x)}[title]
+
+    def float_images(self, observation: Tensor) -> Tensor:
+        """uint8 [..., H, W, 3] -> floats [N, 3, H, W] in [-0.5, 0.5] in the parameters' type."""
+        return images_to_float(observation, self.encoder.like.dtype)
+
+    def filter(
+        self, observation: Tensor, action: Tensor, is_first: Tensor, noise: Tensor, initial: Latent | None = None
+    ) -> Filtered:
+        """Posterior over a sequence; the embedding is the one of x. See `WorldModel.filter`."""
+        return self._filter(self.float_images(observation), action, is_first, noise, initial)
+
+    def _filter(
+        self, images: Tensor, action: Tensor, is_first: Tensor, noise: Tensor, initial: Latent | None = None
+    ) -> Filtered:
+        """The same of float images [T B, 3, H, W]."""
+        noises, parts, embeddings = self.layout.split_state(noise), [], []
+        for row, stream in zip(self.rows, (self.x, self.y), strict=True):
+            embeddings.append(stream.encoder(images).unflatten(0, is_first.shape))  # [T, B, E]
+            before = None if initial is None else initial.select([row])
+            parts.append(stream.rssm.observe(embeddings[-1], action, is_first, noises[row.name], before))
+        latents, posteriors, priors = zip(*parts, strict=True)
+        latent = self._join(*latents)
+        return Filtered(latent, posteriors[0] | posteriors[1], priors[0] | priors[1], embeddings[0])
+
+    def _join(self, x: Latent, y: Latent) -> Latent:
+        """The latents of both streams as one."""
+        return Latent(torch.cat((x.belief, y.belief), -1), torch.cat((x.state, y.state), -1), self.layout)
+
+    def initial(self, batch: int) -> Latent:
+        """The zero latent, [B, ...]."""
+        return self._join(self.x.rssm.initial(batch), self.y.rssm.initial(batch))
+
+    def draw_noise(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
+        """Noise [*shape, S] for `filter`."""
+        like = self.encoder.like
+        return torch.randn(*shape, self.layout.state_size, device=like.device, dtype=like.dtype, generator=generator)
+
+    def imagine_step(self, latent: Latent, action: Tensor, noise: Tensor) -> Latent:
+        """Sample the prior of x; see `WorldModel.imagine_step`."""
+        return self.x.rssm.imagine_step(latent, action, noise)
+
+    def seen_reward(self, latent: Latent) -> Tensor:
+        """Mean reward [...] of latents [...] of x."""
+        return self.rewards["x"](latent.features()).squeeze(-1)
