@@ -45,23 +45,34 @@ class Session:
 
     def __init__(self, config: Config, run: RunFolder, stop: StopRequest | None = None):
         self.config, self.run = config, run
+        with contextlib.ExitStack() as parts:  # what is open is closed if a later part fails
+            self._build(parts, stop or StopRequest())
+            self._open = parts.pop_all()
+
+    def _build(self, parts: contextlib.ExitStack, stop: StopRequest) -> None:
+        """Build all parts; `parts`: gets what closes them."""
+        config, run = self.config, self.run
         device, dtype = configure(config.train)
         self.precision = precision_name(device, dtype)
         act_device, act_dtype = configure_acting(config.train, device)
         make_environment = environment_maker(config)
         self.collector = Collector(config, make_environment, act_device)
+        parts.callback(self.collector.close)
         actions, ends = self.collector.pool.action_shape[0], self.collector.pool.can_terminate
         self.agent = self.player = build_agent(config, actions, can_terminate=ends, device=device, dtype=dtype)
         if config.train.overlap or config.train.act_device != "learner":  # played by a copy of the agent
             self.player = build_agent(config, actions, can_terminate=ends, device=act_device, dtype=act_dtype).eval()
         how = Overlap if config.train.overlap else Sequential
         self.collecting = how(self.collector, self.agent, self.player)
+        parts.callback(self.collecting.close)
         self.nan_check = NanCheck(run)
         hooks = {**looking_hooks(config, make_environment, run.videos), "snapshot": self.snapshot, "save": self.save}
         state, random = self.load(), generator(config.seed, "replay")
         step, updates = (state["counters"][name] if state else 0 for name in ("step", "updates"))
         if state is None:
-            self.replay, logger = self.new_replay(), Logger(run.path)
+            self.replay = self.new_replay()
+            parts.callback(self.replay.close)
+            logger = Logger(run.path)
         else:
             with fitting(run, config, state):
                 if unknown := set(state["pending"]) - set(hooks):
@@ -69,11 +80,14 @@ class Session:
                 self.agent.restore(state["agent"])
                 random = restore_generator(state["random"])
                 self.replay = self.continued_replay(state)
+                parts.callback(self.replay.close)
                 self.collecting.restore(state)
                 log = state["log"]
             self.warn_of_another_precision(state["precision"])
             logger = Logger(run.path, resume_step=step, lines=log["lines"], events=log["events"])
+        parts.callback(logger.close)
         source = choose_source(self.replay, config.replay.memory, self.agent.device)
+        parts.callback(source.close)
         wanted = self.agent.batch_spec
         batches = Batches(self.replay, source, wanted.batch_size, wanted.segment_length, random)
         self.trainer = Trainer(
@@ -82,7 +96,7 @@ class Session:
             batches,
             logger,
             hooks,
-            stop or StopRequest(),
+            stop,
             Schedule(config),
             self.nan_check,
             Training(config.train.total_steps, step, updates, config.train.prefill_steps),
@@ -201,9 +215,7 @@ class Session:
 
     def close(self) -> None:
         """Release the environments and the files."""
-        self.collecting.close()
-        self.trainer.batches.close()
-        self.trainer.logger.close()
+        self._open.close()
 
 
 def train(config: Config, stop: StopRequest | None = None) -> bool:
@@ -224,9 +236,10 @@ def _train(config: Config, run: RunFolder, stop: StopRequest) -> bool:
     with stop.at_once():
         session = Session(config, run, stop)
     trainer = session.trainer
-    save_config(config, run.config)  # what may change in a continued run, once its checkpoint has loaded
-    session.announce()
-    record_start(run.machine, trainer.step, session.agent.device, session.precision, session.player.device)
-    with contextlib.closing(session), trainer.progress:
-        trainer.run_to_end()
+    with contextlib.closing(session):
+        save_config(config, run.config)  # what may change in a continued run, once its checkpoint has loaded
+        session.announce()
+        record_start(run.machine, trainer.step, session.agent.device, session.precision, session.player.device)
+        with trainer.progress:
+            trainer.run_to_end()
         return not stop.requested

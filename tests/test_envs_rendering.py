@@ -55,7 +55,7 @@ def test_multisampled_edges_mix_with_what_is_put_behind_them(task, matte):
     """Before a picture of its own background, the composite is the plain picture, at edges too: no dark fringes."""
     env = DMCEnv(task, quality="faithful")
     env.reset(seed=1)
-    renderer, model = env._get_renderer(), env._physics.model.ptr
+    renderer, model = env.renderer(), env._physics.model.ptr
     for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
         renderer._scene.flags[flag] = False  # else the background holds what bodies do to it
     plain = env.frame().astype(int)

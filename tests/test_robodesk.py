@@ -40,7 +40,7 @@ def test_it_says_what_draws_it():
     env, task = make_env("open_drawer", suite="robodesk"), make_env("cheetah_run")
     for each in (env, task):
         each.reset(seed=0)
-    assert env.world.unwrapped.gl_device() == task.world.unwrapped.gl_device() != ""
+    assert env.world.unwrapped.renderer().device() == task.world.unwrapped.renderer().device() != ""
     env.close()
     task.close()
 

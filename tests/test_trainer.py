@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from small_runs import bare_trainer, lines, tiny
+from small_runs import bare_trainer, lines, run_units, tiny
 
 import denoised_mdp
+from denoised_mdp import session
 from denoised_mdp.config.schema import TrainConfig
 from denoised_mdp.envs.toy import CountingEnv
 from denoised_mdp.errors import UserError
@@ -155,3 +156,27 @@ def test_two_lines_of_python_act(finished):
         observation, *_ = env.step(action)
     assert env.action_space.contains(action)
     env.close()
+
+
+@pytest.mark.parametrize("part", ["build_agent", "Logger", "choose_source", "Trainer"])
+@pytest.mark.parametrize("continued", [False, True])
+def test_a_session_that_fails_while_it_is_built_closes_what_it_opened(tmp_path, monkeypatch, part, continued):
+    config = tiny(tmp_path / "run")
+    run = RunFolder.create(config.run_dir)
+    if continued:
+        run_units(config, 70)
+    closed = []
+    for kind in (session.Collector, session.Rings, session.Logger):
+        real = kind.close
+        monkeypatch.setattr(kind, "close", lambda self, kind=kind, real=real: closed.append(kind) or real(self))
+
+    def fail(*_, **__):
+        raise RuntimeError("late")
+
+    opened = {"build_agent": 1, "Logger": 2, "choose_source": 3, "Trainer": 3}[part]
+    expected = {session.Collector, session.Rings, session.Logger} if opened == 3 else set()
+    expected |= {session.Collector, session.Rings} if opened == 2 else {session.Collector}
+    monkeypatch.setattr(session, part, fail)
+    with pytest.raises(RuntimeError, match="late"):
+        Session(config, run)
+    assert set(closed) == expected

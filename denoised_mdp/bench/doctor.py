@@ -170,12 +170,12 @@ class Doctor:
         frame = _median_seconds(environment.render, 20)
         actions = min(actions, self.config.episode_rows - 1)
         action = _median_seconds(lambda: environment.step(environment.action_space.sample()), actions)
-        renderer = "none needed"
-        if self.config.env.suite != "toy":
+        renderer, drawn_by = "none needed", environment.unwrapped.world.unwrapped.renderer()
+        if drawn_by is not None:
             from denoised_mdp.envs.gl import BACKEND
 
             renderer = BACKEND or "the display's"
-            if device := environment.unwrapped.world.unwrapped.gl_device():
+            if device := drawn_by.device():
                 renderer = f"{renderer} on {device}"
         repeat = self.config.env.action_repeat
         _row("renderer", f"{renderer}; {1000 * frame:.1f} ms per frame")

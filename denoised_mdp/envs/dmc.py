@@ -107,7 +107,6 @@ class DMCEnv(World, gym.utils.EzPickle):
         self.reward_sensor_offset = 0.0
         self._look = (size, size, camera, quality)
         self.stage: list = []  # functions of (scene, model, data) that change each scene before it is drawn
-        self._renderer: Renderer | None = None
         self._steps: int | None = None  # in this episode; None before the first reset
 
     @property
@@ -175,21 +174,11 @@ class DMCEnv(World, gym.utils.EzPickle):
 
     def frame(self) -> np.ndarray:
         """Draw the current state, uint8 [H, W, 3]."""
-        return self._get_renderer().frame(self._physics.data.ptr)
+        return self.renderer().frame(self._physics.data.ptr)
 
     def frame_and_background(self, matte: str = "matte"):
         """Draw the current state on black, with the background's share, see `Renderer.frame_and_background`."""
-        return self._get_renderer().frame_and_background(self._physics.data.ptr, matte)
-
-    def gl_device(self) -> str:
-        """Return the rendering device, see `Renderer.device`."""
-        return self._get_renderer().device()
-
-    def close(self) -> None:
-        """Free the renderer; a later frame creates a new one."""
-        if self._renderer:
-            self._renderer.close()
-            self._renderer = None
+        return self.renderer().frame_and_background(self._physics.data.ptr, matte)
 
     def get_state(self) -> dict:
         """Return the complete state as a tree of arrays and numbers, exact even mid-episode."""
@@ -223,10 +212,9 @@ class DMCEnv(World, gym.utils.EzPickle):
         if self._renderer:
             self._renderer.upload_terrain()
 
-    def _get_renderer(self) -> Renderer:
-        if self._renderer is None:
-            self._renderer = Renderer(self._physics.model.ptr, *self._look, stage=self.stage)
-        return self._renderer
+    def make_renderer(self) -> Renderer:
+        """Make the renderer of the task's camera."""
+        return Renderer(self._physics.model.ptr, *self._look, stage=self.stage)
 
     @contextlib.contextmanager
     def _without_rendering(self):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 
@@ -23,6 +25,8 @@ class World(gym.Env):
     can_terminate = False
     """whether `step` ever returns terminated=True: some state ends the task, other than a time limit"""
 
+    _renderer: Any = None
+
     def noise(self) -> np.ndarray:
         """Return the world's own noise, float32 [N], see `noise_names`: none unless a subclass says otherwise."""
         return np.zeros(0, np.float32)
@@ -30,3 +34,19 @@ class World(gym.Env):
     def render(self) -> np.ndarray:
         """Return `frame()`."""
         return self.frame()
+
+    def make_renderer(self) -> Any:
+        """Make the renderer of a world that draws with MuJoCo; None: it draws otherwise."""
+        return None
+
+    def renderer(self) -> Any:
+        """Return the renderer, which is made when it is first needed."""
+        if self._renderer is None:
+            self._renderer = self.make_renderer()
+        return self._renderer
+
+    def close(self) -> None:
+        """Free the renderer; a later frame makes a new one."""
+        if self._renderer:
+            self._renderer.close()
+            self._renderer = None

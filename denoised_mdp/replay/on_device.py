@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from denoised_mdp.replay.ring import choose_segments
 from denoised_mdp.replay.rings import Rings
+from denoised_mdp.replay.segments import choose_segments
 
 CHUNK = 4096
 """rows that are copied at a time when a run continues"""

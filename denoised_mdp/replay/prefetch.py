@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from denoised_mdp.replay.ring import choose_segments, read_segments
 from denoised_mdp.replay.rings import Rings
+from denoised_mdp.replay.segments import choose_segments, read_segments
 from denoised_mdp.seeding import generator_state, restore_generator
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from denoised_mdp.errors import UserError
-from denoised_mdp.replay.ring import Replay, choose_segments, read_segments
+from denoised_mdp.replay.ring import Replay
+from denoised_mdp.replay.segments import choose_segments, read_segments
 
 
 class Rings:

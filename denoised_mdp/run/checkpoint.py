@@ -8,10 +8,8 @@ runs no code.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -20,13 +18,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import parse_json, read_json, regular, remedy, remove, replace_file, sync_folder
+from denoised_mdp.run.codec import decode, encode
 
 FORMAT = 4  # raise it when what is written changes: other formats are refused
 _NAME = re.compile(r"step_([0-9]+)(\.old)?")
@@ -65,7 +63,7 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int | None =
     """
     folder = Path(folder)
     tensors: dict[str, torch.Tensor] = {}
-    state = json.dumps(_encode(tree, "", tensors), indent=1, allow_nan=False).encode()
+    state = json.dumps(encode(tree, "", tensors), indent=1, allow_nan=False).encode()
     files = {"tensors.safetensors": safetensors.torch.save(tensors), "state.json": state}
     del tensors
     checksums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
@@ -215,85 +213,13 @@ def _read(path: Path, step: int, map_location: torch.device | str) -> dict[str, 
             if hashlib.sha256(files[name]).hexdigest() != manifest["sha256"][name]:
                 raise ValueError(f"{name} differs from its checksum")
         tensors = safetensors.torch.load(files["tensors.safetensors"])
-        return _decode(parse_json(files["state.json"]), tensors, map_location)
+        return decode(parse_json(files["state.json"]), tensors, map_location)
     except FileNotFoundError as error:
         raise _Damaged(f"{path} is incomplete: no {Path(error.filename).name}") from error
     except OSError as error:
         raise _Damaged(f"{error.filename or path} cannot be read ({error.strerror})") from error
     except (*MALFORMED, SafetensorError) as error:
         raise _Damaged(f"{path} is damaged: {error}") from error
-
-
-def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return `value` as JSON data, and move its tensors and arrays to `tensors` under their paths.
-
-    JSON lacks tensors, arrays, tuples, bytes, nan and integer keys: these become objects with one ``$`` key.
-    """
-    if isinstance(value, torch.Tensor):
-        # Strides matter: an optimizer resumes bit-exactly, and as fast, only in the same memory format.
-        nhwc = not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
-        copy = value.detach().cpu().clone(memory_format=torch.contiguous_format)  # never a view of another
-        return {"$channels_last" if nhwc else "$tensor": _put(tensors, path, copy)}
-    if isinstance(value, (np.ndarray, np.generic)):
-        try:
-            tensor = torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
-        except TypeError as error:
-            raise TypeError(f"a checkpoint cannot hold the {value.dtype} array at {path}") from error
-        return {"$array" if isinstance(value, np.ndarray) else "$scalar": _put(tensors, path, tensor)}
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"$float": repr(value)}
-    if isinstance(value, bytes):
-        return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, (list, tuple)):
-        items = [_encode(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
-        return items if isinstance(value, list) else {"$tuple": items}
-    if isinstance(value, dict):
-        items = {key: _encode(item, f"{path}/{key}", tensors) for key, item in value.items()}
-        if all(isinstance(key, str) and not key.startswith("$") for key in items):
-            return items
-        if all(isinstance(key, (str, int)) for key in items):
-            return {"$dict": [[key, item] for key, item in items.items()]}
-        raise TypeError(f"a checkpoint cannot hold the keys of {path}: {list(items)}")
-    raise TypeError(f"a checkpoint cannot hold the {type(value).__name__} at {path}")
-
-
-def _put(tensors: dict[str, torch.Tensor], path: str, tensor: torch.Tensor) -> str:
-    """Store `tensor` under a free name like its path, and return the name."""
-    name = path.removeprefix("/")
-    while name in tensors:  # {"a/b": ...} beside {"a": {"b": ...}}
-        name += "'"
-    tensors[name] = tensor
-    return name
-
-
-def _decode(value: Any, tensors: dict[str, torch.Tensor], device: torch.device | str) -> Any:
-    """Invert `_encode`."""
-    if isinstance(value, list):
-        return [_decode(item, tensors, device) for item in value]
-    if not isinstance(value, dict):
-        return value
-    kind, content = next(iter(value.items()), ("", None))
-    match kind:
-        case "$tensor":
-            return tensors[content].to(device)
-        case "$channels_last":
-            return tensors[content].to(device, memory_format=torch.channels_last)
-        case "$array":
-            return tensors[content].numpy()
-        case "$scalar":
-            return tensors[content].numpy()[()]
-        case "$float":
-            return float(content)
-        case "$bytes":
-            return base64.b64decode(content)
-        case "$tuple":
-            return tuple(_decode(content, tensors, device))
-        case "$dict":
-            return {key: _decode(item, tensors, device) for key, item in content}
-        case _:
-            return {key: _decode(item, tensors, device) for key, item in value.items()}
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -140,7 +140,6 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         self.camera_shift = np.zeros(3), np.zeros(3)
 
         self.stage: list = []  # functions of (scene, model, data) that change each scene before it is drawn
-        self._renderer: RoomRenderer | None = None
         self._rng: np.random.Generator | None = None
         self._start = {block: np.zeros(3) for block in BLOCKS}
         self._steps, self._solved = 0, False
@@ -214,23 +213,13 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
 
     def frame(self) -> np.ndarray:
         """Draw the current state, uint8 [H, W, 3]; advances nothing."""
-        renderer = self._get_renderer()
+        renderer = self.renderer()
         self._show_lamps()
         self._show_lighting()
         if self.room:
             enlarged = self.screen().repeat(TV_TEXTURE[0] // TV_PIXELS[0], 0)  # uint8 [120, 120, 3]
             renderer.upload_picture(self._model.texture("tv").id, enlarged)
         return renderer.film(self._data, *self.camera_shift)
-
-    def gl_device(self) -> str:
-        """Return the rendering device, see `Renderer.device`."""
-        return self._get_renderer().device()
-
-    def close(self) -> None:
-        """Free the renderer; a later frame creates a new one."""
-        if self._renderer:
-            self._renderer.close()
-            self._renderer = None
 
     def get_state(self) -> dict:
         """Return the complete state, without distractors, as a tree of arrays and numbers, exact at any step."""
@@ -252,10 +241,9 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         self._start = {block: place.copy() for block, place in state["start"].items()}
         self._steps, self._solved = state["steps"], state["solved"]
 
-    def _get_renderer(self) -> RoomRenderer:
-        if self._renderer is None:
-            self._renderer = RoomRenderer(self._model, *self._look, stage=self.stage)
-        return self._renderer
+    def make_renderer(self) -> RoomRenderer:
+        """Make the renderer of the task's camera."""
+        return RoomRenderer(self._model, *self._look, stage=self.stage)
 
     def situation(self) -> Situation:
         """Return the current state as the reward sees it."""

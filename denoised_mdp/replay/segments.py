@@ -1,0 +1,56 @@
+"""Segments of single episodes, chosen from one or several rings of rows and copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from denoised_mdp.errors import UserError
+
+if TYPE_CHECKING:
+    from denoised_mdp.replay.ring import Replay
+
+
+def choose_segments(
+    replays: Sequence[Replay], batch_size: int, length: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose segments of all episodes of several replays, all starts equally likely.
+
+    Returns:
+        int [B], which of the replays each is in, and int [T, B], its rows.
+
+    Raises:
+        UserError: no episode is long enough.
+    """
+    tables = [replay.episodes() for replay in replays]
+    first, rows = (np.concatenate(column) for column in zip(*tables, strict=True))
+    counts = np.maximum(rows - length + 1, 0)  # segment starts per episode
+    ends = np.cumsum(counts)
+    if not counts.any():
+        larger = "train.prefill_steps"
+        if max(replay.capacity for replay in replays) < length:
+            larger = f"replay.capacity (it is {sum(replay.capacity for replay in replays):,})"
+        raise UserError(
+            f"No segment of {length:,} rows can be sampled: the longest episode in the replay has"
+            f" {rows.max(initial=0):,} of its {sum(map(len, replays)):,} rows. Set a smaller train.segment_length or a"
+            f" larger {larger}."
+        )
+    chosen = rng.integers(ends[-1], size=batch_size)  # [B], numbers among all starts
+    episode = np.searchsorted(ends, chosen, side="right")
+    source = np.repeat(np.arange(len(replays)), [len(table[0]) for table in tables])[episode]
+    return source, first[episode] + chosen - (ends - counts)[episode] + np.arange(length)[:, None]
+
+
+def read_segments(replays: Sequence[Replay], source: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Copy the segments that `choose_segments` returned: see `Replay.sample`."""
+    if len(replays) == 1:
+        return replays[0].read(rows)
+    parts = [(source == index, replay.read(rows[:, source == index])) for index, replay in enumerate(replays)]
+    batch = {}
+    for name, column in parts[0][1].items():
+        batch[name] = np.empty((*rows.shape, *column.shape[2:]), column.dtype)
+        for mine, part in parts:
+            batch[name][:, mine] = part[name]
+    return batch
