@@ -1,13 +1,18 @@
 """Sweeps: what Hydra hands to each job, in which folder, and what it refuses."""
 
 import os
+import pickle
+import signal
 
 import pytest
+from small_runs import TINY
 
+from denoised_mdp.analysis.status import statuses
 from denoised_mdp.cli.main import main
-from denoised_mdp.cli.sweep import sweep, translate_multirun
+from denoised_mdp.cli.sweep import JobFailed, sweep, translate_multirun
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
+from denoised_mdp.trainer import Trainer
 
 # Every job composes its own configuration: what each was given is all that matters here.
 
@@ -120,3 +125,53 @@ def test_what_hydra_refuses_is_one_line(tmp_path, monkeypatch, capfd, overrides,
     out, error = capfd.readouterr()
     assert words in error and len(error.strip().splitlines()) == 1 and "Traceback" not in out + error, out + error
     assert "HYDRA_FULL_ERROR" not in os.environ
+
+
+def test_a_failed_run_ends_no_other_and_the_sweep_has_its_exit_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    codes = iter([0, 3, 0, 2])
+    with pytest.raises(JobFailed, match="status") as failed:
+        sweep(["env=toy", "env.task=dot", "seed=1,2,3,4"], lambda given: next(codes))
+    assert list(codes) == [] and failed.value.exit_code == 3
+    again = pickle.loads(pickle.dumps(failed.value))
+    assert (str(again), again.exit_code) == (str(failed.value), 3)
+
+
+def test_a_signal_ends_the_sweep_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    codes = iter([0, 128 + signal.SIGTERM, 0])
+    with pytest.raises(SystemExit) as ended:
+        sweep(["env=toy", "env.task=dot", "seed=1,2,3"], lambda given: next(codes))
+    assert ended.value.code == 128 + signal.SIGTERM and list(codes) == [0]
+
+
+class Requeued(BaseException):
+    """What stands for the end of a process whose job was requeued."""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_saved_run_is_handed_to_the_launcher_that_handles_the_signal(tmp_path, monkeypatch, sent):
+    """Submitit's handler, which would end the process without a checkpoint, waits until the run is saved."""
+    monkeypatch.chdir(tmp_path)
+    folder, before = tmp_path / "runs", signal.getsignal(signal.SIGUSR2)
+
+    def requeue(number, frame):
+        raise Requeued
+
+    def interrupt(trainer):
+        os.kill(os.getpid(), sent)
+        return collect(trainer)
+
+    collect = Trainer.collect
+    command = ["train", "--multirun", *TINY, "seed=1,2", f"run_dir={folder}"]
+    try:
+        signal.signal(signal.SIGUSR2, requeue)
+        with monkeypatch.context() as patch, pytest.raises(Requeued):
+            patch.setattr(Trainer, "collect", interrupt)
+            main(command)
+        [stopped] = statuses([folder])
+        assert stopped.state == "stopped" and 0 < stopped.step < 200
+        assert main(command) == 0  # what the requeued job calls
+        assert [run.state for run in statuses([folder])] == ["finished", "finished"]
+    finally:
+        signal.signal(signal.SIGUSR2, before)

@@ -246,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 COMMANDS = (
-    *("train", "config", "evaluate", "render", "compare", "status", "probe", "report"),
+    *("train", "config", "evaluate", "render", "compare", "status", "table", "probe", "report"),
     *("doctor", "bench", "completion"),
 )
 

@@ -1,4 +1,4 @@
-"""The commands ``denoised-mdp evaluate | render | compare | status | report``: what one does with runs."""
+"""The commands ``denoised-mdp evaluate | render | compare | status | table | report``: what one does with runs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from denoised_mdp.cli.arguments import add_checkpoint, add_runs, natural, positive, suggest
-from denoised_mdp.progress import shown
+from denoised_mdp.progress import shown, track
 
 if TYPE_CHECKING:
     from denoised_mdp.evaluation import EvaluationResult
 
 
 def add_run_commands(commands: argparse._SubParsersAction) -> None:
-    """Add ``evaluate``, ``render``, ``compare``, ``status`` and ``report``."""
+    """Add ``evaluate``, ``render``, ``compare``, ``status``, ``table`` and ``report``."""
     help = "play held-out episodes with a trained agent"
     more = "Their seeds are fixed and were never used in training."
     evaluate = commands.add_parser(
@@ -67,6 +67,7 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     status.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folder of a run or of runs")
     status.set_defaults(function=_status)
 
+    _add_table(commands)
     help = "write one HTML page about a run, or a comparison of several"
     report = commands.add_parser(
         "report",
@@ -98,6 +99,35 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     )
     report.add_argument("--title", metavar="TEXT", help="title of the page")
     report.set_defaults(function=_report)
+
+
+def _add_table(commands: argparse._SubParsersAction) -> None:
+    help = "write tables and pictures that compare methods over tasks, distractors and seeds"
+    more = "Markdown, CSV, LaTeX and PNG. Runs of other lengths or evaluated otherwise are refused; missing ones named."
+    table = commands.add_parser(
+        "table",
+        help=help,
+        description=f"{help.capitalize()}: {more}",
+        examples=(
+            "denoised-mdp table runs/grid -o results/grid",
+            "denoised-mdp table runs/grid --step 200000 --by model.name,policy.name,model.kl.beta",
+        ),
+    )
+    table.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folder of a run or of runs")
+    table.add_argument(
+        "-o", "--output", type=Path, default=Path("table"), metavar="FOLDER", help="default: %(default)s"
+    )
+    table.add_argument("--step", type=positive, metavar="N", help="score runs there (default: at their common end)")
+    table.add_argument("--by", metavar="KEYS", help="options that tell methods apart; default: model.name,policy.name")
+    table.add_argument(
+        "--probes",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="add results that probes wrote there with --output; may be repeated",
+    )
+    table.set_defaults(function=_table)
 
 
 def _add_episodes(parser: argparse.ArgumentParser, episodes: int) -> None:
@@ -160,6 +190,24 @@ def _status(arguments: argparse.Namespace) -> int:
     counts = Counter(run.state for run in runs)
     print(", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
     return 1 if counts["failed"] else 0
+
+
+def _table(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.analysis.report.data import find_runs, read_run
+    from denoised_mdp.analysis.results import make_folder
+    from denoised_mdp.analysis.table.cells import BY, make_table
+    from denoised_mdp.analysis.table.write import write_table
+
+    with shown():
+        runs = [read_run(path, arguments.probes) for path in track(find_runs(arguments.folders), "reading", "runs")]
+        by = arguments.by.split(",") if arguments.by else BY
+        table = make_table(runs, arguments.step, by)
+        paths = write_table(table, make_folder(arguments.output))
+    for line in table.missing:
+        print(f"missing: {line}")
+    for path in paths:
+        print(path)
+    return 0
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import zlib
 from collections.abc import Callable
@@ -41,10 +42,12 @@ def sweep(overrides: list[str], train: Callable[[list[str]], int]) -> None:
 
     Args:
         overrides: as on the command line, with several values where a sweep is wanted, and options of Hydra.
-        train: returns the exit code of a training; one that is not 0 ends the sweep with it.
+        train: returns the exit code of a training. One that failed ends no other; one that a signal stopped is ended,
+            or requeued by a launcher that handles the signal, once everything is saved.
 
     Raises:
         UserError: an override is not understood, or Hydra refuses it.
+        JobFailed: a job has failed; all others have come to their end.
     """
     import hydra
     from omegaconf import OmegaConf
@@ -52,8 +55,10 @@ def sweep(overrides: list[str], train: Callable[[list[str]], int]) -> None:
 
     def job(_: Any) -> None:
         code = train(overrides_of_job())
+        if code > 128:
+            hand_on(code - 128)
         if code:
-            raise SystemExit(code)
+            raise JobFailed(code)
 
     translated, fixed = translate_multirun(overrides)
     _register(fixed)
@@ -68,6 +73,7 @@ def sweep(overrides: list[str], train: Callable[[list[str]], int]) -> None:
             raise UserError(f"The sweep's folder cannot be used ({error}). Choose another run_dir.") from error
 
 
+<<<<<<< ours
 def _register(fixed: dict[str, str]) -> None:
     """Give Hydra a configuration to refer to, with the choices that all jobs share, and the groups' names."""
     from hydra.core.config_store import ConfigStore
@@ -83,6 +89,29 @@ def _register(fixed: dict[str, str]) -> None:
         for name in choices(group):
             folder, _, name = f"{group}/{name}".rpartition("/")
             store.store(name, {}, group=folder, package="_global_")
+=======
+class JobFailed(UserError):
+    """A job's training has failed, and has said why."""
+
+    def __init__(self, exit_code: int):
+        super().__init__("a run of the sweep has failed; 'denoised-mdp status' of its folder says which, and why.")
+        self.exit_code = exit_code
+
+    def __reduce__(self):  # launchers send it from one process to another
+        return JobFailed, (self.exit_code,)
+
+
+def hand_on(number: int) -> None:
+    """End a job that was stopped by a signal, or let its launcher requeue it.
+
+    Submitit handles one of SIGUSR1 and SIGUSR2, by requeueing the job; while a run trains, they save it instead.
+    """
+    users = (signal.SIGUSR1, signal.SIGUSR2)
+    for handled in users if number in users else ():
+        if callable(signal.getsignal(handled)):
+            signal.raise_signal(handled)  # does not return
+    raise SystemExit(128 + number)
+>>>>>>> theirs
 
 
 def overrides_of_job() -> list[str]:

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 class Stop(BaseException):
@@ -17,10 +17,10 @@ class Stop(BaseException):
 class StopRequest:
     """Whether, and by which signal, the run was asked to stop.
 
-    As a context, it handles SIGINT, SIGTERM, SIGUSR1 and SIGHUP (a closed terminal; still ignored under `nohup`).
-    Normally they only set `requested`, and the current work is completed; within `at_once` they abandon it. The first
-    signal sets the exit code, as a cluster may send others during the save. A second SIGINT raises KeyboardInterrupt
-    anywhere.
+    As a context, it handles SIGINT, SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP (a closed terminal; still ignored under
+    `nohup`). Normally they only set `requested`, and the current work is completed; within `at_once` they abandon it.
+    The first signal sets the exit code, as a cluster may send others during the save. A second SIGINT raises
+    KeyboardInterrupt anywhere.
 
     Args:
         last: the process ends after this context. After a requested stop, further signals are then ignored, so they do

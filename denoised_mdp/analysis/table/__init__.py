@@ -1,0 +1,1 @@
+"""Tables of many runs: methods x tasks x distractors x seeds."""

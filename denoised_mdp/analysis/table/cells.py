@@ -1,0 +1,180 @@
+"""Runs sorted into cells (task, distractors) and methods, and what keeps them from being compared."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from denoised_mdp.analysis.report.data import RunData
+from denoised_mdp.config import as_tree, differences
+from denoised_mdp.config.compose import flatten
+from denoised_mdp.config.schema import Config
+from denoised_mdp.config.validate import as_text
+from denoised_mdp.errors import UserError, did_you_mean
+
+PAPER_VARIANTS = (
+    (),
+    ("video_background",),
+    ("video_background", "noisy_sensor"),
+    ("video_background", "camera_jitter"),
+)
+"""rows of the paper's Table 5.1, in its order"""
+PROTOCOL = ("env.episode_steps", "env.reward", "env.size", "env.quality", "env.clips", "train.eval_episodes")
+"""what two methods must share on a task, with every option of the distractors"""
+BY = ("model.name", "policy.name")
+"""options that make a method"""
+
+Cell = tuple[str, str]
+"""task, distractors"""
+
+
+@dataclass
+class Entry:
+    """One run and its score; nan where it was not evaluated at the budget."""
+
+    run: RunData
+    cell: Cell
+    method: str
+    score: float
+
+
+@dataclass
+class Table:
+    """All runs, by cell and method."""
+
+    entries: list[Entry]
+    budget: int
+    """environment steps"""
+    tasks: list[str] = field(default_factory=list)
+    variants: list[str] = field(default_factory=list)
+    methods: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    """one line for each run that is not there or was not evaluated at the budget"""
+
+    def runs(self, method: str) -> list[RunData]:
+        """All runs of a method."""
+        return [entry.run for entry in self.entries if entry.method == method]
+
+    def group(self, cell: Cell, method: str) -> list[Entry]:
+        """The runs of a method in a cell, with a score or not."""
+        return [entry for entry in self.entries if (entry.cell, entry.method) == (cell, method)]
+
+    def scores(self, method: str, variant: str | None = None) -> list[np.ndarray] | None:
+        """Scores [runs] in each cell of one row of distractors (None: of all); None if one has no score."""
+        known = {entry.cell for entry in self.entries}
+        cells = [(t, v) for v in self.variants if variant in (None, v) for t in self.tasks if (t, v) in known]
+        found = [np.array([e.score for e in self.group(cell, method) if e.score == e.score]) for cell in cells]
+        return found if all(len(scores) for scores in found) else None
+
+
+def make_table(runs: Sequence[RunData], step: int | None = None, by: Sequence[str] = BY) -> Table:
+    """Sort runs into a table.
+
+    Args:
+        runs: with a readable configuration each.
+        step: score every run there instead of at its end.
+        by: dotted keys of the options whose values name a method.
+
+    Raises:
+        UserError: runs of different budgets, protocols or settings would be mixed.
+    """
+    for run in runs:
+        if run.config is None:
+            raise UserError(f"{run.path}: {run.problems[0]} Leave it out, or restore its config.yaml.")
+    budget = step or _one_budget(runs)
+    entries = [Entry(run, _cell(run.config), _method(run, by), _score(run, budget)) for run in runs]
+    first: dict[Cell | tuple[Cell, str], Entry] = {}
+    for entry in entries:
+        _refuse_other_protocol(first.setdefault(entry.cell, entry), entry)
+        _refuse_other_settings(first.setdefault((entry.cell, entry.method), entry), entry)
+    table = Table(entries, budget)
+    table.tasks = sorted({entry.cell[0] for entry in entries})
+    table.methods = sorted({entry.method for entry in entries})
+    order = [variant_name(names) for names in PAPER_VARIANTS]
+    variants = {entry.cell[1] for entry in entries}
+    table.variants = sorted(variants, key=lambda name: (order.index(name) if name in order else len(order), name))
+    table.missing = _missing(table)
+    return table
+
+
+def variant_name(distractors: Sequence[str]) -> str:
+    """The distractors of a run as a row's name."""
+    return " + ".join(name.replace("_", " ") for name in distractors) or "noiseless"
+
+
+def _cell(config: Config) -> Cell:
+    return config.env.task, variant_name(list(config.distractors))
+
+
+def _method(run: RunData, by: Sequence[str]) -> str:
+    options = run.options() | {"model.name": run.config.model.name, "policy.name": run.config.policy.name}
+    for key in by:
+        if key not in options:
+            raise UserError(f"--by {key}: {run.path} has no such option.{did_you_mean(key, options)}")
+    return " · ".join(options[key] if key in BY else f"{key.rpartition('.')[2]}={options[key]}" for key in by)
+
+
+def _one_budget(runs: Sequence[RunData]) -> int:
+    budgets = {run.config.train.total_steps: run for run in runs}
+    if len(budgets) > 1:
+        texts = (f"{run.path} {steps:,}" for steps, run in sorted(budgets.items()))
+        raise UserError(
+            f"The runs have different lengths ({', '.join(texts)} steps). Name the step that counts with --step, or"
+            " leave some out."
+        )
+    return next(iter(budgets))
+
+
+def _score(run: RunData, budget: int) -> float:
+    """Return of the evaluation at the budget; with several environments, at the end of the turn that reached it."""
+    steps, values = run.metrics.get("eval/return", (np.empty(0), np.empty(0)))
+    at = (steps >= budget) & (steps < budget + run.config.turn_steps)
+    return float(values[at][-1]) if at.any() else float("nan")
+
+
+def _pair(one: Entry, other: Entry) -> str:
+    return f"{one.run.path} and {other.run.path} ({', '.join(one.cell)})"
+
+
+def _refuse_other_protocol(one: Entry, other: Entry) -> None:
+    """Two runs in a cell must have been evaluated alike, whatever their methods."""
+    options = [dict(flatten(as_tree(entry.run.config))) for entry in (one, other)]
+    for key in {**options[0], **options[1]}:
+        values = [as_text(side.get(key, "absent")) for side in options]
+        if values[0] != values[1] and (key in PROTOCOL or key.startswith("distractors.")):
+            raise UserError(
+                f"{_pair(one, other)} were evaluated differently: {key} is {values[0]} and {values[1]}. Leave one out."
+            )
+
+
+def _refuse_other_settings(one: Entry, other: Entry) -> None:
+    """Two runs of a method in a cell must differ in the seed, and in nothing else that is learned from."""
+    if one is not other and one.run.config.seed == other.run.config.seed:
+        raise UserError(f"{_pair(one, other)} have one method and one seed: they are no two samples. Leave one out.")
+    changed = differences(one.run.config, dataclasses.replace(other.run.config, seed=one.run.config.seed))
+    if changed:
+        by = ",".join((*BY, changed[0].partition(":")[0]))
+        raise UserError(
+            f"{_pair(one, other)} are both '{one.method}', but differ in {changed[0]}. Tell them apart with --by {by},"
+            " or leave one out."
+        )
+
+
+def _missing(table: Table) -> list[str]:
+    """Every seed that some run has is expected of every method in every cell."""
+    seeds = sorted({entry.run.seed for entry in table.entries})
+    lines = []
+    for cell in sorted({entry.cell for entry in table.entries}):
+        for method in table.methods:
+            group = table.group(cell, method)
+            absent = [seed for seed in seeds if seed not in [entry.run.seed for entry in group]]
+            if absent:
+                lines.append(f"{method}, {cell[0]}, {cell[1]}: no run with seed {', '.join(map(str, absent))}")
+            for entry in group:
+                if entry.score != entry.score:
+                    reached = f"not evaluated at step {table.budget:,} (logged until {entry.run.step:,})"
+                    lines.append(f"{method}, {cell[0]}, {cell[1]}: {entry.run.path} {reached}")
+    return lines

@@ -1,0 +1,82 @@
+"""Pictures of a table of runs: learning curves of each cell, and aggregates with their intervals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from denoised_mdp.analysis.plots import color_of, literal, new_figure, plain_axes, save_figure
+from denoised_mdp.analysis.report.groups import band
+from denoised_mdp.analysis.report.plots import BAND_FROM
+from denoised_mdp.analysis.table.cells import Table
+from denoised_mdp.analysis.table.statistics import interval, iqm, mean, median, profile
+
+LEVELS = 101
+"""of a performance profile"""
+
+
+def draw(table: Table, folder: Path) -> list[Path]:
+    """Write ``curves.png`` (the layout of the paper's Figure 5-5) and, where scores allow, ``aggregates.png``."""
+    paths = [draw_curves(table, folder / "curves.png")]
+    whole = [method for method in table.methods if table.scores(method)]
+    return [*paths, draw_aggregates(table, whole, folder / "aggregates.png")] if whole else paths
+
+
+def draw_curves(table: Table, path: Path) -> Path:
+    """A panel for each task and set of distractors: each method's mean return, 95 % band over seeds, each run thin."""
+    figure = new_figure(3.2 * len(table.tasks) + 0.3, 2.3 * len(table.variants) + 0.5)
+    figure.set_layout_engine("constrained")
+    panels = figure.subplots(len(table.variants), len(table.tasks), sharex=True, squeeze=False)
+    for row, variant in zip(panels, table.variants, strict=True):
+        for axes, task in zip(row, table.tasks, strict=True):
+            plain_axes(axes, 8)
+            axes.set_title(literal(f"{task}\n{variant}"), fontsize=8)
+            for number, method in enumerate(table.methods):
+                runs = [entry.run for entry in table.group((task, variant), method)]
+                curves = [run.metrics["eval/return"] for run in runs if "eval/return" in run.metrics]
+                if not curves:
+                    continue
+                steps, values, half, count = band(curves)
+                axes.plot(steps / 1000, values, color=color_of(number), label=literal(method), linewidth=1.6)
+                many = count >= BAND_FROM
+                low, high = values - half, values + half
+                axes.fill_between(steps / 1000, low, high, where=many, color=color_of(number), alpha=0.16, lw=0)
+                for own, one in curves if len(curves) > 1 else ():
+                    axes.plot(own / 1000, one, color=color_of(number), linewidth=0.6, alpha=0.5)
+    for axes in panels[-1]:
+        axes.set_xlabel("thousand environment steps")
+    for row in panels:
+        row[0].set_ylabel("return")
+    lines = {line.get_label(): line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]}
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    return save_figure(figure, path)
+
+
+def draw_aggregates(table: Table, methods: list[str], path: Path) -> Path:
+    """IQM, mean and median with intervals, and the performance profiles."""
+    figure = new_figure(9.5, 0.35 * len(methods) + 2.2)
+    figure.set_layout_engine("constrained")
+    *bars, profiles = figure.subplots(1, 4, width_ratios=(1, 1, 1, 1.6))
+    scores = {method: table.scores(method) for method in methods}
+    for axes, statistic in zip(bars, (iqm, mean, median), strict=True):
+        plain_axes(axes, 8)
+        for row, (method, own) in enumerate(scores.items()):
+            value, low, high = interval(statistic, own)
+            color = color_of(table.methods.index(method))
+            axes.barh(row, high - low, 0.5, low, color=color, alpha=0.35)
+            axes.plot([value, value], [row - 0.3, row + 0.3], color=color, linewidth=2)
+        axes.set_yticks(range(len(scores)), map(literal, scores) if axes is bars[0] else [""] * len(scores))
+        axes.set_ylim(len(scores) - 0.5, -0.5)
+        axes.set_xlabel({iqm: "IQM", mean: "mean", median: "median"}[statistic])
+    plain_axes(profiles, 8)
+    highest = max(float(one.max()) for own in scores.values() for one in own)
+    levels = np.linspace(min(0.0, highest), max(highest, 1.0), LEVELS)
+    for method, own in scores.items():
+        value, low, high = interval(lambda tasks: profile(tasks, levels), own, count=1000)
+        color = color_of(table.methods.index(method))
+        profiles.plot(levels, value, color=color, linewidth=1.6, label=literal(method))
+        profiles.fill_between(levels, low, high, color=color, alpha=0.16, lw=0)
+    profiles.set_xlabel("return τ")
+    profiles.set_ylabel("share of runs above τ")
+    return save_figure(figure, path)

@@ -1,0 +1,65 @@
+"""Aggregates of scores over tasks and runs, with stratified bootstrap intervals (Agarwal et al., NeurIPS 2021).
+
+The definitions are those of the authors' package ``rliable``. Here tasks may have different numbers of runs, and every
+random number comes from the generator that is given (the package draws from NumPy's global one).
+Scores are one float array of runs per task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.stats import trim_mean
+
+Scores = Sequence[np.ndarray]
+"""of each task, [runs]"""
+RESAMPLES = 5000
+
+
+def iqm(tasks: Scores) -> np.ndarray:
+    """Interquartile mean: of the middle half of all runs of all tasks. [..., runs] each -> [...]."""
+    return trim_mean(np.concatenate(tasks, -1), 0.25, axis=-1)
+
+
+def mean(tasks: Scores) -> np.ndarray:
+    """Mean over tasks of the mean over runs. [..., runs] each -> [...]."""
+    return np.mean([task.mean(-1) for task in tasks], 0)
+
+
+def median(tasks: Scores) -> np.ndarray:
+    """Median over tasks of the mean over runs. [..., runs] each -> [...]."""
+    return np.median([task.mean(-1) for task in tasks], 0)
+
+
+def profile(tasks: Scores, levels: np.ndarray) -> np.ndarray:
+    """Performance profile: share of runs above each level [levels], mean over tasks. [..., runs] -> [..., levels]."""
+    return np.mean([(task[..., None] > levels).mean(-2) for task in tasks], 0)
+
+
+def improvement(first: Scores, second: Scores) -> np.ndarray:
+    """P(X > Y) + P(X = Y) / 2 for a run of each of two methods, mean over tasks. [..., runs] -> [...]."""
+    pairs = [(x[..., :, None] - y[..., None, :]) for x, y in zip(first, second, strict=True)]  # [..., runs, runs]
+    return np.mean([((pair > 0) + 0.5 * (pair == 0)).mean((-1, -2)) for pair in pairs], 0)
+
+
+def resampled(tasks: Scores, rng: np.random.Generator, count: int = RESAMPLES) -> list[np.ndarray]:
+    """Runs drawn with replacement within each task, [count, runs] each."""
+    return [task[rng.integers(len(task), size=(count, len(task)))] for task in tasks]
+
+
+def interval(
+    statistic: Callable[..., np.ndarray], *methods: Scores, seed: int = 0, count: int = RESAMPLES
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`statistic` of the methods' scores, and its 95 % percentile interval; nan where a task has but one run.
+
+    One run shows no spread: resampling it would claim certainty.
+    """
+    value = statistic(*methods)
+    if any(len(task) < 2 for tasks in methods for task in tasks):
+        return value, np.full_like(value, math.nan), np.full_like(value, math.nan)
+    rng = np.random.default_rng(seed)
+    values = statistic(*(resampled(tasks, rng, count) for tasks in methods))  # [count, ...]
+    low, high = np.percentile(values, (2.5, 97.5), axis=0)
+    return value, low, high

@@ -1,0 +1,175 @@
+"""A table of runs as text: Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from denoised_mdp.analysis.report.choice import at_common_step, common_options
+from denoised_mdp.analysis.report.data import BROKEN, RunData
+from denoised_mdp.analysis.report.parts import ratio_of_signal, recall_of
+from denoised_mdp.analysis.results import write_csv, write_whole
+from denoised_mdp.analysis.table.cells import Table
+from denoised_mdp.analysis.table.plots import draw
+from denoised_mdp.analysis.table.statistics import improvement, interval, iqm, mean, median
+from denoised_mdp.run import checkpoint as checkpoints
+from denoised_mdp.run.folder import RunFolder
+
+Rows = list[list[str]]
+"""cells of a table, the header first"""
+PROBES: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
+    "recall": ("factors", lambda tree: recall_of(tree, "signal")),
+    "leakage": ("factors", lambda tree: recall_of(tree, "noise")),
+    "invariance": ("invariance", ratio_of_signal),
+}
+"""column -> the probe, and its number"""
+
+
+def write_table(table: Table, folder: Path) -> list[Path]:
+    """Write ``table.md``, ``.csv``, ``.tex`` and pictures into a folder that exists; returns their paths."""
+    parts = {
+        f"Return at step {table.budget:,}, mean over tasks": by_variant(table),
+        "Aggregates over all tasks and distractors": aggregates(table),
+        "Probability that a run of the row's method beats one of the column's": improvements(table),
+    }
+    notes = [
+        "Brackets: 95 % intervals of a bootstrap over runs, stratified by task and distractors; none where a cell has"
+        " but one run. IQM: mean of the middle half of all runs. A dash: a cell has no run with a score.",
+        "Recall, leakage and invariance (how far other distractors move what the policy sees; low is good) are means"
+        " over runs with probes of the same options and step. Core hours: wall-clock hours times threads.",
+    ]
+    lines = [line for title, rows in parts.items() for line in (f"## {title}", "", *_markdown(rows), "")]
+    missing = table.missing or ["nothing"]
+    lines += [*notes, "", "## Missing", "", *(f"- {line}" for line in missing), ""]
+    latex = [line for title, rows in parts.items() for line in (f"% {title}", *_latex(rows), "")]
+    return [
+        write_whole(folder / "table.md", "\n".join(lines)),
+        write_csv(folder / "runs.csv", per_run(table)),
+        write_whole(folder / "table.tex", "\n".join(latex)),
+        *draw(table, folder),
+    ]
+
+
+def by_variant(table: Table) -> Rows:
+    """The paper's Table 5.1: a row for each set of distractors, a column for each method."""
+    rows = [["", *table.methods]]
+    for variant in table.variants:
+        scores = [table.scores(method, variant) for method in table.methods]
+        rows.append([variant, *(_estimate(mean, one) for one in scores)])
+    return rows
+
+
+def aggregates(table: Table) -> Rows:
+    """Each method over everything: returns, what its representation holds, size and cost."""
+    rows = [["", "IQM", "mean", "median", *PROBES, "parameters", "core hours", "runs"]]
+    everyone = [entry.run for entry in table.entries]
+    for method in table.methods:
+        scores, runs = table.scores(method), table.runs(method)
+        cells = [_estimate(statistic, scores) for statistic in (iqm, mean, median)]
+        cells += [_mean_text(probed(runs, everyone, name), 2) for name in PROBES]
+        sizes = {parameters(run.path) for run in runs} - {None}
+        cells.append(" to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)})) if sizes else "-")
+        cells += [_mean_text([core_hours(run) for run in runs], 1), f"{len(runs)}"]
+        rows.append([method, *cells])
+    return rows
+
+
+def improvements(table: Table) -> Rows:
+    """P(row's method > column's), by the Mann-Whitney statistic."""
+    scores = {method: table.scores(method) for method in table.methods}
+    rows = [["", *table.methods]]
+    for one in table.methods:
+        others = (_estimate(improvement, scores[one], scores[two], digits=2) for two in table.methods if two != one)
+        rows.append([one, *("" if two == one else next(others) for two in table.methods)])
+    return rows
+
+
+def per_run(table: Table) -> list[dict[str, Any]]:
+    """One row per run, for other programs."""
+    everyone = [entry.run for entry in table.entries]
+    return [
+        {
+            "run": str(entry.run.path),
+            "task": entry.cell[0],
+            "distractors": entry.cell[1],
+            "method": entry.method,
+            "seed": entry.run.seed,
+            "step": table.budget,
+            "return": entry.score,
+            **{name: next(iter(probed([entry.run], everyone, name)), math.nan) for name in PROBES},
+            "parameters": parameters(entry.run.path) or math.nan,
+            "core_hours": core_hours(entry.run),
+        }
+        for entry in table.entries
+    ]
+
+
+def probed(runs: Sequence[RunData], everyone: Sequence[RunData], name: str) -> list[float]:
+    """The number of a probe for each run that has it with the options that most runs share."""
+    probe, value_of = PROBES[name]
+    values = []
+    for _, tree in at_common_step(runs, probe, common_options(everyone, probe)):
+        try:
+            found = value_of(tree)
+        except BROKEN:
+            continue
+        values += [found.value] if found.known else []
+    return values
+
+
+def parameters(path: Path) -> int | None:
+    """Weights in the newest checkpoint, target nets included; None without a readable one."""
+    folder = RunFolder(path).checkpoints
+    try:
+        step = checkpoints.list_steps(folder)[-1]
+        with safe_open(folder / f"step_{step:09d}" / "tensors.safetensors", "np") as file:
+            names = [name for name in file.keys() if name.startswith("agent/weights/")]  # noqa: SIM118
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+    except (*BROKEN, SafetensorError):
+        return None
+
+
+def core_hours(run: RunData) -> float:
+    """Wall-clock hours of training times its threads; nan where either is unknown."""
+    threads = [start.get("threads") for start in run.machine]
+    if run.speed is None or not threads or not isinstance(threads[-1], int):
+        return math.nan
+    return run.speed.seconds * threads[-1] / 3600
+
+
+def _estimate(statistic: Callable[..., np.ndarray], *methods: Sequence[np.ndarray] | None, digits: int = 0) -> str:
+    """A statistic with its interval; a dash where scores are missing."""
+    if any(scores is None for scores in methods):
+        return "-"
+    value, low, high = interval(statistic, *methods)
+    bounds = f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(low) else ""
+    return f"{value:.{digits}f}{bounds}"
+
+
+def _mean_text(values: Sequence[float], digits: int) -> str:
+    known = [value for value in values if math.isfinite(value)]
+    return f"{np.mean(known):.{digits}f}" if known else "-"
+
+
+def _markdown(rows: Rows) -> list[str]:
+    header, *body = ([cell.replace("|", r"\|") for cell in row] for row in rows)
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *body)]
+
+
+def _latex(rows: Rows) -> list[str]:
+    special = str.maketrans({char: rf"\{char}" for char in "&%$#_{}"} | {"·": r"$\cdot$", "\\": r"\textbackslash{}"})
+    header, *body = (" & ".join(cell.translate(special) for cell in row) + r" \\" for row in rows)
+    return [
+        rf"\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}",
+        r"\toprule",
+        header,
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]

@@ -1,0 +1,160 @@
+"""The table of many runs: its statistics against brute force, and what it refuses to compare."""
+
+import csv
+import itertools
+import math
+
+import numpy as np
+import pytest
+from report_runs import add_probes, make_run
+
+from denoised_mdp.analysis.report.data import read_run
+from denoised_mdp.analysis.table.cells import make_table
+from denoised_mdp.analysis.table.statistics import improvement, interval, iqm, mean, median, profile
+from denoised_mdp.analysis.table.write import aggregates, by_variant, improvements
+from denoised_mdp.cli.main import main
+from denoised_mdp.errors import UserError
+
+SCORES = [np.array([3.0, 1.0, 7.0, 2.0]), np.array([10.0, 0.0, 4.0, 4.0]), np.array([5.0, 5.0, 6.0, 9.0])]
+OTHER = [np.array([2.0, 2.0, 8.0]), np.array([4.0, 1.0, 11.0]), np.array([5.0, 0.0, 1.0])]
+
+
+def test_statistics_are_their_definitions():
+    together = sorted(np.concatenate(SCORES))
+    assert iqm(SCORES) == np.mean(together[3:9]), "12 runs: the lowest and the highest 3 are left out"
+    assert mean(SCORES) == pytest.approx((3.25 + 4.5 + 6.25) / 3)
+    assert median(SCORES) == 4.5
+    levels = np.array([0.0, 3.0, 9.5])
+    brute = [np.mean([sum(s > level for s in task) / 4 for task in SCORES]) for level in levels]
+    assert profile(SCORES, levels) == pytest.approx(brute)
+    wins = [
+        np.mean([1.0 if a > b else 0.5 if a == b else 0.0 for a, b in itertools.product(x, y)])
+        for x, y in zip(SCORES, OTHER, strict=True)
+    ]
+    assert improvement(SCORES, OTHER) == pytest.approx(np.mean(wins))
+    assert improvement(OTHER, SCORES) == pytest.approx(1 - np.mean(wins))
+    assert improvement(SCORES, SCORES) == 0.5
+
+
+def test_statistics_agree_with_the_authors_package():
+    metrics = pytest.importorskip("rliable.metrics", reason="rliable is not installed")
+    one, two = (np.stack(scores, 1) for scores in (SCORES, OTHER))  # [runs, tasks]
+    for ours, theirs in ((iqm, "iqm"), (mean, "mean"), (median, "median")):
+        assert ours(SCORES) == pytest.approx(getattr(metrics, f"aggregate_{theirs}")(one))
+    assert improvement(SCORES, OTHER) == pytest.approx(metrics.probability_of_improvement(one, two))
+
+
+@pytest.mark.parametrize("statistic", [mean, median, iqm])
+def test_intervals_are_those_of_all_resamples(statistic):
+    """Two tasks of 3 runs have 27 x 27 equally likely resamples within tasks."""
+    tasks = [np.array([0.0, 1.0, 4.0]), np.array([10.0, 20.0, 50.0])]
+    every = [[np.array(draw) for draw in itertools.product(task, repeat=3)] for task in tasks]
+    exact = np.sort([statistic(pair) for pair in itertools.product(*every)])
+    value, low, high = interval(statistic, tasks, count=20_000)
+    assert value == statistic(tasks)
+    below = [np.mean(exact < bound) for bound in (low, high)], [np.mean(exact <= bound) for bound in (low, high)]
+    for share, (less, most) in zip((0.025, 0.975), zip(*below, strict=True), strict=True):
+        assert less - 0.006 <= share <= most + 0.006  # 5 standard errors of 20,000 draws
+    assert interval(statistic, tasks) == interval(statistic, tasks), "equal inputs give equal intervals"
+
+
+def test_resamples_stay_within_tasks_and_methods_are_drawn_apart():
+    constant = [np.full(3, 1.0), np.full(5, 9.0)]  # tasks may have different numbers of runs
+    assert [float(x) for x in interval(mean, constant)] == [5.0, 5.0, 5.0]
+    _, low, high = interval(improvement, [np.array([0.0, 1.0])], [np.array([0.0, 1.0])], count=20_000)
+    assert (low, high) == (0.0, 1.0), "paired draws would always give one half"
+    value, low, high = interval(mean, [np.array([1.0]), np.array([2.0, 3.0])])
+    assert value == 1.75 and math.isnan(low) and math.isnan(high), "one run shows no spread"
+
+
+def grid(folder, *overrides, methods=("2b", "dreamer"), seeds=(0, 1, 2), offset=0.0, step=240):
+    """Runs of debug's 480 steps whose last return is known: 10 per method, 1 per seed."""
+    for (number, method), seed in itertools.product(enumerate(methods), seeds):
+        path = folder / f"{method}-{seed}-{'-'.join(overrides)}".replace("/", "_").replace("=", "_")
+        make_run(
+            path, f"model={method}", f"seed={seed}", *overrides, returns=(0.0, 10 * number + seed + offset), step=step
+        )
+
+
+def table_of(folder, **options):
+    return make_table([read_run(path) for path in sorted(folder.iterdir())], **options)
+
+
+def test_a_table_has_the_means_of_its_cells(tmp_path):
+    grid(tmp_path)
+    grid(tmp_path, "env.task=counting", offset=100.0)
+    grid(tmp_path, "env.task=counting", "env=dmc", "env.task=cheetah_run", "distractors=video_background", offset=4.0)
+    table = table_of(tmp_path)
+    assert (table.methods, table.budget, table.missing) == (["2b · backprop", "dreamer · backprop"], 480, [])
+    assert (table.tasks, table.variants) == (["cheetah_run", "counting", "dot"], ["noiseless", "video background"])
+    [_, *rows] = by_variant(table)
+    assert [[cell.split()[0] for cell in row[1:]] for row in rows] == [["51", "61"], ["5", "15"]]
+    assert rows[0][1].endswith("]") and rows[0][0] == "noiseless"
+    assert improvements(table)[1][1:] == ["", "0.00 [0.00, 0.00]"]
+    assert aggregates(table)[1][1].split()[0] == "23", "mean of 2, 4, 5, 6, 100; 0, 1 and 101, 102 are left out"
+
+
+def test_what_is_missing_is_named_and_never_averaged_over(tmp_path):
+    grid(tmp_path, seeds=(0, 1))
+    grid(tmp_path, "env.task=counting", methods=("2b",), seeds=(0,))
+    grid(tmp_path, "env.task=counting", methods=("2b",), seeds=(1,), step=100)  # ended at step 200 of 480
+    table = table_of(tmp_path)
+    text = "\n".join(table.missing)
+    assert "dreamer · backprop, counting, noiseless: no run with seed 0, 1" in text
+    assert "not evaluated at step 480 (logged until 200)" in text and len(table.missing) == 2
+    assert table.scores("dreamer · backprop") is None and by_variant(table)[1][2] == "-"
+    assert [list(scores) for scores in table.scores("2b · backprop")] == [[0.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (["train.total_steps=960"], "different lengths .* --step"),
+        (["train.eval_episodes=3"], "evaluated differently: train.eval_episodes is 2 and 3"),
+        (["env.episode_steps=30"], "evaluated differently: env.episode_steps"),
+        (["env.quality=faithful", "model=dreamer"], "evaluated differently: env.quality"),
+        (["model.kl.beta=0.5"], "differ in model.kl.beta: 1.0 -> 0.5.*--by model.name,policy.name,model.kl.beta"),
+        (["train.prefill_steps=300", "seed=4"], "differ in train.prefill_steps"),
+        (["seed=0"], "one seed"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path, other, said):
+    grid(tmp_path, methods=("2b",), seeds=(0,))
+    make_run(tmp_path / "z", "seed=1", *other, returns=(0.0, 1.0), step=240)
+    with pytest.raises(UserError, match=said):
+        table_of(tmp_path)
+
+
+def test_options_tell_methods_apart_and_a_step_makes_lengths_equal(tmp_path):
+    grid(tmp_path, methods=("2b",))
+    grid(tmp_path, "model.kl.beta=0.5", "train.total_steps=960", methods=("2b",), offset=5.0)
+    table = table_of(tmp_path, step=240, by=["model.name", "model.kl.beta"])
+    assert table.methods == ["2b · beta=0.5", "2b · beta=1.0"]
+    assert [list(scores) for scores in table.scores("2b · beta=1.0")] == [[0.0, 0.0, 0.0]]
+    with pytest.raises(UserError, match="no such option. Did you mean 'model.kl.beta'"):
+        table_of(tmp_path, step=240, by=["model.kl.bet"])
+
+
+def test_the_command_writes_every_format(tmp_path, capsys):
+    grid(tmp_path / "runs", seeds=(0, 1))
+    for run in (tmp_path / "runs").iterdir():
+        add_probes(run, recall=0.75, leakage=0.25)
+    (tmp_path / "runs" / "2b-1-" / "metrics.jsonl").unlink()
+    output = tmp_path / "out"
+    assert main(["table", str(tmp_path / "runs"), "-o", str(output)]) == 0
+    said = capsys.readouterr().out
+    assert "missing: 2b · backprop, dot, noiseless" in said
+    names = ["aggregates.png", "curves.png", "runs.csv", "table.md", "table.tex"]
+    assert sorted(path.name for path in output.iterdir()) == names and all(name in said for name in names)
+    rows = {row["run"]: row for row in csv.DictReader(open(output / "runs.csv"))}
+    assert {row["recall"] for row in rows.values()} == {"0.75"} and len(rows) == 4
+    assert rows[str(tmp_path / "runs" / "2b-1-")]["return"] == ""
+    assert rows[str(tmp_path / "runs" / "dreamer-1-")]["return"] == "11.0"
+    text = (output / "table.md").read_text()
+    assert "| 0.75 | 0.25 | 0.06 |" in text and "no interval" not in text
+    latex = (output / "table.tex").read_text()
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 3 and r"$\cdot$" in latex
+    for line in latex.splitlines():
+        if line.endswith(r"\\"):
+            assert line.count("&") in (2, 9)
+    assert main(["table", str(tmp_path / "nothing")]) == 2
