@@ -7,7 +7,6 @@ import sys
 
 import pytest
 from report_runs import make_run
-from small_clips import write_clips
 from small_runs import TINY, run_units, tiny
 
 from denoised_mdp.analysis.status import status_of, statuses
@@ -15,6 +14,7 @@ from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.failure import last_error, recorded
 from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.session import Session
 
 
 def test_a_run_is_stopped_then_finished(tmp_path, capsys):
@@ -49,16 +49,19 @@ def test_a_lock_of_another_process_means_running(tmp_path):
     assert not run.in_use() and status_of(run.path).state == "stopped"
 
 
-def test_a_failing_run_leaves_its_error_and_a_later_success_removes_it(tmp_path, capsys):
+def test_a_failing_run_leaves_its_error_and_a_later_success_removes_it(tmp_path, capsys, monkeypatch):
+    def fail(*_):
+        raise UserError("no clips at /data")
+
     run, bad = make_run(tmp_path / "runs" / "good"), tmp_path / "runs" / "bad"
-    command = [*TINY, "env=dmc", "env.task=cheetah_run", "distractors=video_background", "train.total_steps=80"]
-    command += [f"env.clips={tmp_path}/clips", f"run_dir={bad}"]
-    assert main(["train", *command]) == 2
+    command = [*TINY, "train.total_steps=80", f"run_dir={bad}"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "announce", fail)
+        assert main(["train", *command]) == 2
     assert main(["status", str(tmp_path / "runs")]) == 1
     shown = capsys.readouterr().out
-    assert last_error(bad / "error.json") in shown and f"{tmp_path}/clips" in last_error(bad / "error.json")
+    assert last_error(bad / "error.json") == "no clips at /data" and "no clips at /data" in shown
     assert "1 failed, 1 stopped" in shown and str(run) in shown
-    write_clips(tmp_path / "clips")
     assert main(["train", *command]) == 0
     assert main(["train", *command, "seed=7"]) == 2, "another configuration"
     assert not (bad / "error.json").exists() and status_of(bad).state == "finished"

@@ -73,7 +73,6 @@ def sweep(overrides: list[str], train: Callable[[list[str]], int]) -> None:
             raise UserError(f"The sweep's folder cannot be used ({error}). Choose another run_dir.") from error
 
 
-<<<<<<< ours
 def _register(fixed: dict[str, str]) -> None:
     """Give Hydra a configuration to refer to, with the choices that all jobs share, and the groups' names."""
     from hydra.core.config_store import ConfigStore
@@ -89,7 +88,8 @@ def _register(fixed: dict[str, str]) -> None:
         for name in choices(group):
             folder, _, name = f"{group}/{name}".rpartition("/")
             store.store(name, {}, group=folder, package="_global_")
-=======
+
+
 class JobFailed(UserError):
     """A job's training has failed, and has said why."""
 
@@ -111,7 +111,6 @@ def hand_on(number: int) -> None:
         if callable(signal.getsignal(handled)):
             signal.raise_signal(handled)  # does not return
     raise SystemExit(128 + number)
->>>>>>> theirs
 
 
 def overrides_of_job() -> list[str]:
