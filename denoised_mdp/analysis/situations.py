@@ -71,11 +71,14 @@ def rows_of(episode: Episode, first: int = FIRST, apart: int = APART) -> np.ndar
     return np.arange(first, len(episode.observation), apart)
 
 
-def make_situations(config: Config, agents: Sequence[Agent], episodes: int, steps: int) -> Situations:
+def make_situations(
+    config: Config, agents: Sequence[Agent], episodes: int, steps: int, apart: int = APART
+) -> Situations:
     """Play `episodes` episodes of at most `steps` actions, and replay each in all worlds.
 
     Every other episode has random actions; the rest are played by the agents in turn, as while collecting, so that
-    good and bad behaviour are seen. Seeds are fixed: equal agents give equal situations.
+    good and bad behaviour are seen. Seeds are fixed: equal agents give equal situations. apart: decisions from one row
+    to the next.
 
     Raises:
         UserError: fewer than three episodes, or episodes too short for a row that counts.
@@ -103,7 +106,7 @@ def make_situations(config: Config, agents: Sequence[Agent], episodes: int, step
             ]
             if name == HOME:
                 found = factors(environment)
-    rows = [rows_of(episode) for episode in worlds[HOME]]
+    rows = [rows_of(episode, apart=apart) for episode in worlds[HOME]]
     if not all(map(len, rows)):
         raise UserError(f"Some episodes have no more than {FIRST} actions: give more --steps.")
     truth = {"signal": [np.zeros((sum(map(len, rows)), 0))], "noise": [np.zeros((sum(map(len, rows)), 0))]}

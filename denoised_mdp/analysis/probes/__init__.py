@@ -1,7 +1,16 @@
 """All probes by name; each file holds one: its options, its run and its section of the report."""
 
 from denoised_mdp.analysis.probe import Probe
-from denoised_mdp.analysis.probes import equivalence, factors, health, invariance, joints, joints_data, similarity
+from denoised_mdp.analysis.probes import (
+    distance,
+    equivalence,
+    factors,
+    health,
+    invariance,
+    joints,
+    joints_data,
+    similarity,
+)
 from denoised_mdp.plugins import Registry
 
 PROBES: Registry[Probe] = Registry(
@@ -12,6 +21,7 @@ PROBES: Registry[Probe] = Registry(
         "health": health.PROBE,
         "similarity": similarity.PROBE,
         "equivalence": equivalence.PROBE,
+        "distance": distance.PROBE,
         "joints": joints.PROBE,
         "joints_data": joints_data.PROBE,
     },

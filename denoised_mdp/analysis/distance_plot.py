@@ -1,0 +1,81 @@
+"""Picture of `probe distance`: what k decisions, and other distractors, are worth in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from denoised_mdp.analysis.distance import STATE
+from denoised_mdp.analysis.plots import COLORS, FAINT, INK, literal, new_figure, plain_axes
+
+COLORS = COLORS | {STATE: INK, "pixels": "#b8860b"}
+
+
+def distance_figure(parts: Mapping[str, Mapping[str, Any]], title: str = "") -> Figure:
+    """Left: learned steps between rows k decisions apart, by representation. Right: between paired worlds.
+
+    parts: name -> fields of `distance.Geometry`; the keys of its lags may be text, as JSON has them.
+    """
+    figure = new_figure(9.0, 3.7)
+    figure.set_layout_engine("constrained")
+    left, right = figure.subplots(1, 2)
+    _lags(left, parts)
+    _worlds(right, {name: one for name, one in parts.items() if one["paired"]})
+    for axes in (left, right):
+        plain_axes(axes, 8.5)
+        axes.title.set(fontsize=9, color=INK)
+    if title:
+        figure.suptitle(literal(title), fontsize=10, color=INK, x=0.01, ha="left")
+    return figure
+
+
+def _lags(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Median steps over k, with each part's rank correlation in the legend; the diagonal is the bound."""
+    for name, one in parts.items():
+        lags = {int(k): middle for k, (_, middle, _) in one["lags"].items()}
+        agrees = one["rank_correlation"]
+        label = name if name == STATE or agrees is None else f"{name} (rank correlation with {STATE}'s: {agrees:.2f})"
+        axes.plot(list(lags), list(lags.values()), "o-", color=COLORS[name], markersize=3, lw=1.6, label=literal(label))
+    ticks = list(lags)
+    axes.plot(ticks, ticks, linestyle=(0, (4, 3)), color=FAINT, linewidth=1, label="k steps: at most this far")
+    axes.set(xscale="log", yscale="log", xlabel="k decisions", ylabel="steps, median over held-out episodes")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+        axis.set_ticks(ticks, ticks)
+    axes.set_ylim(0.45, 1.3 * ticks[-1])
+    axes.set_title("How far is a situation k decisions later?")
+    axes.legend(frameon=False, fontsize=7, loc="upper left")
+
+
+def _worlds(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Bars: steps between a situation and the same one in each other world; lines: between two random situations."""
+    axes.set_title("How far is the same situation under other distractors?")
+    if not parts:
+        axes.text(0.5, 0.5, "this environment has no distractors", ha="center", transform=axes.transAxes, color=FAINT)
+        return
+    names, worlds = list(parts), list(dict.fromkeys(world for one in parts.values() for world in one["paired"]))
+    width = 0.8 / len(worlds)
+    for number, world in enumerate(worlds):
+        heights = [parts[name]["paired"][world] for name in names]
+        places = [place + (number - (len(worlds) - 1) / 2) * width for place in range(len(names))]
+        axes.bar(places, heights, 0.9 * width, color=[COLORS[name] for name in names], alpha=1 - 0.25 * number)
+        for place in places:
+            axes.text(
+                place,
+                0,
+                f" {world}",
+                rotation=90,
+                ha="center",
+                va="bottom",
+                fontsize=6.5,
+                color=INK if number else "white",
+            )
+    for place, name in enumerate(names):
+        label = "two random situations" if place == 0 else None
+        axes.hlines(parts[name]["random"], place - 0.45, place + 0.45, color=INK, linewidth=1.6, label=label)
+    axes.set_xticks(range(len(names)), names)
+    axes.set(ylabel="steps, median", ylim=(0, 1.2 * max(*axes.get_ylim(), *(one["random"] for one in parts.values()))))
+    axes.legend(frameon=False, fontsize=7, loc="upper right")
