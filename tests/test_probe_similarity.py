@@ -230,7 +230,7 @@ def test_equivalence_of_runs(runs, capsys):
         tree = json.loads(path.read_text())
         assert set(tree["roles"]) == roles
         assert tree["signatures"]["states"] == 12 and tree["signatures"]["R2"] is not None
-        assert set(tree["signatures"]["spearman"]) == roles - {"y, same distractors"} | {"pixels"}
+        assert set(tree["signatures"]["spearman"]) == roles - {"y, same distractors"} | {"pixels", "imagined"}
         section = PROBES["equivalence"].report(tree)
         assert len(section.pictures) == 1 and len(section.tables[0][1]) == len(roles)
         assert path.with_suffix(".png").exists() and path.with_suffix(".csv").exists()

@@ -21,8 +21,8 @@ def equivalence_figure(tree: Mapping[str, Any]) -> Figure:
     figure = captioned(
         1.8 + 0.36 * max(len(roles), len(ranks)),
         "Are situations that mean the same also the same to a latent? Left: can distance tell twins (same physics,"
-        " other distractors) from other pairs; 1 is perfect. Right: do distances rank as rewards to come do? For x, far"
-        " right is good.",
+        " other distractors) from other pairs; 1 is perfect, dashed the chance of AUROC. Right: do distances rank as"
+        " those of the rewards to come do? For x, far right is good; imagined: the rewards that the model foresees.",
     )
     left, right = figure.subplots(1, 2) if ranks else (figure.subplots(), None)
     for place, (role, one) in enumerate(roles.items()):
@@ -45,7 +45,7 @@ def equivalence_figure(tree: Mapping[str, Any]) -> Figure:
         values = [np.nan if value is None else value for value in ranks.values()]
         right.barh(range(len(ranks)), values, 0.55, color=[COLORS.get(role, FAINT) for role in ranks])
         _names(right, list(ranks))
-        right.set_xlabel("rank correlation with rewards")
+        right.set_xlabel("rank correlation")
     return figure
 
 

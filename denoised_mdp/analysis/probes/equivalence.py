@@ -116,11 +116,12 @@ def _signatures(
     rows = rows_of(column[0])
     first = {role: values[:, 0].reshape(len(true), -1) for role, values in roles.items()}
     pixels = np.concatenate([cell.observation[rows].reshape(len(rows), -1) for cell in column])
-    ranks = compare(true, first | {"pixels": pixels}, episode.ravel())
+    asked, r2, note = first | {"pixels": pixels}, float("nan"), CANNOT_IMAGINE
     latents = seen_latents(subject.agent, column, rows)
-    r2, note = float("nan"), CANNOT_IMAGINE
     if latents is not None:
-        r2, note = pooled_r2(true, model_signatures(subject.agent, latents, ground.actions)), ""
+        own, note = model_signatures(subject.agent, latents, ground.actions), ""
+        asked, r2 = asked | {"imagined": own}, pooled_r2(true, own)
+    ranks = compare(true, asked, episode.ravel())
     return {"states": len(true), "R2": r2, "spearman": ranks, "note": note}
 
 

@@ -6,6 +6,7 @@ a mean over pairs are over runs: runs are independent, their stages and pairs ar
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,6 +73,13 @@ class Alignments:
         """Alignment of two lists of neighbours, with its interval over episodes."""
         return over_episodes(overlap(first, membership(second)), self.episode)
 
+    def mean(self, values: Mapping[tuple[int, ...], np.ndarray]) -> Estimate:
+        """The mean of overlaps [n] of runs or pairs; its interval is over runs or, of fewer than 3, over episodes."""
+        if len({run for key in values for run in key}) >= LEAST_RUNS or not values:
+            return over_runs({key: float(rows.mean()) for key, rows in values.items()})
+        found = over_episodes(np.mean(list(values.values()), 0), self.episode)
+        return dataclasses.replace(found, note="interval over episodes, not over runs")
+
 
 def over_episodes(rows: np.ndarray, episode: np.ndarray) -> Estimate:
     """The mean of one number per row [n], with an interval over whole episodes."""
@@ -135,13 +143,11 @@ def across_worlds(known: Alignments) -> list[dict]:
             rows.append({**own, "same run": None, "other seed": _pairs(known, points, role, HOME)})
             for world in list(known.situations.worlds)[1:]:
                 same = {
-                    (point.run,): float(
-                        overlap(known.of(point, HOME, role), membership(known.of(point, world, role))).mean()
-                    )
+                    (point.run,): overlap(known.of(point, HOME, role), membership(known.of(point, world, role)))
                     for point in points
                 }
                 other = _pairs(known, points, role, world)
-                rows.append({**own, "world": world, "same run": over_runs(same), "other seed": other})
+                rows.append({**own, "world": world, "same run": known.mean(same), "other seed": other})
     return rows
 
 
@@ -150,10 +156,9 @@ def _pairs(known: Alignments, points: Sequence[Point], role: str, world: str, k:
     marks = {point.run: membership(known.of(point, world, role, k)) for point in points}
     both = itertools.combinations(points, 2) if world == HOME else itertools.permutations(points, 2)
     values = {
-        (first.run, second.run): float(overlap(known.of(first, HOME, role, k), marks[second.run]).mean())
-        for first, second in both
+        (first.run, second.run): overlap(known.of(first, HOME, role, k), marks[second.run]) for first, second in both
     }
-    return over_runs(values)
+    return known.mean(values)
 
 
 def groups_of(points: Iterable[Point]) -> list[tuple[str, list[Point]]]:
