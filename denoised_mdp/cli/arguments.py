@@ -93,6 +93,20 @@ def _key(flag: str, exact: bool = False) -> str | None:
     return names[near[0]] if near else None
 
 
+def add_command(
+    commands: argparse._SubParsersAction,
+    name: str,
+    function: Callable[..., int] | None,
+    help: str,
+    more: str = ".",
+    **options: Any,
+) -> Parser:
+    """Add a command that calls `function`. Its description is its help as a sentence, and what `more` adds."""
+    parser = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}{more}", **options)
+    parser.set_defaults(function=function)
+    return parser
+
+
 def positive(text: str) -> int:
     """Parse a whole number of at least 1, for argparse."""
     if not text.isdecimal() or int(text) < 1:

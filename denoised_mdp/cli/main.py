@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TextIO
 
 from denoised_mdp import __version__, progress
-from denoised_mdp.cli.arguments import Parser, add_count, add_options, positive, suggest
+from denoised_mdp.cli.arguments import Parser, add_command, add_count, add_options, positive, suggest
 from denoised_mdp.cli.probe import add_probe_commands
 from denoised_mdp.cli.runs import add_run_commands
 from denoised_mdp.errors import EnvironmentFailure, UserError, did_you_mean
@@ -54,39 +54,42 @@ def build_parser(probes: bool = True) -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     help = "train a model, or continue a run in its folder"
-    train = commands.add_parser("train", help=help, long_help=_train_help, keyed="overrides")
+    train = add_command(commands, "train", _train, help, long_help=_train_help, keyed="overrides")
     add_options(train)
     train.add_argument("-m", "--multirun", action="store_true")
     train.add_argument("-c", "--cfg", nargs="?", const="job")
-    train.set_defaults(function=_train)
-    help = "print a composed configuration as YAML, without training"
-    config = commands.add_parser(
+    config = add_command(
+        commands,
         "config",
-        help=help,
-        description=f"{help.capitalize()}.",
+        _config,
+        "print a composed configuration as YAML, without training",
         keyed="overrides",
         examples=("denoised-mdp config preset=quickstart model=2c",),
     )
     add_options(config)
-    config.set_defaults(function=_config)
     add_run_commands(commands)
     add_probe_commands(commands, wanted=probes)
+    _add_machine_commands(commands)
+    return parser
 
-    help = "check this machine and a configuration before a long run"
-    doctor = commands.add_parser(
+
+def _add_machine_commands(commands: argparse._SubParsersAction) -> None:
+    """Add ``doctor``, ``bench`` and ``completion``."""
+    doctor = add_command(
+        commands,
         "doctor",
-        help=help,
-        description=f"{help.capitalize()}. The exit code is 1 if there are problems.",
+        _doctor,
+        "check this machine and a configuration before a long run",
+        ". The exit code is 1 if there are problems.",
         keyed="overrides",
         examples=("denoised-mdp doctor preset=paper/cheetah_run_video_background",),
     )
     add_options(doctor)
-    doctor.set_defaults(function=_doctor)
-    help = "measure what updates, environments and the replay cost here"
-    bench = commands.add_parser(
+    bench = add_command(
+        commands,
         "bench",
-        help=help,
-        description=f"{help.capitalize()}.",
+        _bench,
+        "measure what updates, environments and the replay cost here",
         keyed="overrides",
         examples=("denoised-mdp bench preset=quickstart --parts update,acting",),
     )
@@ -98,12 +101,11 @@ def build_parser(probes: bool = True) -> Parser:
         "--rows", default="10000,100000", metavar="NUMBERS", help="rows of the replays; default: %(default)s"
     )
     bench.add_argument("--output", type=Path, metavar="FILE", help="write all numbers there as JSON")
-    bench.set_defaults(function=_bench)
-    help = "print what your shell needs to complete commands, options and values"
-    completion = commands.add_parser(
+    completion = add_command(
+        commands,
         "completion",
-        help=help,
-        description=f"{help.capitalize()}.",
+        _completion,
+        "print what your shell needs to complete commands, options and values",
         examples=(
             "bash: echo 'eval \"$(denoised-mdp completion bash)\"' >> ~/.bashrc",
             "zsh:  echo 'eval \"$(denoised-mdp completion zsh)\"' >> ~/.zshrc      (after compinit)",
@@ -111,8 +113,6 @@ def build_parser(probes: bool = True) -> Parser:
         ),
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
-    completion.set_defaults(function=_completion)
-    return parser
 
 
 def _train(arguments: argparse.Namespace, owns_process: bool) -> int:

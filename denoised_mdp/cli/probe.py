@@ -5,26 +5,28 @@ from __future__ import annotations
 import argparse
 
 from denoised_mdp.analysis.probes import PROBES
-from denoised_mdp.cli.arguments import add_fields, add_options, add_runs, suggest
+from denoised_mdp.cli.arguments import add_command, add_fields, add_options, add_runs, suggest
 from denoised_mdp.progress import shown
 
 
 def add_probe_commands(commands: argparse._SubParsersAction, *, wanted: bool) -> None:
     """Add ``probe`` and, if they are wanted, its sub-commands: those of plug-ins must be imported."""
-    help = "measure what the latents of runs hold"
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "probe",
-        help=help,
-        description=f"{help.capitalize()}. Results are written to RUN/probes.",
+        None,
+        "measure what the latents of runs hold",
+        ". Results are written to RUN/probes.",
         examples=("denoised-mdp probe factors runs/quickstart", "denoised-mdp probe health runs/a runs/b"),
     )
     probes = parser.add_subparsers(dest="probe", metavar="PROBE", required=True)
     for name, probe in PROBES.items() if wanted else ():
-        help = probe.help
-        one = probes.add_parser(
+        one = add_command(
+            probes,
             name.replace("_", "-"),
-            help=help,
-            description=f"{help[0].upper()}{help[1:]}. {probe.more}",
+            _probe,
+            probe.help,
+            f". {probe.more}",
             examples=probe.examples,
             keyed="runs" if probe.keyed else None,
         )
@@ -33,7 +35,6 @@ def add_probe_commands(commands: argparse._SubParsersAction, *, wanted: bool) ->
         else:
             add_runs(one, several=True)
         add_fields(one, probe.Options)
-        one.set_defaults(function=_probe)
 
 
 def _probe(arguments: argparse.Namespace) -> int:

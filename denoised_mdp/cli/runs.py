@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from denoised_mdp.cli.arguments import add_checkpoint, add_runs, natural, positive, suggest
+from denoised_mdp.cli.arguments import add_checkpoint, add_command, add_runs, natural, positive, suggest
 from denoised_mdp.progress import shown, track
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 def add_run_commands(commands: argparse._SubParsersAction) -> None:
     """Add ``evaluate``, ``render``, ``compare``, ``status``, ``table`` and ``report``."""
-    help = "play held-out episodes with a trained agent"
-    more = "Their seeds are fixed and were never used in training."
-    evaluate = commands.add_parser(
+    evaluate = add_command(
+        commands,
         "evaluate",
-        help=help,
-        description=f"{help.capitalize()}. {more}",
+        _evaluate,
+        "play held-out episodes with a trained agent",
+        ". Their seeds are fixed and were never used in training.",
         examples=("denoised-mdp evaluate runs/quickstart --random --episodes 20",),
     )
     add_runs(evaluate, several=False)
@@ -32,13 +32,13 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     evaluate.add_argument(
         "--workers", type=natural, default=0, metavar="N", help="processes for the environments (default: 0)"
     )
-    evaluate.set_defaults(function=_evaluate)
 
-    help = "write a video and a picture of signal and noise"
-    render = commands.add_parser(
+    render = add_command(
+        commands,
         "render",
-        help=help,
-        description=f"{help.capitalize()} in held-out episodes.",
+        _render,
+        "write a video and a picture of signal and noise",
+        " in held-out episodes.",
         examples=("denoised-mdp render runs/quickstart", "denoised-mdp render runs/quickstart --split test"),
     )
     add_runs(render, several=False)
@@ -47,32 +47,39 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     render.add_argument(
         "--output", type=Path, metavar="PATH", help="where to write PATH.png and PATH.mp4 (default: in RUN/videos)"
     )
-    render.set_defaults(function=_render)
 
-    help = "tell whether two runs are identical, or where they differ"
-    more = "Metrics, weights, replay and all other state are compared bit by bit. The exit code is 1 if they differ."
-    compare = commands.add_parser("compare", help=help, description=f"{help.capitalize()}. {more}")
+    compare = add_command(
+        commands,
+        "compare",
+        _compare,
+        "tell whether two runs are identical, or where they differ",
+        ". Metrics, weights, replay and all other state are compared bit by bit. The exit code is 1 if they differ.",
+    )
     compare.add_argument("first", type=Path, metavar="RUN_A", help="folder of a run")
     compare.add_argument("second", type=Path, metavar="RUN_B", help="folder of another run")
     compare.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest of each")
-    compare.set_defaults(function=_compare)
 
-    help = "show how far runs are: step, return, speed, and the last error of those that failed"
-    status = commands.add_parser(
+    status = add_command(
+        commands,
         "status",
-        help=help,
-        description=f"{help.capitalize()}. The exit code is 1 if one has failed.",
+        _status,
+        "show how far runs are: step, return, speed, and the last error of those that failed",
+        ". The exit code is 1 if one has failed.",
         examples=("denoised-mdp status runs/sweep",),
     )
     status.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folder of a run or of runs")
-    status.set_defaults(function=_status)
-
     _add_table(commands)
-    help = "write one HTML page about a run, or a comparison of several"
-    report = commands.add_parser(
+    _add_report(commands)
+
+
+def _add_report(commands: argparse._SubParsersAction) -> None:
+    """Add ``report``."""
+    report = add_command(
+        commands,
         "report",
-        help=help,
-        description=f"{help.capitalize()}. The page needs no other file.",
+        _report,
+        "write one HTML page about a run, or a comparison of several",
+        ". The page needs no other file.",
         examples=(
             "denoised-mdp report runs/quickstart",
             "denoised-mdp report runs/a runs/b -o comparison.html",
@@ -98,16 +105,18 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
         help="which videos to embed: one per group of seeds, those of all runs, or none; default: %(default)s",
     )
     report.add_argument("--title", metavar="TEXT", help="title of the page")
-    report.set_defaults(function=_report)
 
 
 def _add_table(commands: argparse._SubParsersAction) -> None:
-    help = "write tables and pictures that compare methods over tasks, distractors and seeds"
-    more = "Markdown, CSV, LaTeX and PNG. Runs of other lengths or evaluated otherwise are refused; missing ones named."
-    table = commands.add_parser(
+    more = (
+        ": Markdown, CSV, LaTeX and PNG. Runs of other lengths or evaluated otherwise are refused; missing ones named."
+    )
+    table = add_command(
+        commands,
         "table",
-        help=help,
-        description=f"{help.capitalize()}: {more}",
+        _table,
+        "write tables and pictures that compare methods over tasks, distractors and seeds",
+        more,
         examples=(
             "denoised-mdp table runs/grid -o results/grid",
             "denoised-mdp table runs/grid --step 200000 --by model.name,policy.name,model.kl.beta",
@@ -127,7 +136,6 @@ def _add_table(commands: argparse._SubParsersAction) -> None:
         metavar="FOLDER",
         help="add results that probes wrote there with --output; may be repeated",
     )
-    table.set_defaults(function=_table)
 
 
 def _add_episodes(parser: argparse.ArgumentParser, episodes: int) -> None:
