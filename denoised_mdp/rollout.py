@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -63,15 +63,44 @@ class Recorder:
         return Episode(*map(np.stack, columns), latent=latent)
 
 
+class Row(NamedTuple):
+    """An observation and the action that led to it; that of the first of an episode is zero."""
+
+    observation: np.ndarray
+    """uint8 [H, W, 3]"""
+    info: Mapping[str, Any]
+    action: np.ndarray
+    """float32 [A]"""
+    reward: float = 0.0
+    last: bool = False
+    """whether the episode ends here"""
+
+
+def rows(
+    environment: gym.Env, seed: int, act: Callable[[np.ndarray, Mapping[str, Any]], np.ndarray], count: int
+) -> Iterator[Row]:
+    """Play `count` rows from ``environment.reset(seed=seed)``; an episode that ends is followed by another.
+
+    act: (observation, info) -> action.
+    """
+    still = np.zeros(environment.action_space.shape, np.float32)
+    row = Row(*environment.reset(seed=seed), still)
+    yield row
+    for _ in range(count - 1):
+        if row.last:
+            row = Row(*environment.reset(), still)
+        else:
+            action = act(row.observation, row.info)
+            observation, reward, terminated, truncated, info = environment.step(action)
+            row = Row(observation, info, action, float(reward), terminated or truncated)
+        yield row
+
+
 def play(environment: gym.Env, seed: int, act: Callable[[np.ndarray], np.ndarray], steps: int) -> Episode:
     """Play one episode of at most `steps` actions from ``environment.reset(seed=seed)``; act: observation -> action."""
-    observation, info = environment.reset(seed=seed)
     recorder = Recorder()
-    recorder.add(observation, info, np.zeros(environment.action_space.shape, np.float32))
-    for _ in range(steps):
-        action = act(observation)
-        observation, _, terminated, truncated, info = environment.step(action)
-        recorder.add(observation, info, action)
-        if terminated or truncated:
+    for row in rows(environment, seed, lambda observation, _: act(observation), steps + 1):
+        recorder.add(row.observation, row.info, row.action)
+        if row.last:
             break
     return recorder.episode()

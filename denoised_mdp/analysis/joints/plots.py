@@ -14,7 +14,7 @@ from denoised_mdp.analysis.plots import DARK, FAINT, INK, color_of, literal, new
 from denoised_mdp.envs.joints import Joint
 
 if TYPE_CHECKING:
-    from denoised_mdp.analysis.joints.probe import Result
+    from denoised_mdp.analysis.joints.results import Result
 
 RELATIVE = "test MSE / that of the mean,\nmean over joints"
 LOG_FROM = 5.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from denoised_mdp.analysis.contrastive import contrastive_encoder
-from denoised_mdp.analysis.joints import plots as joint_plots
 from denoised_mdp.analysis.joints.data import JointData
 from denoised_mdp.analysis.joints.record import locked
 from denoised_mdp.analysis.joints.regression import (
@@ -27,10 +26,10 @@ from denoised_mdp.analysis.joints.regression import (
     fresh_encoder,
     scaled_sizes,
 )
-from denoised_mdp.analysis.joints.resume import FinishedCurves, fingerprint
-from denoised_mdp.analysis.plots import save_figure
+from denoised_mdp.analysis.joints.results import Result, write_results
+from denoised_mdp.analysis.joints.resume import FinishedCurves, Key, fingerprint
 from denoised_mdp.analysis.probe import Options
-from denoised_mdp.analysis.results import Subject, subjects, write_csv, write_json
+from denoised_mdp.analysis.results import Subject, subjects
 from denoised_mdp.config import differences
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import resolve_device
@@ -39,25 +38,10 @@ from denoised_mdp.models.networks import Encoder
 from denoised_mdp.progress import Phase
 
 SCRATCH, CONTRASTIVE = "from scratch", "contrastive"
-FAR = 5.0
-"""relative error of a joint from which the output explains it"""
 MUST_AGREE = ("suite", "task", "size", "camera", "quality")
 """options of a run's environment that determine its encoder's input"""
-
-
-@dataclass
-class Result:
-    """One finetuning."""
-
-    encoder: str
-    """name in the comparison; runs that differ only in the seed share one"""
-    run: str
-    """path of the run; empty for an encoder without one"""
-    stack: int
-    size: int
-    """training pairs"""
-    seed: int
-    curve: Curve
+Makers = dict[tuple[str, str], Callable[[int], Encoder]]
+"""(name in the comparison, path of the run) -> what makes the encoder from a seed"""
 
 
 def probe_joints(
@@ -96,69 +80,62 @@ def probe_joints(
         train, test = _rows(store, sizes, test_pairs)
         names = _names([subject.config for subject in members], [subject.path for subject in members])
         config, where = members[0].config, resolve_device(device)
-        encoders: list[tuple[str, str, Callable[[int], Encoder]]] = [
-            (name, str(subject.path), lambda _, subject=subject: subject.agent.world_model.encoder)
-            for name, subject in zip(names, members, strict=True)
-        ]
-        encoders += [
-            (name, "", lambda seed, name=name: _reference(name, config, store, seed, where, contrastive or {}))
-            for name in references
-        ]
-        makers = {(name, run): make for name, run, make in encoders}
-        keys = [
-            (*one, frames, size, seed) for one in makers for seed in range(seeds) for frames in stack for size in train
-        ]
-        finished = FinishedCurves(
-            folder,
-            {
-                "runs": [
-                    {
-                        "name": name,
-                        "path": str(one.path),
-                        "step": one.step,
-                        "encoder": fingerprint(one.agent.world_model.encoder),
-                    }
-                    for name, one in zip(names, members, strict=True)
-                ],
-                "references": references,
-                "sizes": train,
-                "test_pairs": len(test),
-                "stack": stack,
-                "seeds": seeds,
-                "finetuning": dataclasses.asdict(schedule),
-                "contrastive": contrastive or {},
-                "device": where.type,
-                "data": str(store.folder),
-                "data_checksums": store.fingerprint(),
-            },
-        )
-        curves = {key: curve for key in keys if (curve := finished.get(key)) is not None}
-        with Phase("joints", len(keys), "finetunings", done=len(curves)) as phase:
-            last = None, None  # the last encoder, and its origin
-            for key in keys:
-                name, run, frames, size, seed = key
-                if key in curves:
-                    continue
-                if last[1] != (name, run, seed):
-                    last = makers[name, run](seed), (name, run, seed)
-                rows = store.choose("train", size, seed)
-                what = f"{name}, {frames} frame{'s' * (frames > 1)}, {size:,} pairs, seed {seed}"
-                with _updates(what, schedule.updates) as inner:
-                    curves[key] = finetune(
-                        last[0],
-                        store,
-                        rows,
-                        test,
-                        schedule,
-                        stack=frames,
-                        seed=seed,
-                        progress=inner.update,
-                        weight_decay=0.0 if name == SCRATCH else WEIGHT_DECAY,
-                    )
-                finished.put(key, curves[key])
-                phase.update(len(curves))
+        makers: Makers = {
+            (name, str(one.path)): lambda _, one=one: one.agent.world_model.encoder
+            for name, one in zip(names, members, strict=True)
+        }
+        for name in references:
+            makers[name, ""] = lambda seed, name=name: _reference(name, config, store, seed, where, contrastive or {})
+        about = {
+            "runs": [_origin(name, one) for name, one in zip(names, members, strict=True)],
+            "references": references,
+            "sizes": train,
+            "test_pairs": len(test),
+            "stack": stack,
+            "seeds": seeds,
+            "finetuning": dataclasses.asdict(schedule),
+            "contrastive": contrastive or {},
+            "device": where.type,
+            "data": str(store.folder),
+            "data_checksums": store.fingerprint(),
+        }
+        every = itertools.product(makers, range(seeds), stack, train)
+        keys = [(*one, frames, size, seed) for one, seed, frames, size in every]
+        curves = _curves(makers, keys, FinishedCurves(folder, about), store, test, schedule)
         results = [Result(*key, curves[key]) for key in keys]
-        return _report(members, results, store, folder, output, schedule, len(test))
+        return write_results(members, results, store, folder, output, schedule, len(test))
+
+
+def _origin(name: str, subject: Subject) -> dict[str, Any]:
+    """What tells whether a run's encoder is the same as before."""
+    weights = fingerprint(subject.agent.world_model.encoder)
+    return {"name": name, "path": str(subject.path), "step": subject.step, "encoder": weights}
+
+
+def _curves(
+    makers: Makers,
+    keys: Sequence[Key],
+    finished: FinishedCurves,
+    store: JointData,
+    test: np.ndarray,
+    schedule: Schedule,
+) -> dict[Key, Curve]:
+    """The curves of all finetunings: those that are finished, and the others, each kept at once."""
+    curves = {key: curve for key in keys if (curve := finished.get(key)) is not None}
+    encoder, origin = None, None  # the last one
+    with Phase("joints", len(keys), "finetunings", done=len(curves)) as phase:
+        for key in (key for key in keys if key not in curves):
+            name, run, stack, size, seed = key
+            if origin != (name, run, seed):
+                encoder, origin = makers[name, run](seed), (name, run, seed)
+            rows, decay = store.choose("train", size, seed), 0.0 if name == SCRATCH else WEIGHT_DECAY
+            what = f"{name}, {stack} frame{'s' * (stack > 1)}, {size:,} pairs, seed {seed}"
+            with _updates(what, schedule.updates) as inner:
+                options = {"stack": stack, "seed": seed, "weight_decay": decay, "progress": inner.update}
+                curves[key] = finetune(encoder, store, rows, test, schedule, **options)
+            finished.put(key, curves[key])
+            phase.update(len(curves))
+    return curves
 
 
 def _rows(store: JointData, sizes: Sequence[int] | str, test_pairs: int | None) -> tuple[list[int], np.ndarray]:
@@ -222,93 +199,3 @@ def _reference(
 
 def _updates(what: str, count: int) -> Phase:
     return Phase(what, count, "updates", delay=1)
-
-
-def _report(
-    members: Sequence[Subject],
-    results: list[Result],
-    store: JointData,
-    folder: Path,
-    output: Path | None,
-    schedule: Schedule,
-    tested: int,
-) -> list[str]:
-    """Write everything; return a table of the final errors as lines."""
-    joints = store.targets.joints
-    options = {**dataclasses.asdict(schedule), "data": str(store.folder), "test_pairs": tested, "split": "train"}
-    title = f"{' + '.join([store.plan.environment['task'], *store.plan.environment['distractors']])} · joint positions"
-    heads = [f"{short} ({joint.unit}^2)" for short, joint in zip(joint_plots.short_names(joints), joints, strict=True)]
-    lines = [title, f"  {'encoder':28s}{'frames':>7s}{'pairs':>9s}{'relative':>10s}{'pooled':>9s}   MSE of each joint"]
-    lines.append(f"  {'':63s}   {'  '.join(f'{head:>10s}' for head in heads)}")
-    worst = np.zeros(len(joints))
-    for (name, stack, size), group in grouped(results).items():
-        final = np.mean([one.curve.mse[-1] for one in group], 0)
-        relative = np.mean([np.nanmean(one.curve.relative[-1]) for one in group])
-        pooled = np.mean([one.curve.pooled[-1] for one in group])
-        worst = np.fmax(worst, np.mean([one.curve.relative[-1] for one in group], 0))
-        cells = "  ".join(f"{value:>{max(10, len(head))}.4g}" for value, head in zip(final, heads, strict=True))
-        lines.append(f"  {name:28s}{stack:7d}{size:9,d}{relative:10.3f}{pooled:9.3f}   {cells}")
-    lines.append("  relative: MSE / that of predicting the mean, mean over joints; pooled: the same of their sums")
-    far = [head for head, value in zip(heads, worst, strict=True) if value > FAR]
-    if far and schedule.scale == "physical":
-        lines.append(
-            f"  far worse than predicting the mean: {', '.join(far)}; what moves little counts little in a loss"
-        )
-        lines.append("    in physical units: give more --updates, or --scale standard, which weighs all joints equally")
-    tree = {"probe": "joints", "options": options, "joints": [dataclasses.asdict(joint) for joint in joints]}
-    parts = [(folder / "joints", tree | {"runs": [str(one.path) for one in members]}, results)]
-    for subject in members:
-        own = [one for one in results if one.run in ("", str(subject.path))]
-        best = max((one for one in own if one.run), key=lambda one: (one.size, -one.stack, -one.seed))
-        numbers = {
-            "train_size": best.size,
-            "relative_mse": float(np.nanmean(best.curve.relative[-1])),
-            "pooled_mse": float(best.curve.pooled[-1]),
-        } | {
-            f"mse_{unit}2": float(best.curve.mse[-1][[joint.unit == unit for joint in joints]].mean())
-            for unit in dict.fromkeys(joint.unit for joint in joints)
-        }
-        about = subject.about("joints", options) | numbers
-        parts.append((subject.stem("joints", output, "train"), {**tree, **about}, own))
-    for stem, about, own in parts:
-        lines.append(f"  {write_json(f'{stem}.json', about | {'results': [as_tree(one) for one in own]})}")
-        write_csv(f"{stem}.csv", [row for one in own for row in as_rows(one, store)])
-        for kind, figure in joint_plots.figures(grouped(own), joints, title).items():
-            save_figure(figure, stem.with_name(f"{stem.name}_{kind}.png"))
-    return lines
-
-
-def grouped(results: Sequence[Result]) -> dict[tuple[str, int, int], list[Result]]:
-    """(encoder, frames, pairs) -> finetunings that differ only in their seed or their run's."""
-    groups: dict[tuple[str, int, int], list[Result]] = {}
-    for one in results:
-        groups.setdefault((one.encoder, one.stack, one.size), []).append(one)
-    return groups
-
-
-def as_tree(result: Result) -> dict[str, Any]:
-    """All numbers of one finetuning, for JSON."""
-    curve = result.curve
-    about = {"encoder": result.encoder, "run": result.run, "frames": result.stack, "pairs": result.size}
-    arrays = {"updates": curve.updates, "mse": curve.mse, "relative": curve.relative, "baseline": curve.baseline}
-    return about | {"seed": result.seed} | {name: array.tolist() for name, array in arrays.items()}
-
-
-def as_rows(result: Result, store: JointData) -> Iterator[dict[str, Any]]:
-    """One row of a table per measurement and joint."""
-    curve = result.curve
-    for n, update in enumerate(curve.updates):
-        for j, joint in enumerate(store.targets.joints):
-            yield {
-                "encoder": result.encoder,
-                "run": result.run,
-                "frames": result.stack,
-                "pairs": result.size,
-                "seed": result.seed,
-                "update": int(update),
-                "joint": joint.name,
-                "unit": f"{joint.unit}^2",
-                "mse": float(curve.mse[n, j]),
-                "relative_mse": float(curve.relative[n, j]),
-                "mean_predictor_mse": float(curve.baseline[j]),
-            }

@@ -8,6 +8,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.files import replace_file
 from denoised_mdp.progress import Phase
 from denoised_mdp.replay.storage import Columns, Layout, bytes_needed
+from denoised_mdp.rollout import rows
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.seeding import generator
 
@@ -115,20 +117,22 @@ def collect(
         columns, layout = columns_of(joints), layout_of(plan.environment["size"], targets)
         about = describe(plan, targets)
         schedule, done = plan.schedule(), begin(folder, about)
-        rows = len(schedule) * plan.frames
+        total, pixels = len(schedule) * plan.frames, environment.unwrapped
         if not done and not (folder / "position.npy").exists():
-            _create(folder, layout, rows)
-        store = Columns(folder, layout, rows)
+            _create(folder, layout, total)
+        store = Columns(folder, layout, total)
         try:
             for number in range(len(done), len(schedule)):
                 one = schedule[number]
-                played = _play(environment, plan, one["seed"], policies[one["policy"]])
+                rng, policy = generator(one["seed"], "joints actions"), policies[one["policy"]]
+                act = partial(_act, policy, rng, pixels.signal_names, pixels.world.unwrapped.signal_kinds)
                 checksum, earned = 0, 0.0
-                for t, (picture, signal, reward) in enumerate(played):
-                    row = {"observation": picture, "position": signal[columns]}
-                    checksum = zlib.crc32(row["position"].tobytes(), zlib.crc32(picture.tobytes(), checksum))
+                for t, played in enumerate(rows(environment, one["seed"], act, plan.frames)):
+                    row = {"observation": played.observation, "position": played.info["signal"][columns]}
+                    for value in row.values():
+                        checksum = zlib.crc32(value.tobytes(), checksum)
                     store.write(number * plan.frames + t, row)
-                    earned += reward
+                    earned += played.reward
                     progress(number * plan.frames + t + 1)
                 store.flush()
                 done.append({**one, "return": earned, "crc32": checksum})
@@ -136,6 +140,11 @@ def collect(
         finally:
             store.close()
     return JointData(folder)
+
+
+def _act(policy: Act, rng: np.random.Generator, names: tuple, kinds: tuple, _, info: Mapping[str, Any]) -> np.ndarray:
+    """The action of a policy that reads the true state."""
+    return policy(state_features(info["signal"], names, kinds), rng)
 
 
 def joints_of(environment: gym.Env) -> tuple[Joint, ...]:
@@ -184,25 +193,6 @@ def _create(folder: Path, layout: Layout, rows: int) -> None:
             " Ask for fewer --episodes or --frames, or use a larger disk."
         )
     Columns.create(folder, layout, rows).close()
-
-
-def _play(environment: gym.Env, plan: Plan, seed: int, act: Act) -> Iterator[tuple[np.ndarray, np.ndarray, float]]:
-    """Frame, signal and reward of `plan.frames` rows; an episode that ends early is followed by another."""
-    rng, pixels = generator(seed, "joints actions"), environment.unwrapped
-    names, kinds = pixels.signal_names, pixels.world.unwrapped.signal_kinds
-    observation, info = environment.reset(seed=seed)
-    yield observation, info["signal"], 0.0
-    ended = False
-    for _ in range(plan.frames - 1):
-        if ended:
-            observation, info = environment.reset()
-            ended = False
-            yield observation, info["signal"], 0.0
-            continue
-        action = act(state_features(info["signal"], names, kinds), rng)
-        observation, reward, terminated, truncated, info = environment.step(action)
-        ended = terminated or truncated
-        yield observation, info["signal"], float(reward)
 
 
 @contextlib.contextmanager
