@@ -50,6 +50,7 @@ setup(
         # `pip install --no-deps robodesk==1.0.0`
         "sb3": ["stable-baselines3>=2.4"],  # for scripts/examples, and for the policies of `probe joints-data`
         "test": [
+            "gymnasium[classic-control]>=1.0",  # CartPole
             "hypothesis>=6.80",
             "pytest>=7.4",
             "pytest-timeout>=2.1",

@@ -67,8 +67,7 @@ class Collector:
         turn = self._begin_episodes(is_first)
         train = self.config.train
         if self.step < train.prefill_steps:
-            shape = self.pool.action_shape
-            actions = np.stack([rng.uniform(-1.0, 1.0, shape).astype(np.float32) for rng in self.prefill])
+            actions = np.stack([self.pool.actions.random(rng) for rng in self.prefill])
             self.carry = None  # filtering begins with the first action after the prefill
         else:
             actions, self.carry = agent.act(
@@ -92,7 +91,7 @@ class Collector:
             return [[] for _ in is_first]
         replies = self.pool.begin(is_first) if self.begun else self.pool.reset(self.seeds)
         self.begun = True
-        action = np.zeros(self.pool.action_shape, np.float32)
+        action = self.pool.actions.none()
         turn: Turn = []
         for i, reply in enumerate(replies):
             turn.append([])

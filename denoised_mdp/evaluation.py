@@ -112,11 +112,11 @@ def _play(
     rngs = [np.random.default_rng(seed) for seed in seeds]
     observations, infos = map(list, zip(*pool.reset(seeds), strict=True))
     returns, ended, carry, before = [0.0] * n, [False] * n, None, phase.done
-    led = np.zeros((n, *pool.action_shape), np.float32)  # the actions that led to the observations
+    led = np.stack([pool.actions.none()] * n)  # the actions that led to the observations
     for step in itertools.count():
         phase.update(before + sum(ended), f"action {step:,}")
         if agent is None:
-            actions = np.stack([rng.uniform(-1.0, 1.0, pool.action_shape).astype(np.float32) for rng in rngs])
+            actions = np.stack([pool.actions.random(rng) for rng in rngs])
         else:
             actions, carry = agent.act(np.stack(observations), carry, explore=explore, generator=noise)
         for i, recorder in enumerate(recorders):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from denoised_mdp.agents.acting import Carry
+from denoised_mdp.envs.actions import Actions
 from denoised_mdp.models.latent import Latent
 
 
@@ -83,7 +84,7 @@ def rows(
 
     act: (observation, info) -> action.
     """
-    still = np.zeros(environment.action_space.shape, np.float32)
+    still = Actions.of(environment.action_space).none()
     row = Row(*environment.reset(seed=seed), still)
     yield row
     for _ in range(count - 1):

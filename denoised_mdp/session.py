@@ -58,7 +58,7 @@ class Session:
         make_environment = environment_maker(config)
         self.collector = Collector(config, make_environment, act_device)
         parts.callback(self.collector.close)
-        actions, ends = self.collector.pool.action_shape[0], self.collector.pool.can_terminate
+        actions, ends = self.collector.pool.actions, self.collector.pool.can_terminate
         self.agent = self.player = build_agent(config, actions, can_terminate=ends, device=device, dtype=dtype)
         if config.train.overlap or config.train.act_device != "learner":  # played by a copy of the agent
             self.player = build_agent(config, actions, can_terminate=ends, device=act_device, dtype=act_dtype).eval()
@@ -208,7 +208,8 @@ class Session:
     def how_built(self) -> dict[str, Any]:
         """What `build_agent` was called with."""
         return {
-            "action_size": self.agent.mdp.action_size,
+            "action_size": self.collector.pool.actions.size,
+            "discrete": self.collector.pool.actions.discrete,
             "can_terminate": self.collector.pool.can_terminate,
             "config": as_tree(self.config),
         }

@@ -90,8 +90,9 @@ class Case:
         if policy is BackpropPolicy:
             options["horizon"] = HORIZON
         kind = BackpropConfig if policy is BackpropPolicy else SACConfig
-        policy = policy(self.model.mdp(), **arguments(kind(hidden=8, **options)))
-        self.agent = WorldModelAgent(self.model, policy).double()
+        mdp = self.model.mdp()
+        policy = policy(mdp, **arguments(kind(hidden=8, **options)))
+        self.agent = WorldModelAgent(self.model, policy, mdp).double()
         self.policy, self.mdp, self.size, self.strategy = policy, self.agent.mdp, size, strategy
         with torch.no_grad():  # default weights are so small that every KL is nearly 0 and every net nearly linear
             for parameter in self.agent.parameters():

@@ -96,7 +96,7 @@ def test_resume_is_exact_and_says_where_it_cannot_be(tmp_path, recwarn):
         ("gym_envs:Blind", "neither the observation (Box of float64 [1]) nor render() is a picture"),
         ("gym_envs:Sheet", "actions of shape [2, 3]"),
         ("gym_envs:Unlimited", "actions without limits"),
-        ("CartPole-v1", "CartPole-v1"),
+        ("gym_envs:Buttons", "Buttons has the action space MultiDiscrete: wrap it so that it is a Box or Discrete."),
     ],
 )
 def test_what_cannot_be_used_is_answered_in_one_line(task, words):

@@ -141,18 +141,20 @@ BACKPROP_ERRORS = {  # name: (function, right, wrong)
 }
 
 CRITIC = "policies.sac:SACPolicy.critic_loss"
+SOFT = "policies.actor:Actor.soft_value"
 SAC = "policies.sac:SACPolicy.update"
 SAC_ERRORS = {  # name: (function, right, wrong)
-    "log-prob-of-old-latent": (CRITIC, "* log_prob", "* self.actor.sample_with_log_prob(features[:-1], noise)[1]"),
+    "log-prob-of-another-action": (SOFT, "* log_prob,", "* self.sample_with_log_prob(features, -noise)[1],"),
+    "value-of-old-latent": (CRITIC, "self.actor.soft_value(following", "self.actor.soft_value(features[:-1]"),
     "action-of-row-before": (CRITIC, "batch.action[1:]", "batch.action[:-1]"),
     "reward-of-row-before": (CRITIC, "batch.reward[1:]", "batch.reward[:-1]"),
-    "no-target-nets": (CRITIC, "self.targets(following", "self.critics(following"),
-    "mean-of-targets": (CRITIC, ".amin(0)", ".mean(0)"),
-    "max-in-actor-loss": ("policies.sac:SACPolicy.actor_loss", ".amin(0)", ".amax(0)"),
+    "no-target-nets": (CRITIC, "self.targets", "self.critics"),
+    "mean-of-critics": (SOFT, ".amin(0)", ".mean(0)"),
+    "larger-critic": (SOFT, ".amin(0)", ".amax(0)"),
     "squashing-ignored": ("policies.actor:Actor.sample_with_log_prob", "(gaussian - squash)", "gaussian"),
     "entropy-sign": ("policies.sac:SACPolicy.temperature_loss", "+ self.target_entropy", "- self.target_entropy"),
     "temperature-itself": ("policies.sac:SACPolicy.temperature_loss", "_temperature *", "_temperature.exp() *"),
-    "targets-in-actor-loss": ("policies.sac:SACPolicy.actor_loss", "self.critics(", "self.targets("),
+    "targets-in-actor-loss": ("policies.sac:SACPolicy.actor_loss", "self.critics", "self.targets"),
     "tau-mirrored": (SAC, "lerp_(source, self.tau)", "lerp_(source, 1 - self.tau)"),
 }
 

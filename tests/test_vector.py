@@ -12,6 +12,7 @@ from faulty_envs import Faulty
 from denoised_mdp import UserError
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs import vector as pool_module
+from denoised_mdp.envs.actions import Actions
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import EnvironmentFailure
 
@@ -22,7 +23,7 @@ def play(workers):
     """Three episodes of different lengths in five environments: every number that they return."""
     log = []
     with EnvironmentPool(TOY, 5, workers=workers) as pool:
-        assert pool.action_shape == (2,)
+        assert pool.actions == Actions(2)
         for seeds in ([3, 1, 4, 1, 5], [9, 2, 6]):
             rows = pool.reset(seeds)
             rng = np.random.default_rng(0)
@@ -123,7 +124,7 @@ def test_an_interrupt_while_workers_import_is_not_theirs(capfd):
     try:
         assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
         os.kill(worker.process.pid, signal.SIGINT)
-        assert worker.reply(120.0) == ("done", ((64, 64, 3), (2,), False))
+        assert worker.reply(120.0) == ("done", ((64, 64, 3), Actions(2), False))
         os.kill(worker.process.pid, signal.SIGINT)
         worker.pipe.send(("reset", [3]))
         assert worker.reply(120.0)[0] == "done"

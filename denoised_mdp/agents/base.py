@@ -61,7 +61,10 @@ class Agent(nn.Module, ABC):
         sample: bool = True,
         generator: Generators = None,
     ) -> tuple[np.ndarray, Carry]:
-        """Actions in [-1, 1], float32 [A] or [B, A], for uint8 [H, W, 3] or [B, H, W, 3], and the next carry."""
+        """Actions for uint8 [H, W, 3] or [B, H, W, 3], and the next carry.
+
+        An action is float32 [A] or [B, A], in [-1, 1] or, of Discrete actions, one-hot.
+        """
 
     @abstractmethod
     def representations(

@@ -22,10 +22,11 @@ from denoised_mdp.agents.acting import (
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.config import schema
 from denoised_mdp.device import set_generator_state
+from denoised_mdp.envs.actions import Actions
 from denoised_mdp.models.base import WorldModel
 from denoised_mdp.models.cuda_graph import GraphedUpdate
 from denoised_mdp.models.latent import Latent
-from denoised_mdp.models.mdp import PolicyBatch
+from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.networks import scale_initial_weights, set_compute_dtype
 from denoised_mdp.models.registry import MODELS
 from denoised_mdp.optim import without_gradients
@@ -44,9 +45,9 @@ class WorldModelAgent(Agent):
     draws) or from one handed to `act`; nothing touches PyTorch's global generator.
     """
 
-    def __init__(self, world_model: WorldModel, policy: Policy):
+    def __init__(self, world_model: WorldModel, policy: Policy, mdp: LatentMDP):
         super().__init__()
-        self.world_model, self.policy, self.mdp = world_model, policy, world_model.mdp()
+        self.world_model, self.policy, self.mdp = world_model, policy, mdp
         self.random = torch.Generator(self.device)
         self.graph: GraphedUpdate | None = None
 
@@ -112,13 +113,14 @@ class WorldModelAgent(Agent):
             observation: uint8 [H, W, 3], or [B, H, W, 3] of B environments at once.
             carry: what the last call returned; None begins an episode in every environment.
             is_first: bool [B], where this observation begins an episode; what `carry` holds there does not count.
-            explore: None takes the actor's mode; a number samples the actor and adds Gaussian noise of that std.
+            explore: None takes the actor's mode; a number samples the actor and explores by so much, see
+                `LatentMDP.explore`: the std of added noise, or the probability of a uniformly random choice.
             sample: False filters with the posterior's mean instead of a sample.
             generator: source of all noise, or one for each of the B environments (default: PyTorch's global one).
 
         Returns:
-            Actions in [-1, 1], float32 [A] or [B, A], and the carry for the next call. Both are the caller's:
-            nothing changes them later, and changing the actions changes no carry.
+            Actions in [-1, 1] or one-hot, float32 [A] or [B, A], and the carry for the next call. Both are the
+            caller's: nothing changes them later, and changing the actions changes no carry.
 
         Raises:
             ValueError: an argument of another type, shape or range.
@@ -134,7 +136,7 @@ class WorldModelAgent(Agent):
         noise = None if explore is None else self._noise(len(images), actions, generator)  # [B, A]
         action = self.policy.act(carry.latent.select(self.world_model.table.seen).features(), noise)  # [B, A]
         if explore:
-            action = (action + explore * self._noise(len(images), actions, generator)).clamp(-1.0, 1.0)
+            action = self.mdp.explore(action, explore, self._noise(len(images), actions, generator))
         given = action.float().cpu().numpy().copy()  # else the carry and the caller would share it
         return (given[0] if single else given), replace(carry, action=action.clone())
 
@@ -227,7 +229,7 @@ class WorldModelAgent(Agent):
 
 def build_agent(
     config: schema.Config,
-    action_size: int,
+    actions: Actions | int,
     *,
     can_terminate: bool = False,
     device: str = "cpu",
@@ -235,20 +237,23 @@ def build_agent(
 ) -> WorldModelAgent:
     """Build an agent from a configuration, with initial weights drawn from `config.seed`.
 
-    can_terminate: the environment ends episodes other than by a time limit. device: where it lives. dtype: compute
-    type of large products (`networks.set_compute_dtype`). The global generator is left as it was.
+    actions: those of the environment; a number stands for so many continuous ones. can_terminate: the environment ends
+    episodes other than by a time limit. device: where it lives. dtype: compute type of large products
+    (`networks.set_compute_dtype`). The global generator is left as it was.
     """
+    actions = Actions(actions) if isinstance(actions, int) else actions
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         wanted = copy.deepcopy(config)
         if wanted.model.continuation is None:
             wanted.model.continuation = can_terminate
-        world_model = MODELS[config.model.kind].from_config(wanted, action_size)
+        world_model = MODELS[config.model.kind].from_config(wanted, actions.size)
         if config.model.init == "scaled":
             scale_initial_weights(world_model, torch.Generator().manual_seed(torch_seed(config.seed, "weights")))
         world_model.to(device)
-        policy = POLICIES[config.policy.name](world_model.mdp(), **arguments(config.policy)).to(device)
-    agent = WorldModelAgent(world_model, policy)
+        mdp = world_model.mdp(discrete=actions.discrete)
+        policy = POLICIES[config.policy.name](mdp, **arguments(config.policy)).to(device)
+    agent = WorldModelAgent(world_model, policy, mdp)
     agent.config = copy.deepcopy(config)
     agent.random.manual_seed(torch_seed(config.seed, "update"))
     set_compute_dtype(agent, dtype)

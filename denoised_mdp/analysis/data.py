@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
+from denoised_mdp.envs.actions import Actions
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.progress import track
@@ -89,12 +90,12 @@ def _play(environment: gym.Env, seed: int, steps: int, agent: WorldModelAgent | 
     """Play one episode; without an agent, at random."""
     random = generator(seed, "probe actions")
     noise = _torch_generator(agent.device if agent else "cpu", seed, "probe actions")
-    shape, carry = environment.action_space.shape, None
+    actions, carry = Actions.of(environment.action_space), None
 
     def act(observation: np.ndarray) -> np.ndarray:
         nonlocal carry
         if agent is None:
-            return random.uniform(-1.0, 1.0, shape).astype(np.float32)
+            return actions.random(random)
         action, carry = agent.act(observation, carry, explore=explore, generator=noise)
         return action
 

@@ -55,7 +55,7 @@ class Invariance:
     seen: str
     """the part that the policy sees"""
     action_change: float
-    """mean absolute change of an action (its range is 2) under other distractors"""
+    """mean absolute change of an action (its range is 2) under other distractors; another choice counts 2"""
 
 
 def grid_distances(values: np.ndarray) -> tuple[float, float]:
@@ -117,7 +117,8 @@ def measure_invariance(agent: WorldModelAgent, grid: Sequence[Sequence[Episode]]
         parts[name] = Distances(*grid_distances(values.reshape(*shape, *values.shape[1:])), float(resampled))
     action = actions[0].reshape(*shape, *actions[0].shape[1:])  # [P, K, T, A]
     k, m = np.triu_indices(shape[1], 1)
-    return Invariance(parts, first[0].seen, float(np.abs(action[:, k] - action[:, m]).mean()))
+    change = np.abs(action[:, k] - action[:, m]).mean() * (action.shape[-1] if agent.mdp.discrete else 1)
+    return Invariance(parts, first[0].seen, float(change))
 
 
 def _stack_means(frozen: Sequence[Frozen]) -> dict[str, np.ndarray]:

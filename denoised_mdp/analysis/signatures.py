@@ -48,7 +48,7 @@ def true_signatures(
     Nothing is drawn. The physics is that of the episodes, which began with `seeds`.
 
     Raises:
-        UserError: the environment cannot be put back into a state.
+        UserError: the environment cannot be put back into a state, or its actions are discrete.
     """
     kept = {name: options for name, options in config.distractors.items() if name == "tv"}  # part of its task
     quiet = dataclasses.replace(config, distractors=kept)
@@ -57,6 +57,8 @@ def true_signatures(
         core = environment.unwrapped.world.unwrapped
         if not (hasattr(core, "get_state") and hasattr(core, "set_state")):
             raise UserError("This environment cannot be put back into a state, so there are no true signatures.")
+        if isinstance(core.action_space, gym.spaces.Discrete):
+            raise UserError("Signatures are of sequences of continuous actions: this environment's are discrete.")
         stepper = ActionRepeat(core, config.env.action_repeat)
         for episode, seed in zip(track(episodes, "true signatures", "episodes"), seeds, strict=True):
             environment.reset(seed=seed)

@@ -129,7 +129,7 @@ def evaluations(config: Config, episodes: int = 10, actions: int = 50) -> dict[s
             rng = np.random.default_rng(0)
             began = time.perf_counter()
             for _ in range(actions):
-                pool.step(list(rng.uniform(-1, 1, (episodes, *pool.action_shape)).astype(np.float32)))
+                pool.step([pool.actions.random(rng) for _ in range(episodes)])
             seconds = time.perf_counter() - began
         table[f"{workers} workers, start, s"] = start
         table[f"{workers} workers, {episodes} episodes of {whole} actions, s"] = seconds / actions * whole

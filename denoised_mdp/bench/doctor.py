@@ -21,6 +21,7 @@ from denoised_mdp.agents.world_model_agent import WorldModelAgent, build_agent
 from denoised_mdp.config import differences, read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, configure_acting, precision_name, resolve_device
+from denoised_mdp.envs.actions import Actions
 from denoised_mdp.envs.video import SPLITS, open_clips
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import MAX_PARALLEL
@@ -104,8 +105,8 @@ class Doctor:
         environment = self.attempt(environment_maker(config))
         if environment is not None:
             action_seconds = self.attempt(lambda: self.check_environment(environment))
-            actions = environment.action_space.shape[0]
-            self.attempt(lambda: self.check_replay(environment.observation_space.shape, actions))
+            actions = Actions.of(environment.action_space)
+            self.attempt(lambda: self.check_replay(environment.observation_space.shape, actions.size))
             environment.close()
             agent = build_agent(config, actions, device=device, dtype=dtype)
             self.show_parameters(agent)

@@ -169,7 +169,9 @@ class SACConfig:
     critic_lr: float = option(3e-4, "learning rate of the critics", above=0)
     temperature_lr: float = option(3e-4, "learning rate of the temperature", above=0)
     initial_temperature: float = option(1.0, "weight of the entropy at the start", above=0)
-    target_entropy: float | None = option(None, "entropy aimed at; null: minus the number of actions")
+    target_entropy: float | None = option(
+        None, "entropy aimed at; null: minus the number of actions; of Discrete actions, half of the largest"
+    )
     eps: float = option(1e-7, "Adam's epsilon", above=0)
     actor_clip: float | None = option(None, "largest gradient norm of the actor; null: no clipping", above=0)
 
@@ -193,7 +195,9 @@ class TrainConfig:
         "where the agent acts while it collects: learner (where it learns), cpu, cuda or cuda:N",
         pattern=r"learner|cpu|cuda(:\d+)?",
     )
-    exploration_noise: float = option(0.3, "std of the noise added to actions while collecting", low=0)
+    exploration_noise: float = option(
+        0.3, "std of the noise added to actions while collecting; of Discrete ones, share drawn at random", low=0
+    )
     eval_every: int = option(10_000, "steps between evaluations; 0: never", low=0)
     eval_episodes: int = option(10, "episodes per evaluation", low=1)
     eval_workers: int = option(0, "processes that run the environments of an evaluation; 0: the learner's", low=0)

@@ -35,7 +35,8 @@ class GymWorld(World, gym.utils.EzPickle):
         episode_steps: steps after which an episode is truncated; the environment may end it earlier.
 
     Raises:
-        UserError: there is no such environment; or it has no picture, or actions that are not numbers in a row.
+        UserError: there is no such environment; or it has no picture, or actions that are neither numbers in a row nor
+            one of several choices.
     """
 
     signal_names = ()
@@ -47,13 +48,16 @@ class GymWorld(World, gym.utils.EzPickle):
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (0,), np.float32)
         self._rng: np.random.Generator | None = None
         self._seed, self._seen = 0, 0
-        self._actions: list[np.ndarray] = []
+        self._actions: list[np.ndarray | int] = []
         self._draws: list[int] = []
         self._frame: np.ndarray | None = None
         self._env: gym.Env | None = None
         self._open()
         self.metadata = {**World.metadata, "render_fps": self._env.metadata.get("render_fps") or 25}
-        self.action_space = gym.spaces.Box(-1.0, 1.0, self._env.action_space.shape, np.float32)
+        space = self._env.action_space
+        self.action_space: gym.Space = gym.spaces.Box(-1.0, 1.0, space.shape, np.float32)
+        if isinstance(space, gym.spaces.Discrete):
+            self.action_space = gym.spaces.Discrete(space.n)
 
     def _open(self) -> None:
         """Make the environment, unless it is there."""
@@ -68,7 +72,9 @@ class GymWorld(World, gym.utils.EzPickle):
                 f"{name}: neither the observation ({_short(env.observation_space)}) nor render() is a picture: support"
                 " render_mode='rgb_array', or observe uint8 [H, W, 3]."
             )
-        self._env, self._name = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1)), name
+        if isinstance(env.action_space, gym.spaces.Box):
+            env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
+        self._env, self._name = env, name
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Start an episode; without `seed`, the next one of the stream."""
@@ -83,10 +89,13 @@ class GymWorld(World, gym.utils.EzPickle):
         self._seed, self._seen, self._actions, self._draws = seed, 0, [], []
         self._note(self._env.reset(seed=seed)[0], 0.0)
 
-    def step(self, action: np.ndarray):
-        """Apply `action` [A] in [-1, 1], which stands for the whole range of the environment's."""
-        action = np.clip(np.asarray(action, np.float32), -1, 1)
-        observation, reward, terminated, truncated, _ = self._env.step(action)
+    def step(self, action: np.ndarray | int):
+        """Apply `action` [A] in [-1, 1], which stands for the whole range of the environment's, or a choice from 0."""
+        if isinstance(self.action_space, gym.spaces.Box):
+            given = action = np.clip(np.asarray(action, np.float32), -1, 1)
+        else:
+            given = self._env.action_space.start + action
+        observation, reward, terminated, truncated, _ = self._env.step(given)
         self._actions.append(action)
         self._note(observation, reward)
         truncated = bool(truncated) or len(self._actions) >= self.episode_steps
@@ -111,7 +120,10 @@ class GymWorld(World, gym.utils.EzPickle):
         return self._frame.copy()
 
     def _draw(self) -> np.ndarray:
-        picture = np.asarray(self._env.render() if self._picture is None else self._picture)
+        try:
+            picture = np.asarray(self._env.render() if self._picture is None else self._picture)
+        except (gym.error.DependencyNotInstalled, ImportError) as error:
+            raise UserError(f"{self._name}: a package is missing: {error}") from error
         if picture.dtype != np.uint8 or picture.ndim not in (2, 3) or picture.shape[2:] not in ((), (1,), (3,)):
             raise UserError(f"{self._name}: render() gives {picture.dtype} {list(picture.shape)}, not uint8 [H, W, 3].")
         image = Image.fromarray(picture.reshape(picture.shape[:2]) if picture.shape[2:] == (1,) else picture)
@@ -128,7 +140,8 @@ class GymWorld(World, gym.utils.EzPickle):
 
     def get_state(self) -> dict:
         """Return the episode's seed, its actions so far, and before which of them it was drawn."""
-        actions = np.stack(self._actions) if self._actions else np.zeros((0, *self.action_space.shape), np.float32)
+        space = self.action_space
+        actions = np.array(self._actions, space.dtype).reshape(-1, *space.shape)
         random = generator_state(self._rng)
         draws = np.array(self._draws, np.int64)
         return {"rng": random, "seed": self._seed, "actions": actions, "draws": draws, "seen": self._seen}
@@ -214,9 +227,11 @@ def _is_picture(space: gym.Space) -> bool:
 
 
 def _check_actions(name: str, space: gym.Space) -> None:
-    """Raise UserError unless these are numbers in a row, each between two limits."""
+    """Raise UserError unless these are numbers in a row, each between two limits, or one of several choices."""
+    if isinstance(space, gym.spaces.Discrete):
+        return
     if not isinstance(space, gym.spaces.Box):
-        raise UserError(f"{name} has the action space {_short(space)}: only Box can be trained.")
+        raise UserError(f"{name} has the action space {_short(space)}: wrap it so that it is a Box or Discrete.")
     if len(space.shape) != 1:
         raise UserError(f"{name} has actions of shape {list(space.shape)}: wrap it so that they are one row.")
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):

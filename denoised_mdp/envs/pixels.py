@@ -84,16 +84,16 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         return self.world.frame(), self.info()
 
     def step(self, action: np.ndarray):
-        """Apply `action` [A] for `action_repeat` inner steps and draw the frame after the last one.
+        """Apply `action` for `action_repeat` inner steps and draw the frame after the last one.
 
-        Actions are clipped to [-1, 1].
+        action: numbers [A], clipped to [-1, 1]; of a Discrete space, the number of the choice or a one-hot row [A].
 
         Raises:
             ValueError: the action has another shape, or is not finite.
             gymnasium.error.ResetNeeded: before the first reset or after `close`, as of `render`, `info`, `get_state`.
         """
         self._check_started("step")
-        _, reward, terminated, truncated, _ = self._stepper.step(_checked_action(action, self.action_space.shape))
+        _, reward, terminated, truncated, _ = self._stepper.step(_checked_action(action, self.action_space))
         return self.world.frame(), reward, terminated, truncated, self.info()
 
     def render(self) -> np.ndarray:
@@ -133,17 +133,30 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
             raise gym.error.ResetNeeded(f"{what} before the first reset or after close: call reset() first.")
 
 
-def _checked_action(action: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a checked copy of an action, so that worlds cannot change the caller's."""
+def _checked_action(action: Any, space: gym.Space) -> np.ndarray | int:
+    """Return a checked copy of an action, so that worlds cannot change the caller's; of a one-hot row, its choice."""
     try:
         array = np.array(action)
     except (TypeError, ValueError):  # a list of unequal parts, a tensor that is not on the host
         array = np.array(None)
+    if isinstance(space, gym.spaces.Discrete):
+        return _checked_choice(action, array, int(space.n))
+    shape = space.shape
     numbers, right = array.dtype.kind in "iuf", array.shape == shape
     if not numbers or not right or not np.isfinite(array).all():
         found = f"{array.dtype} {list(array.shape)}" if numbers and array.ndim and not right else repr(action)
         raise ValueError(f"action is {found}: give {list(shape)} finite numbers, from -1 to 1")
     return array
+
+
+def _checked_choice(action: Any, array: np.ndarray, count: int) -> int:
+    """Return the number of a choice, given as it is or as a one-hot row; `array` is the action as one."""
+    if array.shape == () and array.dtype.kind in "iu" and 0 <= array < count:
+        return int(array)
+    one_hot = array.shape == (count,) and array.dtype.kind in "iuf"
+    if one_hot and np.count_nonzero(array) == np.count_nonzero(array == 1) == 1:
+        return int(array.argmax())
+    raise ValueError(f"action is {action!r}: give a whole number from 0 to {count - 1}, or a one-hot row of {count}")
 
 
 def _check_options(options: Any) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from denoised_mdp.envs.actions import Actions
 from denoised_mdp.envs.world import CannotRestore
 from denoised_mdp.errors import EnvironmentFailure, UserError
 
@@ -65,7 +66,7 @@ class EnvironmentPool:
                 for _ in range(count):
                     self._environments.append(make_environment())
                 about = _about(self._environments[0])
-            self.observation_shape, self.action_shape, self.can_terminate = about
+            self.observation_shape, self.actions, self.can_terminate = about
         except BaseException:
             self.close()
             raise
@@ -174,10 +175,10 @@ def _call(environment: gym.Env, command: str, argument: Any) -> Any:
     raise ValueError(command)
 
 
-def _about(environment: gym.Env) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
-    """Shapes of observation and action, and whether episodes can terminate: yes, unless the environment says no."""
+def _about(environment: gym.Env) -> tuple[tuple[int, ...], Actions, bool]:
+    """Shape of an observation, the actions, and whether episodes can terminate: yes, unless the environment says no."""
     can_terminate = getattr(environment.unwrapped, "can_terminate", True)
-    return environment.observation_space.shape, environment.action_space.shape, can_terminate
+    return environment.observation_space.shape, Actions.of(environment.action_space), can_terminate
 
 
 class _Worker:

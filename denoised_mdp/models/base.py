@@ -155,7 +155,8 @@ class WorldModel(nn.Module, ABC):
         """The pictures of latents that `layers` has under this title, of the shape and range of `decode`'s."""
         raise KeyError(title)
 
-    def mdp(self) -> LatentMDP:
-        """What a policy sees of this model."""
+    def mdp(self, *, discrete: bool = False) -> LatentMDP:
+        """What a policy sees of this model. discrete: actions are one-hot rows."""
         ends = None if self.continuation is None else self.seen_continuation
-        return LatentMDP(self.table.seen, self.action_size, self.imagine_step, self.seen_reward, ends)
+        learned = self.imagine_step, self.seen_reward, ends
+        return LatentMDP(self.table.seen, self.action_size, *learned, discrete=discrete)

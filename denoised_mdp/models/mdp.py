@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from denoised_mdp.models.latent import Latent, Layout
@@ -53,10 +54,13 @@ class LatentMDP:
         step: Callable[[Latent, Tensor, Tensor], Latent],
         reward: Callable[[Latent], Tensor],
         continuation: Callable[[Latent], Tensor] | None = None,
+        *,
+        discrete: bool = False,
     ):
         self.layout = Layout(rows)
         self.belief_size, self.state_size = self.layout.belief_size, self.layout.state_size
         self.feature_size = self.belief_size + self.state_size
+        self.discrete = discrete  # actions are one-hot rows
         self.action_size, self._step, self._reward, self._continuation = action_size, step, reward, continuation
 
     def step(self, belief: Tensor, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,6 +81,18 @@ class LatentMDP:
     def _latent(self, features: Tensor) -> Latent:
         """Features [..., F] as a latent."""
         return Latent(*features.split((self.belief_size, self.state_size), -1), self.layout)
+
+    def explore(self, action: Tensor, amount: float, noise: Tensor) -> Tensor:
+        """Actions [B, A] as they are tried while collecting; noise: standard normal, [B, A].
+
+        Continuous: Gaussian noise of std `amount` is added. Discrete: with probability `amount`, another choice is
+        drawn from all alike. Of A normal numbers, any may be the largest m, however large that is; Phi(m)^A is uniform.
+        """
+        if not self.discrete:
+            return (action + amount * noise).clamp(-1.0, 1.0)
+        largest, drawn = noise.max(-1)  # [B]
+        replaced = torch.special.ndtr(largest) ** self.action_size < amount
+        return torch.where(replaced[:, None], F.one_hot(drawn, self.action_size).to(action.dtype), action)
 
     def draw_noise(self, *shape: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Noise [*shape, S] for `step`, on the device and in the type of `like`."""

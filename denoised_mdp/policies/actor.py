@@ -1,4 +1,7 @@
-"""The actor, a tanh-squashed Gaussian, shared by every policy optimizer (Wang et al. 2022, appendix)."""
+"""Actors, shared by every policy optimizer: a tanh-squashed Gaussian (Wang et al. 2022, appendix), a categorical.
+
+Both offer the same verbs, and take standard normal noise of the shape of an action, [..., A].
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from denoised_mdp.models.distributions import Categorical
+from denoised_mdp.models.mdp import LatentMDP
 from denoised_mdp.models.networks import MLP
+from denoised_mdp.policies.critics import Critics, DiscreteCritics
 
 MEAN_SCALE = 5.0
+ENTROPY_SHARE = 0.5
+"""the target entropy of choices, as a share of that of the uniform distribution"""
 
 
 class Actor(nn.Module):
@@ -31,7 +39,7 @@ class Actor(nn.Module):
         min_std: float = 1e-4,
     ):
         super().__init__()
-        self.action_size, self.min_std = action_size, min_std
+        self.min_std, self.target_entropy = min_std, -float(action_size)
         self.raw_initial_std = math.log(math.expm1(initial_std))  # softplus^-1
         self.net = MLP(features, hidden, 2 * action_size, layers)
 
@@ -59,3 +67,56 @@ class Actor(nn.Module):
         gaussian = -0.5 * noise.square() - std.log() - 0.5 * math.log(2.0 * math.pi)
         squash = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
         return torch.tanh(raw), (gaussian - squash).sum(-1)
+
+    def soft_value(
+        self, features: Tensor, noise: Tensor, critics: Critics, temperature: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """min Q(x, a) - temperature log pi(a | x) of one sampled action a, and log pi(a | x); [...] each."""
+        action, log_prob = self.sample_with_log_prob(features, noise)
+        return critics(features, action).amin(0) - temperature * log_prob, log_prob
+
+
+class CategoricalActor(nn.Module):
+    """(h^x, x) -> one of A choices, with 1 % uniform; actions are one-hot, their gradients straight-through.
+
+    The gradient of a sample is that of the probabilities: exact in expectation where what follows is linear in the
+    action, else biased.
+    """
+
+    def __init__(self, features: int, action_size: int, *, hidden: int = 400, layers: int = 4):
+        super().__init__()
+        self.action_size, self.target_entropy = action_size, ENTROPY_SHARE * math.log(action_size)
+        self.net = MLP(features, hidden, action_size, layers)
+
+    def forward(self, features: Tensor) -> Categorical:
+        """[..., D_x + S_x] -> log probabilities [..., 1, A]."""
+        return Categorical.from_raw(self.net(features), self.action_size)
+
+    def mode(self, features: Tensor) -> Tensor:
+        """The likeliest choice, [..., A]."""
+        return self(features).mode()
+
+    def sample(self, features: Tensor, noise: Tensor) -> Tensor:
+        """A sampled choice, [..., A]."""
+        return self(features).sample(noise)
+
+    def sample_with_log_prob(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """A sampled choice [..., A], and the mean log probability of all choices [...]: minus the entropy, exact."""
+        distribution = self(features)
+        return distribution.sample(noise), -distribution.entropy().squeeze(-1)
+
+    def soft_value(
+        self, features: Tensor, noise: Tensor, critics: DiscreteCritics, temperature: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As of `Actor`, in expectation over all choices, exact: `noise` does not count (Christodoulou 2019)."""
+        distribution = self(features)
+        log_probs = distribution.log_probs.squeeze(-2)  # [..., A]
+        value = critics.all(features).amin(0) - temperature * log_probs  # [..., A]
+        return (log_probs.exp() * value).sum(-1), -distribution.entropy().squeeze(-1)
+
+
+def make_actor(mdp: LatentMDP, *, hidden: int, layers: int, **gaussian: float) -> Actor | CategoricalActor:
+    """The actor for the actions of an MDP. gaussian: further options of `Actor`, which mean nothing for choices."""
+    if mdp.discrete:
+        return CategoricalActor(mdp.feature_size, mdp.action_size, hidden=hidden, layers=layers)
+    return Actor(mdp.feature_size, mdp.action_size, hidden=hidden, layers=layers, **gaussian)

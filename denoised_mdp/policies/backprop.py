@@ -9,7 +9,7 @@ from denoised_mdp.models.losses import scalar_nll
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.networks import MLP
 from denoised_mdp.optim import adam, optimize
-from denoised_mdp.policies.actor import Actor
+from denoised_mdp.policies.actor import make_actor
 from denoised_mdp.policies.base import Policy
 
 
@@ -54,7 +54,7 @@ class BackpropPolicy(Policy):
         self.horizon, self.gamma, self.lambda_, self.clip = horizon, gamma, lambda_, clip
         self.entropy, self.discount_weights = entropy, discount_weights
         shape = {"hidden": hidden, "layers": actor_layers, "initial_std": initial_std, "min_std": min_std}
-        self.actor = Actor(mdp.feature_size, mdp.action_size, **shape)
+        self.actor = make_actor(mdp, **shape)
         self.value = MLP(mdp.feature_size, hidden, 1, value_layers)
         self.add_optimizer("actor", adam(self.actor.parameters(), lr=actor_lr, eps=eps))
         self.add_optimizer("value", adam(self.value.parameters(), lr=value_lr, eps=eps))
@@ -65,9 +65,9 @@ class BackpropPolicy(Policy):
         """Roll the x prior out from every posterior latent of the batch, N = T B starts.
 
         noise: standard normal for states [H, N, S_x] and for actions [H, N, A]. log_probs: a list to which the log
-        density [N] of each action is added. Returns features [H, N, D_x + S_x] of the imagined latents 1..H and the
-        actions [H, N, A] that led to them. The actor reads the *detached* latent: gradients flow through the
-        dynamics, not through the actor's input.
+        density [N] of each action is added (of choices, minus the entropy). Returns features [H, N, D_x + S_x] of the
+        imagined latents 1..H and the actions [H, N, A] that led to them. The actor reads the *detached* latent:
+        gradients flow through the dynamics, not through the actor's input.
         """
         belief, state = batch.belief.flatten(0, 1), batch.state.flatten(0, 1)
         features, actions = [torch.cat((belief, state), -1)], []

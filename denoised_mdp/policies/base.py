@@ -30,7 +30,7 @@ class Policy(nn.Module, ABC):
         self.optimizers[name] = optimizer
 
     def act(self, features: Tensor, noise: Tensor | None) -> Tensor:
-        """Actions in [-1, 1], [B, A], for features [B, F].
+        """Actions in [-1, 1] or one-hot, [B, A], for features [B, F].
 
         noise [B, A] standard normal: a sample; None: the mode, in closed form.
         """

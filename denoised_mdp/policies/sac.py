@@ -9,23 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
-from denoised_mdp.models.networks import MLP
 from denoised_mdp.optim import adam, optimize, without_gradients
-from denoised_mdp.policies.actor import Actor
+from denoised_mdp.policies.actor import make_actor
 from denoised_mdp.policies.base import Policy
-
-
-class Critics(nn.Module):
-    """Two independent Q nets on (h^x, x, a)."""
-
-    def __init__(self, features: int, action_size: int, hidden: int, layers: int):
-        super().__init__()
-        self.nets = nn.ModuleList(MLP(features + action_size, hidden, 1, layers) for _ in range(2))
-
-    def forward(self, features: Tensor, action: Tensor) -> Tensor:
-        """[..., F], [..., A] -> both values, [2, ...]."""
-        inputs = torch.cat((features, action), -1)
-        return torch.stack([net(inputs).squeeze(-1) for net in self.nets])
+from denoised_mdp.policies.critics import Critics, DiscreteCritics
 
 
 class SACPolicy(Policy):
@@ -56,11 +43,10 @@ class SACPolicy(Policy):
     ):
         super().__init__()
         self.gamma, self.tau, self.actor_clip = gamma, tau, actor_clip
-        self.target_entropy = -float(mdp.action_size) if target_entropy is None else target_entropy
-        self.actor = Actor(
-            mdp.feature_size, mdp.action_size, hidden=hidden, layers=actor_layers, initial_std=initial_std
-        )
-        self.critics = Critics(mdp.feature_size, mdp.action_size, hidden, critic_layers)
+        self.actor = make_actor(mdp, hidden=hidden, layers=actor_layers, initial_std=initial_std)
+        self.target_entropy = self.actor.target_entropy if target_entropy is None else target_entropy
+        critics = DiscreteCritics if mdp.discrete else Critics
+        self.critics = critics(mdp.feature_size, mdp.action_size, hidden, critic_layers)
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(initial_temperature)))
         self.add_optimizer("actor", adam(self.actor.parameters(), lr=actor_lr, eps=eps))
@@ -85,17 +71,15 @@ class SACPolicy(Policy):
         features = batch.features  # [T, B, F]
         following = features[1:]
         with torch.no_grad():
-            action, log_prob = self.actor.sample_with_log_prob(following, noise)
-            soft_value = self.targets(following, action).amin(0) - self.log_temperature.exp() * log_prob
+            soft_value, _ = self.actor.soft_value(following, noise, self.targets, self.log_temperature.exp())
             target = batch.reward[1:] + self.gamma * (batch.continues[1:] * soft_value)  # [T - 1, B]
         return 0.5 * (self.critics(features[:-1], batch.action[1:]) - target).square().mean((1, 2)).sum()
 
     def actor_loss(self, batch: PolicyBatch, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Mean of temperature log pi(a | x) - min Q(x, a), and the log densities [T - 1, B]."""
-        features = batch.features[:-1]
-        action, log_prob = self.actor.sample_with_log_prob(features, noise)
-        value = self.critics(features, action).amin(0)
-        return (self.log_temperature.exp().detach() * log_prob - value).mean(), log_prob
+        temperature = self.log_temperature.exp().detach()
+        value, log_prob = self.actor.soft_value(batch.features[:-1], noise, self.critics, temperature)
+        return -value.mean(), log_prob
 
     def temperature_loss(self, log_prob: Tensor) -> Tensor:
         """-log(temperature) (log pi + target entropy), mean: raises it while the entropy is below its target.

@@ -13,6 +13,7 @@ from denoised_mdp.config import differences, read_config, save_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import build
 from denoised_mdp.device import resolve_device, resolve_precision
+from denoised_mdp.envs.actions import Actions
 from denoised_mdp.errors import UserError
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run import checkpoint as checkpoints
@@ -84,12 +85,12 @@ def load_run(
     folder = RunFolder.existing(run)
     config = read_config(folder.config)
     where = resolve_device(device)
-    step, state = load_state(folder, checkpoint, parts=("action_size", "can_terminate", "agent", "config"))
+    step, state = load_state(folder, checkpoint, parts=("action_size", "discrete", "can_terminate", "agent", "config"))
     refuse_nonfinite(folder, step, state["agent"]["weights"])
     dtype = resolve_precision(config.train.precision, where, deterministic=config.train.deterministic)
     with fitting(folder, config, state):
-        sizes = {"action_size": state["action_size"], "can_terminate": state["can_terminate"]}
-        agent = build_agent(config, **sizes, device=where, dtype=dtype)
+        actions = Actions(state["action_size"], state["discrete"])
+        agent = build_agent(config, actions, can_terminate=state["can_terminate"], device=where, dtype=dtype)
         agent.restore(state["agent"], weights_only=True)
     return config, agent.eval(), step
 
@@ -100,8 +101,8 @@ def load(run: Path | str, *, checkpoint: int | None = None, device: str = "auto"
     >>> agent = denoised_mdp.load("runs/quickstart")
     >>> action, carry = agent.act(observation, carry)   # carry=None begins an episode
 
-    observation: uint8 [H, W, 3] or [B, H, W, 3]; action: float32 [A] or [B, A] in [-1, 1]. `agent.config` is the run's
-    configuration, `denoised_mdp.make_env("runs/quickstart")` its environment.
+    observation: uint8 [H, W, 3] or [B, H, W, 3]; action: float32 [A] or [B, A], see `Agent.act`. `agent.config` is the
+    run's configuration, `denoised_mdp.make_env("runs/quickstart")` its environment.
 
     Args:
         run: the run folder. checkpoint: a step (default: the newest). device: auto, cpu, cuda or cuda:N.

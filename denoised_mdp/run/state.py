@@ -65,6 +65,7 @@ _RING |= {"slack": _is_whole, "total": _is_whole, "oldest": _is_whole, "observat
 
 STATE = {
     "action_size": _is_positive,
+    "discrete": lambda value: isinstance(value, bool),
     "can_terminate": lambda value: isinstance(value, bool),
     "precision": lambda value: isinstance(value, str),
     "counters": {"step": _is_whole, "step_before": (_is_none, _is_whole), "updates": _is_whole},
@@ -106,6 +107,8 @@ def load_state(
     """
 
     def checked(state: Any) -> str | None:
+        if isinstance(state, dict):
+            state.setdefault("discrete", False)  # all actions were continuous once
         misfit = next(_misfits(state, {name: STATE[name] for name in parts}, "state"), None)
         if misfit:
             raise UserError(

@@ -126,14 +126,15 @@ def agreement(run: Path, seed: int) -> list[dict]:
     from denoised_mdp.agents.world_model_agent import build_agent
     from denoised_mdp.config import read_config
     from denoised_mdp.device import configure
+    from denoised_mdp.envs.actions import Actions
     from denoised_mdp.replay.rings import Rings
-    from denoised_mdp.run import checkpoint
     from denoised_mdp.run.folder import RunFolder
+    from denoised_mdp.run.state import load_state
 
     found = RunFolder.existing(run)
     config = read_config(found.config)
     device, _ = configure(config.train)
-    end, state = checkpoint.load(found.checkpoints)
+    end, state = load_state(found)
     replay = Rings.open(found.replay, state["replay"], read_only=True)
     random, sizes = np.random.default_rng(0), (config.train.batch_size, config.train.segment_length)
     batches = [replay.sample(*sizes, random) for _ in range(BATCHES)]
@@ -141,8 +142,8 @@ def agreement(run: Path, seed: int) -> list[dict]:
     made_by, context = arithmetic("bf16", config.train.device)
 
     def gradients(step: int, dtype: torch.dtype | None, batch: dict) -> dict[str, torch.Tensor]:
-        sizes = {"action_size": state["action_size"], "can_terminate": state["can_terminate"]}
-        agent = build_agent(config, **sizes, device=device, dtype=dtype)
+        actions = Actions(state["action_size"], state["discrete"])
+        agent = build_agent(config, actions, can_terminate=state["can_terminate"], device=device, dtype=dtype)
         if step:
             agent.restore(state["agent"])
         for group in agent.optimizers["model"].param_groups:

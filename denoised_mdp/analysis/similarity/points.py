@@ -17,6 +17,7 @@ from denoised_mdp.analysis.report.data import RunData, read_metrics
 from denoised_mdp.analysis.report.groups import group_runs
 from denoised_mdp.config import read_config
 from denoised_mdp.config.schema import Config
+from denoised_mdp.envs.actions import Actions
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.checkpoint import list_steps
 from denoised_mdp.run.folder import RunFolder
@@ -102,7 +103,8 @@ class Roster:
 def untrained(agent: Agent) -> Agent:
     """The network with which this agent's run began."""
     ends = agent.world_model.continuation is not None
-    made = build_agent(agent.config, agent.mdp.action_size, can_terminate=ends, device=str(agent.device))
+    actions = Actions(agent.mdp.action_size, agent.mdp.discrete)
+    made = build_agent(agent.config, actions, can_terminate=ends, device=str(agent.device))
     return made.eval()
 
 
