@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 TEXT = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
@@ -31,6 +32,16 @@ def blocks(section):
 def folder(tmp_path_factory):
     """Where the example of an environment has run."""
     return tmp_path_factory.mktemp("outside")
+
+
+def test_cartpole_trains_evaluates_renders_and_resumes(tmp_path):
+    """Discrete actions."""
+    for words in blocks("Discrete actions")[1]:
+        done = run(words, tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert "continuing at step 480, to step 600" in done.stdout
+    actions = np.load(tmp_path / "runs" / "cartpole" / "replay" / "action.npy")
+    assert actions.shape[1] == 2 and set(np.unique(actions)) == {0.0, 1.0} and actions.sum(1).max() == 1
 
 
 def test_the_example_trains_evaluates_renders_and_resumes(folder):
