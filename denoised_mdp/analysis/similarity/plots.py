@@ -50,7 +50,8 @@ def matrix_figure(tree: Mapping[str, Any]) -> Figure:
     figure, axes = _figure(
         1.9 + min(0.42 * count, 3.4),
         "Do runs find the same situations alike? Share of common neighbours in x: 1 is the same geometry,"
-        f" {tree['chance']:.2f} is chance. Dark blocks on the diagonal: what is learned is repeatable.",
+        f" {tree['chance']:.2f} is chance. A dark block of one model's seeds: what it learns is repeatable. In"
+        " brackets: the return.",
     )
     axes.imshow(values, cmap=DARK, vmin=0, vmax=1)
     labels = [_label(agents[i]) for i in newest]
@@ -71,8 +72,8 @@ def worlds_figure(tree: Mapping[str, Any]) -> Figure:
     away = list(dict.fromkeys(world for *_, world in rows))[1]
     figure, axes = _figure(
         1.7 + 0.36 * len(lines),
-        "Same physics, other distractors: does a latent stay the same? Where it ignores the distractors, all marks of a"
-        " line agree; what follows them drops to chance (dashed).",
+        "Same physics, other distractors: does a latent stay the same? One that ignores them has its square at 1, and"
+        " its diamond where its circle is; one that follows them drops to chance (dashed).",
     )
     for place, (group, role) in enumerate(lines):
         home, other = rows[group, role, "trained"], rows[group, role, away]

@@ -46,8 +46,8 @@ def measure(roster: Roster, options: Any) -> tuple[list[Point], Situations]:
     points = []
     with Phase("filtering", sum(map(len, stages)) + len(stages), "agents") as phase:
         for point, agent in roster.agents(options.snapshots, options.checkpoint, options.device):
-            for world, episodes in situations.worlds.items():
-                point.features[world] = features(agent, episodes, situations.rows)
+            for world in situations.worlds if point.newest else [HOME]:  # only the last stages are compared in others
+                point.features[world] = features(agent, situations.worlds[world], situations.rows)
             points.append(point)
             phase.update(len(points))
     return points, situations
