@@ -27,29 +27,10 @@ def command(data, tmp_path):
     """Arguments without --output: a run and both references, two sizes, two seeds."""
     run = make_run(tmp_path / "a")
     shutil.rmtree(data.folder / "contrastive", ignore_errors=True)
-    yield [
-        "probe",
-        "joints",
-        str(run),
-        "--data",
-        str(data.folder),
-        "--sizes",
-        "10,20",
-        "--seeds",
-        "2",
-        "--updates",
-        "3",
-        "--batch",
-        "10",
-        "--evaluations",
-        "2",
-        "--contrastive-updates",
-        "2",
-        "--contrastive-batch",
-        "8",
-        "--device",
-        "cpu",
-    ]
+    flags = (
+        "--sizes 10,20 --seeds 2 --updates 3 --batch 10 --evaluations 2 --contrastive-updates 2 --contrastive-batch 8"
+    )
+    yield ["probe", "joints", str(run), "--data", str(data.folder), *flags.split(), "--device", "cpu"]
     shutil.rmtree(data.folder / "contrastive", ignore_errors=True)
 
 

@@ -163,34 +163,11 @@ def test_command_compares_runs_and_leaves_them_alone(data, tmp_path, capsys):
     runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", "model=dreamer")]
     files = {path: path.read_bytes() for run in runs for path in run.rglob("*") if path.is_file()}
     output = tmp_path / "out"
-    code = main(
-        [
-            "probe",
-            "joints",
-            *map(str, runs),
-            "--data",
-            str(data.folder),
-            "--output",
-            str(output),
-            "--sizes",
-            "10",
-            "--updates",
-            "2",
-            "--batch",
-            "10",
-            "--evaluations",
-            "2",
-            "--stack",
-            "both",
-            "--contrastive-updates",
-            "2",
-            "--contrastive-batch",
-            "8",
-            "--device",
-            "cpu",
-        ]
+    flags = (
+        "--sizes 10 --updates 2 --batch 10 --evaluations 2 --stack both --contrastive-updates 2 --contrastive-batch 8"
     )
-    assert code == 0
+    where = ["--data", str(data.folder), "--output", str(output), "--device", "cpu"]
+    assert main(["probe", "joints", *map(str, runs), *where, *flags.split()]) == 0
     assert files == {path: path.read_bytes() for run in runs for path in run.rglob("*") if path.is_file()}
     printed = capsys.readouterr().out
     with open(output / "joints.csv", newline="") as file:

@@ -123,23 +123,26 @@ def factor_panel(
         axes.axvline(x, color="white", linewidth=1.5)
     for y in range(1, rows):
         axes.axhline(y, color="white", linewidth=1.0)
-    for row, column in np.ndindex(values.shape) if numbers else ():
-        value = values[row, column]
-        text = "<-1" if value < -0.995 else f"{value:.2f}".replace("-0.00", "0.00")
-        axes.text(
-            column + 0.5,
-            row + 0.5,
-            text,
-            ha="center",
-            va="center",
-            fontsize=8,
-            color="white" if value > 0.55 else INK if value > 0.1 else FAINT,
-        )
+    if numbers:
+        write_cells(axes, values, 8)
     for column, part in enumerate(parts):
         if part in homes:
-            axes.add_patch(
-                Rectangle((column, 0), 1, rows, fill=False, edgecolor=FRAME, linewidth=2, clip_on=False, zorder=3)
-            )
+            frame_cells(axes, column, 0, 1, rows)
+
+
+def write_cells(axes, values: np.ndarray, size: float) -> None:
+    """Write R^2 [rows, columns] into cells of unit size, in letters of `size` points."""
+    for row, column in np.ndindex(values.shape):
+        value = values[row, column]
+        text = "<-1" if value < -0.995 else f"{value:.2f}".replace("-0.00", "0.00")
+        color = "white" if value > 0.55 else INK if value > 0.1 else FAINT
+        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=size, color=color)
+
+
+def frame_cells(axes, left: float, top: float, columns: int, rows: int) -> None:
+    """Frame cells: of the latent that should hold these factors."""
+    style = {"fill": False, "edgecolor": FRAME, "linewidth": 2, "clip_on": False, "zorder": 3}
+    axes.add_patch(Rectangle((left, top), columns, rows, **style))
 
 
 def short_name(name: str) -> str:

@@ -65,17 +65,11 @@ class ModelConfig:
     embed: int | None = option(1024, "width of the observation embedding; null: the flattened convolutions", low=1)
     pixel_range: float = option(0.5, "pixels enter the encoder between minus and plus this", above=0, high=1e3)
     depth: int = option(32, "channels of the first convolution", low=1)
-    init: str = option(
-        "pytorch",
-        "initial weights: pytorch (its default, the paper's) or scaled (learns sooner)",
-        choices=("pytorch", "scaled"),
-    )
+    init: str = option("pytorch", "initial weights; scaled: learns sooner", choices=("pytorch", "scaled"))
     reward_hidden: int = option(400, "width of the reward nets", low=1)
     reward_layers: int = option(2, "hidden layers of the reward nets", low=1)
     reward_std: float = option(1.0, "std of the reward's likelihood; smaller: the reward counts for more", low=1e-3)
-    continuation: bool | None = option(
-        None, "predict where episodes terminate; null: where the environment can terminate them"
-    )
+    continuation: bool | None = option(None, "predict where episodes terminate; null: where the environment can")
     kl: KLConfig = group(KLConfig, "weights of the KL terms")
     optimizer: OptimizerConfig = group(OptimizerConfig, "optimizer of the world model")
 
@@ -113,9 +107,7 @@ class TIAConfig(ModelConfig):
     embed: int | None = option(490, "width of the observation embeddings; null: the flattened convolutions", low=1)
     depth: int = option(24, "channels of the first convolution", low=1)
     kl: KLConfig = group(lambda: KLConfig(alpha=1.0, free_nats_strategy="mean"), "weights of the KL terms")
-    adversary_weight: float = option(
-        20_000.0, "weight of y's ignorance of the reward: its term should be as large as the picture's", low=0
-    )
+    adversary_weight: float = option(2e4, "weight of y's ignorance of the reward: a term like the picture's", low=0)
     adversary_steps: int = option(20, "steps of the adversary, y's reward net, in each update", low=1)
     adversary_lr: float = option(6e-4, "learning rate of the adversary", above=0)
     alone_weight: float = option(1.5, "weight of the picture that y paints alone", low=0)
@@ -202,9 +194,7 @@ class TrainConfig:
     eval_episodes: int = option(10, "episodes per evaluation", low=1)
     eval_workers: int = option(0, "processes that run the environments of an evaluation; 0: the learner's", low=0)
     render_every: int = option(20_000, "steps between rendered videos; 0: never", low=0)
-    probe_every: int = option(
-        10_000, "steps between probes of what x and y, z hold, logged as probe/*; 0: never", low=0
-    )
+    probe_every: int = option(10_000, "steps between probes of the latents, logged as probe/*; 0: never", low=0)
     checkpoint_every: int = option(10_000, "steps between checkpoints; 0: only at the end", low=0)
     snapshot_every: int = option(0, "steps between snapshots: weights alone, all of them kept; 0: never", low=0)
     log_every: int = option(1000, "steps between log entries", low=1)

@@ -6,9 +6,20 @@ import statistics
 from pathlib import Path
 
 import numpy as np
-from matplotlib.patches import Rectangle
 
-from denoised_mdp.analysis.plots import DARK, FAINT, FRAME, INK, LINE, PART_LABELS, color_bar, new_figure, short_name
+from denoised_mdp.analysis.plots import (
+    DARK,
+    FAINT,
+    FRAME,
+    INK,
+    LINE,
+    PART_LABELS,
+    color_bar,
+    frame_cells,
+    new_figure,
+    short_name,
+    write_cells,
+)
 from denoised_mdp.envs.factors import QUADRANTS, Factor
 
 ARMS = {"2b": "Denoised MDP 2b", "2c": "Denoised MDP 2c", "dreamer": "Dreamer"}
@@ -227,23 +238,10 @@ def quadrant_panel(
     for y in range(1, rows):
         axes.axhline(y, color="white", linewidth=1.5)
     if numbers:
-        for row, column in np.ndindex(values.shape):
-            value = values[row, column]
-            text = "<-1" if value < -0.995 else f"{value:.2f}".replace("-0.00", "0.00")
-            axes.text(
-                column + 0.5,
-                row + 0.5,
-                text,
-                ha="center",
-                va="center",
-                fontsize=7.5,
-                color="white" if value > 0.55 else INK if value > 0.1 else FAINT,
-            )
+        write_cells(axes, values, 7.5)
     for row, part in enumerate(parts):
         if part in homes:
-            axes.add_patch(
-                Rectangle((0, row), count, 1, fill=False, edgecolor=FRAME, linewidth=2, clip_on=False, zorder=3)
-            )
+            frame_cells(axes, 0, row, count, 1)
 
 
 def heat(rows: list[dict[str, str]], runs: set[str]) -> tuple[list[str], list[Factor], np.ndarray]:
