@@ -62,20 +62,11 @@ def _worlds(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
         heights = [parts[name]["paired"][world] for name in names]
         places = [place + (number - (len(worlds) - 1) / 2) * width for place in range(len(names))]
         axes.bar(places, heights, 0.9 * width, color=[COLORS[name] for name in names], alpha=1 - 0.25 * number)
-        for place in places:
-            axes.text(
-                place,
-                0,
-                f" {world}",
-                rotation=90,
-                ha="center",
-                va="bottom",
-                fontsize=6.5,
-                color=INK if number else "white",
-            )
+        for place, height in zip(places, heights, strict=True):
+            axes.text(place, height, f" {world}", rotation=90, ha="center", va="bottom", fontsize=6.5, color=INK)
     for place, name in enumerate(names):
         label = "two random situations" if place == 0 else None
         axes.hlines(parts[name]["random"], place - 0.45, place + 0.45, color=INK, linewidth=1.6, label=label)
     axes.set_xticks(range(len(names)), names)
-    axes.set(ylabel="steps, median", ylim=(0, 1.2 * max(*axes.get_ylim(), *(one["random"] for one in parts.values()))))
+    axes.set(ylabel="steps, median", ylim=(0, 1.4 * max(*axes.get_ylim(), *(one["random"] for one in parts.values()))))
     axes.legend(frameon=False, fontsize=7, loc="upper right")

@@ -29,8 +29,9 @@ COLUMNS = {
 }
 """field of `Geometry` -> head of a table's column"""
 READING = (
-    "Left: the closer below the dashed line, the better a representation follows the dynamics. Right: for x, bars far"
-    " below the black line are good; 0 means that the distractors do not count."
+    "Left: close to the dashed line and not above it, a representation knows the time between situations; its rank"
+    " correlation tells whether that is the body's time or the background's. Right: for x, bars far below the black"
+    " line are good; 0 means that the distractors do not count."
 )
 CAUTION = (
     "Distances are bounded by what the recorded episodes show: where nobody went, two situations count as far apart."
