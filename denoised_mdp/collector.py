@@ -71,7 +71,7 @@ class Collector:
             self.carry = None  # filtering begins with the first action after the prefill
         else:
             actions, self.carry = agent.act(
-                np.stack(self.observations),
+                np.stack(self.observations)[..., :3],  # what the camera shows; a decoder's target may follow
                 self.carry,
                 is_first=is_first,
                 explore=train.exploration_noise,

@@ -56,7 +56,7 @@ class Session:
         self.precision = precision_name(device, dtype)
         act_device, act_dtype = configure_acting(config.train, device)
         make_environment = environment_maker(config)
-        self.collector = Collector(config, make_environment, act_device)
+        self.collector = Collector(config, environment_maker(config, foreground=config.foreground), act_device)
         parts.callback(self.collector.close)
         actions, ends = self.collector.pool.actions, self.collector.pool.can_terminate
         self.agent = self.player = build_agent(config, actions, can_terminate=ends, device=device, dtype=dtype)

@@ -42,7 +42,7 @@ class Health:
     below_floor: float
     """share of the steps whose KL_x is at most the free nats"""
     image_r2: float
-    """share of the pixels' variance (about each pixel's mean) that the reconstruction explains; nan: no decoder"""
+    """share of the pixels' variance (about each pixel's mean) that the reconstruction explains; nan: it shows others"""
     signal: dict[str, float]
     """mean R^2 of the signal's factors from each latent, of a quick probe; nan where its episodes are too few"""
     noise: dict[str, float]
@@ -55,6 +55,7 @@ def measure_health(
 ) -> Health:
     """Examine an agent on held-out episodes; `matrix` is the factor matrix of the same model."""
     table, floor, decodes = agent.world_model.table, agent.world_model.free_nats, agent.decodes
+    reconstructs = decodes and agent.world_model.target == "observation"
     split = {
         name: torch.cat([one.posterior[name].kl(one.prior[name]) for one in frozen]) for name in table.names
     }  # {name: [n, variables]}
@@ -71,7 +72,7 @@ def measure_health(
         active=active,
         share=reconstruction_shares(agent, [one.latent for one in frozen]) if decodes else dict.fromkeys(nats, nan),
         below_floor=float((free <= floor).float().mean()) if counted else 0.0,
-        image_r2=image_r_squared(agent, recordings, frozen) if decodes else nan,
+        image_r2=image_r_squared(agent, recordings, frozen) if reconstructs else nan,
         signal=sources["signal"],
         noise=sources["noise"],
         warnings=[],

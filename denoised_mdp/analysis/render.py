@@ -68,12 +68,14 @@ def rows(agent: WorldModelAgent, episode: Episode, other: Episode) -> list[Row]:
     noise = model.table.noise
     signal = " and ".join(name for name in names if name not in noise)
 
+    of = "" if agent.world_model.target == "observation" else f"of the {agent.world_model.target}, "
+
     def hold(*held: str) -> np.ndarray:
         return decode(agent, latent.replace(**{name: still[name] for name in held}))
 
     out = [
         Row("observation", "what the camera sees", episode.observation),
-        Row("reconstruction", "from all latents", decode(agent, latent)),
+        Row("reconstruction", f"{of}from all latents", decode(agent, latent)),
     ]
     if not noise:
         return out

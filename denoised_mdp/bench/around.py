@@ -139,7 +139,7 @@ def evaluations(config: Config, episodes: int = 10, actions: int = 50) -> dict[s
 @contextlib.contextmanager
 def filled_replay(config: Config, rows: int) -> Iterator[tuple[Path, Replay]]:
     """A temporary folder with a full replay of `rows` rows, in episodes of the usual length."""
-    shape = (config.env.size, config.env.size, 3)
+    shape = config.picture_shape
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (64, *shape), dtype=np.uint8)
     with tempfile.TemporaryDirectory() as folder:
@@ -155,7 +155,7 @@ def filled_replay(config: Config, rows: int) -> Iterator[tuple[Path, Replay]]:
 def replays(config: Config, rows: tuple[int, ...]) -> dict[str, dict[str, Any]]:
     """By number of rows: milliseconds for a batch, one more row and opening, and the memory after batches."""
     table, (length, size) = {}, (config.train.segment_length, config.train.batch_size)
-    shape = (config.env.size, config.env.size, 3)
+    shape = config.picture_shape
     for count in rows:
         with filled_replay(config, count) as (folder, replay):
             rng, new = np.random.default_rng(0), (np.zeros(shape, np.uint8), np.zeros(ACTIONS, np.float32), 0.0, False)

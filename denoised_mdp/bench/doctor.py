@@ -102,7 +102,7 @@ class Doctor:
         for name, size in (("video_background", config.env.size), ("tv", TV_ROWS)):
             if name in config.distractors:
                 self.attempt(functools.partial(self.check_clips, config.distractors[name], size))
-        environment = self.attempt(environment_maker(config))
+        environment = self.attempt(environment_maker(config, foreground=config.foreground))
         if environment is not None:
             action_seconds = self.attempt(lambda: self.check_environment(environment))
             actions = Actions.of(environment.action_space)

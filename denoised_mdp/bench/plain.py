@@ -116,7 +116,7 @@ class PlainUpdate:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, and the posterior beliefs [T, B, D] and states [T, B, S]."""
         rssm, layout = self.model.rssm, self.model.rssm.layout
-        images = observation.permute(0, 1, 4, 2, 3).to(action.dtype) / 255.0 - 0.5  # [T, B, 3, H, W]
+        images = observation[..., :3].permute(0, 1, 4, 2, 3).to(action.dtype) / 255.0 - 0.5  # [T, B, 3, H, W]
         embed = self.encode(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         belief = embed.new_zeros(images.shape[1], layout.belief_size)
         state = embed.new_zeros(images.shape[1], layout.state_size)

@@ -64,6 +64,11 @@ class ModelConfig:
     latents: dict[str, LatentSpec] = group(dict, "the table: options of each latent (model.x.belief=60)")
     embed: int | None = option(1024, "width of the observation embedding; null: the flattened convolutions", low=1)
     pixel_range: float = option(0.5, "pixels enter the encoder between minus and plus this", above=0, high=1e3)
+    target: str = option(
+        "observation",
+        "what the decoder learns to show: observation, or foreground (on black, by the exact matte: an upper bound)",
+        choices=("observation", "foreground"),
+    )
     depth: int = option(32, "channels of the first convolution", low=1)
     init: str = option("pytorch", "initial weights; scaled: learns sooner", choices=("pytorch", "scaled"))
     reward_hidden: int = option(400, "width of the reward nets", low=1)
@@ -84,6 +89,7 @@ class RePoConfig(ModelConfig):
     kind: str = option("repo", "what learns (choose it with model=...): see `MODELS`")
     embed: int | None = option(None, "width of the observation embedding; null: the flattened convolutions", low=1)
     pixel_range: float = option(1.0, "pixels enter the encoder between minus and plus this", above=0, high=1e3)
+    target: str = option("observation", "observation: its decoder is only to look at", pattern="observation")
     reward_hidden: int = option(200, "width of the reward nets", low=1)
     reward_layers: int = option(3, "hidden layers of the reward nets", low=1)
     optimizer: OptimizerConfig = group(lambda: OptimizerConfig(lr=3e-4, eps=1e-8), "optimizer of the world model")
@@ -242,6 +248,16 @@ class Config:
         if self.model.kl.alpha is not None:
             return self.model.kl.alpha
         return {64: 1.0, 96: 2.0}[self.env.size]
+
+    @property
+    def foreground(self) -> bool:
+        """The replay holds each picture twice, the second time with a black background, [H, W, 6]."""
+        return self.model.target == "foreground"
+
+    @property
+    def picture_shape(self) -> tuple[int, int, int]:
+        """Of the pictures in a row of the replay."""
+        return self.env.size, self.env.size, 6 if self.foreground else 3
 
     @property
     def episode_rows(self) -> int:

@@ -35,6 +35,7 @@ def make_env(
     clips_seed: int = 0,
     seed: int | None = None,
     render_mode: str | None = "rgb_array",
+    foreground: bool = False,
 ) -> gym.Env:
     """Build an environment with pixel observations and any distractors.
 
@@ -54,9 +55,11 @@ def make_env(
             starts in them.
         seed: seed of the first reset without one.
         render_mode: only "rgb_array", which `gymnasium.make` passes.
+        foreground: three more channels hold the same picture with a black background, by the exact matte, whichever
+            matte a video has. It is what the camera shows: jitter, colours and lights are in it.
 
     Returns:
-        A `denoised_mdp.envs.pixels.PixelEnv`: Gymnasium, observations uint8 [size, size, 3].
+        A `denoised_mdp.envs.pixels.PixelEnv`: Gymnasium, observations uint8 [size, size, 3 or 6].
 
     Raises:
         UserError: a name, option or value that does not exist, or a distractor that does not fit the task.
@@ -83,11 +86,16 @@ def make_env(
     check_reward(reward, suite)
     chosen = check_distractors(distractors, task, suite)
     world = find_suite(suite).world(task, recipe | {"distractors": tuple(chosen)})
+    if foreground and not hasattr(world, "frame_and_background"):
+        raise UserError(
+            f"Task {task!r} of suite {suite!r} does not know which pixels are background: leave"
+            " model.target=observation."
+        )
     for name, options in chosen.items():
         if DISTRACTORS[name].shows_clips:
             options = {**options, "clips": clips, "split": split, "clips_seed": clips_seed}
         world = DISTRACTORS[name](world, **options)
-    return PixelEnv(world, action_repeat, seed, recipe)
+    return PixelEnv(world, action_repeat, seed, recipe, foreground)
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:

@@ -35,23 +35,31 @@ class ActionRepeat(gym.Wrapper, gym.utils.EzPickle):
 class PixelEnv(gym.Env, gym.utils.EzPickle):
     """The Gymnasium environment: observations are frames, drawn once per action.
 
-    Observations are uint8 [H, W, 3]. ``info["signal"]`` (float32 [S], names in `signal_names`) is the ground
-    truth that the agent controls; ``info["noise"]`` (float32 [N], names in `noise_names`) is what every
-    distractor does in this frame. It is not a `gymnasium.Wrapper`, so `unwrapped` and `spec` refer to this
-    environment with all its distractors.
+    Observations are uint8 [H, W, 3], with `foreground` [H, W, 6]: the same picture on black follows.
+    ``info["signal"]`` (float32 [S], names in `signal_names`) is the ground truth that the agent controls;
+    ``info["noise"]`` (float32 [N], names in `noise_names`) is what every distractor does in this frame. It is not a
+    `gymnasium.Wrapper`, so `unwrapped` and `spec` refer to this environment with all its distractors.
 
     Args:
         world: an environment of this package in any number of distractors.
         action_repeat: inner steps per action.
         seed: seed of the first reset without one.
         recipe: its arguments of `make_env`, from which `denoised_mdp.envs.paired` builds variants.
+        foreground: see `make_env`.
     """
 
     render_mode = "rgb_array"
 
-    def __init__(self, world: gym.Env, action_repeat: int = 1, seed: int | None = None, recipe: Mapping | None = None):
-        gym.utils.EzPickle.__init__(self, world, action_repeat, seed, recipe)
-        self.recipe = recipe
+    def __init__(
+        self,
+        world: gym.Env,
+        action_repeat: int = 1,
+        seed: int | None = None,
+        recipe: Mapping | None = None,
+        foreground: bool = False,
+    ):
+        gym.utils.EzPickle.__init__(self, world, action_repeat, seed, recipe, foreground)
+        self.recipe, self.foreground = recipe, foreground
         self.world = world
         self.action_repeat = action_repeat
         self._stepper = ActionRepeat(world, action_repeat)
@@ -63,7 +71,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         self.noise_names: tuple[str, ...] = world.noise_names
         self.can_terminate: bool = world.can_terminate
         self.action_space = world.action_space
-        self.observation_space = gym.spaces.Box(0, 255, (world.size, world.size, 3), np.uint8)
+        self.observation_space = gym.spaces.Box(0, 255, (world.size, world.size, 6 if foreground else 3), np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Start an episode.
@@ -81,7 +89,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         super().reset(seed=seed)
         self._stepper.reset(seed=seed, options=options)
         self._started = True
-        return self.world.frame(), self.info()
+        return self._observe(), self.info()
 
     def step(self, action: np.ndarray):
         """Apply `action` for `action_repeat` inner steps and draw the frame after the last one.
@@ -94,7 +102,11 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         """
         self._check_started("step")
         _, reward, terminated, truncated, _ = self._stepper.step(_checked_action(action, self.action_space))
-        return self.world.frame(), reward, terminated, truncated, self.info()
+        return self._observe(), reward, terminated, truncated, self.info()
+
+    def _observe(self) -> np.ndarray:
+        frame = self.world.frame()
+        return np.concatenate([frame, self.world.foreground()], -1) if self.foreground else frame
 
     def render(self) -> np.ndarray:
         """Return the current frame; advances nothing."""

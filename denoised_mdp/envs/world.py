@@ -16,7 +16,8 @@ class World(gym.Env):
     """A task with a true state and a frame, without distractors.
 
     A subclass sets `size`, `signal_names` and the spaces, and defines `reset` and `step` (whose observations are the
-    signal), `signal`, `frame`, `get_state` and `set_state`; for background videos also `frame_and_background`.
+    signal), `signal`, `frame`, `get_state` and `set_state`; for background videos and ``model.target=foreground`` also
+    `frame_and_background`.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 25}
@@ -30,6 +31,10 @@ class World(gym.Env):
     def noise(self) -> np.ndarray:
         """Return the world's own noise, float32 [N], see `noise_names`: none unless a subclass says otherwise."""
         return np.zeros(0, np.float32)
+
+    def foreground(self) -> np.ndarray:
+        """Return the frame with everything black that the exact matte calls background, uint8 [H, W, 3]."""
+        return self.frame_and_background("matte")[0]
 
     def render(self) -> np.ndarray:
         """Return `frame()`."""

@@ -79,6 +79,8 @@ class WorldModel(nn.Module, ABC):
     """`decode` exists"""
     layers: ClassVar[dict[str, str]] = {}
     """pictures of latents that only this model has, see `show`: what each shows, by its title"""
+    target: str = "observation"
+    """what `decode` shows: observation, or foreground"""
     free_nats: float = 0.0
     """nats per step of what the policy sees that cost nothing"""
 

@@ -25,6 +25,8 @@ class DenoisedModel(WorldModel):
 
     `table`: the factorization. `size`: image side, 64 or 96. `depth`: channels k. `hidden`: width of the reward nets,
     `reward_layers` their hidden layers. `embed`, `pixel_range`: see `Encoder`.
+    `target`: what `decode` learns to show, "observation" or "foreground": then observations in a batch have six
+    channels, and the last three are the picture with a black background.
     `reward_std`: std of the Gaussian on the reward; the paper's is 1. `continuation`: add a head that predicts where
     episodes terminate, see `WorldModel.add_continuation`. `lr`, `eps`, `clip`: of Adam.
     """
@@ -40,6 +42,7 @@ class DenoisedModel(WorldModel):
         depth: int = 32,
         embed: int | None = 1024,
         pixel_range: float = 0.5,
+        target: str = "observation",
         hidden: int = 400,
         reward_layers: int = 2,
         reward_std: float = 1.0,
@@ -50,7 +53,7 @@ class DenoisedModel(WorldModel):
         clip: float | None = 100.0,
     ):
         super().__init__()
-        self.table, self.action_size, self.size = table, action_size, size
+        self.table, self.action_size, self.size, self.target = table, action_size, size, target
         self.reward_std, self.kl, self.clip = reward_std, kl or KLWeights(), clip
         self.encoder = Encoder(size, depth, embed, pixel_range)
         width = self.encoder.width
@@ -81,6 +84,7 @@ class DenoisedModel(WorldModel):
             "depth": m.depth,
             "embed": m.embed,
             "pixel_range": m.pixel_range,
+            "target": m.target,
             "hidden": m.reward_hidden,
             "reward_layers": m.reward_layers,
             "reward_std": m.reward_std,
@@ -106,7 +110,7 @@ class DenoisedModel(WorldModel):
     ) -> tuple[Tensor, Latent, dict[str, Tensor], dict[str, Tensor]]:
         """The variational bound of a batch: reconstruction + weighted KL (Wang et al. 2022, equation 5).
 
-        observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first and is_terminal bool [T, B],
+        observation uint8 [T, B, H, W, 3 or 6], action [T, B, A], reward [T, B], is_first and is_terminal bool [T, B],
         noise [T, B, S]. A head for terminations adds its negative log likelihood. Every segment starts from the zero
         latent. Returns the scalar loss in nats, the posterior latents [T, B, ...] and their reward shares
         {name: [T, B]} (still attached) and detached metrics as tensors.
@@ -116,7 +120,8 @@ class DenoisedModel(WorldModel):
         latent, posterior, prior = self.rssm.observe(embed, action, is_first, noise)
         kl = kl_per_latent(posterior, prior)  # {name: [T, B]}
         shares = self.reward_shares(latent)  # {name: [T, B]}
-        image_loss = image_nll(self.decode(latent), images)
+        shown = images if self.target == "observation" else self.float_images(observation[..., 3:])  # [T B, 3, H, W]
+        image_loss = image_nll(self.decode(latent), shown)
         reward_loss = scalar_nll(sum(shares.values()), reward, self.reward_std).mean()
         loss = image_loss + reward_loss + self.kl.weighted(kl, self.table)
 
@@ -139,8 +144,8 @@ class DenoisedModel(WorldModel):
         return self.kl.free_nats
 
     def float_images(self, observation: Tensor) -> Tensor:
-        """uint8 [..., H, W, 3] -> floats [N, 3, H, W] in [-0.5, 0.5] in the parameters' type."""
-        return images_to_float(observation, self.encoder.like.dtype)
+        """uint8 [..., H, W, 3 or more] -> floats [N, 3, H, W] of the first three, in the parameters' type."""
+        return images_to_float(observation[..., :3], self.encoder.like.dtype)
 
     def embed(self, observation: Tensor) -> Tensor:
         """uint8 images [..., H, W, 3] -> embeddings [..., E]."""

@@ -55,7 +55,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
                 f"  {name:8s}{nats:14.2f}{active:>10s}{health.share[name]:16.0%}"
                 f"{number(health.signal[name], math.nan)[:4]:>21s}{number(health.noise[name], math.nan)[:4]:>10s}"
             )
-        if agent.decodes:
+        if not math.isnan(health.image_r2):
             lines.append(f"  R^2 of the reconstructed pixels about each pixel's mean: {health.image_r2:.2f}")
         lines += [f"  warning: {warning}" for warning in health.warnings] or ["  no warnings"]
         tree = subject.about("health", options.measured()) | dataclasses.asdict(health)

@@ -46,6 +46,11 @@ class Appearance(WalkingDistractor):
         with self._on_stage():
             return self.env.frame_and_background(matte)
 
+    def foreground(self) -> np.ndarray:
+        """Draw the changed scene on black, see `World.foreground`."""
+        with self._on_stage():
+            return self.env.foreground()
+
     def noise_values(self):
         """Return the factors, float64 [len(factors)]."""
         return super().noise_values() * np.array(list(self.factors.values()))

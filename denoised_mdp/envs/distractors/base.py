@@ -15,8 +15,9 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
     """Base of all distractors: seeding, state and recursion through the wrapped environment.
 
     A subclass has a `name`, its `Options`, and defines `_reset_noise`, `_advance_noise`, `noise_values`, `_get_noise`
-    and `_set_noise`; those that change the picture also `frame`. Its constructor takes the environment and, by name,
-    its options and nothing else; command line, help and checks follow from them.
+    and `_set_noise`; those that change the picture also `frame`, and `foreground` if they change more than the
+    background. Its constructor takes the environment and, by name, its options and nothing else; command line, help and
+    checks follow from them.
 
     Args:
         env: any environment of this package.
@@ -62,6 +63,10 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
     def frame(self) -> np.ndarray:
         """Draw the current state with this distractor, uint8 [H, W, 3]; advances nothing."""
         return self.env.frame()
+
+    def foreground(self) -> np.ndarray:
+        """Draw what `frame` shows with a black background, uint8 [H, W, 3], see `World.foreground`."""
+        return self.env.foreground()
 
     def render(self) -> np.ndarray:
         """Return `frame()`."""

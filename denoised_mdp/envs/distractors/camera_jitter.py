@@ -36,8 +36,11 @@ class CameraJitter(WalkingDistractor):
 
     def frame(self) -> np.ndarray:
         """Draw the wrapped environment's frame, moved right by dx and down by dy pixels."""
-        dx, dy = self._walk.value()
-        return translate(self.env.frame(), dx, dy)
+        return translate(self.env.frame(), *self._walk.value())
+
+    def foreground(self) -> np.ndarray:
+        """The foreground moves with the picture."""
+        return translate(self.env.foreground(), *self._walk.value())
 
 
 def translate(image: np.ndarray, dx: float, dy: float) -> np.ndarray:
