@@ -20,6 +20,7 @@ REGISTER = {
     "register_distractor": "denoised_mdp.envs.options",
     "register_policy": "denoised_mdp.agents.world_model_agent",
     "register_model": "denoised_mdp.agents.world_model_agent",
+    "register_table": "denoised_mdp.config.compose",
     "register_probe": "denoised_mdp.analysis.probes",
 }
 """what plug-ins call, and where it is: see docs/extending.md"""

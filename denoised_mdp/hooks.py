@@ -14,6 +14,7 @@ import imageio.v2 as imageio
 from denoised_mdp.analysis.factors import QuickProbe
 from denoised_mdp.analysis.render import render
 from denoised_mdp.config.schema import Config
+from denoised_mdp.envs.factors import NoGroundTruth
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
 from denoised_mdp.progress import Phase
@@ -64,14 +65,21 @@ class Probe:
     make_environment: Callable[[], gym.Env]
     probe: QuickProbe | None = None
     """made when the first is due"""
+    possible: bool = True
+    """there is a ground truth, as far as is known"""
 
     def __call__(self, trainer: Trainer) -> None:
-        """Log the scores; where there are none, warn."""
+        """Log the scores; where there are none, warn; where there never are, once."""
+        if not self.possible:
+            return
         began = time.perf_counter()
         try:
             with trainer.stop.at_once(), Phase("probing", 1, "agent"):
                 self.probe = self.probe or QuickProbe(self.make_environment)
                 scores = self.probe(trainer.agent)
+        except NoGroundTruth as error:
+            self.possible = False
+            warnings.warn(f"no probes in this run: {error} (train.probe_every=0 leaves them out)", stacklevel=2)
         except UserError as error:  # nor is a number for a curve
             warnings.warn(f"no probe of step {trainer.step:,}: {error}", stacklevel=2)
         else:

@@ -53,9 +53,27 @@ def test_the_example_trains_evaluates_renders_and_resumes(folder):
         assert done.returncode == 0, done.stderr
     assert (folder / "runs" / "ball" / "checkpoints").is_dir()
     assert "continuing at step 480, to step 600" in done.stdout
-    done = run(["probe", "factors", "runs/ball", "--episodes", "4", "--steps", "5"], folder)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "error: This environment has no ground truth" in done.stderr.splitlines()[-1]  # after its progress
+
+
+def test_without_ground_truth_probes_say_so(folder):
+    few = ["--episodes", "4", "--steps", "5"]
+    done = run(["probe", "factors", "runs/ball", *few], folder)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()  # nothing was recorded
+    assert line == "denoised-mdp: error: This environment has no ground truth: no factor can be probed."
+    done = run(["probe", "health", "runs/ball", *few], folder)
+    assert done.returncode == 0 and "nats per step" in done.stdout and "has no ground truth" in done.stdout
+    assert "knows little of the signal" not in done.stdout
+    options = ["preset=debug", "distractors=none", "env=gym", "env.id=my_env:Ball", "train.total_steps=300"]
+    more = [
+        "train.probe_every=20",
+        "train.updates=1",
+        "train.eval_every=0",
+        "train.render_every=0",
+        "run_dir=runs/told",
+    ]
+    done = run(["train", *options, *more], folder)
+    assert done.returncode == 0 and done.stderr.count("no probes in this run") == 1, done.stderr
 
 
 def test_the_example_of_a_probe_runs_and_reports(folder):

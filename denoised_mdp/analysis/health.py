@@ -51,9 +51,9 @@ class Health:
 
 
 def measure_health(
-    agent: WorldModelAgent, recordings: Sequence[Episode], frozen: Sequence[Frozen], matrix: FactorMatrix
+    agent: WorldModelAgent, recordings: Sequence[Episode], frozen: Sequence[Frozen], matrix: FactorMatrix | None
 ) -> Health:
-    """Examine an agent on held-out episodes; `matrix` is the factor matrix of the same model."""
+    """Examine an agent on held-out episodes; `matrix`: the same model's factor matrix, None without ground truth."""
     table, floor, decodes = agent.world_model.table, agent.world_model.free_nats, agent.decodes
     reconstructs = decodes and agent.world_model.target == "observation"
     split = {
@@ -64,7 +64,7 @@ def measure_health(
     nats = {name: float(part.sum(-1).mean()) for name, part in split.items()}
     active = {name: (int((part.mean(0) >= ACTIVE).sum()), part.shape[-1]) for name, part in split.items()}
     sources = {
-        source: {name: matrix.summary("ridge", name, source).value for name in table.names}
+        source: {name: matrix.summary("ridge", name, source).value if matrix else nan for name in table.names}
         for source in ("signal", "noise")
     }
     health = Health(
@@ -78,7 +78,7 @@ def measure_health(
         warnings=[],
     )
     health.warnings = warnings_of(health, table, floor)
-    for source in ("signal", "noise"):
+    for source in ("signal", "noise") if matrix else ():
         if matrix.summary("ridge", matrix.seen, source).note == TOO_FEW:
             health.warnings.append(
                 f"Unknown how much {source} the latents hold: R^2 from all latents together, or from the"

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.config.schema import MODELS, POLICIES, Config
+from denoised_mdp.config.schema import MODELS, POLICIES, TABLES, Config
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.suites import SUITES
 from denoised_mdp.errors import UserError, did_you_mean, one_line
@@ -38,7 +38,23 @@ def config_folder() -> Path:
 
 def choices(group: str) -> tuple[str, ...]:
     """Return the choices of a group, e.g. ``("2b", "2c", "dreamer")`` for ``model``."""
+    if group == "model":
+        return (*_files(group), *TABLES)
     return tuple(REGISTRIES[group]) if group in REGISTRIES else _files(group)
+
+
+def register_table(path: Path | str) -> None:
+    """Make a table of latents of your own known as ``model=NAME``: `path` is NAME.yaml, as those of ``configs/model``.
+
+    Raises:
+        UserError: there is no such file, or another table has its name.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"There is no table of latents {path}.")
+    if path.stem in _files("model"):
+        raise UserError(f"There is a model {path.stem!r} already: choose another name for {path}.")
+    TABLES.register(path.stem, path)
 
 
 @cache
@@ -52,7 +68,10 @@ def _read(name: str) -> dict[str, Any]:
     """Return what a file of ``configs/`` says; nothing where there is none."""
     from omegaconf import OmegaConf
 
+    group, _, choice = name.partition("/")
     file = config_folder() / f"{name}.yaml"
+    if group == "model" and choice in TABLES:
+        file = TABLES[choice]
     return OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
 
 

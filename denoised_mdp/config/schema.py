@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from denoised_mdp.envs.suites import SUITES
@@ -110,6 +111,7 @@ class TIAConfig(ModelConfig):
     """TIA: a stream for the task and one that must not know the reward; each has free nats of its own."""
 
     kind: str = option("tia", "what learns (choose it with model=...): see `MODELS`")
+    target: str = option("observation", "observation: both of its decoders show all of it", pattern="observation")
     embed: int | None = option(490, "width of the observation embeddings; null: the flattened convolutions", low=1)
     depth: int = option(24, "channels of the first convolution", low=1)
     kl: KLConfig = group(lambda: KLConfig(alpha=1.0, free_nats_strategy="mean"), "weights of the KL terms")
@@ -128,6 +130,8 @@ class TIAConfig(ModelConfig):
             raise ValueError("it has two latents that do not read each other; the policy sees x, x alone is rewarded")
 
 
+TABLES: Registry[Path] = Registry("model")
+"""tables of latents of plug-ins: name -> YAML file; the package's own are the files of ``configs/model``"""
 MODELS: Registry[type[ModelConfig]] = Registry("model", {"denoised": ModelConfig, "repo": RePoConfig, "tia": TIAConfig})
 
 

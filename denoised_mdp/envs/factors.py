@@ -29,6 +29,10 @@ NOISE_KINDS = {"*/stream_index": "unseen", "*/clip": "unseen", "*/frame": "unsee
 """pattern of names -> kind; the rest is scalar. The first three are a picture's address, not what it shows"""
 
 
+class NoGroundTruth(UserError):
+    """The environment does not say what its pictures show."""
+
+
 @dataclass(frozen=True)
 class Factor:
     """One quantity to predict, with one or more columns.
@@ -72,9 +76,12 @@ def factors(env: gym.Env) -> list[Factor]:
     """Return the factors of an environment of this package, signal first.
 
     A world may define `signal_kinds`: a `Factor.kind` or "unseen" for each number; by default all are scalar.
+
+    Raises:
+        NoGroundTruth: it has none, as those of ``env=gym``.
     """
     if not env.unwrapped.signal_names:
-        raise UserError("This environment has no ground truth, so no factor can be probed: set train.probe_every=0.")
+        raise NoGroundTruth("This environment has no ground truth: no factor can be probed.")
     world = env.unwrapped.world.unwrapped  # without distractors
     signal, noise = env.unwrapped.signal_names, env.unwrapped.noise_names
     signal_kinds = getattr(world, "signal_kinds", ("scalar",) * len(signal))

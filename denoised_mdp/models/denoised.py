@@ -121,7 +121,7 @@ class DenoisedModel(WorldModel):
         kl = kl_per_latent(posterior, prior)  # {name: [T, B]}
         shares = self.reward_shares(latent)  # {name: [T, B]}
         shown = images if self.target == "observation" else self.float_images(observation[..., 3:])  # [T B, 3, H, W]
-        image_loss = image_nll(self.decode(latent), shown)
+        image_loss = self.image_nll(self.decode(latent), shown)
         reward_loss = scalar_nll(sum(shares.values()), reward, self.reward_std).mean()
         loss = image_loss + reward_loss + self.kl.weighted(kl, self.table)
 
@@ -137,6 +137,10 @@ class DenoisedModel(WorldModel):
             nll = self.continuation_nll(latent, is_terminal)
             loss, metrics["model/continuation_nll"] = loss + nll, nll
         return loss, latent, shares, {name: value.detach() for name, value in metrics.items()}
+
+    def image_nll(self, prediction: Tensor, image: Tensor) -> Tensor:
+        """Images [N, 3, H, W] -> the scalar `losses.image_nll`. Another reconstruction loss replaces this."""
+        return image_nll(prediction, image)
 
     @property
     def free_nats(self) -> float:

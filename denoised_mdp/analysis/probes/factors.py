@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,8 @@ def _matrix(subject: Subject, options: Options) -> FactorMatrix:
     from denoised_mdp.analysis.factors import factor_matrix, stack, targets_of
 
     config, agent, episodes = subject.config, subject.agent, options.episodes
+    with contextlib.closing(environment_maker(config)()) as environment:
+        found = factors(environment)  # refuses an environment without ground truth, before it is played
     divisions = random_divisions(episodes, options.seeds)
     acting = {"agent": agent, "explore": config.train.exploration_noise, "behaviour": options.behaviour}
     recordings = []
@@ -90,9 +93,6 @@ def _matrix(subject: Subject, options: Options) -> FactorMatrix:
         recordings += record(make, probe_seeds(place, episodes), options.steps, **acting)
     if options.split == "across":
         divisions = [[_across(pair, episodes) for pair in division] for division in divisions]
-    environment = environment_maker(config)()
-    found = factors(environment)
-    environment.close()
     frozen = freeze(agent, recordings)
     parts, episode = stack(frozen)
     return factor_matrix(parts, targets_of(found, recordings), episode, divisions, seen=frozen[0].seen)

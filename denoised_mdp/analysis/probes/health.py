@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+
 from denoised_mdp.analysis.crossfit import random_divisions
 from denoised_mdp.analysis.probe import EpisodeOptions, Probe, Section, behaviour
 from denoised_mdp.analysis.results import number, subjects, write_json
-from denoised_mdp.envs.factors import factors
+from denoised_mdp.envs.factors import Factor, NoGroundTruth, factors
 from denoised_mdp.run.environments import environment_maker
 
 
@@ -34,15 +37,15 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
         stem = subject.stem("health", options.output, options.variant())
         config, agent, divisions = subject.config, subject.agent, random_divisions(options.episodes)
         make = environment_maker(config, options.split)
-        environment = make()
-        found = factors(environment)
-        environment.close()
+        found = _factors_of(make)
         seeds, explore = probe_seeds(0, options.episodes), config.train.exploration_noise
         recordings = record(make, seeds, options.steps, agent=agent, explore=explore, behaviour=options.behaviour)
         frozen = freeze(agent, recordings)
-        parts, episode = stack(frozen)
-        targets = targets_of(found, recordings)
-        matrix = factor_matrix(parts, targets, episode, divisions, ["ridge"], seen=frozen[0].seen)
+        matrix = None
+        if found is not None:
+            parts, episode = stack(frozen)
+            targets = targets_of(found, recordings)
+            matrix = factor_matrix(parts, targets, episode, divisions, ["ridge"], seen=frozen[0].seen)
         health = measure_health(agent, recordings, frozen, matrix)
         lines += [
             subject.label,
@@ -57,10 +60,19 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
             )
         if not math.isnan(health.image_r2):
             lines.append(f"  R^2 of the reconstructed pixels about each pixel's mean: {health.image_r2:.2f}")
+        if found is None:
+            lines.append("  the environment has no ground truth: what the latents hold of signal and noise is unknown")
         lines += [f"  warning: {warning}" for warning in health.warnings] or ["  no warnings"]
         tree = subject.about("health", options.measured()) | dataclasses.asdict(health)
         lines.append(f"  {write_json(f'{stem}.json', tree)}")
     return lines
+
+
+def _factors_of(make: Callable[[], gym.Env]) -> list[Factor] | None:
+    """The environment's factors; None without ground truth."""
+    with contextlib.closing(make()) as environment, contextlib.suppress(NoGroundTruth):
+        return factors(environment)
+    return None
 
 
 def report(tree: Mapping[str, Any]) -> Section:
