@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from small_runs import run_in_parts, tiny
+from small_runs import lines, run_in_parts, tiny
 
 import denoised_mdp
 from denoised_mdp import register_model, register_table
@@ -42,6 +42,12 @@ class Laplace(DenoisedModel):
         """Images [N, 3, H, W] -> scalar, nats but for a constant."""
         return self.sharpness * (prediction - image).abs().sum((1, 2, 3)).mean()
 
+    def update(self, batch, generator):
+        """One step; a metric more is logged and plotted by its name."""
+        learned = super().update(batch, generator)
+        learned.metrics["model/largest_reward"] = batch["reward"].max()
+        return learned
+
 
 TABLE = """
 name: blocks
@@ -66,6 +72,8 @@ def test_it_trains_resumes_renders_and_is_probed(tmp_path, registered, capsys):
     assert train(whole)
     run_in_parts(parts, 53)
     assert all(verdict.difference is None for verdict in compare(whole.run_dir, parts.run_dir))
+    logged = [line["model/largest_reward"] for line in lines(tmp_path / "whole") if "model/largest_reward" in line]
+    assert logged and 0 < max(logged) <= 2
     model = denoised_mdp.load(whole.run_dir, device="cpu").world_model
     assert isinstance(model, Laplace) and model.sharpness == 2 and model.table.rows["noise"].belief == 8
     assert main(["render", whole.run_dir, "--episodes", "2", "--device", "cpu"]) == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 TEXT = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
 ROOT = str(Path(__file__).parents[1])
@@ -108,3 +109,27 @@ def test_a_module_of_the_working_directory_is_a_plugin(tmp_path):
     done = run(["config", "env=mine"], tmp_path, DENOISED_MDP_PLUGINS="my_plugim")
     assert done.returncode == 2 and "DENOISED_MDP_PLUGINS=my_plugim: cannot be imported" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_installed_package_is_found_by_its_entry_point(tmp_path):
+    """As pip lays it out: a package with its table beside it, and what it declares. A broken one is a warning."""
+    package, about = tmp_path / "site" / "my_package", tmp_path / "site" / "my_package-1.0.dist-info"
+    package.mkdir(parents=True), about.mkdir()
+    (package / "__init__.py").write_text(
+        "from pathlib import Path\nimport denoised_mdp\n"
+        "def register():\n    denoised_mdp.register_table(Path(__file__).with_name('two_signals.yaml'))\n"
+    )
+    (package / "two_signals.yaml").write_text(
+        "name: two_signals\na: {belief: 7, state: 3, sees_action: true, rewarded: true, seen_by_policy: true}\n"
+        "b: {belief: 5, state: 2, rewarded: true, seen_by_policy: true}\n"
+    )
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[denoised_mdp.plugins]\nmine = my_package:register\nbroken = my_package.nowhere\n"
+    )
+    path = os.pathsep.join([ROOT, str(tmp_path / "site")])
+    done = run(["config", "model=two_signals", "model.a.belief=9"], tmp_path, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    model = yaml.safe_load(done.stdout)["model"]
+    assert (model["name"], model["a"]["belief"], model["b"]["belief"]) == ("two_signals", 9, 5)
+    assert "warning: plug-in broken (my_package.nowhere) is left out: ModuleNotFoundError" in done.stderr
