@@ -234,6 +234,7 @@ def draw(learned: dict[str, np.ndarray], path: Path) -> None:
                 steps.reshape(CELLS, CELLS).T, origin="lower", extent=extent, aspect="auto", vmin=0, vmax=110
             )
             plain_axes(axis, 8)
+            axis.grid(False)
             axis.set_title(f"{title}: steps to {name}", fontsize=8.5, color=INK)
             if number:
                 axis.plot(*STATE[SPOTS[number - 1]], "x", color="white", markersize=7)
