@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
         ("train.deterministic=", ["train.deterministic=true", "train.deterministic=false"]),
         ("env.size=", ["env.size=64", "env.size=96"]),
         ("env.task=walker_w", ["env.task=walker_walk"]),
-        ("model.kl.free_nats_strategy=", ["model.kl.free_nats_strategy=A", "model.kl.free_nats_strategy=B"]),
+        ("model.kl.free_nats_strategy=", [f"model.kl.free_nats_strategy={one}" for one in ("A", "B", "mean")]),
         ("model.z.distribution=", ["model.z.distribution=gaussian", "model.z.distribution=categorical"]),
         ("distractors=camera_j", ["distractors=camera_jitter"]),
         ("distractors=tv,camera_j", ["distractors=tv,camera_jitter"]),

@@ -46,6 +46,11 @@ def test_a_healthy_configuration(tmp_path, capsys):
         assert f"\n{title}" in text
 
 
+def test_an_environment_that_draws_itself_needs_no_renderer(tmp_path, capsys):
+    code, text = examine(tmp_path, capsys, "env=gym", "env.id=gym_envs:Ball", "distractors=none")
+    assert code == 0 and re.search(r"\nrenderer +none needed; ", text)
+
+
 def test_problems_are_one_line_each_and_the_other_checks_go_on(tmp_path, capsys):
     code, text = examine(tmp_path, capsys, "replay.capacity=1000000000000", "env.clips=/no/such/folder")
     problems = [line for line in text.splitlines() if line.startswith("PROBLEM: ")]
