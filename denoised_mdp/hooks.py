@@ -79,7 +79,7 @@ class Probe:
                 scores = self.probe(trainer.agent)
         except NoGroundTruth as error:
             self.possible = False
-            warnings.warn(f"no probes in this run: {error} (train.probe_every=0 leaves them out)", stacklevel=2)
+            warnings.warn(f"no probes in this run: {error} Set train.probe_every=0.", stacklevel=2)
         except UserError as error:  # nor is a number for a curve
             warnings.warn(f"no probe of step {trainer.step:,}: {error}", stacklevel=2)
         else:
