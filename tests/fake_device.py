@@ -34,6 +34,8 @@ CASES = [
     ("sac", "2b", "float32"),
     ("sac", "2c", "bf16"),
     ("sac", "dreamer", "float32"),
+    ("backprop", "tia", "bf16"),
+    ("sac", "tia", "float32"),
 ]
 SMALL = ["preset=debug", "train.segment_length=4", "train.batch_size=3", "train.deterministic=false"]
 
