@@ -42,18 +42,8 @@ def test_words(typed, offered):
 @pytest.mark.parametrize("place", [0, -1])
 def test_values_that_are_offered_are_accepted(place):
     """The first and the last value of every option that does not hang on another one."""
-    rows = (f"model.{latent}." for latent in latent_names())
-    others = (
-        *rows,
-        "policy.",
-        "distractors",
-        "env.suite",
-        "env.task",
-        "env.reward",
-        "model.name",
-        "model.decoder",
-        "env=",
-    )
+    others = ("policy.", "distractors", "env.suite", "env.task", "env.reward", "env=", "model.name", "model.decoder")
+    others += ("model.target", *(f"model.{latent}." for latent in latent_names()))
     offered = [f"{key}={values(key)[place]}" for key in [*GROUPS, *all_options()] if values(key) and key != "env"]
     offered = [word for word in dict.fromkeys(offered) if not word.startswith(others)]
     assert len(offered) >= 12
