@@ -86,6 +86,8 @@ class Session:
             self.warn_of_another_precision(state["precision"])
             logger = Logger(run.path, resume_step=step, lines=log["lines"], events=log["events"])
         parts.callback(logger.close)
+        if self.collector.pool.can_terminate:  # else all episodes are as long as the configuration says
+            self.replay.cross()
         source = choose_source(self.replay, config.replay.memory, self.agent.device)
         parts.callback(source.close)
         wanted = self.agent.batch_spec

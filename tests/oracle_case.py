@@ -139,4 +139,4 @@ class Case:
         x = self.oracle_loss()["latent"]["x"]
         h, s = x["h"].detach(), x["s"].detach()
         reward = oracle.reward(self.w, "x", h, s).detach()
-        return PolicyBatch(h, s, self.batch["action"], reward, self.batch["is_terminal"])
+        return PolicyBatch(h, s, self.batch["action"], reward, self.batch["is_terminal"], self.batch["is_first"])

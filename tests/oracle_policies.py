@@ -89,10 +89,10 @@ def q_values(p, nets, features, action):
     return [mlp(p, f"{nets}.nets.{i}", v, layers=3)[..., 0] for i in range(2)]
 
 
-def sac_critic_loss(p, h, s, r, ended, action, noise, gamma):
+def sac_critic_loss(p, h, s, r, ended, first, action, noise, gamma):
     """1/2 squared error to r_x(x') + gamma (min Q_target(x', a') - temperature log pi(a' | x')); r_x of h, s is r.
 
-    Nothing follows an x' that ended the episode.
+    Nothing follows an x' that ended the episode. Where x' begins one, x was not followed by it: no loss.
     """
     features = torch.cat([h, s], -1).detach()
     following = features[1:]
@@ -100,16 +100,17 @@ def sac_critic_loss(p, h, s, r, ended, action, noise, gamma):
     temperature = torch.exp(p["log_temperature"])
     future = torch.minimum(*q_values(p, "targets", following, next_action)) - temperature * log_prob
     target = torch.where(ended[1:], r[1:], r[1:] + gamma * future).detach()
-    return sum(0.5 * ((q - target) ** 2).mean() for q in q_values(p, "critics", features[:-1], action[1:]))
+    errors = [(q - target) ** 2 for q in q_values(p, "critics", features[:-1], action[1:])]
+    return sum(0.5 * error[~first[1:]].mean() for error in errors)
 
 
-def sac_actor_loss(p, h, s, noise):
-    """Mean of temperature log pi(a | x) - min Q(x, a) over the rows that have a successor; log densities."""
+def sac_actor_loss(p, h, s, first, noise):
+    """Mean of temperature log pi(a | x) - min Q(x, a) over the rows that have a successor; log densities of those."""
     features = torch.cat([h, s], -1).detach()[:-1]
     action, log_prob = act(p, features, noise)
     temperature = torch.exp(p["log_temperature"]).detach()
     value = torch.minimum(*q_values(p, "critics", features, action))
-    return (temperature * log_prob - value).mean(), log_prob
+    return (temperature * log_prob - value)[~first[1:]].mean(), log_prob[~first[1:]]
 
 
 def sac_temperature_loss(p, log_prob, target_entropy):
@@ -117,7 +118,7 @@ def sac_temperature_loss(p, log_prob, target_entropy):
     return -(p["log_temperature"] * (log_prob.detach() + target_entropy)).mean()
 
 
-def sac_step(p, h, s, r, ended, action, next_noise, noise, optimizers, *, gamma, tau):
+def sac_step(p, h, s, r, ended, first, action, next_noise, noise, optimizers, *, gamma, tau):
     """Critics, actor against the new critics, temperature, targets; returns new weights, losses, gradients."""
     losses, grads, new = {}, {}, p
 
@@ -127,8 +128,8 @@ def sac_step(p, h, s, r, ended, action, next_noise, noise, optimizers, *, gamma,
         grads.update(found)
         return optimizers[part].step(new, found)
 
-    new = step("critics", sac_critic_loss(new, h, s, r, ended, action, next_noise, gamma))
-    actor_loss, log_prob = sac_actor_loss(new, h, s, noise)
+    new = step("critics", sac_critic_loss(new, h, s, r, ended, first, action, next_noise, gamma))
+    actor_loss, log_prob = sac_actor_loss(new, h, s, first, noise)
     new = step("actor", actor_loss)
     new = step("temperature", sac_temperature_loss(new, log_prob, -action.shape[-1]))
     for name in p:

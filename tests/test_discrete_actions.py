@@ -45,14 +45,15 @@ def linear_mdp(seed=0):
 
 
 def latents(length, batch, seed=0):
-    """A batch of a policy: random latents, choices and rewards; one row is terminal."""
+    """A batch of a policy: random latents, choices and rewards; one row is terminal, and one begins an episode."""
     random = torch.Generator().manual_seed(seed)
     belief, state = (torch.randn(length, batch, SIZE, generator=random, dtype=torch.float64) for _ in range(2))
     choices = torch.randint(A, (length, batch), generator=random)
     reward = torch.randn(length, batch, generator=random, dtype=torch.float64)
-    is_terminal = torch.zeros(length, batch, dtype=torch.bool)
-    is_terminal[-1, 0] = True
-    return PolicyBatch(belief, state, torch.nn.functional.one_hot(choices, A).double(), reward, is_terminal)
+    is_terminal, is_first = torch.zeros(2, length, batch, dtype=torch.bool)
+    is_terminal[-1, 0] = is_first[-1, 1] = True
+    action = torch.nn.functional.one_hot(choices, A).double()
+    return PolicyBatch(belief, state, action, reward, is_terminal, is_first)
 
 
 def probabilities(actor, features):
@@ -149,6 +150,8 @@ def test_sac_losses_are_sums_over_all_choices():
     noise, temperature, critic, actor, entropies = torch.zeros(3, 3, A).double(), 0.3, [], [], []
     for t in range(3):
         for b in range(3):
+            if batch.is_first[t + 1, b]:
+                continue
             x, following, taken = batch.features[t, b], batch.features[t + 1, b], batch.action[t + 1, b].argmax()
             p, q = probabilities(policy.actor, following), [net(following) for net in policy.targets.nets]
             soft = sum(p[a] * (min(q[0][a], q[1][a]) - temperature * p[a].log()) for a in range(A))
@@ -157,13 +160,13 @@ def test_sac_losses_are_sums_over_all_choices():
             p, q = probabilities(policy.actor, x), [net(x) for net in policy.critics.nets]
             actor += [sum(p[a] * (temperature * p[a].log() - min(q[0][a], q[1][a])) for a in range(A))]
             entropies += [-sum(p[a] * p[a].log() for a in range(A))]
-    torch.testing.assert_close(policy.critic_loss(batch, noise), sum(critic) / 9)
+    torch.testing.assert_close(policy.critic_loss(batch, noise), sum(critic) / 8)
     loss, log_prob = policy.actor_loss(batch, noise)
-    torch.testing.assert_close(loss, sum(actor) / 9)
+    torch.testing.assert_close(loss, sum(actor) / 8)
     weights = list(policy.actor.parameters())
-    torch.testing.assert_close(torch.autograd.grad(loss, weights), torch.autograd.grad(sum(actor) / 9, weights))
-    expected = -policy.log_temperature * (0.5 * math.log(A) - sum(entropies) / 9).detach()
-    torch.testing.assert_close(policy.temperature_loss(log_prob), expected)
+    torch.testing.assert_close(torch.autograd.grad(loss, weights), torch.autograd.grad(sum(actor) / 8, weights))
+    expected = -policy.log_temperature * (0.5 * math.log(A) - sum(entropies) / 8).detach()
+    torch.testing.assert_close(policy.temperature_loss(batch, log_prob), expected)
 
 
 def discrete_agent(policy=None):
@@ -216,7 +219,9 @@ def test_a_policy_learns_the_right_choice(policy):
         reward = torch.stack((torch.zeros(32), (belief[0] * action[1]).sum(-1)))
         ends = torch.zeros(2, 32, dtype=torch.bool)
         ends[1] = policy is SACPolicy  # nothing follows
-        learner.update(PolicyBatch(belief, torch.zeros(2, 32, 1), action, reward, ends), mdp, random)
+        learner.update(
+            PolicyBatch(belief, torch.zeros(2, 32, 1), action, reward, ends, torch.zeros_like(ends)), mdp, random
+        )
     assert right() == A
 
 

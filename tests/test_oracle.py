@@ -185,6 +185,7 @@ def check_sac(case):
         s,
         batch.reward,
         batch.is_terminal,
+        batch.is_first,
         batch.action,
         next_noise,
         noise,
@@ -192,14 +193,14 @@ def check_sac(case):
         gamma=0.99,
         tau=0.005,
     )
-    actor_loss, log_prob = oracle_policies.sac_actor_loss(case.p, h, s, noise)
+    actor_loss, log_prob = oracle_policies.sac_actor_loss(case.p, h, s, batch.is_first, noise)
     temperature_loss = oracle_policies.sac_temperature_loss(case.p, log_prob, -ACTIONS)
     with without_gradients(case.model):
         found_loss, found_log_prob = policy.actor_loss(batch, noise)
         agree(policy.critic_loss(batch, next_noise), expected["critics"], "critic loss")
         agree(found_loss, actor_loss, "actor loss")
-        agree(found_log_prob, log_prob, "log density")
-        agree(policy.temperature_loss(found_log_prob), temperature_loss, "temperature loss")
+        agree(found_log_prob[~batch.is_first[1:]], log_prob, "log density")
+        agree(policy.temperature_loss(batch, found_log_prob), temperature_loss, "temperature loss")
         metrics = policy.update(batch, mdp, noise=(next_noise, noise))
     agree(metrics["policy/critic_loss"], expected["critics"], "critic loss")
     agree(metrics["policy/actor_loss"], expected["actor"], "actor loss against the new critics")
@@ -250,7 +251,17 @@ def check_updates(case):
             noise = draw(T - 1, B, ACTIONS), draw(T - 1, B, ACTIONS)
             r = expected["shares"]["x"].detach()
             p, *_ = oracle_policies.sac_step(
-                p, x["h"], x["s"], r, ended, batch["action"], *noise, optimizers, gamma=0.99, tau=0.005
+                p,
+                x["h"],
+                x["s"],
+                r,
+                ended,
+                batch["is_first"],
+                batch["action"],
+                *noise,
+                optimizers,
+                gamma=0.99,
+                tau=0.005,
             )
         else:
             noise = draw(HORIZON, T * B, X[1]), draw(HORIZON, T * B, ACTIONS)

@@ -23,7 +23,7 @@ def policy_batch(agent, length=4, batch=3):
     sizes = agent.mdp.belief_size, agent.mdp.state_size, agent.mdp.action_size
     belief, state, action = (torch.randn(*shape, size, dtype=torch.float64) for size in sizes)
     reward = torch.randn(*shape, dtype=torch.float64)
-    return PolicyBatch(belief, state, action.tanh(), reward, torch.zeros(shape, dtype=torch.bool))
+    return PolicyBatch(belief, state, action.tanh(), reward, *torch.zeros(2, *shape, dtype=torch.bool))
 
 
 def test_lambda_returns_by_brute_force():
@@ -114,7 +114,7 @@ def test_actor_loss_has_no_gradient_from_y_or_z(structure):
     torch.manual_seed(0)
     latent = agent.world_model.rssm.initial(3).map(lambda t: torch.randn(2, *t.shape, dtype=t.dtype).requires_grad_())
     others = (torch.zeros(2, 3, *size, dtype=torch.float64) for size in ((2,), ()))
-    batch = PolicyBatch(*latent["x"], *others, torch.zeros(2, 3, dtype=torch.bool))
+    batch = PolicyBatch(*latent["x"], *others, *torch.zeros(2, 2, 3, dtype=torch.bool))
     noise = agent.policy.draw_noise(batch, agent.mdp, torch.Generator().manual_seed(0))
     loss, _, _ = agent.policy.losses(batch, agent.mdp, noise)
     gradients = torch.autograd.grad(loss, [latent.belief, latent.state])

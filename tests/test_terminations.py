@@ -152,8 +152,10 @@ def test_an_update_depends_on_the_terminal_rows(policy):
     assert changed == ({"critics", "targets", "actor"} if policy == "sac" else {"actor", "value"})
 
 
-def test_a_stopped_run_with_terminations_ends_as_one_that_was_not(tmp_path):
-    options = [ENDS, "train.segment_length=4"]
+@pytest.mark.parametrize("model", ["2b", "repo"])
+def test_a_stopped_run_with_terminations_ends_as_one_that_was_not(tmp_path, model):
+    """Its segments are longer than many of its episodes."""
+    options = [ENDS, f"model={model}", "train.segment_length=12"]
     whole, stopped = (tiny(tmp_path / name, *options) for name in ("whole", "stopped"))
     train(whole)
     run_units(stopped, 55)

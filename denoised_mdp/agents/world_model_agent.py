@@ -86,7 +86,8 @@ class WorldModelAgent(Agent):
         if not policy:
             return learned.metrics
         signal = learned.latent.select(self.world_model.table.seen)
-        signal = PolicyBatch(signal.belief, signal.state, batch["action"], learned.reward, batch["is_terminal"])
+        ends = batch["is_terminal"], batch["is_first"]
+        signal = PolicyBatch(signal.belief, signal.state, batch["action"], learned.reward, *ends)
         with without_gradients(self.world_model):
             return learned.metrics | self.policy.update(signal, self.mdp, self.random)
 

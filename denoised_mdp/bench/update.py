@@ -248,7 +248,9 @@ def update_parts(agent: WorldModelAgent, config: Config, repeats: int) -> dict[s
                 torch.nn.utils.clip_grad_norm_(model.parameters(), model.clip or float("inf"))
                 optimizer.step()
             seen, reward = latent.map(torch.detach).select(model.table.seen), model.seen_reward(latent).detach()
-            signal = PolicyBatch(seen.belief, seen.state, batch["action"], reward, batch["is_terminal"])
+            signal = PolicyBatch(
+                seen.belief, seen.state, batch["action"], reward, batch["is_terminal"], batch["is_first"]
+            )
             with part("policy"), without_gradients(model):
                 agent.policy.update(signal, agent.mdp, agent.random)
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}

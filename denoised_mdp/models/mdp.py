@@ -27,6 +27,8 @@ class PolicyBatch:
     """mean reward of these latents, [T, B], from the pass that made them; `LatentMDP.reward` has newer weights"""
     is_terminal: Tensor
     """bool [T, B]: the episode terminated there; nothing follows"""
+    is_first: Tensor
+    """bool [T, B]: an episode begins there, and does not follow from the row before"""
 
     @property
     def features(self) -> Tensor:
@@ -37,6 +39,11 @@ class PolicyBatch:
     def continues(self) -> Tensor:
         """0 where the episode terminated, else 1, in the type of the rewards, [T, B]."""
         return (~self.is_terminal).to(self.reward.dtype)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean of values [..., T - 1, B], one for each step from row t to row t + 1, over those within an episode."""
+        within = (~self.is_first[1:]).to(values.dtype)  # [T - 1, B]
+        return (values * within).sum((-2, -1)) / within.sum().clamp(min=1.0)
 
 
 class LatentMDP:

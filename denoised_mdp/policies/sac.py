@@ -19,8 +19,8 @@ class SACPolicy(Policy):
     """Learns from the batch's own transitions between posterior latents; nothing is imagined.
 
     A transition is (x_t, a_t, r_x(x_{t+1}), x_{t+1}) for consecutive rows of a segment, a_t the action stored
-    with row t + 1. Segments never cross an end of an episode. Targets bootstrap, except where the task terminated:
-    time limits are no terminations.
+    with row t + 1. From the end of one episode to the beginning of the next there is none. Targets bootstrap, except
+    where the task terminated: time limits are no terminations.
     """
 
     def __init__(
@@ -65,28 +65,28 @@ class SACPolicy(Policy):
     def critic_loss(self, batch: PolicyBatch, noise: Tensor) -> Tensor:
         """Squared error to r + gamma c (min Q_target(x', a') - temperature log pi(a' | x')), a' fresh at x'.
 
-        r is r_x(x') as the batch has it, c is 0 where the episode terminated in x', else 1. Mean over [T - 1, B],
-        summed over the two nets, with the factor 1/2.
+        r is r_x(x') as the batch has it, c is 0 where the episode terminated in x', else 1. Mean over the
+        transitions, summed over the two nets, with the factor 1/2.
         """
         features = batch.features  # [T, B, F]
         following = features[1:]
         with torch.no_grad():
             soft_value, _ = self.actor.soft_value(following, noise, self.targets, self.log_temperature.exp())
             target = batch.reward[1:] + self.gamma * (batch.continues[1:] * soft_value)  # [T - 1, B]
-        return 0.5 * (self.critics(features[:-1], batch.action[1:]) - target).square().mean((1, 2)).sum()
+        return 0.5 * batch.mean((self.critics(features[:-1], batch.action[1:]) - target).square()).sum()
 
     def actor_loss(self, batch: PolicyBatch, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Mean of temperature log pi(a | x) - min Q(x, a), and the log densities [T - 1, B]."""
         temperature = self.log_temperature.exp().detach()
         value, log_prob = self.actor.soft_value(batch.features[:-1], noise, self.critics, temperature)
-        return -value.mean(), log_prob
+        return -batch.mean(value), log_prob
 
-    def temperature_loss(self, log_prob: Tensor) -> Tensor:
+    def temperature_loss(self, batch: PolicyBatch, log_prob: Tensor) -> Tensor:
         """-log(temperature) (log pi + target entropy), mean: raises it while the entropy is below its target.
 
         In the logarithm: the gradient does not shrink with the temperature.
         """
-        return -(self.log_temperature * (log_prob.detach() + self.target_entropy)).mean()
+        return -batch.mean(self.log_temperature * (log_prob.detach() + self.target_entropy))
 
     def update(
         self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None, noise=None
@@ -101,14 +101,14 @@ class SACPolicy(Policy):
         with without_gradients(self.critics):
             actor_loss, log_prob = self.actor_loss(batch, noise)
             actor_norm = optimize(actor_loss, self.optimizers["actor"], self.actor_clip)
-        optimize(self.temperature_loss(log_prob), self.optimizers["temperature"], None)
+        optimize(self.temperature_loss(batch, log_prob), self.optimizers["temperature"], None)
         with torch.no_grad():
             for target, source in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
                 target.lerp_(source, self.tau)
         return {
             "policy/critic_loss": critic_loss.detach(),
             "policy/actor_loss": actor_loss.detach(),
-            "policy/entropy": -log_prob.detach().mean(),
+            "policy/entropy": -batch.mean(log_prob.detach()),
             "policy/temperature": self.log_temperature.exp().detach(),
             "policy/critic_gradient": critic_norm,
             "policy/actor_gradient": actor_norm,

@@ -149,6 +149,7 @@ class Replay:
     def _attach(self, columns: Columns, capacity: int, slack: int, total: int) -> None:
         """Set the fields of a replay that has seen `total` rows."""
         self.capacity, self.slack, self.total = capacity, slack, total
+        self.crosses = False  # segments run over the ends of episodes
         self.observation_shape = columns.layout["observation"][1]
         self.action_size = columns.layout["action"][1][0]
         self._columns = columns
@@ -209,7 +210,7 @@ class Replay:
 
     def count_segments(self, length: int) -> int:
         """Return the number of different segments of `length` rows that can be sampled."""
-        _, rows = self.episodes()
+        _, rows = self.stretches()
         return int(np.maximum(rows - length + 1, 0).sum())
 
     def episodes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -217,11 +218,15 @@ class Replay:
         first = np.maximum(self._starts, self._oldest)
         return first, np.diff(self._starts, append=self.total) - (first - self._starts)
 
-    def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Sample `batch_size` (B) segments of `length` (T) consecutive rows, each of a single episode.
+    def stretches(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return first row and number of rows of what segments lie in: each episode, or all rows with `crosses`."""
+        return (np.array([self._oldest]), np.array([len(self)])) if self.crosses else self.episodes()
 
-        All possible starts of all episodes are equally likely, including the last start and the running episode. The
-        time depends on the batch and slightly on the number of episodes, not on the number of rows.
+    def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Sample `batch_size` (B) segments of `length` (T) consecutive rows, of a single episode unless it `crosses`.
+
+        All possible starts are equally likely, including the last one and those in the running episode. The time
+        depends on the batch and slightly on the number of episodes, not on the number of rows.
 
         Returns:
             observation uint8 [T, B, H, W, 3], action float32 [T, B, A], reward float32 [T, B],

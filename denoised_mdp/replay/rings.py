@@ -96,8 +96,13 @@ class Rings:
         """Append one row to the ring of an environment; see `Replay.add`."""
         self.rings[ring].add(observation, action, reward, is_first, is_terminal)
 
+    def cross(self) -> None:
+        """From now on, segments run over the ends of episodes: short ones are learned from as well."""
+        for ring in self.rings:
+            ring.crosses = True
+
     def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Sample segments, each of one episode of one ring, all starts equally likely; see `Replay.sample`."""
+        """Sample segments, each of one ring, all starts equally likely; see `Replay.sample`."""
         return read_segments(self.rings, *choose_segments(self.rings, batch_size, length, rng))
 
     def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""Segments of single episodes, chosen from one or several rings of rows and copied."""
+"""Segments of single episodes, or over their ends, chosen from one or several rings of rows and copied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def choose_segments(
     replays: Sequence[Replay], batch_size: int, length: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose segments of all episodes of several replays, all starts equally likely.
+    """Choose segments of several replays, all starts equally likely: see `Replay.stretches`.
 
     Returns:
         int [B], which of the replays each is in, and int [T, B], its rows.
@@ -24,9 +24,9 @@ def choose_segments(
     Raises:
         UserError: no episode is long enough.
     """
-    tables = [replay.episodes() for replay in replays]
+    tables = [replay.stretches() for replay in replays]
     first, rows = (np.concatenate(column) for column in zip(*tables, strict=True))
-    counts = np.maximum(rows - length + 1, 0)  # segment starts per episode
+    counts = np.maximum(rows - length + 1, 0)  # segment starts per stretch
     ends = np.cumsum(counts)
     if not counts.any():
         larger = "train.prefill_steps"
@@ -38,9 +38,9 @@ def choose_segments(
             f" larger {larger}."
         )
     chosen = rng.integers(ends[-1], size=batch_size)  # [B], numbers among all starts
-    episode = np.searchsorted(ends, chosen, side="right")
-    source = np.repeat(np.arange(len(replays)), [len(table[0]) for table in tables])[episode]
-    return source, first[episode] + chosen - (ends - counts)[episode] + np.arange(length)[:, None]
+    stretch = np.searchsorted(ends, chosen, side="right")
+    source = np.repeat(np.arange(len(replays)), [len(table[0]) for table in tables])[stretch]
+    return source, first[stretch] + chosen - (ends - counts)[stretch] + np.arange(length)[:, None]
 
 
 def read_segments(replays: Sequence[Replay], source: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
