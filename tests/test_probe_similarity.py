@@ -18,6 +18,7 @@ from denoised_mdp.analysis.invariance import record_grid
 from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.similarity import tables
 from denoised_mdp.analysis.similarity.competence import classical_map, competence, rank_correlation, spearman
+from denoised_mdp.analysis.similarity.identifiability import identifiability
 from denoised_mdp.analysis.similarity.points import Point, Roster, score_at
 from denoised_mdp.analysis.situations import AWAY, HOME, Situations, by_role, make_situations, rows_of
 from denoised_mdp.errors import UserError
@@ -93,6 +94,17 @@ def test_the_matrix_and_what_is_read_off_it(planted):
     ks = tables.by_neighbours(planted)
     assert {row["k"] for row in ks} == {5, 10, 20, 50}
     assert all(row["other seed"].value > 2 * row["chance"] for row in ks if row["group"] == "clean")
+
+
+def test_seeds_that_know_the_same_agree_linearly_and_their_baselines_do_not(planted):
+    rows = {(row["group"], row["pairs"]): row for row in identifiability(planted)}
+    assert set(rows) == {
+        (group, pairs) for group in ("clean", "mixed") for pairs in ("trained", "untrained", "shuffled")
+    }
+    trained = rows["clean", "trained"]
+    assert trained["linear R2"].value > 0.99 and trained["mean CCA"].value > 0.99
+    for pairs in ("untrained", "shuffled"):
+        assert rows["clean", pairs]["linear R2"].value < 0.1 and rows["clean", pairs]["mean CCA"].value < 0.4
 
 
 def test_competence_needs_twelve_agents_and_resamples_runs(planted):
