@@ -77,11 +77,11 @@ def summarize(known: tables.Alignments) -> dict[str, Any]:
 
 
 def pair_rows(known: tables.Alignments) -> list[dict[str, Any]]:
-    """Every metric of every pair of trained runs, for each role that both have, as rows of a table."""
+    """Every metric of every pair of trained runs, of x and of y where both have it, as rows of a table."""
     newest, rows = [point for point in known.points if point.newest], []
     pairs = list(itertools.combinations(newest, 2)) or [(newest[0], newest[0])]
     for first, second in track(pairs, "all metrics", "pairs", delay=1):
-        for role in [role for role in first.features[HOME] if role in second.features[HOME]]:
+        for role in [role for role in ("x", "y") if all(role in point.features[HOME] for point in (first, second))]:
             prepared = [known.prepared(point.features[HOME][role]) for point in (first, second)]
             about = {"first": first.name, "second": second.name, "role": role, "rows": len(prepared[0]), "k": known.k}
             with warnings.catch_warnings():
