@@ -48,6 +48,11 @@ setup(
     extras_require={
         # There is no extra for RoboDesk: of that package only the model files are used, and it would bring gym along.
         # `pip install --no-deps robodesk==1.0.0`
+        "slurm": ["hydra-submitit-launcher>=1.2", "submitit>=1.5"],
+        "ray": ["hydra-ray-launcher>=1.2.2", "ray[default]>=2.9"],
+        "joblib": ["hydra-joblib-launcher>=1.2"],
+        "wandb": ["wandb>=0.17"],
+        "mlflow": ["mlflow-skinny>=2.14"],
         "sb3": ["stable-baselines3>=2.4"],  # for scripts/examples, and for the policies of `probe joints-data`
         "test": [
             "gymnasium[classic-control]>=1.0",  # CartPole

@@ -1,4 +1,4 @@
-"""Where gradients meet an optimizer: the one place for clipping (and for an all-reduce over several devices)."""
+"""Where gradients meet an optimizer: the one place for clipping, and for the mean over processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+
+from denoised_mdp.parallel import average
 
 
 def adam(parameters: Iterable[nn.Parameter], *, lr: float, eps: float) -> torch.optim.Adam:
@@ -32,6 +34,7 @@ def differentiate(loss: Tensor, *optimizers: torch.optim.Optimizer, keep_graph: 
 
 def clipped_step(optimizer: torch.optim.Optimizer, clip: float | None) -> Tensor:
     """One step with the gradients that are there, clipped as by `optimize`; returns their norm before."""
+    average(p.grad for p in parameters_of(optimizer) if p.grad is not None)
     norm = nn.utils.clip_grad_norm_(parameters_of(optimizer), float("inf") if clip is None else clip)
     optimizer.step()
     return norm.detach()

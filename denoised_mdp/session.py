@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from denoised_mdp.agents.followers import Leader, follow, launched
 from denoised_mdp.agents.world_model_agent import build_agent
 from denoised_mdp.collector import Collector, Overlap, Sequential
 from denoised_mdp.config import as_tree, save_config
@@ -24,6 +25,7 @@ from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import fitting, lost_rows, prepare
 from denoised_mdp.run.logger import Logger, data_size
 from denoised_mdp.run.machine import record_start
+from denoised_mdp.run.mirrors import mirror_of
 from denoised_mdp.run.nan_check import NanCheck
 from denoised_mdp.run.signals import Stop, StopRequest
 from denoised_mdp.run.state import load_state, refuse_nonfinite
@@ -72,7 +74,7 @@ class Session:
         if state is None:
             self.replay = self.new_replay()
             parts.callback(self.replay.close)
-            logger = Logger(run.path)
+            logger = Logger(run.path, mirror=mirror_of(config))
         else:
             with fitting(run, config, state):
                 if unknown := set(state["pending"]) - set(hooks):
@@ -84,7 +86,8 @@ class Session:
                 self.collecting.restore(state)
                 log = state["log"]
             self.warn_of_another_precision(state["precision"])
-            logger = Logger(run.path, resume_step=step, lines=log["lines"], events=log["events"])
+            about = {"lines": log["lines"], "events": log["events"], "mirror": mirror_of(config)}
+            logger = Logger(run.path, resume_step=step, **about)
         parts.callback(logger.close)
         if self.collector.pool.can_terminate:  # else all episodes are as long as the configuration says
             self.replay.cross()
@@ -92,6 +95,10 @@ class Session:
         parts.callback(source.close)
         wanted = self.agent.batch_spec
         batches = Batches(self.replay, source, wanted.batch_size, wanted.segment_length, random)
+        if config.train.processes > 1:
+            leader = Leader(self.agent, config, action_size=actions, can_terminate=ends)
+            parts.callback(leader.close)
+            self.agent.update = leader.update
         self.trainer = Trainer(
             self.agent,
             self.collecting,
@@ -226,6 +233,9 @@ def train(config: Config, stop: StopRequest | None = None) -> bool:
 
     stop: tells afterwards which signal ended the run, if one did.
     """
+    if number := launched(config.train.processes):
+        follow(number, config.train.processes)
+        raise SystemExit(0)  # the leader says how the run ended
     run, stop = RunFolder.create(config.run_dir), stop or StopRequest()
     with run.lock(), stop, shown(), contextlib.suppress(Stop):
         with stop.at_once():  # nothing is lost, because nothing was done

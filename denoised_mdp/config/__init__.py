@@ -27,7 +27,7 @@ from denoised_mdp.models.structure import Table
 MAY_CHANGE = frozenset(
     {"run_dir", "preset", "replay.capacity", "replay.memory"}
     | {f"train.{key}" for key in ("total_steps", "device", "act_device", "cuda_graph", "threads", "log_every")}
-    | {"train.collect_workers", "train.eval_workers"}
+    | {"train.collect_workers", "train.eval_workers", "train.log_to"}
     | {f"train.{key}" for key in ("eval_every", "eval_episodes", "render_every", "probe_every", "checkpoint_every")}
     | {"train.snapshot_every"}
 )
@@ -135,6 +135,13 @@ def _check(config: Config) -> None:
         raise UserError(f"model={model.name}: {error}.") from None
     if train.overlap and train.collect_workers == 0:
         raise UserError("train.overlap=true: the environments need their own process: set train.collect_workers=1.")
+    if train.batch_size % train.processes:
+        raise UserError(
+            f"train.processes={train.processes}: train.batch_size={train.batch_size} must be a multiple of it, so that"
+            " every process learns from as many segments."
+        )
+    if train.processes > 1 and train.cuda_graph:
+        raise UserError(f"train.processes={train.processes}: cannot be captured; set train.cuda_graph=false.")
     for row in model.latents.values():
         if kl.free_nats_strategy == "B" and row.free and row.beta < kl.beta and len(table.free) < len(table.rows):
             raise UserError(f"model.kl.beta={kl.beta}: strategy B needs at most model.{row.name}.beta={row.beta}.")

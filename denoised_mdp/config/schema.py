@@ -208,11 +208,17 @@ class TrainConfig:
     checkpoint_every: int = option(10_000, "steps between checkpoints; 0: only at the end", low=0)
     snapshot_every: int = option(0, "steps between snapshots: weights alone, all of them kept; 0: never", low=0)
     log_every: int = option(1000, "steps between log entries", low=1)
+    log_to: str = option("none", "service that gets a copy of all metrics", choices=("none", "wandb", "mlflow"))
     device: str = option("auto", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|cuda(:\d+)?")
     precision: str = option(
         "auto",
         "arithmetic of the large products (tf32: of a GPU's; a CPU takes float32)",
         choices=("auto", "float32", "tf32", "bf16"),
+    )
+    processes: int = option(
+        1,
+        "processes that share every update, each with its part of the batch; with torchrun, as many as it starts",
+        low=1,
     )
     cuda_graph: bool = option(False, "on a GPU, record an update once and replay it instead of launching each kernel")
     threads: int | None = option(None, "CPU threads of the learner; null: choose", low=1, high=1024)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from denoised_mdp.models.latent import Latent, Layout
 from denoised_mdp.models.structure import LatentSpec
+from denoised_mdp.parallel import normal
 
 
 @dataclass
@@ -103,4 +104,4 @@ class LatentMDP:
 
     def draw_noise(self, *shape: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Noise [*shape, S] for `step`, on the device and in the type of `like`."""
-        return torch.randn(*shape, self.state_size, device=like.device, dtype=like.dtype, generator=generator)
+        return normal(*shape, self.state_size, like=like, generator=generator)

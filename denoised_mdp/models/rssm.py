@@ -17,6 +17,7 @@ from denoised_mdp.models.gru import gru_step
 from denoised_mdp.models.latent import Latent, Layout
 from denoised_mdp.models.networks import MLP
 from denoised_mdp.models.structure import LatentSpec, Table
+from denoised_mdp.parallel import normal
 
 Distributions = dict[str, StateDistribution]
 """prior or posterior of each latent by name"""
@@ -123,7 +124,7 @@ class RSSM(nn.Module):
     def draw_noise(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
         """Noise [*shape, S] for `observe`, on the module's device."""
         like = self._like
-        return torch.randn(*shape, self.layout.state_size, device=like.device, dtype=like.dtype, generator=generator)
+        return normal(*shape, self.layout.state_size, like=like, generator=generator)
 
     def observe(
         self, embed: Tensor, action: Tensor, is_first: Tensor, noise: Tensor, initial: Latent | None = None

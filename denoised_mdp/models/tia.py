@@ -20,6 +20,7 @@ from denoised_mdp.models.networks import MLP, Decoder, Encoder, convolve, images
 from denoised_mdp.models.rssm import RSSM
 from denoised_mdp.models.structure import LatentSpec, Table
 from denoised_mdp.optim import adam, clipped_step, differentiate, optimize, parameters_of
+from denoised_mdp.parallel import normal
 
 if TYPE_CHECKING:
     from denoised_mdp.config.schema import Config
@@ -260,7 +261,7 @@ class TIA(WorldModel):
     def draw_noise(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
         """Noise [*shape, S] for `filter`."""
         like = self.encoder.like
-        return torch.randn(*shape, self.layout.state_size, device=like.device, dtype=like.dtype, generator=generator)
+        return normal(*shape, self.layout.state_size, like=like, generator=generator)
 
     def imagine_step(self, latent: Latent, action: Tensor, noise: Tensor) -> Latent:
         """Sample the prior of x; see `WorldModel.imagine_step`."""

@@ -9,6 +9,7 @@ from denoised_mdp.models.losses import scalar_nll
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.networks import MLP
 from denoised_mdp.optim import adam, optimize
+from denoised_mdp.parallel import normal
 from denoised_mdp.policies.actor import make_actor
 from denoised_mdp.policies.base import Policy
 
@@ -85,10 +86,10 @@ class BackpropPolicy(Policy):
 
     def draw_noise(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None):
         """State noise [H, N, S_x], then action noise [H, N, A]: the documented order of draws."""
-        shape, like = (self.horizon, batch.belief[..., 0].numel()), batch.belief
-        states = mdp.draw_noise(*shape, like=like, generator=generator)
-        actions = torch.randn(*shape, mdp.action_size, device=like.device, dtype=like.dtype, generator=generator)
-        return states, actions
+        shape, like = (self.horizon, *batch.belief.shape[:2]), batch.belief
+        states = mdp.draw_noise(*shape, like=like, generator=generator)  # [H, T, B, S_x]
+        actions = normal(*shape, mdp.action_size, like=like, generator=generator)  # [H, T, B, A]
+        return states.flatten(1, 2), actions.flatten(1, 2)
 
     def losses(self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]):
         """Actor loss, value loss and metrics.

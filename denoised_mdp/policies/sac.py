@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.optim import adam, optimize, without_gradients
+from denoised_mdp.parallel import normal
 from denoised_mdp.policies.actor import make_actor
 from denoised_mdp.policies.base import Policy
 from denoised_mdp.policies.critics import Critics, DiscreteCritics
@@ -58,9 +59,7 @@ class SACPolicy(Policy):
     ) -> tuple[Tensor, Tensor]:
         """Noise of the next actions a' at x', then of the actions at x; each [T - 1, B, A]."""
         like = batch.action[1:]
-        return tuple(
-            torch.randn(like.shape, device=like.device, dtype=like.dtype, generator=generator) for _ in range(2)
-        )
+        return normal(*like.shape, like=like, generator=generator), normal(*like.shape, like=like, generator=generator)
 
     def critic_loss(self, batch: PolicyBatch, noise: Tensor) -> Tensor:
         """Squared error to r + gamma c (min Q_target(x', a') - temperature log pi(a' | x')), a' fresh at x'.

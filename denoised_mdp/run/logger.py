@@ -18,6 +18,7 @@ import torch
 
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import json_lines, remedy, replace_file, sync_folder
+from denoised_mdp.run.mirrors import Mirror
 
 
 def as_floats(metrics: Mapping[str, float | np.ndarray | torch.Tensor]) -> dict[str, float | int]:
@@ -56,6 +57,7 @@ class Logger:
             step.
         events: `Logger.events()` at that time; TensorBoard's files are truncated to these sizes. None:
             TensorBoard is told to forget everything after `resume_step`.
+        mirror: gets the metrics as well; the logger closes it.
 
     Raises:
         UserError: the files cannot be written.
@@ -67,10 +69,11 @@ class Logger:
         resume_step: int | None = None,
         lines: int | None = None,
         events: Mapping[str, int] | None = None,
+        mirror: Mirror | None = None,
     ):
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and needed only for training
 
-        run_dir = Path(run_dir)
+        run_dir, self._mirror = Path(run_dir), mirror
         self.path = run_dir / "metrics.jsonl"
         with self._disk_errors():
             kept = [] if resume_step is None else _lines_until(self.path, resume_step, lines)
@@ -99,6 +102,8 @@ class Logger:
             self._file.write(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")
             for name, value in numbers.items():
                 self._writer.add_scalar(name, value, step)
+        if self._mirror is not None:
+            self._mirror.log(step, numbers)
         self.lines += 1
 
     def image(self, step: int, name: str, array: np.ndarray) -> None:
@@ -129,6 +134,8 @@ class Logger:
         """Close the files, without errors: what counts was flushed, and an error in flight says more."""
         with contextlib.suppress(OSError), contextlib.closing(self._writer):
             self._file.close()
+        if self._mirror is not None:
+            self._mirror.close()
         if threading.excepthook == self._thread_failed:
             threading.excepthook = self._hook_before
 

@@ -55,7 +55,7 @@ def interrupt(run: Path, engine: str) -> str:
         return "kill -USR2 of the job"
     of_process = dict(re.findall(r"(SLURM_ARRAY\w+_ID)=(\d+)", Path(f"/proc/{pid}/environ").read_text()))
     job = f"{of_process['SLURM_ARRAY_JOB_ID']}_{of_process['SLURM_ARRAY_TASK_ID']}"
-    subprocess.run(["scancel", "--signal=USR1", job], check=True)
+    subprocess.run(["scancel", "--signal=USR1", job])  # its exit code tells of a job that is requeued at once
     return "scancel --signal=USR1 of the job"
 
 

@@ -1,0 +1,141 @@
+"""One run learned by several processes: the first leads, with environments, replay and folder; the others follow.
+
+A follower has a copy of the agent and nothing else. For every update it gets its columns of the batch. All processes
+take the same step (`parallel`), so the copies stay equal to the last bit, and the leader's checkpoint is everyone's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from denoised_mdp import parallel
+from denoised_mdp.agents.base import Agent
+from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.config.schema import Config
+from denoised_mdp.device import configure
+from denoised_mdp.errors import UserError
+
+PATIENCE = timedelta(days=30)
+"""how long a follower waits for work: the leader may evaluate, render or wait for environments meanwhile"""
+BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
+def launched(processes: int) -> int | None:
+    """The number of this process among those that ``torchrun`` has started; None without it.
+
+    Raises:
+        UserError: it has started another number than `processes`.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    started = int(os.environ["WORLD_SIZE"])
+    if started != processes:
+        raise UserError(f"torchrun has started {started} processes: set train.processes={started}.")
+    return int(os.environ["RANK"])
+
+
+class Leader:
+    """Learns together with `processes` - 1 followers, which it starts unless ``torchrun`` has.
+
+    Args:
+        agent: as it is now; followers get a copy of all its state.
+        config, how: what `build_agent` was called with: the configuration, and keyword arguments.
+    """
+
+    def __init__(self, agent: Agent, config: Config, **how: Any):
+        self.agent, self.processes, self._update = agent, config.train.processes, agent.update
+        self._started: list[multiprocessing.Process] = []
+        if launched(self.processes) is None:
+            store = dist.TCPStore(
+                "127.0.0.1", 0, self.processes, is_master=True, timeout=PATIENCE, wait_for_workers=False
+            )
+            spawn = multiprocessing.get_context("spawn")
+            for number in range(1, self.processes):
+                self._started.append(
+                    spawn.Process(target=follow, args=(number, self.processes, store.port), daemon=True)
+                )
+                self._started[-1].start()
+            dist.init_process_group(BACKEND, store=store, rank=0, world_size=self.processes, timeout=PATIENCE)
+        else:
+            dist.init_process_group(BACKEND, timeout=PATIENCE)
+        self._hand_out([(config, how, agent.state())] * self.processes)
+
+    def update(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
+        """See `Agent.update`; every process gets its columns of the batch [T, B, ...], and metrics are of all of it."""
+        parts = [{} for _ in range(self.processes)]
+        for name, value in batch.items():
+            columns = torch.as_tensor(value).cpu().chunk(self.processes, 1)  # [T, B / processes, ...] each
+            for part, own in zip(parts, columns, strict=True):
+                part[name] = own.clone()  # else the whole batch would be sent with it
+        part, policy = self._hand_out([(part, policy) for part in parts])
+        return _update(self._update, part, policy)
+
+    def close(self) -> None:
+        """End the followers, whatever has happened to them."""
+        with contextlib.suppress(RuntimeError):
+            self._hand_out([None] * self.processes)
+        for process in self._started:
+            process.join(10)
+            process.kill()
+        dist.destroy_process_group()
+
+    def _hand_out(self, work: list[Any]) -> Any:
+        """Give each process its part, and return the leader's."""
+        own = [None]
+        dist.scatter_object_list(own, work, src=0)
+        return own[0]
+
+
+def follow(number: int, processes: int, port: int | None = None) -> None:
+    """Learn what the leader hands out, until it says that the run is over, or is gone.
+
+    port: of the leader's store on this machine; None: as ``torchrun`` says.
+    """
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"):  # the leader stops the run, and then us
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if port is None:
+        dist.init_process_group(BACKEND, timeout=PATIENCE)
+    else:
+        store = dist.TCPStore("127.0.0.1", port, processes, is_master=False, timeout=PATIENCE)
+        dist.init_process_group(BACKEND, store=store, rank=number, world_size=processes, timeout=PATIENCE)
+    config, how, state = _receive()
+    device, dtype = configure(config.train)
+    if device.type == "cuda":
+        local = int(os.environ.get("LOCAL_RANK", number))
+        device, dtype = configure(replace(config.train, device=f"cuda:{local}"))
+    agent = build_agent(config, **how, device=device, dtype=dtype)
+    agent.restore(state)
+    while True:
+        try:
+            work = _receive()
+        except RuntimeError:  # the leader was killed
+            return
+        if work is None:
+            break
+        _update(agent.update, *work)
+    dist.destroy_process_group()
+
+
+def _receive() -> Any:
+    own = [None]
+    dist.scatter_object_list(own, None, src=0)
+    return own[0]
+
+
+def _update(update: Any, batch: dict[str, Tensor], policy: bool) -> dict[str, Tensor]:
+    """One update with this process's part of the batch; metrics are means over the processes."""
+    with parallel.sharing():
+        metrics = {name: value.detach().clone() for name, value in update(batch, policy=policy).items()}
+        parallel.average(metrics.values())
+    return metrics

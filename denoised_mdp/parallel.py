@@ -1,0 +1,49 @@
+"""Data parallelism: every process learns from its columns of one batch, and all take the same step.
+
+Losses are means over rows, and every process has as many: the mean of their gradients is the gradient of one process
+with the whole batch. Each process draws that one's noise and keeps its columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_share: ContextVar[tuple[int, int]] = ContextVar("share", default=(0, 1))
+"""number of this process and of all that share the present update"""
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Within it, `normal` draws for a part of the batch and `average` speaks to the other processes of the group."""
+    token = _share.set((dist.get_rank(), dist.get_world_size()))
+    try:
+        yield
+    finally:
+        _share.reset(token)
+
+
+def normal(*shape: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Standard normal noise [..., B, S] on the device and in the type of `like`: this process's columns B of it all."""
+    number, processes = _share.get()
+    *outer, columns, size = shape
+    whole = (*outer, columns * processes, size)
+    noise = torch.randn(whole, device=like.device, dtype=like.dtype, generator=generator)  # [..., processes B, S]
+    return noise if processes == 1 else noise[..., number * columns : (number + 1) * columns, :]
+
+
+def average(tensors: Iterable[Tensor]) -> None:
+    """Replace tensors of one type by their means over the processes, by one exchange for all."""
+    if _share.get()[1] == 1:
+        return
+    tensors = list(tensors)
+    together = torch.cat([tensor.flatten() for tensor in tensors])  # [n]
+    dist.all_reduce(together)
+    together /= _share.get()[1]
+    for tensor, part in zip(tensors, together.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))

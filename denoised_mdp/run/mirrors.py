@@ -1,0 +1,125 @@
+"""Services that get a copy of every metric: Weights & Biases and MLflow. What counts stays in the run folder."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import zlib
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from denoised_mdp.config import as_tree
+from denoised_mdp.config.compose import flatten
+from denoised_mdp.config.schema import Config
+from denoised_mdp.errors import UserError, one_line
+
+PROJECT = "denoised-mdp"
+MOST_LETTERS = 500
+"""of one parameter in MLflow"""
+
+
+class Mirror(Protocol):
+    """Takes the metrics of one run; a continued run continues in the service."""
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """The metrics of one environment step."""
+
+    def close(self) -> None:
+        """Send what is left."""
+
+
+class WandB:
+    """A run of Weights & Biases, known by its folder. ``WANDB_MODE=offline`` keeps everything in ``RUN/wandb``."""
+
+    def __init__(self, config: Config):
+        identity = f"{zlib.crc32(os.path.realpath(config.run_dir).encode()):08x}"
+        about = {"project": PROJECT, "id": identity, "name": Path(config.run_dir).name, "resume": "allow"}
+        self.run = _module("wandb").init(dir=config.run_dir, config=as_tree(config), **about)
+        self.run.define_metric("*", step_metric="step")  # its own steps may not go back, as those of a resumed run do
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """See `Mirror`."""
+        self.run.log({"step": step, **numbers})
+
+    def close(self) -> None:
+        """See `Mirror`."""
+        self.run.finish()
+
+
+class MLflow:
+    """A run of MLflow, known by its folder, in the store that ``MLFLOW_TRACKING_URI`` names."""
+
+    def __init__(self, config: Config):
+        self.client = _module("mlflow").MlflowClient()
+        found = self.client.get_experiment_by_name(PROJECT)
+        experiment = found.experiment_id if found else self.client.create_experiment(PROJECT)
+        folder = os.path.realpath(config.run_dir)
+        runs = self.client.search_runs([experiment], f"tags.run_dir = '{folder}'")
+        self.id = runs[0].info.run_id if runs else self._create(experiment, folder, config)
+
+    def _create(self, experiment: str, folder: str, config: Config) -> str:
+        run = self.client.create_run(experiment, tags={"run_dir": folder}, run_name=Path(folder).name).info.run_id
+        for key, value in flatten(as_tree(config)):
+            self.client.log_param(run, key, str(value)[:MOST_LETTERS])
+        return run
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """See `Mirror`."""
+        for name, value in numbers.items():
+            self.client.log_metric(self.id, name, value, step=step)
+
+    def close(self) -> None:
+        """See `Mirror`."""
+        self.client.set_terminated(self.id)
+
+
+class Careful:
+    """A mirror whose failures end nothing: the first is a warning, and the run goes on without it."""
+
+    def __init__(self, mirror: Mirror):
+        self.mirror: Mirror | None = mirror
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """See `Mirror`."""
+        self._try("log", step, numbers)
+
+    def close(self) -> None:
+        """See `Mirror`."""
+        self._try("close")
+
+    def _try(self, what: str, *arguments: Any) -> None:
+        try:
+            if self.mirror is not None:
+                getattr(self.mirror, what)(*arguments)
+        except Exception as error:  # whatever a network or a server brings about
+            name, self.mirror = type(self.mirror).__name__, None
+            warnings.warn(f"{name} gets no more metrics ({one_line(error, 200)}); the run goes on", stacklevel=3)
+
+
+MIRRORS = {"wandb": WandB, "mlflow": MLflow}
+
+
+def mirror_of(config: Config) -> Mirror | None:
+    """The service that ``train.log_to`` names; None without one.
+
+    Raises:
+        UserError: its package is not installed, or it cannot be reached.
+    """
+    kind = config.train.log_to
+    if kind == "none":
+        return None
+    try:
+        return Careful(MIRRORS[kind](config))
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"train.log_to={kind}: it cannot be used ({one_line(error, 300)}).") from error
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise UserError(f"train.log_to={name} needs a package: pip install 'denoised-mdp[{name}]'.") from error

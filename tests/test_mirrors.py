@@ -1,0 +1,85 @@
+"""Services that get a copy of the metrics; the real ones are asked where they are installed."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+from small_runs import TINY, lines, tiny
+
+from denoised_mdp.cli.main import main
+from denoised_mdp.config import load_config
+from denoised_mdp.errors import UserError
+from denoised_mdp.run import mirrors
+from denoised_mdp.run.diff import compare
+from denoised_mdp.session import train
+
+
+class Recorder:
+    """A service that keeps what it gets, and fails at its n-th call."""
+
+    def __init__(self, config, fails: int = 10**9):
+        self.got, self.closed, self.fails = [], 0, fails
+
+    def log(self, step, numbers):
+        self.fails -= 1
+        if not self.fails:
+            raise ConnectionError("no route to host")
+        self.got.append({"step": step, **numbers})
+
+    def close(self):
+        self.closed += 1
+
+
+def test_a_service_gets_every_line_and_changes_nothing(tmp_path, monkeypatch):
+    service = Recorder(None)
+    monkeypatch.setitem(mirrors.MIRRORS, "wandb", lambda config: service)
+    assert train(tiny(tmp_path / "a", "train.log_to=wandb")) and train(tiny(tmp_path / "b"))
+    assert service.got == lines(tmp_path / "a") and len(service.got) > 3 and service.closed == 1
+    assert not [part for part in compare(tmp_path / "a", tmp_path / "b") if part.difference]
+
+
+def test_a_service_that_fails_ends_nothing(monkeypatch):
+    service = Recorder(None, fails=2)
+    careful = mirrors.Careful(service)
+    careful.log(1, {"a": 1.0})
+    with pytest.warns(UserWarning, match="no route to host.*goes on"):
+        careful.log(2, {"a": 2.0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        careful.log(3, {"a": 3.0})
+        careful.close()
+    assert service.got == [{"step": 1, "a": 1.0}]
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(UserError, match=r"pip install 'denoised-mdp\[mlflow\]'"):
+        mirrors.mirror_of(load_config([*TINY, "train.log_to=mlflow", f"run_dir={tmp_path}"]))
+    assert main(["train", *TINY, "train.log_to=mlflow", f"run_dir={tmp_path / 'a'}"]) == 2
+
+
+def test_mlflow_keeps_one_run_over_a_resume(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri(f"file:{tmp_path / 'store'}")
+    assert train(tiny(tmp_path / "a", "train.log_to=mlflow", "train.total_steps=120"))
+    assert train(tiny(tmp_path / "a", "train.log_to=mlflow"))
+    client = mlflow.MlflowClient()
+    [run] = client.search_runs([client.get_experiment_by_name(mirrors.PROJECT).experiment_id])
+    returns = [row["eval/return"] for row in lines(tmp_path / "a") if "eval/return" in row]
+    assert [one.value for one in client.get_metric_history(run.info.run_id, "eval/return")] == returns
+    assert run.data.params["model.kl.beta"] == "1.0" and run.info.status == "FINISHED"
+
+
+def test_wandb_works_offline(tmp_path):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    command = [sys.executable, "-m", "denoised_mdp", "train", *TINY, "train.log_to=wandb", f"run_dir={tmp_path / 'a'}"]
+    done = subprocess.run(command, env=os.environ | {"WANDB_MODE": "offline"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [folder] = (tmp_path / "a" / "wandb").glob("offline-run-*")
+    assert (
+        list(folder.glob("run-*.wandb")) and json.loads((folder / "files" / "wandb-summary.json").read_text())["step"]
+    )

@@ -1,0 +1,139 @@
+"""Several processes that learn one run: equal in value to one process, to each other, and after a stop."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from small_runs import TINY, lines, run_in_parts, tiny
+
+from denoised_mdp import parallel
+from denoised_mdp.agents.followers import Leader, launched
+from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.config import load_config
+from denoised_mdp.errors import UserError
+from denoised_mdp.run.diff import compare
+from denoised_mdp.session import train
+
+COLUMNS = 4
+
+
+def batch_of(length: int = 5) -> dict[str, np.ndarray]:
+    rng, shape = np.random.default_rng(0), (length, COLUMNS)
+    return {
+        "observation": rng.integers(0, 256, (*shape, 64, 64, 3), dtype=np.uint8),
+        "action": rng.uniform(-1, 1, (*shape, 2)).astype(np.float32),
+        "reward": rng.normal(size=shape).astype(np.float32),
+        "is_first": rng.random(shape) < 0.2,
+        "is_terminal": rng.random(shape) < 0.2,
+    }
+
+
+def one_rank(number: int, store, overrides: list[str], answers) -> None:
+    """Two updates on this process's half of the batch, in float64."""
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=number, world_size=2)
+    agent = agent_of(overrides)
+    with parallel.sharing():
+        half = {name: value[:, 2 * number : 2 * number + 2] for name, value in batch_of().items()}
+        norms = [agent.update(half)["model/gradient"] for _ in range(2)]
+    answers.put((number, {name: value.numpy() for name, value in agent.state_dict().items()}, norms[-1].item()))
+    dist.barrier()
+
+
+def agent_of(overrides: list[str]):
+    torch.set_num_threads(1)
+    config = load_config(["preset=debug", "env=toy", "env.task=dot", "model.continuation=true", *overrides])
+    agent = build_agent(config, 2).double()
+    return agent
+
+
+@pytest.mark.parametrize(
+    "overrides", [["model=2c"], ["policy=sac"], ["model=repo", "model.initial_beta=0.1"]], ids=" ".join
+)
+def test_two_processes_equal_one_with_the_whole_batch(tmp_path, overrides):
+    """Weights after two updates, to the rounding of sums in another order; the two copies to the last bit."""
+    whole = agent_of(overrides)
+    before = {name: value.clone() for name, value in whole.state_dict().items()}
+    for _ in range(2):
+        metrics = whole.update(batch_of())
+    context = torch.multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    ranks = [context.Process(target=one_rank, args=(n, str(tmp_path / "store"), overrides, answers)) for n in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    (_, first, norm), (_, second, _) = sorted((answers.get() for _ in ranks), key=lambda answer: answer[0])
+    for rank in ranks:
+        rank.join()
+    moved = 0.0
+    for name, value in whole.state_dict().items():
+        assert np.array_equal(first[name], second[name]), name
+        # Adam divides by the root of a square: where gradients nearly cancel, rounding is magnified by 1 / eps.
+        np.testing.assert_allclose(first[name], value.numpy(), rtol=1e-7, atol=1e-10, err_msg=name)
+        moved = max(moved, (value - before[name]).abs().max().item())
+    assert moved > 1e-5 and norm == pytest.approx(metrics["model/gradient"].item(), rel=1e-10)
+
+
+def test_noise_is_the_right_part_of_one_processs_noise(monkeypatch):
+    like = torch.zeros((), dtype=torch.float64)
+    whole = parallel.normal(3, 5, 4, 2, like=like, generator=torch.Generator().manual_seed(1))
+    assert whole.equal(
+        torch.randn(3, 20, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64).view(3, 5, 4, 2)
+    )
+    parts = []
+    for number in (0, 1):
+        token = parallel._share.set((number, 2))
+        parts.append(parallel.normal(3, 5, 2, 2, like=like, generator=torch.Generator().manual_seed(1)))
+        parallel._share.reset(token)
+    assert torch.cat(parts, 2).equal(whole)
+
+
+def test_a_run_of_two_processes_resumes_bit_for_bit(tmp_path):
+    options = ["train.processes=2", "train.batch_size=4", "train.threads=1", "train.precision=float32"]
+    assert train(tiny(tmp_path / "whole", *options))
+    run_in_parts(tiny(tmp_path / "parts", *options), 60, 3)
+    assert not [part for part in compare(tmp_path / "whole", tmp_path / "parts") if part.difference]
+    assert train(tiny(tmp_path / "one", *options[1:]))
+    values = [[row["model/loss"] for row in lines(tmp_path / name) if "model/loss" in row] for name in ("whole", "one")]
+    assert values[0] == pytest.approx(values[1], rel=1e-3) and len(values[0]) > 1
+
+
+def test_torchrun_starts_the_same_run(tmp_path):
+    options = ["train.processes=2", "train.batch_size=4", "train.threads=1", "train.precision=float32"]
+    assert train(tiny(tmp_path / "own", *options))
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "denoised_mdp",
+    ]
+    command += ["train", *TINY, *options, f"run_dir={tmp_path / 'torchrun'}"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert not [part for part in compare(tmp_path / "own", tmp_path / "torchrun") if part.difference]
+
+
+def test_what_cannot_be_shared_is_refused(monkeypatch):
+    with pytest.raises(UserError, match="multiple of it"):
+        load_config(["preset=debug", "train.processes=3"])
+    with pytest.raises(UserError, match="cuda_graph=false"):
+        load_config(["preset=debug", "train.processes=2", "train.cuda_graph=true"])
+    assert launched(1) is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UserError, match="set train.processes=4"):
+        launched(2)
+
+
+def test_a_leader_ends_its_followers(tmp_path):
+    config = tiny(tmp_path / "a", "train.processes=2", "train.batch_size=4", "train.precision=float32")
+    leader = Leader(build_agent(config, 2), config, action_size=2)
+    metrics = leader.update(batch_of())
+    assert all(torch.isfinite(value) for value in metrics.values())
+    leader.close()
+    assert not any(process.is_alive() for process in leader._started) and not dist.is_initialized()
