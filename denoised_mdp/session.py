@@ -96,7 +96,7 @@ class Session:
         wanted = self.agent.batch_spec
         batches = Batches(self.replay, source, wanted.batch_size, wanted.segment_length, random)
         if config.train.processes > 1:
-            leader = Leader(self.agent, config, action_size=actions, can_terminate=ends)
+            leader = Leader(self.agent, config, actions=actions, can_terminate=ends)
             parts.callback(leader.close)
             self.agent.update = leader.update
         self.trainer = Trainer(

@@ -1,6 +1,5 @@
 """Services that get a copy of the metrics; the real ones are asked where they are installed."""
 
-import json
 import os
 import subprocess
 import sys
@@ -80,6 +79,5 @@ def test_wandb_works_offline(tmp_path):
     done = subprocess.run(command, env=os.environ | {"WANDB_MODE": "offline"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     [folder] = (tmp_path / "a" / "wandb").glob("offline-run-*")
-    assert (
-        list(folder.glob("run-*.wandb")) and json.loads((folder / "files" / "wandb-summary.json").read_text())["step"]
-    )
+    [record] = folder.glob("run-*.wandb")
+    assert all(name in record.read_bytes() for name in (b"eval/return", b"model/image_error"))

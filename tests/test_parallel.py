@@ -132,7 +132,7 @@ def test_what_cannot_be_shared_is_refused(monkeypatch):
 
 def test_a_leader_ends_its_followers(tmp_path):
     config = tiny(tmp_path / "a", "train.processes=2", "train.batch_size=4", "train.precision=float32")
-    leader = Leader(build_agent(config, 2), config, action_size=2)
+    leader = Leader(build_agent(config, 2), config, actions=2)
     metrics = leader.update(batch_of())
     assert all(torch.isfinite(value) for value in metrics.values())
     leader.close()
