@@ -90,7 +90,7 @@ LOSS_ERRORS = {  # name: (structure, strategy, function, right, wrong)
     "no-free-nats-A": ("2b", "A", KL, PER_ROW, "together.mean()"),
     "no-free-nats-B": ("2b", "B", KL, PER_ROW, "together.mean()"),
     "clamp-after-mean": ("2b", "A", KL, PER_ROW, "together.mean().clamp(min=self.free_nats)"),
-    "regularizer-clamped": ("2b", "B", KL, "* together.mean()", "* together.clamp(min=self.free_nats).mean()"),
+    "regularizer-clamped": ("2b", "B", KL, "share) * together", "share) * together.clamp(min=self.free_nats)"),
     "y-gets-free-nats": ("2b", "A", KL, "kl[row.name].mean()", "kl[row.name].clamp(min=self.free_nats).mean()"),
     "betas-swapped": ("2c", "A", KL, "row.beta * kl", "(BETAS - row.beta) * kl".replace("BETAS", "0.75")),
     "dreamer-split": ("dreamer", "B", KL, "noise[0].beta if", "0.25 if not noise or"),
@@ -192,7 +192,7 @@ UPDATE = "models.denoised:DenoisedModel.update"
 UPDATE_ERRORS = {  # name: (policy, function, right, wrong)
     "latents-recomputed": (BackpropPolicy, UPDATE, "latent.map", "self.loss(**batch, noise=noise)[1].map"),
     "latents-of-another-noise": (BackpropPolicy, UPDATE, "generator=generator", "generator=None"),
-    "no-clip": (BackpropPolicy, "optim:optimize", 'float("inf") if clip is None else clip', 'float("inf")'),
+    "no-clip": (BackpropPolicy, "optim:clipped_step", 'float("inf") if clip is None else clip', 'float("inf")'),
     "dreams-in-the-model-of-before": (
         BackpropPolicy,
         ACTING,
@@ -274,6 +274,6 @@ def test_errors_in_updates_show(monkeypatch, policy, where, right, wrong):
 
 
 def test_a_missing_clip_shows(monkeypatch):
-    plant(monkeypatch, "optim:optimize", 'float("inf") if clip is None else clip', 'float("inf")')
+    plant(monkeypatch, "optim:clipped_step", 'float("inf") if clip is None else clip', 'float("inf")')
     with pytest.raises(AssertionError, match="step of"):
         check_model_step(Case(model_eps=0.1))

@@ -1,15 +1,12 @@
-"""TIA: sizes, closed forms, its update computed anew, who is taught by what, and whole runs."""
+"""TIA: sizes, closed forms, who is taught by what, and whole runs; its update is in test_tia_oracle.py."""
 
 import json
 from dataclasses import replace
 
 import numpy as np
-import oracle
-import oracle_tia
 import pytest
 import torch
 from conftest import random_batch
-from oracle_case import CLIPPED_RTOL, agree, agree_all, change, weights
 from small_runs import lines, run_in_parts, tiny
 
 import denoised_mdp
@@ -197,39 +194,6 @@ def test_the_adversary_steps_so_often_and_alone():
     model.teach_adversary(latent, batch["reward"])
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {f"rewards.y.{name}" for name, _ in model.rewards["y"].named_parameters()}
-
-
-@pytest.mark.parametrize("size", [64, 96])
-def test_updates_computed_anew(size):
-    """Two updates from the equations: every gradient of each group, and all weights after clipped steps."""
-    options = ["model.adversary_steps=3", "model.adversary_weight=500", "model.kl.free_nats=0.5"]
-    options += ["model.optimizer.eps=1e-3", "model.optimizer.clip=5", "model.optimizer.lr=1e-3"]
-    agent = small_agent(*options, f"env.size={size}")
-    model, random = agent.world_model, torch.Generator().manual_seed(3)
-    batch, _ = batch_and_noise(model, size)
-    adams = {name: oracle.Adam(6e-4 if name == "adversary" else 1e-3, 1e-3, clip=5) for name in oracle_tia.GROUPS}
-    w, drawn = weights(model), []
-    model.draw_noise = lambda *shape, generator: (
-        drawn.append(TIA.draw_noise(model, *shape, generator=generator)) or drawn[-1]
-    )
-    for number in range(2):
-        before = {name: value.clone() for name, value in model.state_dict().items()}
-        metrics = model.update(batch, random).metrics
-        noise = dict(zip("xy", drawn[-1].split([3, 4], -1), strict=True))
-        old = w
-        w, moves, expected = oracle_tia.update(
-            w, batch, noise, adams, steps=3, size=size, adversary_weight=500, alone_weight=1.5, free_nats=0.5
-        )
-        for name in ("x", "y"):
-            agree(metrics[f"model/loss_{name}"], expected[name], f"loss of {name}")
-            agree(metrics[f"model/kl_{name}"], expected["kl"][name], f"KL of {name}")
-        agree(metrics["model/mask"], expected["mask"].mean().float(), "mask", 1e-6)
-        for name, grads in moves.items():
-            agree(metrics[f"model/gradient_{name}"], oracle.norm(grads), f"gradient norm of {name}")
-            assert oracle.norm(grads) > 5, name  # the clip acts
-        agree_all(change(model.state_dict(), before), change(w, old), f"update {number}:", CLIPPED_RTOL)
-    floor = [bits.item() for bits in expected["kl"].values()]
-    assert max(floor) > 0.5
 
 
 # ---------------------------------------------------------------- filtering and other tables
