@@ -61,6 +61,7 @@ def draw_aggregates(table: Table, methods: list[str], path: Path) -> Path:
     scores = {method: table.scores(method) for method in methods}
     for axes, statistic in zip(bars, (iqm, mean, median), strict=True):
         plain_axes(axes, 8)
+        axes.use_sticky_edges = False  # else the frame would cut intervals off
         for row, (method, own) in enumerate(scores.items()):
             value, low, high = interval(statistic, own)
             color = color_of(table.methods.index(method))
