@@ -245,6 +245,8 @@ def test_runs_that_differ_in_their_seed_share_a_name(tmp_path):
     configs = [load_config([*TASK, *own]) for own in options]
     paths = [tmp_path / name for name in "abcde"]
     assert _names(configs[:3], paths[:3]) == ["Denoised 2b", "Denoised 2b", "Dreamer"]
+    rest = [load_config([*TASK, f"model={name}"]) for name in ("tia", "confounder")]
+    assert _names(rest, paths[:2]) == ["TIA", "confounder"]
     assert _names(configs, paths) == [
         "Denoised 2b · a",
         "Denoised 2b · a",
