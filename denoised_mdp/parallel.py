@@ -20,7 +20,7 @@ _share: ContextVar[tuple[int, int]] = ContextVar("share", default=(0, 1))
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """Within it, `normal` draws for a part of the batch and `average` speaks to the other processes of the group."""
+    """Within it, `normal` draws for a part of the batch; `average` and `gather` speak to the other processes."""
     token = _share.set((dist.get_rank(), dist.get_world_size()))
     try:
         yield
@@ -47,3 +47,12 @@ def average(tensors: Iterable[Tensor]) -> None:
     together /= _share.get()[1]
     for tensor, part in zip(tensors, together.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
+
+
+def gather(tensor: Tensor) -> Tensor:
+    """Concatenate a tensor [n] with those of the other processes, in one order for all: [processes n]."""
+    if _share.get()[1] == 1:
+        return tensor
+    parts = [torch.empty_like(tensor) for _ in range(_share.get()[1])]
+    dist.all_gather(parts, tensor.contiguous())
+    return torch.cat(parts)

@@ -28,7 +28,7 @@ from oracle_case import (
 
 from denoised_mdp.models.losses import kl_per_latent
 from denoised_mdp.optim import optimize, without_gradients
-from denoised_mdp.policies import BackpropPolicy, SACPolicy, backprop
+from denoised_mdp.policies import BackpropPolicy, SACPolicy, imagination
 
 every_structure = pytest.mark.parametrize("name", STRUCTURES)
 every_size = pytest.mark.parametrize("size", DEPTHS)
@@ -167,7 +167,7 @@ def check_backprop(case):
         agree(values, expected["values"], "values")
         goes_on = mdp.continuation(features)
         agree(goes_on, expected["goes_on"], "continuation")
-        returns = backprop.lambda_returns(rewards, values, goes_on, policy.gamma, policy.lambda_)
+        returns = imagination.lambda_returns(rewards, values, goes_on, policy.gamma, policy.lambda_)
         agree(returns, expected["returns"], "lambda-returns")
         metrics = policy.update(batch, mdp, noise=noise)
     agree(metrics["policy/actor_loss"], expected["actor"], "actor loss")

@@ -124,10 +124,10 @@ LOSS_ERRORS = {  # name: (structure, strategy, function, right, wrong)
     "deconvolution-gradient": ("2b", "A", SUB_PIXEL, "gradients(gradient", "gradients(gradient.mT"),
 }
 
-RETURNS = "policies.backprop:lambda_returns"
+RETURNS = "policies.imagination:lambda_returns"
 BACKPROP_ERRORS = {  # name: (function, right, wrong)
     "swapped-dream-inputs": (INPUTS, "torch.cat(inputs, -1)", "torch.cat(inputs[::-1], -1)"),
-    "actor-input-attached": ("policies.backprop:BackpropPolicy.imagine", "features[-1].detach()", "features[-1]"),
+    "actor-input-attached": ("policies.imagination:ImaginingPolicy.imagine", "features[-1].detach()", "features[-1]"),
     "discount-power": ("policies.backprop:BackpropPolicy.losses", "arange(len(returns)", "arange(1, len(returns) + 1"),
     "value-of-same-step": (RETURNS, "value[t + 1]", "value[t]"),
     "reward-of-next-step": (RETURNS, "reward[t]", "reward[t + 1]"),

@@ -19,6 +19,7 @@ from denoised_mdp.run.diff import compare
 from denoised_mdp.session import train
 
 COLUMNS = 4
+SWITCHES = ["policy.return_scale=percentile", "policy.slow_value=0.1", "policy.imagine_rows=3"]
 
 
 def batch_of(length: int = 5) -> dict[str, np.ndarray]:
@@ -51,7 +52,7 @@ def agent_of(overrides: list[str]):
 
 
 @pytest.mark.parametrize(
-    "overrides", [["model=2c"], ["policy=sac"], ["model=repo", "model.initial_beta=0.1"]], ids=" ".join
+    "overrides", [["model=2c"], ["policy=sac"], ["model=repo", "model.initial_beta=0.1"], SWITCHES], ids=" ".join
 )
 def test_two_processes_equal_one_with_the_whole_batch(tmp_path, overrides):
     """Weights after two updates, to the rounding of sums in another order; the two copies to the last bit."""

@@ -13,7 +13,7 @@ from denoised_mdp.optim import without_gradients
 from denoised_mdp.options import arguments
 from denoised_mdp.policies import POLICIES, Policy
 from denoised_mdp.policies.actor import Actor
-from denoised_mdp.policies.backprop import lambda_returns
+from denoised_mdp.policies.imagination import lambda_returns
 from denoised_mdp.policies.sac import SACPolicy
 
 

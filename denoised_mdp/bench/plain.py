@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal, TanhTransform, TransformedDistribution, kl_divergence
 
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
+from denoised_mdp.config.schema import Config
 from denoised_mdp.models.distributions import MIN_STD
 from denoised_mdp.optim import without_gradients
 from denoised_mdp.policies.backprop import BackpropPolicy
@@ -40,6 +41,14 @@ def draw(distribution: Distribution, noise: Tensor | None) -> Tensor:
     base = (distribution.base_dist if squashed else distribution).base_dist
     sample = base.loc + base.scale * noise
     return distribution.transforms[0](sample) if squashed else sample
+
+
+def can_be_plain(config: Config) -> bool:
+    """Whether `PlainUpdate` repeats this configuration: y and x apart, none of the policy's later switches."""
+    apart = not any(row.parents for row in config.model.latents.values())
+    switches = {"return_scale": "none", "slow_value": 0.0, "imagine_rows": None}
+    policy = vars(config.policy)
+    return apart and policy["name"] == "backprop" and all(policy[name] == off for name, off in switches.items())
 
 
 class PlainUpdate:

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from denoised_mdp.agents.world_model_agent import WorldModelAgent, build_agent
 from denoised_mdp.bench.around import ACTIONS, acting, environments, evaluations, filled_replay, replays, start_up
-from denoised_mdp.bench.plain import PlainUpdate
+from denoised_mdp.bench.plain import PlainUpdate, can_be_plain
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, precision_name
 from denoised_mdp.models.losses import image_nll, kl_per_latent, scalar_nll
@@ -161,9 +161,7 @@ def updates(config: Config, device: torch.device, dtype: torch.dtype | None, rep
     """Our update and the plain one in turns; then the parts of ours; then its work."""
     threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
     ours = config.model.kind == "denoised"  # the model that the plain one and `update_parts` repeat
-    comparable = (
-        ours and not any(row.parents for row in config.model.latents.values()) and config.policy.name == "backprop"
-    )
+    comparable = ours and can_be_plain(config)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in (["plain"] if comparable else []) + ["ours"]}
     pipes, processes, peaks = {}, [], {}
     for name in times:

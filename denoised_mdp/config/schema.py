@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from denoised_mdp.config.policies import BackpropConfig, SACConfig
 from denoised_mdp.envs.suites import SUITES
 from denoised_mdp.models.structure import LatentSpec, Table
 from denoised_mdp.options import group, option
@@ -133,49 +134,6 @@ class TIAConfig(ModelConfig):
 TABLES: Registry[Path] = Registry("model")
 """tables of latents of plug-ins: name -> YAML file; the package's own are the files of ``configs/model``"""
 MODELS: Registry[type[ModelConfig]] = Registry("model", {"denoised": ModelConfig, "repo": RePoConfig, "tia": TIAConfig})
-
-
-@dataclass
-class BackpropConfig:
-    """Policy by backpropagation through the learned dynamics."""
-
-    name: str = option("backprop", "how the policy learns (choose it with policy=...)", choices=("backprop",))
-    hidden: int = option(400, "width of the actor and the value net", low=1)
-    actor_layers: int = option(4, "hidden layers of the actor", low=1)
-    initial_std: float = option(5.0, "std of an untrained actor before the squashing", above=0, high=1e3)
-    min_std: float = option(1e-4, "least std of the actor before the squashing", low=0)
-    value_layers: int = option(3, "hidden layers of the value net", low=1)
-    horizon: int = option(15, "imagined steps", low=2)
-    gamma: float = option(0.99, "discount per action", above=0, high=1)
-    lambda_: float = option(0.95, "mixture of the lambda-return", low=0, high=1)
-    discount_weights: bool = option(True, "later imagined steps count less, gamma each, in both losses")
-    entropy: float = option(0.0, "weight of the actor's entropy; keeps it off the limits of its actions", low=0)
-    actor_lr: float = option(8e-5, "learning rate of the actor", above=0)
-    value_lr: float = option(8e-5, "learning rate of the value net", above=0)
-    eps: float = option(1e-7, "Adam's epsilon", above=0)
-    clip: float | None = option(100.0, "largest gradient norm of each net; null: no clipping", above=0)
-
-
-@dataclass
-class SACConfig:
-    """Soft actor-critic on the signal latent."""
-
-    name: str = option("sac", "how the policy learns (choose it with policy=...)", choices=("sac",))
-    hidden: int = option(400, "width of the actor and the critics", low=1)
-    actor_layers: int = option(4, "hidden layers of the actor", low=1)
-    initial_std: float = option(5.0, "std of an untrained actor before the squashing", above=0, high=1e3)
-    critic_layers: int = option(3, "hidden layers of each critic", low=1)
-    gamma: float = option(0.99, "discount per action", above=0, high=1)
-    tau: float = option(0.005, "rate at which the target critics follow", above=0, high=1)
-    actor_lr: float = option(3e-4, "learning rate of the actor", above=0)
-    critic_lr: float = option(3e-4, "learning rate of the critics", above=0)
-    temperature_lr: float = option(3e-4, "learning rate of the temperature", above=0)
-    initial_temperature: float = option(1.0, "weight of the entropy at the start", above=0)
-    target_entropy: float | None = option(
-        None, "entropy aimed at; null: minus the number of actions; of Discrete actions, half of the largest"
-    )
-    eps: float = option(1e-7, "Adam's epsilon", above=0)
-    actor_clip: float | None = option(None, "largest gradient norm of the actor; null: no clipping", above=0)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,15 @@ class PolicyBatch:
     def continues(self) -> Tensor:
         """0 where the episode terminated, else 1, in the type of the rewards, [T, B]."""
         return (~self.is_terminal).to(self.reward.dtype)
+
+    def last(self, rows: int | None) -> PolicyBatch:
+        """The last so many rows of each segment, all that there are if fewer; None: all.
+
+        Each row is a posterior latent, whichever episode it belongs to: the first of these may follow from none.
+        """
+        if rows is None:
+            return self
+        return PolicyBatch(*(getattr(self, field.name)[-rows:] for field in fields(self)))
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean of values [..., T - 1, B], one for each step from row t to row t + 1, over those within an episode."""

@@ -1,0 +1,166 @@
+"""What the policies share that learn in imagination: nets, rollouts of the x prior, lambda-returns, their scale."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from denoised_mdp.models.losses import scalar_nll
+from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
+from denoised_mdp.models.networks import MLP
+from denoised_mdp.optim import adam, optimize
+from denoised_mdp.parallel import gather, normal
+from denoised_mdp.policies.actor import make_actor
+from denoised_mdp.policies.base import Policy
+
+PERCENTILES = (0.05, 0.95)
+PERCENTILE_RATE = 0.01
+
+
+def lambda_returns(reward: Tensor, value: Tensor, continuation: Tensor, gamma: float, lambda_: float) -> Tensor:
+    """V_t = r_t + gamma c_t ((1 - lambda) v_{t+1} + lambda V_{t+1}), V_H = v_H.
+
+    value [H, N] of the latents 1..H; reward and continuation (c_t: probability that the episode goes on after it)
+    [H, N] or [H - 1, N], of which the last of H does not count. Returns V_t for t = 1..H-1, [H - 1, N].
+    """
+    reward, value, continuation = reward.unbind(), value.unbind(), continuation.unbind()
+    returns, last = [], value[-1]
+    for t in range(len(value) - 2, -1, -1):
+        following = (1.0 - lambda_) * value[t + 1] + lambda_ * last  # [N]
+        last = reward[t] + gamma * (continuation[t] * following)
+        returns.append(last)
+    return torch.stack(returns[::-1])
+
+
+class ReturnScale(nn.Module):
+    """The range of returns, to divide them by: max(1, high - low) of their 5th and 95th percentile.
+
+    The percentiles are moving averages over the batches, from 0 and not corrected for it. Small returns are not
+    magnified, for they may be noise (Hafner et al. 2025, equation 7).
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("range", torch.zeros(len(PERCENTILES)))
+
+    @torch.no_grad()
+    def forward(self, returns: Tensor) -> Tensor:
+        """Count these returns [...], those of other processes as well, and return the scale, a scalar."""
+        ordered = gather(returns.flatten()).sort().values  # [n]
+        found = []
+        for share in PERCENTILES:
+            place = share * (len(ordered) - 1)
+            below = int(place)
+            found.append(torch.lerp(ordered[below], ordered[min(below + 1, len(ordered) - 1)], place - below))
+        self.range.lerp_(torch.stack(found), PERCENTILE_RATE)  # in place: a graph replays it
+        return (self.range[1] - self.range[0]).clamp(min=1.0)
+
+
+class ImaginingPolicy(Policy):
+    """An actor and a value net that learn from imagined latents.
+
+    `return_scale`: "percentile" divides what the actor maximizes, the entropy aside, by `ReturnScale`.
+    `slow_value`: rate at which a copy of the value net follows it; the value net is also drawn to the copy's values.
+    `imagine_rows`: imagination starts from the last so many rows of each segment (None: from all).
+    """
+
+    def __init__(
+        self,
+        mdp: LatentMDP,
+        *,
+        hidden: int,
+        actor_layers: int,
+        initial_std: float,
+        min_std: float,
+        value_layers: int,
+        horizon: int,
+        gamma: float,
+        lambda_: float,
+        discount_weights: bool,
+        entropy: float,
+        return_scale: str,
+        slow_value: float,
+        imagine_rows: int | None,
+        actor_lr: float,
+        value_lr: float,
+        eps: float,
+        clip: float | None,
+    ):
+        super().__init__()
+        self.horizon, self.gamma, self.lambda_, self.clip = horizon, gamma, lambda_, clip
+        self.entropy, self.discount_weights = entropy, discount_weights
+        self.follow, self.imagine_rows = slow_value, imagine_rows
+        shape = {"hidden": hidden, "layers": actor_layers, "initial_std": initial_std, "min_std": min_std}
+        self.actor = make_actor(mdp, **shape)
+        self.value = MLP(mdp.feature_size, hidden, 1, value_layers)
+        self.slow_value = copy.deepcopy(self.value).requires_grad_(False) if slow_value else None
+        self.scale = ReturnScale() if return_scale == "percentile" else None
+        self.add_optimizer("actor", adam(self.actor.parameters(), lr=actor_lr, eps=eps))
+        self.add_optimizer("value", adam(self.value.parameters(), lr=value_lr, eps=eps))
+
+    def imagine(
+        self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor], log_probs: list[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Roll the x prior out from every posterior latent of the batch, N = T B starts.
+
+        noise: standard normal for states [H, N, S_x] and for actions [H, N, A]. log_probs: a list to which the log
+        density [N] of each action is added (of choices, minus the entropy). Returns features [H, N, D_x + S_x] of the
+        imagined latents 1..H and the actions [H, N, A] that led to them. The actor reads the *detached* latent:
+        gradients flow through the dynamics, not through the actor's input.
+        """
+        belief, state = batch.belief.flatten(0, 1), batch.state.flatten(0, 1)
+        features, actions = [torch.cat((belief, state), -1)], []
+        for state_noise, action_noise in zip(*noise, strict=True):
+            seen = features[-1].detach()
+            if log_probs is None:
+                action = self.actor.sample(seen, action_noise)
+            else:
+                action, log_prob = self.actor.sample_with_log_prob(seen, action_noise)
+                log_probs.append(log_prob)
+            belief, state = mdp.step(belief, state, action, state_noise)
+            features.append(torch.cat((belief, state), -1))
+            actions.append(action)
+        return torch.stack(features[1:]), torch.stack(actions)
+
+    def draw_noise(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None):
+        """State noise [H, N, S_x], then action noise [H, N, A]: the documented order of draws."""
+        shape, like = (self.horizon, *batch.belief.shape[:2]), batch.belief
+        states = mdp.draw_noise(*shape, like=like, generator=generator)  # [H, T, B, S_x]
+        actions = normal(*shape, mdp.action_size, like=like, generator=generator)  # [H, T, B, A]
+        return states.flatten(1, 2), actions.flatten(1, 2)
+
+    @abstractmethod
+    def losses(
+        self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Actor loss, value loss and metrics, all detached; what `scale` knows counts this batch.
+
+        Differentiate the first with respect to the actor's parameters alone, the second to the value net's.
+        """
+
+    def value_loss(self, value: Tensor, features: Tensor, returns: Tensor, weight: Tensor) -> Tensor:
+        """Mean of weight (NLL(returns) + NLL(what the slow value net says)), a scalar.
+
+        value [H, N] is that of features [H, N, F]; returns and weight [H, N]. Without a slow net, the first alone.
+        """
+        loss = scalar_nll(value, returns.detach())  # [H, N]
+        if self.slow_value is not None:
+            slow = self.slow_value(features.detach()).squeeze(-1)  # [H, N]
+            loss = loss + scalar_nll(value, slow)
+        return (weight * loss).mean()
+
+    def update(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None, noise=None):
+        """One step of the actor and one of the value net; `noise` overrides what `draw_noise` would draw."""
+        batch = batch.last(self.imagine_rows)
+        noise = noise or self.draw_noise(batch, mdp, generator)
+        actor_loss, value_loss, metrics = self.losses(batch, mdp, noise)
+        actor_norm = optimize(actor_loss, self.optimizers["actor"], self.clip, keep_graph=True)
+        value_norm = optimize(value_loss, self.optimizers["value"], self.clip)
+        if self.slow_value is not None:
+            with torch.no_grad():
+                for slow, fast in zip(self.slow_value.parameters(), self.value.parameters(), strict=True):
+                    slow.lerp_(fast, self.follow)
+        return metrics | {"policy/actor_gradient": actor_norm, "policy/value_gradient": value_norm}
