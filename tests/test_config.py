@@ -13,7 +13,7 @@ from denoised_mdp.cli.help import train_help
 from denoised_mdp.cli.sweep import translate_multirun
 from denoised_mdp.config import as_tree, default_run_dir, differences, load_config, read_config, save_config
 from denoised_mdp.config.compose import all_options, choices, config_folder, flatten, latents
-from denoised_mdp.config.schema import BackpropConfig, Config, RePoConfig, SACConfig
+from denoised_mdp.config.schema import BackpropConfig, Config, ReinforceConfig, RePoConfig, SACConfig
 from denoised_mdp.envs import DISTRACTORS, make_env
 from denoised_mdp.envs.distractors import Distractor
 from denoised_mdp.envs.options import register_distractor
@@ -218,7 +218,7 @@ def test_options_of_distractors():
 def test_defaults_of_policies_stand_in_the_schema_alone():
     from denoised_mdp.policies import POLICIES
 
-    for kind in (BackpropConfig, SACConfig):
+    for kind in (BackpropConfig, ReinforceConfig, SACConfig):
         _, _, *parameters = inspect.signature(POLICIES[kind().name].__init__).parameters.values()
         assert {parameter.name for parameter in parameters} == set(arguments(kind()))
         assert all(parameter.default is inspect.Parameter.empty for parameter in parameters)
@@ -281,7 +281,7 @@ def test_paths_need_no_quotes(path):
         (["model.kl_limit=2"], ["only model=repo has this option"]),
         (["model=repo", "model.kl_limit=0"], ["model.kl_limit=0", "greater than 0"]),
         (["policy.tau=0.1"], ["policy=sac"]),
-        (["policy=sac", "policy.horizon=3"], ["policy=backprop"]),
+        (["policy=sac", "policy.horizon=3"], ["policy=backprop|reinforce"]),
         (["train.segment_length=502"], ["501"]),
         (["train.prefill_steps=97"], ["98"]),
         (["train.total_steps=4999"], ["train.total_steps=4999", "train.prefill_steps=5000"]),

@@ -11,7 +11,7 @@ from small_runs import run_in_parts, tiny
 
 from denoised_mdp.agents.world_model_agent import build_agent
 from denoised_mdp.analysis import invariance
-from denoised_mdp.config.schema import BackpropConfig, SACConfig
+from denoised_mdp.config.schema import BackpropConfig, ReinforceConfig, SACConfig
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.actions import Actions
 from denoised_mdp.envs.vector import EnvironmentPool
@@ -20,7 +20,7 @@ from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.structure import LatentSpec
 from denoised_mdp.options import arguments
-from denoised_mdp.policies import BackpropPolicy, SACPolicy
+from denoised_mdp.policies import BackpropPolicy, ReinforcePolicy, SACPolicy
 from denoised_mdp.policies.actor import CategoricalActor
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.diff import compare, report
@@ -193,7 +193,7 @@ def test_an_agent_acts_with_the_likeliest_choice_or_explores_by_each_generator(p
     np.testing.assert_array_equal(together[0], alone)
 
 
-@pytest.mark.parametrize("policy", [BackpropPolicy, SACPolicy])
+@pytest.mark.parametrize("policy", [BackpropPolicy, ReinforcePolicy, SACPolicy])
 def test_a_policy_learns_the_right_choice(policy):
     """In a closed-form bandit: x is one of three signs, and only to name it is rewarded."""
 
@@ -203,8 +203,9 @@ def test_a_policy_learns_the_right_choice(policy):
 
     row = LatentSpec("x", A, 1, sees_action=True, seen_by_policy=True, free=True)
     mdp = LatentMDP([row], A, step, lambda latent: latent.belief.mean(-1), discrete=True)
-    if policy is BackpropPolicy:
-        options = BackpropConfig(hidden=32, actor_layers=1, horizon=2, actor_lr=1e-2, value_lr=1e-2)
+    if policy is not SACPolicy:
+        kind = BackpropConfig if policy is BackpropPolicy else ReinforceConfig
+        options = kind(hidden=32, actor_layers=1, horizon=2, actor_lr=1e-2, value_lr=1e-2)
     else:
         options = SACConfig(hidden=32, actor_lr=1e-2, critic_lr=1e-2, temperature_lr=1e-2)
     learner, random = policy(mdp, **arguments(options)), torch.Generator().manual_seed(0)
@@ -228,7 +229,7 @@ def test_a_policy_learns_the_right_choice(policy):
 WALK = ["env=gym", "env.task=gym_envs:Walk", "env.episode_steps=16", "train.segment_length=4", "train.probe_every=0"]
 
 
-@pytest.mark.parametrize("policy", ["backprop", "sac"])
+@pytest.mark.parametrize("policy", ["backprop", "reinforce", "sac"])
 def test_a_stopped_run_with_choices_ends_as_one_that_was_not(tmp_path, policy):
     options = [*WALK, f"policy={policy}", "train.collect_envs=2", "train.total_steps=240"]
     assert train(tiny(tmp_path / "whole", *options))

@@ -154,7 +154,7 @@ SAC_ERRORS = {  # name: (function, right, wrong)
     "no-target-nets": (CRITIC, "self.targets", "self.critics"),
     "mean-of-critics": (SOFT, ".amin(0)", ".mean(0)"),
     "larger-critic": (SOFT, ".amin(0)", ".amax(0)"),
-    "squashing-ignored": ("policies.actor:Actor.sample_with_log_prob", "(gaussian - squash)", "gaussian"),
+    "squashing-ignored": ("policies.actor:Actor.log_prob", "(gaussian - squash)", "gaussian"),
     "entropy-sign": ("policies.sac:SACPolicy.temperature_loss", "+ self.target_entropy", "- self.target_entropy"),
     "temperature-itself": ("policies.sac:SACPolicy.temperature_loss", "_temperature *", "_temperature.exp() *"),
     "targets-in-actor-loss": ("policies.sac:SACPolicy.actor_loss", "self.critics", "self.targets"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import random_batch, small_agent
 
+from denoised_mdp.config import schema
 from denoised_mdp.config.schema import SACConfig
 from denoised_mdp.models.losses import KLWeights
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
@@ -85,8 +86,7 @@ def test_entropy_frees_an_actor_from_the_limits_of_its_actions():
 @pytest.mark.parametrize("name", POLICIES)
 def test_update_leaves_the_world_model_bit_identical(name):
     agent = small_agent()
-    if name == "sac":
-        agent.policy = SACPolicy(agent.mdp, **arguments(SACConfig(hidden=8))).double()
+    agent.policy = POLICIES[name](agent.mdp, **arguments(schema.POLICIES[name](hidden=8))).double()
     before = {key: value.clone() for key, value in agent.world_model.state_dict().items()}
     policy_before = {key: value.clone() for key, value in agent.policy.state_dict().items()}
     with without_gradients(agent.world_model):

@@ -120,9 +120,9 @@ def unknown(key: str) -> str:
     """Say of a key that the configuration does not have what could be meant."""
     what, end, keys = f"unknown option '{one_line(key, 200)}'", key.rpartition(".")[2], list(all_options())
     for group, kinds in (("policy", POLICIES), ("model", MODELS)):
-        for name, kind in kinds.items() if key in keys else ():
-            if any(key == known for known, _, _ in walk(kind(), f"{group}.")):
-                return f"{what}: only {group}={name} has this option."
+        owners = [name for name, kind in kinds.items() if key in (known for known, *_ in walk(kind(), f"{group}."))]
+        if owners:
+            return f"{what}: only {group}={'|'.join(owners)} has this option."
     if end in ("beta", "beta_y"):
         return f"{what}. Did you mean 'model.kl.beta'? (model.y.beta: of one latent.)"
     near = [known for known in keys if known.rpartition(".")[2] == end]

@@ -38,6 +38,24 @@ class BackpropConfig:
 
 
 @dataclass
+class ReinforceConfig(BackpropConfig):
+    """Policy by the likelihood-ratio gradient in imagination; defaults of DreamerV3's behaviour."""
+
+    name: str = option("reinforce", "how the policy learns (choose it with policy=...)", choices=("reinforce",))
+    initial_std: float = option(1.0, "std of an untrained actor before the squashing", above=0, high=1e3)
+    gamma: float = option(1 - 1 / 333, "discount per action", above=0, high=1)
+    entropy: float = option(3e-4, "weight of the actor's entropy; keeps it off the limits of its actions", low=0)
+    return_scale: str = option(
+        "percentile",
+        "percentile: divide returns by the range of most of them, if above 1; one entropy then fits all tasks",
+        choices=("none", "percentile"),
+    )
+    slow_value: float = option(
+        0.02, "rate of a slow copy of the value net, to whose values it is also drawn; 0: none", low=0, high=1
+    )
+
+
+@dataclass
 class SACConfig:
     """Soft actor-critic on the signal latent."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.config.policies import BackpropConfig, SACConfig
+from denoised_mdp.config.policies import BackpropConfig, ReinforceConfig, SACConfig
 from denoised_mdp.envs.suites import SUITES
 from denoised_mdp.models.structure import LatentSpec, Table
 from denoised_mdp.options import group, option
@@ -206,7 +206,7 @@ class Config:
     env: EnvConfig = group(EnvConfig, "environment")
     distractors: dict[str, dict[str, Any]] = group(dict, "name of each distractor and its options")
     model: ModelConfig = group(ModelConfig, "world model")
-    policy: BackpropConfig | SACConfig = group(BackpropConfig, "policy")
+    policy: BackpropConfig | ReinforceConfig | SACConfig = group(BackpropConfig, "policy")
     train: TrainConfig = group(TrainConfig, "training loop and machine")
     replay: ReplayConfig = group(ReplayConfig, "replay on disk")
 
@@ -276,4 +276,6 @@ class Config:
         return 0 if self.replay.capacity is None else 2 * self.train.checkpoint_every // self.env.action_repeat
 
 
-POLICIES: Registry[type] = Registry("policy", {"backprop": BackpropConfig, "sac": SACConfig})
+POLICIES: Registry[type] = Registry(
+    "policy", {"backprop": BackpropConfig, "reinforce": ReinforceConfig, "sac": SACConfig}
+)

@@ -3,8 +3,9 @@
 from denoised_mdp.models.mdp import PolicyBatch
 from denoised_mdp.policies.backprop import BackpropPolicy
 from denoised_mdp.policies.base import Policy
+from denoised_mdp.policies.reinforce import ReinforcePolicy
 from denoised_mdp.policies.sac import SACPolicy
 
-POLICIES: dict[str, type[Policy]] = {"backprop": BackpropPolicy, "sac": SACPolicy}
+POLICIES: dict[str, type[Policy]] = {"backprop": BackpropPolicy, "reinforce": ReinforcePolicy, "sac": SACPolicy}
 
-__all__ = ["POLICIES", "BackpropPolicy", "Policy", "PolicyBatch", "SACPolicy"]
+__all__ = ["POLICIES", "BackpropPolicy", "Policy", "PolicyBatch", "ReinforcePolicy", "SACPolicy"]

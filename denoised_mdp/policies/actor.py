@@ -58,15 +58,30 @@ class Actor(nn.Module):
         return torch.addcmul(mean, std, noise).tanh()
 
     def sample_with_log_prob(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """An action [..., A] and its log density [...] with the squashing's change of variables.
+        """An action [..., A] and its log density [...] with the squashing's change of variables."""
+        mean, std = self(features)
+        raw = mean + std * noise
+        return torch.tanh(raw), self.log_prob(raw, noise, std)
 
-        log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)), which stays exact where tanh saturates.
+    def score(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Log density of the action that `sample` draws, held fixed, and the entropy as estimated from it; [...] each.
+
+        The gradient of the first is the score: that of the second runs through the action (reparametrized).
         """
         mean, std = self(features)
         raw = mean + std * noise
-        gaussian = -0.5 * noise.square() - std.log() - 0.5 * math.log(2.0 * math.pi)
-        squash = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
-        return torch.tanh(raw), (gaussian - squash).sum(-1)
+        fixed = raw.detach()
+        return self.log_prob(fixed, (fixed - mean) / std, std), -self.log_prob(raw, noise, std)
+
+    @staticmethod
+    def log_prob(raw: Tensor, noise: Tensor, std: Tensor) -> Tensor:
+        """Log density [...] of tanh(raw), raw = mean + std * noise [..., A].
+
+        log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)), which stays exact where tanh saturates.
+        """
+        gaussian = -0.5 * noise.square() - std.log() - 0.5 * math.log(2.0 * math.pi)  # [..., A]
+        squash = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))  # [..., A]
+        return (gaussian - squash).sum(-1)
 
     def soft_value(
         self, features: Tensor, noise: Tensor, critics: Critics, temperature: Tensor
@@ -104,6 +119,12 @@ class CategoricalActor(nn.Module):
         """A sampled choice [..., A], and the mean log probability of all choices [...]: minus the entropy, exact."""
         distribution = self(features)
         return distribution.sample(noise), -distribution.entropy().squeeze(-1)
+
+    def score(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Log probability of the choice that `sample` draws, and the entropy, exact; [...] each."""
+        distribution = self(features)
+        chosen = distribution.sample(noise).detach()  # [..., A]
+        return (distribution.log_probs.squeeze(-2) * chosen).sum(-1), distribution.entropy().squeeze(-1)
 
     def soft_value(
         self, features: Tensor, noise: Tensor, critics: DiscreteCritics, temperature: Tensor

@@ -43,12 +43,4 @@ class BackpropPolicy(ImaginingPolicy):
         if log_probs:
             actor_loss = actor_loss + self.entropy * torch.stack(log_probs).mean()
         value_loss = self.value_loss(value[:-1], features[:-1], returns, weight)
-        metrics = {
-            "policy/actor_loss": actor_loss,
-            "policy/value_loss": value_loss,
-            "policy/imagined_reward": reward.mean(),
-            "policy/imagined_return": returns.mean(),
-            "policy/value": value.mean(),
-            "policy/action_magnitude": actions.abs().mean(),
-        }
-        return actor_loss, value_loss, {name: metric.detach() for name, metric in (metrics | scale).items()}
+        return actor_loss, value_loss, self.metrics(actor_loss, value_loss, reward, returns, value, actions) | scale

@@ -152,6 +152,20 @@ class ImaginingPolicy(Policy):
             loss = loss + scalar_nll(value, slow)
         return (weight * loss).mean()
 
+    @staticmethod
+    def metrics(
+        actor_loss: Tensor, value_loss: Tensor, reward: Tensor, returns: Tensor, value: Tensor, actions: Tensor
+    ) -> dict[str, Tensor]:
+        """What all log, from both losses, scalars, and what they are made of, [H, N, ...]; detached."""
+        means = {
+            "imagined_reward": reward,
+            "imagined_return": returns,
+            "value": value,
+            "action_magnitude": actions.abs(),
+        }
+        metrics = {"actor_loss": actor_loss, "value_loss": value_loss} | {k: v.mean() for k, v in means.items()}
+        return {f"policy/{name}": metric.detach() for name, metric in metrics.items()}
+
     def update(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None, noise=None):
         """One step of the actor and one of the value net; `noise` overrides what `draw_noise` would draw."""
         batch = batch.last(self.imagine_rows)
