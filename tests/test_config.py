@@ -264,6 +264,7 @@ def test_paths_need_no_quotes(path):
         (["env.quality=fats"], ["fast, faithful"]),
         (["train.device=gpu"], ["cpu"]),
         (["model.kl.free_nats_strategy=C"], ["A, B"]),
+        (["model.kl.free_nats_strategy=B", "model.kl.dyn=1"], ["model.kl.dyn=1.0", "free_nats_strategy=A"]),
         (["model.kl.free_nats_strategy=B", "model.x.beta=0.5"], ["model.kl.beta=1.0", "model.x.beta=0.5"]),
         (["model.z.belief=3"], ["model=2b has no latent z"]),
         (["model=2c", "model.z={belief: 0, state: 0}"], ["model.z.belief=0", "at least 1"]),

@@ -100,8 +100,8 @@ LOSS_ERRORS = {  # name: (structure, strategy, function, right, wrong)
         "2b",
         "A",
         LOSS,
-        "(posterior, prior)",
-        "(posterior, {k: p.map(torch.detach) for k, p in prior.items()})",
+        "(posterior, prior, ",
+        "(posterior, {k: p.map(torch.detach) for k, p in prior.items()}, ",
     ),
     "z-enters-reward": (
         "2c",
@@ -185,7 +185,13 @@ ENDS_ERRORS = {  # name: (check, policy, function, right, wrong)
     "weights-of-one-step": (check_backprop, BackpropPolicy, BACKPROP, ".cumprod(0)", ""),
     "bootstraps-from-the-dead": (check_sac, SACPolicy, CRITIC, "batch.continues[1:] *", ""),
     "end-of-the-row-before": (check_sac, SACPolicy, CRITIC, "batch.continues[1:]", "batch.continues[:-1]"),
-    "flags-forgotten": (check_updates, SACPolicy, ACTING, 'batch["is_terminal"])', 'batch["is_terminal"] & False)'),
+    "flags-forgotten": (
+        check_updates,
+        SACPolicy,
+        ACTING,
+        'ends = batch["is_terminal"]',
+        'ends = batch["is_terminal"] & False',
+    ),
 }
 
 UPDATE = "models.denoised:DenoisedModel.update"

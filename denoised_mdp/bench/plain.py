@@ -48,6 +48,7 @@ def can_be_plain(config: Config) -> bool:
     apart = not any(row.parents for row in config.model.latents.values())
     switches = {"return_scale": "none", "slow_value": 0.0, "imagine_rows": None}
     policy = vars(config.policy)
+    apart = apart and config.model.kl.dyn is None
     return apart and policy["name"] == "backprop" and all(policy[name] == off for name, off in switches.items())
 
 

@@ -27,7 +27,7 @@ from denoised_mdp.bench.around import ACTIONS, acting, environments, evaluations
 from denoised_mdp.bench.plain import PlainUpdate, can_be_plain
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, precision_name
-from denoised_mdp.models.losses import image_nll, kl_per_latent, scalar_nll
+from denoised_mdp.models.losses import image_nll, scalar_nll
 from denoised_mdp.models.mdp import PolicyBatch
 from denoised_mdp.optim import without_gradients
 from denoised_mdp.run.folder import output_file
@@ -232,11 +232,10 @@ def update_parts(agent: WorldModelAgent, config: Config, repeats: int) -> dict[s
             with part("decoder"):
                 prediction = model.decode(latent)
             with part("losses"):
-                kl = kl_per_latent(posterior, prior)
                 shares = model.reward_shares(latent)
                 reward_nll = scalar_nll(sum(shares.values()), batch["reward"], model.reward_std)
                 loss = image_nll(prediction, images) + reward_nll.mean()
-                loss = loss + model.kl.weighted(kl, model.table)
+                loss = loss + model.kl.total(posterior, prior, model.table)[0]
                 if model.continuation is not None:
                     loss = loss + model.continuation_nll(latent, batch["is_terminal"])
             with part("backward"):

@@ -142,6 +142,10 @@ def _check(config: Config) -> None:
         )
     if train.processes > 1 and train.cuda_graph:
         raise UserError(f"train.processes={train.processes}: cannot be captured; set train.cuda_graph=false.")
+    if kl.dyn is not None and kl.free_nats_strategy == "B":
+        raise UserError(
+            f"model.kl.dyn={kl.dyn}: strategy B weighs both sides alike; use model.kl.free_nats_strategy=A."
+        )
     for row in model.latents.values():
         if kl.free_nats_strategy == "B" and row.free and row.beta < kl.beta and len(table.free) < len(table.rows):
             raise UserError(f"model.kl.beta={kl.beta}: strategy B needs at most model.{row.name}.beta={row.beta}.")

@@ -46,6 +46,9 @@ class KLConfig:
         "A: clamp all of the signal's KL; B: clamp only the bound's own share of it; mean: clamp its mean over a batch",
         choices=("A", "B", "mean"),
     )
+    dyn: float | None = option(
+        None, "weight of what teaches the priors (1 is usual); null: alpha times beta, as of the posteriors", above=0
+    )
 
 
 @dataclass

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from denoised_mdp.models.base import Filtered, Learned, WorldModel
 from denoised_mdp.models.latent import Latent
-from denoised_mdp.models.losses import HALF_LOG_2PI, KLWeights, image_nll, kl_per_latent, scalar_nll
+from denoised_mdp.models.losses import HALF_LOG_2PI, KLWeights, image_nll, scalar_nll
 from denoised_mdp.models.networks import MLP, Decoder, Encoder, images_to_float
 from denoised_mdp.models.rssm import RSSM
 from denoised_mdp.models.structure import LatentSpec, Table
@@ -89,7 +89,7 @@ class DenoisedModel(WorldModel):
             "reward_layers": m.reward_layers,
             "reward_std": m.reward_std,
             "continuation": bool(m.continuation),
-            "kl": KLWeights(config.alpha, m.kl.free_nats, m.kl.free_nats_strategy),
+            "kl": KLWeights(config.alpha, m.kl.free_nats, m.kl.free_nats_strategy, m.kl.dyn),
             **vars(m.optimizer),
         }
 
@@ -118,12 +118,12 @@ class DenoisedModel(WorldModel):
         images = self.float_images(observation)  # [T B, 3, H, W]
         embed = self.encoder(images).unflatten(0, observation.shape[:2])  # [T, B, E]
         latent, posterior, prior = self.rssm.observe(embed, action, is_first, noise)
-        kl = kl_per_latent(posterior, prior)  # {name: [T, B]}
+        weighted_kl, kl = self.kl.total(posterior, prior, self.table)  # scalar, {name: [T, B]}
         shares = self.reward_shares(latent)  # {name: [T, B]}
         shown = images if self.target == "observation" else self.float_images(observation[..., 3:])  # [T B, 3, H, W]
         image_loss = self.image_nll(self.decode(latent), shown)
         reward_loss = scalar_nll(sum(shares.values()), reward, self.reward_std).mean()
-        loss = image_loss + reward_loss + self.kl.weighted(kl, self.table)
+        loss = image_loss + reward_loss + weighted_kl
 
         constant = HALF_LOG_2PI * images[0].numel()
         metrics = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -53,6 +53,15 @@ def kl_per_latent(posterior: Distributions, prior: Distributions) -> dict[str, T
     return {name: posterior[name].kl(prior[name]).sum(-1) for name in posterior}
 
 
+def one_sided_kls(posterior: Distributions, prior: Distributions) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """KL(posterior || sg prior) and KL(sg posterior || prior) of each latent: {name: [...]} nats.
+
+    Equal numbers. The gradient of the first moves the posteriors alone, that of the second the priors.
+    """
+    fixed, target = ({name: one.map(torch.detach) for name, one in side.items()} for side in (prior, posterior))
+    return kl_per_latent(posterior, fixed), kl_per_latent(target, prior)
+
+
 @dataclass(frozen=True)
 class KLWeights:
     """How the KL terms add up (Wang et al. 2022, equation 5 and appendix on free nats).
@@ -64,11 +73,28 @@ class KLWeights:
     share b and the regularizer's 1 - b, with b the noise's beta, and clamps the first alone:
     b max(KL, free_nats) + (1 - b) KL. Without noise latents (Dreamer) there is no regularizer, and B is A. Strategy
     "mean" clamps the mean of the batch instead of each element.
+
+    dyn parts two gradients (KL balance, Hafner et al. 2021): alpha and beta then weigh what posteriors may know, and
+    dyn how fast each prior learns to predict them, so that a small beta does not leave the noise's prior behind.
+    None: alpha beta weighs both.
     """
 
     alpha: float = 1.0
     free_nats: float = 3.0
     free_nats_strategy: str = "A"
+    dyn: float | None = None
+
+    def total(self, posterior: Distributions, prior: Distributions, table: Table) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted scalar, mean over T and B, and KL of each latent, {name: [T, B]} nats.
+
+        With dyn it is weighted(KL(posterior || sg prior)) + dyn sum of clamped KL(sg posterior || prior).
+        """
+        if self.dyn is None:
+            kl = kl_per_latent(posterior, prior)
+            return self.weighted(kl, table), kl
+        kl, to_prior = one_sided_kls(posterior, prior)
+        alike = Table([replace(row, beta=1.0) for row in table.rows.values()])
+        return self.weighted(kl, table) + replace(self, alpha=self.dyn).weighted(to_prior, alike), kl
 
     def weighted(self, kl: dict[str, Tensor], table: Table) -> Tensor:
         """KL of each latent {name: [T, B]} nats -> the weighted scalar alpha * (...), mean over T and B."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from denoised_mdp.models.base import Learned
 from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.latent import Latent
-from denoised_mdp.models.losses import HALF_LOG_2PI, image_nll, kl_per_latent, scalar_nll
+from denoised_mdp.models.losses import HALF_LOG_2PI, image_nll, kl_per_latent, one_sided_kls, scalar_nll
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.models.structure import Table
 from denoised_mdp.optim import adam, optimize
@@ -29,8 +29,7 @@ def balanced_kl(posterior: Distributions, prior: Distributions, balance: float) 
 
     Its value is the KL. Its gradient moves the prior towards the posterior more than the other way round.
     """
-    still = [{name: one.map(torch.detach) for name, one in side.items()} for side in (posterior, prior)]
-    to_prior, to_posterior = kl_per_latent(still[0], prior), kl_per_latent(posterior, still[1])  # {name: [T, B]}
+    to_posterior, to_prior = one_sided_kls(posterior, prior)  # {name: [T, B]}
     return sum(balance * to_prior[name] + (1.0 - balance) * to_posterior[name] for name in posterior)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from denoised_mdp.models.base import Filtered, Learned, WorldModel
 from denoised_mdp.models.latent import Latent, Layout
-from denoised_mdp.models.losses import HALF_LOG_2PI, KLWeights, image_nll, kl_per_latent, scalar_nll
+from denoised_mdp.models.losses import HALF_LOG_2PI, KLWeights, image_nll, scalar_nll
 from denoised_mdp.models.networks import MLP, Decoder, Encoder, convolve, images_to_float
 from denoised_mdp.models.rssm import RSSM
 from denoised_mdp.models.structure import LatentSpec, Table
@@ -110,7 +110,7 @@ class TIA(WorldModel):
             size=config.env.size,
             hidden=m.reward_hidden,
             continuation=bool(m.continuation),
-            kl=KLWeights(config.alpha, m.kl.free_nats, m.kl.free_nats_strategy),
+            kl=KLWeights(config.alpha, m.kl.free_nats, m.kl.free_nats_strategy, m.kl.dyn),
             **{name: getattr(m, name) for name in names},
             **vars(m.optimizer),
         )
@@ -175,14 +175,16 @@ class TIA(WorldModel):
         painted_x, painted_y, mask = self.paint(latent)
         joint = mask * painted_x + (1.0 - mask) * painted_y  # [T B, 3, H, W]
         predicted = {name: self.rewards[name](latent.features(name)).squeeze(-1) for name in ("x", "y")}  # [T, B]
-        kl = kl_per_latent(filtered.posterior, filtered.prior)  # {name: [T, B]}
         terms = {
             "image": image_nll(joint, images),
             "image_alone": image_nll(self.alone(latent.features("y").flatten(0, -2)), images),
         }
         terms |= {f"reward_{name}": scalar_nll(r, reward, self.reward_std).mean() for name, r in predicted.items()}
+        kl: dict[str, Tensor] = {}  # {name: [T, B]}
         for name, stream in (("x", self.x), ("y", self.y)):
-            terms[f"kl_{name}"] = self.kl.weighted({name: kl[name]}, stream.rssm.table)
+            sides = ({name: side[name]} for side in (filtered.posterior, filtered.prior))
+            terms[f"kl_{name}"], found = self.kl.total(*sides, stream.rssm.table)
+            kl |= found
         if self.continuation is not None:
             terms["continuation"] = self.continuation_nll(latent, is_terminal)
         with torch.no_grad():

@@ -1,0 +1,100 @@
+"""model.kl.dyn: who gets which gradient of the KL, and that the loss without it is a special case."""
+
+import dataclasses
+
+import pytest
+import torch
+from conftest import STRUCTURES, random_batch, small_agent
+
+from denoised_mdp.models.distributions import DISTRIBUTIONS
+from denoised_mdp.models.losses import KLWeights, kl_per_latent
+from denoised_mdp.models.structure import Table
+
+BETAS = {"x": 0.5, "y": 0.25, "z": 0.125}
+T, B = 4, 3
+
+
+def table_of(structure, betas=BETAS):
+    return Table([dataclasses.replace(row, beta=betas[row.name]) for row in STRUCTURES[structure]])
+
+
+def sides(table):
+    """Posterior and prior of random numbers, and the numbers, {name: tensor} each."""
+    torch.manual_seed(0)
+    numbers, distributions = [], []
+    for _ in range(2):
+        raw, side = {}, {}
+        for row in table.rows.values():
+            kind = DISTRIBUTIONS[row.distribution]
+            shape = (T, B, kind.raw_width(row.state, row.classes))
+            raw[row.name] = torch.randn(shape, dtype=torch.float64).requires_grad_()
+            side[row.name] = kind.from_raw(raw[row.name], row.classes)
+        numbers.append(raw), distributions.append(side)
+    return distributions, numbers
+
+
+def gradients(kl, table):
+    """Of the total, with respect to the raw numbers of posterior and prior: ({name: ...}, {name: ...})."""
+    distributions, (posterior, prior) = sides(table)
+    loss, _ = kl.total(*distributions, table)
+    loss.backward()
+    return [{name: raw.grad for name, raw in side.items()} for side in (posterior, prior)]
+
+
+def middle(table):
+    """Free nats that clamp half of the elements of the signal's KL."""
+    distributions, _ = sides(table)
+    return kl_per_latent(*distributions)["x"].median().item()
+
+
+@pytest.mark.parametrize("strategy", ["A", "mean"])
+@pytest.mark.parametrize("structure", ["2c", "categorical", "dreamer"])
+def test_posteriors_keep_their_weights_and_priors_get_their_own(structure, strategy):
+    """Of the loss without dyn: the posteriors' gradient as it is, the priors' times dyn / (alpha beta)."""
+    table = table_of(structure)
+    free = middle(table) if strategy == "A" else 0.01
+    kl = KLWeights(alpha=2.0, free_nats=free, free_nats_strategy=strategy)
+    plain, balanced = gradients(kl, table), gradients(dataclasses.replace(kl, dyn=0.7), table)
+    for name in table.rows:
+        assert plain[0][name].abs().sum() > 0
+        torch.testing.assert_close(balanced[0][name], plain[0][name], rtol=1e-6, atol=0)
+        ratio = 0.7 / (2.0 * BETAS[name])
+        torch.testing.assert_close(balanced[1][name], ratio * plain[1][name], rtol=1e-6, atol=1e-15)
+
+
+def test_strategy_a_is_the_special_case_of_equal_weights():
+    """dyn = alpha beta: every gradient of the whole model, to 1e-6."""
+    found = []
+    for dyn in (None, 2.0):
+        agent = small_agent("2c")
+        model, batch = agent.world_model, agent.to_device(random_batch())
+        noise = model.draw_noise(4, 3, generator=torch.Generator().manual_seed(0))
+        model.kl = KLWeights(alpha=2.0, free_nats=1e-3, dyn=dyn)
+        model.loss(**batch, noise=noise)[0].backward()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    for name, gradient in found[0].items():
+        assert (gradient - found[1][name]).norm() <= 1e-6 * gradient.norm(), name
+
+
+def test_each_side_of_the_loss_moves_its_own_distribution():
+    """With a vanishing dyn the priors stand still, with a vanishing alpha the posteriors; y's beta slows no prior."""
+    table = table_of("2b", {"x": 1.0, "y": 1e-6})
+    kl = KLWeights(alpha=1.0, free_nats=0.0, dyn=1e-12)
+    posterior, prior = gradients(kl, table)
+    assert posterior["x"].abs().max() > 1e-2 and all(side.abs().max() < 1e-10 for side in prior.values())
+    posterior, prior = gradients(dataclasses.replace(kl, alpha=1e-12, dyn=1.0), table)
+    assert all(side.abs().max() < 1e-10 for side in posterior.values())
+    assert all(side.abs().max() > 1e-2 for side in prior.values())
+
+
+def test_the_value_is_the_sum_of_both_sides_and_metrics_are_nats():
+    table = table_of("2c")
+    distributions, _ = sides(table)
+    free = middle(table)
+    total, kl = KLWeights(alpha=2.0, free_nats=free, dyn=0.7).total(*distributions, table)
+    plain = kl_per_latent(*distributions)
+    clamped = {name: (part.clamp(min=free) if name == "x" else part).mean() for name, part in plain.items()}
+    expected = sum((2.0 * BETAS[name] + 0.7) * part for name, part in clamped.items())
+    torch.testing.assert_close(total, expected)
+    for name, part in plain.items():
+        torch.testing.assert_close(kl[name], part)
