@@ -120,6 +120,7 @@ def import_path(what: str, module: str) -> ModuleType:
 
 def _reason(error: Exception) -> str:
     """An error of somebody else's code in one line, with its place."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if one.filename != importlib.__file__ and not one.filename.startswith("<frozen")]
     place = f", {own[-1].filename} line {own[-1].lineno}" if own and own[-1].filename != __file__ else ""
     return one_line(f"{type(error).__name__}: {error}{place}", 300)

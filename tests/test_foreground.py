@@ -121,7 +121,7 @@ def test_it_overlaps_renders_and_is_examined(whole, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["model=repo"], "model.target=foreground: must be observation: its decoder is only to look at"),
+        (["model=repo"], "model.target=foreground: must be observation: the decoder of model=repo is for viewing only"),
         (["env=toy", "env.task=counting", "distractors=none"], "Task 'counting' of suite 'toy' does not know which"),
         (["env=gym", "env.id=gym_envs:Picture", "distractors=none"], "of suite 'gym' does not know which pixels"),
     ],

@@ -19,7 +19,7 @@ def distance_figure(parts: Mapping[str, Mapping[str, Any]], title: str = "") -> 
 
     parts: name -> fields of `distance.Geometry`; the keys of its lags may be text, as JSON has them.
     """
-    figure = new_figure(9.0, 3.7)
+    figure = new_figure(9.0, 4.0)
     figure.set_layout_engine("constrained")
     left, right = figure.subplots(1, 2)
     _lags(left, parts)
@@ -33,21 +33,21 @@ def distance_figure(parts: Mapping[str, Mapping[str, Any]], title: str = "") -> 
 
 
 def _lags(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Median steps over k, with each part's rank correlation in the legend; the diagonal is the bound."""
+    """Median steps over k, with each part's rank correlation below; the diagonal is the bound."""
     for name, one in parts.items():
         lags = {int(k): middle for k, (_, middle, _) in one["lags"].items()}
         agrees = one["rank_correlation"]
-        label = name if name == STATE or agrees is None else f"{name} (rank correlation with {STATE}'s: {agrees:.2f})"
+        label = name if name == STATE or agrees is None else f"{name} (rank corr. {agrees:.2f})"
         axes.plot(list(lags), list(lags.values()), "o-", color=COLORS[name], markersize=3, lw=1.6, label=literal(label))
     ticks = list(lags)
-    axes.plot(ticks, ticks, linestyle=(0, (4, 3)), color=FAINT, linewidth=1, label="k steps: at most this far")
+    axes.plot(ticks, ticks, linestyle=(0, (4, 3)), color=FAINT, linewidth=1, label="k steps, the bound")
     axes.set(xscale="log", yscale="log", xlabel="k decisions", ylabel="steps, median over held-out episodes")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
         axis.set_ticks(ticks, ticks)
     axes.set_ylim(0.45, 1.3 * ticks[-1])
     axes.set_title("How far is a situation k decisions later?")
-    axes.legend(frameon=False, fontsize=7, loc="upper left")
+    _legend(axes, columns=3)
 
 
 def _worlds(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
@@ -61,12 +61,18 @@ def _worlds(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
     for number, world in enumerate(worlds):
         heights = [parts[name]["paired"][world] for name in names]
         places = [place + (number - (len(worlds) - 1) / 2) * width for place in range(len(names))]
-        axes.bar(places, heights, 0.9 * width, color=[COLORS[name] for name in names], alpha=1 - 0.25 * number)
-        for place, height in zip(places, heights, strict=True):
-            axes.text(place, height, f" {world}", rotation=90, ha="center", va="bottom", fontsize=6.5, color=INK)
+        strength = 1 - 0.25 * number
+        axes.bar(places, heights, 0.9 * width, color=[COLORS[name] for name in names], alpha=strength)
+        axes.bar(0, 0, color=INK, alpha=strength, label=world)  # the legend's patch: a shade, of no part's colour
     for place, name in enumerate(names):
         label = "two random situations" if place == 0 else None
         axes.hlines(parts[name]["random"], place - 0.45, place + 0.45, color=INK, linewidth=1.6, label=label)
     axes.set_xticks(range(len(names)), names)
-    axes.set(ylabel="steps, median", ylim=(0, 1.4 * max(*axes.get_ylim(), *(one["random"] for one in parts.values()))))
-    axes.legend(frameon=False, fontsize=7, loc="upper right")
+    axes.set(ylabel="steps, median", ylim=(0, 1.05 * max(*axes.get_ylim(), *(one["random"] for one in parts.values()))))
+    _legend(axes, columns=2)
+
+
+def _legend(axes, columns: int) -> None:
+    """Below the axes, where it hides nothing."""
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": columns, "columnspacing": 1.2}
+    axes.legend(frameon=False, fontsize=7.5, **place)

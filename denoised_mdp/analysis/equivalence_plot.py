@@ -20,9 +20,9 @@ def equivalence_figure(tree: Mapping[str, Any]) -> Figure:
     ranks = found["spearman"] if found else {}
     figure = captioned(
         1.8 + 0.36 * max(len(roles), len(ranks)),
-        "Are situations that mean the same also the same to a latent? Left: can distance tell twins (same physics,"
-        " other distractors) from other pairs; 1 is perfect, dashed the chance of AUROC. Right: do distances rank as"
-        " those of the rewards to come do? For x, far right is good; imagined: the rewards that the model foresees.",
+        "Are situations with the same meaning close in a latent? Left: does distance separate twins (same physics,"
+        " other distractors) from other pairs? 1 is perfect; dashed: chance for AUROC. Right: rank correlation of"
+        " latent distances with those of future rewards. For x, high is good. Imagined: the model predicts them.",
     )
     left, right = figure.subplots(1, 2) if ranks else (figure.subplots(), None)
     for place, (role, one) in enumerate(roles.items()):
@@ -40,7 +40,7 @@ def equivalence_figure(tree: Mapping[str, Any]) -> Figure:
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7.5, frameon=False)
     _names(left, list(roles))
     left.set_xlim(-0.03, 1.03)
-    left.set_xlabel("twins are told from others")
+    left.set_xlabel("how well twins are recognized")
     if right is not None:
         values = [np.nan if value is None else value for value in ranks.values()]
         right.barh(range(len(ranks)), values, 0.55, color=[COLORS.get(role, FAINT) for role in ranks])

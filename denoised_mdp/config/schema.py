@@ -94,7 +94,9 @@ class RePoConfig(ModelConfig):
     kind: str = option("repo", "what learns (choose it with model=...): see `MODELS`")
     embed: int | None = option(None, "width of the observation embedding; null: the flattened convolutions", low=1)
     pixel_range: float = option(1.0, "pixels enter the encoder between minus and plus this", above=0, high=1e3)
-    target: str = option("observation", "observation: its decoder is only to look at", pattern="observation")
+    target: str = option(
+        "observation", "observation: the decoder of model=repo is for viewing only", pattern="observation"
+    )
     reward_hidden: int = option(200, "width of the reward nets", low=1)
     reward_layers: int = option(3, "hidden layers of the reward nets", low=1)
     optimizer: OptimizerConfig = group(lambda: OptimizerConfig(lr=3e-4, eps=1e-8), "optimizer of the world model")
@@ -107,7 +109,7 @@ class RePoConfig(ModelConfig):
         " initial_beta to 0.01-0.1: else the limit never acts",
         above=0,
     )
-    decoder: bool = option(True, "learn a decoder, only to look at: half the cost of an update")
+    decoder: bool = option(True, "learn a decoder, for viewing only: half the cost of an update")
 
 
 @dataclass
@@ -115,7 +117,9 @@ class TIAConfig(ModelConfig):
     """TIA: a stream for the task and one that must not know the reward; each has free nats of its own."""
 
     kind: str = option("tia", "what learns (choose it with model=...): see `MODELS`")
-    target: str = option("observation", "observation: both of its decoders show all of it", pattern="observation")
+    target: str = option(
+        "observation", "observation: the decoders of model=tia show the whole picture", pattern="observation"
+    )
     embed: int | None = option(490, "width of the observation embeddings; null: the flattened convolutions", low=1)
     depth: int = option(24, "channels of the first convolution", low=1)
     kl: KLConfig = group(lambda: KLConfig(alpha=1.0, free_nats_strategy="mean"), "weights of the KL terms")

@@ -201,7 +201,7 @@ def find_gym(task: str) -> tuple[gym.envs.registration.EnvSpec | None, Callable[
         raise UserError("Name an environment: env.id=HalfCheetah-v5, or env.id=package.module:function.")
     module, colon, name = task.rpartition(":")
     if colon:
-        found = getattr(import_path(task, module), name, None)
+        found = getattr(import_path(module, module), name, None)
         if callable(found):
             return None, found
     try:

@@ -105,7 +105,8 @@ def check_distractors(
             why = WITHOUT_SENSOR.get(task, "it is not of the DeepMind Control Suite")
             raise UserError(f"Task {task!r} has no scalar sensor for noisy_sensor: {why}.")
         if name not in fitting:
-            raise UserError(f"Distractor {name} does not fit suite {suite!r}, which takes: {', '.join(fitting)}.")
+            takes = ", ".join((*fitting, "none"))
+            raise UserError(f"Distractor {name} does not fit suite {suite!r}. Choose among distractors={takes}.")
     if "noisy_sensor" in distractors and "video_background" not in distractors:
         raise UserError("Distractor noisy_sensor reads the background video: add video_background as well.")
     return {

@@ -192,7 +192,7 @@ def captioned(height: float, text: str) -> Figure:
     """A figure of so many inches without axes, with a text that says how to read it."""
     figure = new_figure(WIDTH, height)
     figure.set_layout_engine("constrained")
-    figure.suptitle("\n".join(textwrap.wrap(text, 84)), x=0.02, ha="left", fontsize=8.5, color=INK)
+    figure.suptitle("\n".join(textwrap.wrap(text, 78)), x=0.02, ha="left", fontsize=8.5, color=INK)
     return figure
 
 

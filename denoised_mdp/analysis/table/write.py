@@ -142,11 +142,15 @@ def core_hours(run: RunData) -> float:
     return run.speed.seconds * threads[-1] / 3600
 
 
-def _estimate(statistic: Callable[..., np.ndarray], *methods: Sequence[np.ndarray] | None, digits: int = 0) -> str:
-    """A statistic with its interval; a dash where scores are missing."""
+def _estimate(
+    statistic: Callable[..., np.ndarray], *methods: Sequence[np.ndarray] | None, digits: int | None = None
+) -> str:
+    """A statistic with its interval; a dash where scores are missing. digits: after the point; None: 2 below 1."""
     if any(scores is None for scores in methods):
         return "-"
     value, low, high = interval(statistic, *methods)
+    if digits is None:
+        digits = 0 if abs(value) >= 1 else 2
     bounds = f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(low) else ""
     return f"{value:.{digits}f}{bounds}"
 
