@@ -61,7 +61,8 @@ class Actor(nn.Module):
         """An action [..., A] and its log density [...] with the squashing's change of variables."""
         mean, std = self(features)
         raw = mean + std * noise
-        return torch.tanh(raw), self.log_prob(raw, noise, std)
+        log_prob = self.log_prob(raw, noise, std)  # before the action: gradients add up in the order of operations
+        return torch.tanh(raw), log_prob
 
     def score(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Log density of the action that `sample` draws, held fixed, and the entropy as estimated from it; [...] each.
