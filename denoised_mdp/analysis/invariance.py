@@ -89,7 +89,7 @@ def record_grid(
     seeds, noise_seeds = probe_seeds(0, physics), probe_seeds(1, worlds)
     with contextlib.closing(make_environment()) as environment:
         if not environment.unwrapped.noise_names:
-            raise UserError("This run's environment has no distractors, so there is nothing to be invariant to.")
+            raise UserError("This run's environment has no distractors, so there are none to change.")
         played = record(make_environment, seeds, steps, agent=agent, explore=explore)
         grid = []
         for seed, recording in track(list(zip(seeds, played, strict=True)), "other distractors", "episodes"):

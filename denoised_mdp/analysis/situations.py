@@ -81,11 +81,13 @@ def make_situations(
     to the next.
 
     Raises:
-        UserError: fewer than three episodes, or episodes too short for a row that counts.
+        UserError: fewer than three episodes, episodes too short for a row that counts, or no ground truth.
     """
     if episodes < 3:
         raise UserError(f"{episodes} episodes are too few to compare whole episodes: give at least 3 (--episodes).")
     make, seeds = environment_maker(config), probe_seeds(3, episodes)
+    with contextlib.closing(make()) as environment:
+        found = factors(environment)  # refuses an environment without ground truth, before it is played
     players: list[Agent | None] = [None] * episodes
     for number in range(1, episodes, 2):
         players[number] = agents[number // 2 % len(agents)] if agents else None
@@ -104,8 +106,6 @@ def make_situations(
                 replayed(environment, played[i], seeds[i], noise_seeds[i])
                 for i in track(range(episodes), f"world: {name}", "episodes")
             ]
-            if name == HOME:
-                found = factors(environment)
     rows = [rows_of(episode, apart=apart) for episode in worlds[HOME]]
     if not all(map(len, rows)):
         raise UserError(f"Some episodes have no more than {FIRST} actions: give more --steps.")
