@@ -34,7 +34,7 @@ def test_losses_written_out_for_every_start():
     agent = small_agent()
     mdp, batch = with_ends(agent.mdp), policy_batch(agent, length=2, batch=2)
     batch.is_terminal[1, 0] = True
-    policy = reinforce(mdp, horizon=4, entropy=0.2, gamma=0.9, lambda_=0.7)
+    policy = reinforce(mdp, horizon=4, entropy=0.2, gamma=0.9, lambda_=0.7, value="gaussian")
     for parameter in policy.slow_value.parameters():
         parameter.data += 0.1
     noise = policy.draw_noise(batch, mdp, generator())
@@ -118,7 +118,7 @@ def test_its_mean_gradient_is_that_of_the_expected_reward():
 
     row = LatentSpec("x", 2, 1, sees_action=True, seen_by_policy=True, free=True)
     mdp = LatentMDP([row], 2, step, lambda latent: latent.belief[..., 1], discrete=True)
-    policy = reinforce(mdp, horizon=2, entropy=0.0, gamma=1.0, lambda_=1.0, return_scale="none")
+    policy = reinforce(mdp, horizon=2, entropy=0.0, gamma=1.0, lambda_=1.0, return_scale="none", value="gaussian")
     torch.nn.init.zeros_(policy.actor.net.output.weight)
     for parameter in policy.value.parameters():
         torch.nn.init.zeros_(parameter)
@@ -138,7 +138,7 @@ def test_no_gradient_passes_through_the_dynamics(structure):
     agent = small_agent(structure)
     batch = policy_batch(agent)
     batch.belief.requires_grad_(), batch.state.requires_grad_()
-    policy = reinforce(agent.mdp)
+    policy = reinforce(agent.mdp, value="gaussian")  # twohot begins at 0
     losses = policy.losses(batch, agent.mdp, policy.draw_noise(batch, agent.mdp, generator()))[:2]
     outside = list(agent.world_model.parameters())
     for loss, own, other in zip(losses, (policy.actor, policy.value), (policy.value, policy.actor), strict=True):

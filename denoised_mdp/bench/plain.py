@@ -46,7 +46,7 @@ def draw(distribution: Distribution, noise: Tensor | None) -> Tensor:
 def can_be_plain(config: Config) -> bool:
     """Whether `PlainUpdate` repeats this configuration: y and x apart, none of the policy's later switches."""
     apart = not any(row.parents for row in config.model.latents.values())
-    switches = {"return_scale": "none", "slow_value": 0.0, "imagine_rows": None}
+    switches = {"return_scale": "none", "slow_value": 0.0, "imagine_rows": None, "value": "gaussian"}
     policy = vars(config.policy)
     apart = apart and config.model.kl.dyn is None
     return apart and policy["name"] == "backprop" and all(policy[name] == off for name, off in switches.items())

@@ -16,6 +16,11 @@ class BackpropConfig:
     actor_layers: int = option(4, "hidden layers of the actor", low=1)
     initial_std: float = option(5.0, "std of an untrained actor before the squashing", above=0, high=1e3)
     min_std: float = option(1e-4, "least std of the actor before the squashing", low=0)
+    value: str = option(
+        "gaussian",
+        "the value net says a mean, or (twohot) which of 255 bins: for returns of any size",
+        choices=("gaussian", "twohot"),
+    )
     value_layers: int = option(3, "hidden layers of the value net", low=1)
     horizon: int = option(15, "imagined steps", low=2)
     gamma: float = option(0.99, "discount per action", above=0, high=1)
@@ -43,6 +48,11 @@ class ReinforceConfig(BackpropConfig):
 
     name: str = option("reinforce", "how the policy learns (choose it with policy=...)", choices=("reinforce",))
     initial_std: float = option(1.0, "std of an untrained actor before the squashing", above=0, high=1e3)
+    value: str = option(
+        "twohot",
+        "the value net says a mean, or (twohot) which of 255 bins: for returns of any size",
+        choices=("gaussian", "twohot"),
+    )
     gamma: float = option(1 - 1 / 333, "discount per action", above=0, high=1)
     entropy: float = option(3e-4, "weight of the actor's entropy; keeps it off the limits of its actions", low=0)
     return_scale: str = option(

@@ -29,7 +29,8 @@ class BackpropPolicy(ImaginingPolicy):
         """
         log_probs = [] if self.entropy else None
         features, actions = self.imagine(batch, mdp, noise, log_probs)  # [H, N, F]
-        reward, value = mdp.reward(features), self.value(features).squeeze(-1)  # [H, N]
+        reward, raw = mdp.reward(features), self.value(features)  # [H, N], [H, N, outputs]
+        value = self.scalar.mean(raw)  # [H, N]
         continuation = mdp.continuation(features)  # [H, N]
         returns = lambda_returns(reward, value, continuation, self.gamma, self.lambda_)  # [H - 1, N]
         decay = self.gamma if self.discount_weights else 1.0
@@ -42,5 +43,5 @@ class BackpropPolicy(ImaginingPolicy):
             actor_loss = actor_loss / scale["policy/return_scale"]
         if log_probs:
             actor_loss = actor_loss + self.entropy * torch.stack(log_probs).mean()
-        value_loss = self.value_loss(value[:-1], features[:-1], returns, weight)
+        value_loss = self.value_loss(raw[:-1], features[:-1], returns, weight)
         return actor_loss, value_loss, self.metrics(actor_loss, value_loss, reward, returns, value, actions) | scale

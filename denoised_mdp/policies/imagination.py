@@ -8,9 +8,9 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from denoised_mdp.models.losses import scalar_nll
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.networks import MLP
+from denoised_mdp.models.scalars import SCALARS
 from denoised_mdp.optim import adam, optimize
 from denoised_mdp.parallel import gather, normal
 from denoised_mdp.policies.actor import make_actor
@@ -64,6 +64,7 @@ class ImaginingPolicy(Policy):
 
     `return_scale`: "percentile" divides what the actor maximizes, the entropy aside, by `ReturnScale`.
     `slow_value`: rate at which a copy of the value net follows it; the value net is also drawn to the copy's values.
+    `value`: what the value net says, of `models.scalars`; twohot begins with 0 everywhere.
     `imagine_rows`: imagination starts from the last so many rows of each segment (None: from all).
     """
 
@@ -75,6 +76,7 @@ class ImaginingPolicy(Policy):
         actor_layers: int,
         initial_std: float,
         min_std: float,
+        value: str,
         value_layers: int,
         horizon: int,
         gamma: float,
@@ -95,7 +97,10 @@ class ImaginingPolicy(Policy):
         self.follow, self.imagine_rows = slow_value, imagine_rows
         shape = {"hidden": hidden, "layers": actor_layers, "initial_std": initial_std, "min_std": min_std}
         self.actor = make_actor(mdp, **shape)
-        self.value = MLP(mdp.feature_size, hidden, 1, value_layers)
+        self.scalar = SCALARS[value]
+        self.value = MLP(mdp.feature_size, hidden, self.scalar.outputs, value_layers)
+        if value == "twohot":  # else bins of 1e8 would count from the start
+            nn.init.zeros_(self.value.output.weight), nn.init.zeros_(self.value.output.bias)
         self.slow_value = copy.deepcopy(self.value).requires_grad_(False) if slow_value else None
         self.scale = ReturnScale() if return_scale == "percentile" else None
         self.add_optimizer("actor", adam(self.actor.parameters(), lr=actor_lr, eps=eps))
@@ -141,15 +146,16 @@ class ImaginingPolicy(Policy):
         Differentiate the first with respect to the actor's parameters alone, the second to the value net's.
         """
 
-    def value_loss(self, value: Tensor, features: Tensor, returns: Tensor, weight: Tensor) -> Tensor:
+    def value_loss(self, raw: Tensor, features: Tensor, returns: Tensor, weight: Tensor) -> Tensor:
         """Mean of weight (NLL(returns) + NLL(what the slow value net says)), a scalar.
 
-        value [H, N] is that of features [H, N, F]; returns and weight [H, N]. Without a slow net, the first alone.
+        raw [H, N, outputs]: what the value net says of features [H, N, F]; returns and weight [H, N]. Without a slow
+        net, the first alone.
         """
-        loss = scalar_nll(value, returns.detach())  # [H, N]
+        loss = self.scalar.nll(raw, returns.detach())  # [H, N]
         if self.slow_value is not None:
-            slow = self.slow_value(features.detach()).squeeze(-1)  # [H, N]
-            loss = loss + scalar_nll(value, slow)
+            slow = self.scalar.mean(self.slow_value(features.detach()))  # [H, N]
+            loss = loss + self.scalar.nll(raw, slow)
         return (weight * loss).mean()
 
     @staticmethod

@@ -28,7 +28,8 @@ class ReinforcePolicy(ImaginingPolicy):
             imagined, actions = self.imagine(batch, mdp, noise)  # [H, N, F], [H, N, A]
             features = torch.cat((batch.features.flatten(0, 1)[None], imagined))  # [H + 1, N, F]
             reward, continuation = mdp.reward(imagined), mdp.continuation(imagined)  # [H, N] of the latents 1..H
-        value = self.value(features).squeeze(-1)  # [H + 1, N]
+        raw = self.value(features)  # [H + 1, N, outputs]
+        value = self.scalar.mean(raw)  # [H + 1, N]
         returns = lambda_returns(reward, value.detach(), continuation, self.gamma, self.lambda_)  # [H, N]
         start = batch.continues.flatten()[None]  # [1, N]
         decay = self.gamma if self.discount_weights else 1.0
@@ -39,6 +40,6 @@ class ReinforcePolicy(ImaginingPolicy):
             advantage = advantage / scale["policy/return_scale"]  # [H, N]
         log_prob, entropy = self.actor.score(features[:-1], noise[1])  # [H, N]
         actor_loss = -(weight * (log_prob * advantage + self.entropy * entropy)).mean()
-        value_loss = self.value_loss(value[:-1], features[:-1], returns, weight)
+        value_loss = self.value_loss(raw[:-1], features[:-1], returns, weight)
         metrics = self.metrics(actor_loss, value_loss, reward, returns, value, actions) | scale
         return actor_loss, value_loss, metrics | {"policy/entropy": entropy.mean().detach()}

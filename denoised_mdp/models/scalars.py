@@ -1,0 +1,67 @@
+"""What a network says of a scalar: its mean, or a categorical over bins of exponential width (Hafner et al. 2025).
+
+Each takes the raw output of a network, [..., outputs], and offers `mean(raw)` and `nll(raw, target)`, both [...].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from denoised_mdp.models.losses import scalar_nll
+
+HALF_BINS = 127
+
+
+class GaussianScalar:
+    """N(raw, 1)."""
+
+    outputs = 1
+
+    @staticmethod
+    def mean(raw: Tensor) -> Tensor:
+        """[..., 1] -> [...]."""
+        return raw.squeeze(-1)
+
+    @classmethod
+    def nll(cls, raw: Tensor, target: Tensor) -> Tensor:
+        """Negative log likelihood of targets [...], nats."""
+        return scalar_nll(cls.mean(raw), target)
+
+
+class TwohotScalar:
+    """A categorical over 255 values; a target in between two of them counts as both, by its distance.
+
+    The values are symexp(-20 .. 20) in equal steps: b_127 = 0, the next are 0.17 from it, the last 4.9e8. So one net
+    learns small and large returns alike, by a loss whose gradient does not grow with them.
+    """
+
+    outputs = 2 * HALF_BINS + 1
+
+    @staticmethod
+    def bins(like: Tensor) -> Tensor:
+        """The values, ascending, [255]: the negative half, and its mirror."""
+        steps = torch.linspace(-20.0, 0.0, HALF_BINS + 1, device=like.device, dtype=like.dtype)  # [128]
+        half = -torch.expm1(-steps)  # symexp, [128]
+        return torch.cat((half, -half[:-1].flip(0)))
+
+    @classmethod
+    def mean(cls, raw: Tensor) -> Tensor:
+        """Logits [..., 255] -> sum of p_i b_i [...], bins of one size together: equal logits give exactly 0."""
+        probs = raw.softmax(-1)  # [..., 255]
+        excess = probs[..., HALF_BINS + 1 :] - probs[..., :HALF_BINS].flip(-1)  # [..., 127]
+        return (excess * cls.bins(raw)[HALF_BINS + 1 :]).sum(-1)
+
+    @classmethod
+    def nll(cls, raw: Tensor, target: Tensor) -> Tensor:
+        """Cross entropy of logits [..., 255] to the two bins around targets [...], nats; beyond the last bin, to it."""
+        bins, log_probs = cls.bins(raw), raw.log_softmax(-1)
+        above = torch.searchsorted(bins, target.contiguous(), right=True).clamp(1, cls.outputs - 1)  # [...]
+        low, high = bins[above - 1], bins[above]
+        share = ((target - low) / (high - low)).clamp(0.0, 1.0)  # [...], of the upper bin
+        lower, upper = (log_probs.gather(-1, index[..., None]).squeeze(-1) for index in (above - 1, above))
+        return -((1.0 - share) * lower + share * upper)
+
+
+SCALARS = {"gaussian": GaussianScalar, "twohot": TwohotScalar}
+"""name in the configuration -> class"""
