@@ -1,7 +1,8 @@
 """Data parallelism: every process learns from its columns of one batch, and all take the same step.
 
 Losses are means over rows, and every process has as many: the mean of their gradients is the gradient of one process
-with the whole batch. Each process draws that one's noise and keeps its columns.
+with the whole batch. What is no plain mean (over some of the rows, or clamped) asks `average` for the whole batch's
+number. Each process draws the one process's noise and keeps its columns.
 """
 
 from __future__ import annotations

@@ -124,6 +124,7 @@ def test_it_overlaps_renders_and_is_examined(whole, tmp_path, capsys):
         (["model=repo"], "model.target=foreground: must be observation: the decoder of model=repo is for viewing only"),
         (["env=toy", "env.task=counting", "distractors=none"], "Task 'counting' of suite 'toy' does not know which"),
         (["env=gym", "env.id=gym_envs:Picture", "distractors=none"], "of suite 'gym' does not know which pixels"),
+        (["env=robodesk", "env.task=push_red", "distractors=none"], "of suite 'robodesk' does not know which pixels"),
     ],
 )
 def test_what_cannot_is_refused(options, words, tmp_path):

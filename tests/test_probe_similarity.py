@@ -96,6 +96,20 @@ def test_the_matrix_and_what_is_read_off_it(planted):
     assert all(row["other seed"].value > 2 * row["chance"] for row in ks if row["group"] == "clean")
 
 
+def test_features_that_do_not_vary_are_like_nothing():
+    """Neither like each other nor like noise that does not vary: nan, in the matrix and beside the truth."""
+    dead, alive = np.ones((60, 4)), normal(0, 60, 4)
+    points = [Point(i, f"run{i}", "g", i, 100, True, 1.0, {HOME: {"x": x}}) for i, x in enumerate((dead, dead, alive))]
+    rows = [np.arange(12)] * 5
+    known = tables.Alignments(points, Situations({HOME: ()}, rows, alive, np.ones((60, 2))), 10)
+    for matrix in tables.matrices(known).values():
+        assert np.isnan(matrix[~np.eye(3, dtype=bool)]).all()
+    with pytest.warns(UserWarning, match="the same in all rows"):
+        truth = {(row["run"], row["truth"]): row["mutual_knn"] for row in tables.to_truth(known)}
+    assert truth.pop((2, "state")).value == 1 and not any(one.known for one in truth.values())
+    assert np.isfinite(classical_map(matrix, known.chance)).all()
+
+
 def test_seeds_that_know_the_same_agree_linearly_and_their_baselines_do_not(planted):
     rows = {(row["group"], row["pairs"]): row for row in identifiability(planted)}
     assert set(rows) == {

@@ -23,7 +23,8 @@ def test_snapshots_keep_every_stage_and_a_resumed_run_writes_the_same(tmp_path):
         first, second = (load(folder.path, checkpoint=step).state_dict() for folder in folders)
         assert all(torch.equal(value, second[name]) for name, value in first.items())
     _, state = checkpoint.load(folders[0].snapshots, 120)
-    assert set(state) == {"action_size", "can_terminate", "config", "agent"} and not state["agent"]["optimizers"]
+    assert set(state) == {"action_size", "discrete", "can_terminate", "config", "agent"}
+    assert not state["agent"]["optimizers"]
 
 
 def test_a_snapshot_has_the_weights_of_its_step(tmp_path):

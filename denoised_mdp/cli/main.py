@@ -139,8 +139,8 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
     stop = StopRequest(last=owns_process)
     if not train(config, stop):
         return _stopped(stop.exit_code, " Everything is saved; the same command continues.")
-    run = config.run_dir
-    suggest(["evaluate", run, "--random"], ["render", run], ["probe", "factors", run], ["report", run])
+    run, probe = config.run_dir, "health" if config.env.suite == "gym" else "factors"  # gym has no ground truth
+    suggest(["evaluate", run, "--random"], ["render", run], ["probe", probe, run], ["report", run])
     return 0
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.models.structure import Table
+from denoised_mdp.parallel import average
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -106,7 +107,10 @@ class KLWeights:
                 together = together + kl[row.name]
             share = noise[0].beta if self.free_nats_strategy == "B" and noise else beta
             if self.free_nats_strategy == "mean":
-                total = share * together.mean().clamp(min=self.free_nats)
+                mean = together.mean()
+                whole = mean.detach().clone()
+                average([whole])  # of several processes, all of the batch decides whether it is free
+                total = share * torch.where(whole < self.free_nats, self.free_nats, mean)
             else:
                 total = share * together.clamp(min=self.free_nats).mean()
             if share != beta:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from denoised_mdp.models.latent import Latent, Layout
 from denoised_mdp.models.structure import LatentSpec
-from denoised_mdp.parallel import normal
+from denoised_mdp.parallel import average, normal
 
 
 @dataclass
@@ -50,10 +51,21 @@ class PolicyBatch:
             return self
         return PolicyBatch(*(getattr(self, field.name)[-rows:] for field in fields(self)))
 
+    @cached_property
+    def within(self) -> tuple[Tensor, Tensor]:
+        """1 for each step from row t to row t + 1 within an episode, else 0, [T - 1, B]; and how many there are.
+
+        Of several processes, their mean number: the means of `mean` then have the mean over the whole batch.
+        """
+        within = (~self.is_first[1:]).to(self.reward.dtype)  # [T - 1, B]
+        count = within.sum()
+        average([count])
+        return within, count.clamp(min=1.0)
+
     def mean(self, values: Tensor) -> Tensor:
         """Mean of values [..., T - 1, B], one for each step from row t to row t + 1, over those within an episode."""
-        within = (~self.is_first[1:]).to(values.dtype)  # [T - 1, B]
-        return (values * within).sum((-2, -1)) / within.sum().clamp(min=1.0)
+        within, count = self.within
+        return (values * within).sum((-2, -1)) / count
 
 
 class LatentMDP:

@@ -69,8 +69,8 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def classical_map(matrix: np.ndarray, chance: float) -> np.ndarray:
-    """Positions [P, 2] whose distances approximate -log(alignment), by classical scaling; chance counts as farthest."""
-    distance = -np.log(np.clip(matrix, chance, 1.0))
+    """Positions [P, 2] whose distances approximate -log(alignment), by classical scaling; chance or nan is farthest."""
+    distance = -np.log(np.clip(np.nan_to_num(matrix, nan=chance), chance, 1.0))
     center = np.eye(len(matrix)) - 1 / len(matrix)
     values, vectors = np.linalg.eigh(-center @ np.square(distance) @ center / 2)
     order = np.argsort(values)[::-1][:2]

@@ -25,8 +25,13 @@ def neighbours(features: np.ndarray, k: int, groups: np.ndarray | None = None) -
 
 
 def largest(kernel: np.ndarray, k: int, groups: np.ndarray | None = None) -> np.ndarray:
-    """Numbers of the k largest entries of each row of a kernel [n, n], its diagonal excluded, largest first: [n, k]."""
+    """Numbers of the k largest entries of each row of a kernel [n, n], its diagonal excluded, largest first: [n, k].
+
+    [n, 0] where the kernel is zero: of features that do not vary, no row is nearer than another.
+    """
     rows = len(kernel)
+    if not kernel.any():
+        return np.zeros((rows, 0), int)
     own = np.eye(rows, dtype=bool) if groups is None else groups[:, None] == groups  # [n, n]
     check_neighbours(k, rows + 1 - int(own.sum(1).max()))
     rounded = np.round(kernel / np.abs(kernel).max(), DIGITS)
@@ -41,10 +46,12 @@ def membership(nearest: np.ndarray) -> np.ndarray:
 
 
 def overlap(nearest: np.ndarray, marks: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
-    """Share of each row's neighbours [n, k] that are also its neighbours in `marks` [n, n]: [n].
+    """Share of each row's neighbours [n, k] that are also its neighbours in `marks` [n, n]: [n]; nan without any.
 
     order: row i of the second representation is its row order[i], as if its rows had been permuted.
     """
+    if not nearest.size or not marks.any():
+        return np.full(len(nearest), np.nan)
     rows = np.arange(len(nearest)) if order is None else order
     return marks[rows[:, None], rows[nearest]].mean(1)
 
