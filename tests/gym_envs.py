@@ -81,32 +81,6 @@ class Walk(Ball):
         return super().step([2.0 * action])
 
 
-class Signs(gym.Env):
-    """One of three places is bright. To choose it earns 1; then the next one is. Brighter after a right choice."""
-
-    metadata = {"render_modes": ["rgb_array"]}
-    action_space = gym.spaces.Discrete(3)
-    observation_space = gym.spaces.Discrete(3)
-
-    def __init__(self, render_mode=None):
-        self.render_mode = render_mode
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.sign, self.right = int(self.np_random.integers(3)), False
-        return self.sign, {}
-
-    def step(self, action):
-        self.right = bool(action == self.sign)
-        self.sign = int(self.np_random.integers(3))
-        return self.sign, float(self.right), False, False, {}
-
-    def render(self):
-        picture = np.zeros((64, 64, 3), np.uint8)
-        picture[16:48, 21 * self.sign : 21 * self.sign + 21] = 255 if self.right else 128
-        return picture
-
-
 class Buttons(Ball):
     action_space = gym.spaces.MultiDiscrete([2, 3])
 

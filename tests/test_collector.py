@@ -321,7 +321,9 @@ def test_compare_names_the_environment(several, overlap):
 def test_an_environment_that_dies_ends_the_run_behind_its_last_checkpoint(tmp_path, monkeypatch, capsys):
     options = [*TINY, "train.collect_workers=1", "train.total_steps=120", f"run_dir={tmp_path / 'run'}"]
     monkeypatch.setattr(
-        session_module, "environment_maker", lambda config: functools.partial(Dying, environment_maker(config))
+        session_module,
+        "environment_maker",
+        lambda config, **how: functools.partial(Dying, environment_maker(config, **how)),
     )
     assert main(["train", *options]) == 4
     printed = capsys.readouterr().err

@@ -15,7 +15,6 @@ from denoised_mdp.config.schema import BackpropConfig, ReinforceConfig, SACConfi
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.actions import Actions
 from denoised_mdp.envs.vector import EnvironmentPool
-from denoised_mdp.evaluation import evaluate_run
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.structure import LatentSpec
@@ -261,28 +260,3 @@ def test_another_choice_counts_as_the_whole_range(monkeypatch):
     monkeypatch.setattr(invariance, "freeze", lambda *_, **__: [SimpleNamespace(seen="x")] * 2)
     agent = SimpleNamespace(mdp=SimpleNamespace(discrete=True))
     assert invariance.measure_invariance(agent, [[None, None]] * 2).action_change == 2
-
-
-def test_a_run_learns_to_read_signs(tmp_path):
-    """From pictures, 200 updates: 20 steps earn about 20; random choices earn a third."""
-    options = ["env=gym", "env.task=gym_envs:Signs", "env.episode_steps=20", "model.continuation=false", "policy=sac"]
-    options += [
-        "model=repo",
-        "model.decoder=false",
-        "model.depth=2",
-        "model.embed=32",
-        "model.x={belief: 16, state: 6}",
-    ]
-    options += ["model.reward_hidden=32", "model.reward_std=0.1", "model.optimizer.lr=3e-3", "model.init=scaled"]
-    options += ["policy.hidden=32", "policy.actor_lr=3e-3", "policy.critic_lr=3e-3", "policy.temperature_lr=1e-2"]
-    options += [
-        "policy.gamma=0.1",
-        "policy.initial_temperature=0.1",
-        "train.total_steps=401",
-        "train.prefill_steps=400",
-    ]
-    options += ["train.updates=200", "train.batch_size=12", "train.segment_length=4", "train.eval_every=0"]
-    config = tiny(tmp_path / "run", *options, "train.probe_every=0", "train.train_every=1000")
-    assert train(config)
-    learned, random = (evaluate_run(config.run_dir, episodes=5, random=r, device="cpu").mean for r in (False, True))
-    assert learned > 15 and random < 11, (learned, random)

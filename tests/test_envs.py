@@ -344,7 +344,11 @@ BAD = [
     (("cheetah_run",), {"distractors": ["camera_jiter"]}, "Did you mean 'camera_jitter'"),
     (("tv_green_hue",), {}, "'tv_green_hue' is none of suite 'dmc': choose suite 'robodesk'"),
     (("tv_green_hue",), {"suite": "robodesk", "distractors": ["noisy_sensor"]}, "no scalar sensor"),
-    (("tv_green_hue",), {"suite": "robodesk", "distractors": ["lighting"]}, "takes: tv, button_noise"),
+    (
+        ("tv_green_hue",),
+        {"suite": "robodesk", "distractors": ["lighting"]},
+        "Choose among distractors=tv, button_noise",
+    ),
     (("cheetah_run",), {"camera": 99}, r"no camera 99.*0 \(side\)"),
     (("cheetah_run",), {"render_mode": "human"}, "rgb_array"),
 ]

@@ -398,4 +398,4 @@ def test_before_the_first_update_there_is_nothing_to_look_at(tmp_path):
     schedule = Schedule(tiny(tmp_path))
     schedule.every = dict.fromkeys(schedule.every, 40)
     assert schedule.hooks_due(78, 80, updates=0) == ["save"]
-    assert schedule.hooks_due(78, 80, updates=1) == ["log", "evaluate", "probe", "render", "save"]
+    assert schedule.hooks_due(78, 80, updates=1) == ["log", "evaluate", "probe", "render", "snapshot", "save"]

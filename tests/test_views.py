@@ -89,7 +89,9 @@ def test_every_stored_action_was_executed(tmp_path, monkeypatch, options):
     config.train.overlap = "train.overlap" in options  # in this process, where the environment is to be seen
     episodes = []
     monkeypatch.setattr(
-        session_module, "environment_maker", lambda config: lambda: Executed(environment_maker(config)(), episodes)
+        session_module,
+        "environment_maker",
+        lambda config, **how: lambda: Executed(environment_maker(config, **how)(), episodes),
     )
     run = RunFolder.create(config.run_dir)
     prepare(config, run)
