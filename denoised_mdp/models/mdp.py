@@ -53,6 +53,10 @@ class PolicyBatch:
 
     @cached_property
     def within(self) -> tuple[Tensor, Tensor]:
+        """`steps`, found once for all means."""
+        return self.steps()
+
+    def steps(self) -> tuple[Tensor, Tensor]:
         """1 for each step from row t to row t + 1 within an episode, else 0, [T - 1, B]; and how many there are.
 
         Of several processes, their mean number: the means of `mean` then have the mean over the whole batch.
