@@ -90,14 +90,7 @@ def _add_report(commands: argparse._SubParsersAction) -> None:
     report.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="default: %(default)s"
     )
-    report.add_argument(
-        "--probes",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="add results that probes wrote there with --output; may be repeated",
-    )
+    _add_probe_folders(report)
     report.add_argument(
         "--videos",
         choices=("one", "all", "none"),
@@ -105,6 +98,18 @@ def _add_report(commands: argparse._SubParsersAction) -> None:
         help="which videos to embed: one per group of seeds, those of all runs, or none; default: %(default)s",
     )
     report.add_argument("--title", metavar="TEXT", help="title of the page")
+
+
+def _add_probe_folders(parser: argparse.ArgumentParser) -> None:
+    """Add where else results of probes lie."""
+    parser.add_argument(
+        "--probes",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="add results that probes wrote there with --output; may be repeated",
+    )
 
 
 def _add_table(commands: argparse._SubParsersAction) -> None:
@@ -128,14 +133,7 @@ def _add_table(commands: argparse._SubParsersAction) -> None:
     )
     table.add_argument("--step", type=positive, metavar="N", help="score runs there (default: at their common end)")
     table.add_argument("--by", metavar="KEYS", help="options that tell methods apart; default: model.name,policy.name")
-    table.add_argument(
-        "--probes",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="add results that probes wrote there with --output; may be repeated",
-    )
+    _add_probe_folders(table)
 
 
 def _add_episodes(parser: argparse.ArgumentParser, episodes: int) -> None:

@@ -70,13 +70,7 @@ def make_env(
     from denoised_mdp.envs.pixels import PixelEnv
     from denoised_mdp.envs.video import check_split
 
-    for name, number in (("size", size), ("action_repeat", action_repeat), ("episode_steps", episode_steps)):
-        _check_whole(name, number, 1)
-    if size > MAX_SIZE:
-        raise UserError(f"size must be at most {MAX_SIZE}, not {size}: not every renderer draws larger pictures.")
-    _check_whole("clips_seed", clips_seed, 0)
-    if seed is not None:
-        _check_whole("seed", seed, 0)
+    _check_numbers(size, action_repeat, episode_steps, clips_seed, seed)
     if not isinstance(clips, str):
         raise UserError(f"clips must be a text or a path, such as 'procedural' or a folder, not {clips!r}.")
     check_split(split)
@@ -96,6 +90,17 @@ def make_env(
             options = {**options, "clips": clips, "split": split, "clips_seed": clips_seed}
         world = DISTRACTORS[name](world, **options)
     return PixelEnv(world, action_repeat, seed, recipe, foreground)
+
+
+def _check_numbers(size: Any, action_repeat: Any, episode_steps: Any, clips_seed: Any, seed: Any) -> None:
+    """Refuse numbers of `make_env` that are not whole or out of range."""
+    for name, number in (("size", size), ("action_repeat", action_repeat), ("episode_steps", episode_steps)):
+        _check_whole(name, number, 1)
+    if size > MAX_SIZE:
+        raise UserError(f"size must be at most {MAX_SIZE}, not {size}: not every renderer draws larger pictures.")
+    _check_whole("clips_seed", clips_seed, 0)
+    if seed is not None:
+        _check_whole("seed", seed, 0)
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:
