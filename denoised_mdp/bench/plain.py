@@ -46,9 +46,9 @@ def draw(distribution: Distribution, noise: Tensor | None) -> Tensor:
 def can_be_plain(config: Config) -> bool:
     """Whether `PlainUpdate` repeats this configuration: y and x apart, none of the policy's later switches."""
     apart = not any(row.parents for row in config.model.latents.values())
-    switches = {"return_scale": "none", "slow_value": 0.0, "imagine_rows": None, "value": "gaussian"}
+    switches = {"return_scale": "none", "slow_value": 0.0, "imagine_rows": None, "value": "gaussian", "norm": "none"}
     policy = vars(config.policy)
-    apart = apart and config.model.kl.dyn is None
+    apart = apart and config.model.kl.dyn is None and config.model.norm == "none"
     return apart and policy["name"] == "backprop" and all(policy[name] == off for name, off in switches.items())
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from denoised_mdp.options import option
 
+NORMS = ("none", "rms")
+NORM = "after every hidden layer; none: ELU, after convolutions ReLU; rms: RMSNorm and SiLU, which allow larger rates"
+
 
 @dataclass
 class BackpropConfig:
@@ -16,6 +19,7 @@ class BackpropConfig:
     actor_layers: int = option(4, "hidden layers of the actor", low=1)
     initial_std: float = option(5.0, "std of an untrained actor before the squashing", above=0, high=1e3)
     min_std: float = option(1e-4, "least std of the actor before the squashing", low=0)
+    norm: str = option("none", NORM, choices=NORMS)
     value: str = option(
         "gaussian",
         "the value net says a mean, or (twohot) which of 255 bins: for returns of any size",
@@ -73,6 +77,7 @@ class SACConfig:
     hidden: int = option(400, "width of the actor and the critics", low=1)
     actor_layers: int = option(4, "hidden layers of the actor", low=1)
     initial_std: float = option(5.0, "std of an untrained actor before the squashing", above=0, high=1e3)
+    norm: str = option("none", NORM, choices=NORMS)
     critic_layers: int = option(3, "hidden layers of each critic", low=1)
     gamma: float = option(0.99, "discount per action", above=0, high=1)
     tau: float = option(0.005, "rate at which the target critics follow", above=0, high=1)

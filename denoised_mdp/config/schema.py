@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.config.policies import BackpropConfig, ReinforceConfig, SACConfig
+from denoised_mdp.config.policies import NORM, NORMS, BackpropConfig, ReinforceConfig, SACConfig
 from denoised_mdp.envs.suites import SUITES
 from denoised_mdp.models.structure import LatentSpec, Table
 from denoised_mdp.options import group, option
@@ -69,6 +69,7 @@ class ModelConfig:
     latents: dict[str, LatentSpec] = group(dict, "the table: options of each latent (model.x.belief=60)")
     embed: int | None = option(1024, "width of the observation embedding; null: the flattened convolutions", low=1)
     pixel_range: float = option(0.5, "pixels enter the encoder between minus and plus this", above=0, high=1e3)
+    norm: str = option("none", NORM, choices=NORMS)
     target: str = option(
         "observation",
         "what the decoder learns to show: observation, or foreground (on black, by the exact matte: an upper bound)",

@@ -129,13 +129,13 @@ class WorldModel(nn.Module, ABC):
     def seen_reward(self, latent: Latent) -> Tensor:
         """Mean reward [...] of latents [...] of what the policy sees."""
 
-    def add_continuation(self, hidden: int) -> None:
+    def add_continuation(self, hidden: int, norm: str = "none") -> None:
         """Add a head that predicts from what the policy sees whether the episode goes on, of width `hidden`.
 
         Call it last, before the optimizer is made: the other nets then draw the same initial weights as without it.
         """
         seen = Layout(self.table.seen)
-        self.continuation = MLP(seen.belief_size + seen.state_size, hidden, 1, layers=2)
+        self.continuation = MLP(seen.belief_size + seen.state_size, hidden, 1, layers=2, norm=norm)
 
     def continuation_nll(self, latent: Latent, is_terminal: Tensor) -> Tensor:
         """Mean negative log likelihood of 1 - is_terminal, a Bernoulli variable for each row, nats: a scalar.

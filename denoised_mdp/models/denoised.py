@@ -25,6 +25,7 @@ class DenoisedModel(WorldModel):
 
     `table`: the factorization. `size`: image side, 64 or 96. `depth`: channels k. `hidden`: width of the reward nets,
     `reward_layers` their hidden layers. `embed`, `pixel_range`: see `Encoder`.
+    `norm`: what follows every hidden layer.
     `target`: what `decode` learns to show, "observation" or "foreground": then observations in a batch have six
     channels, and the last three are the picture with a black background.
     `reward_std`: std of the Gaussian on the reward; the paper's is 1. `continuation`: add a head that predicts where
@@ -42,6 +43,7 @@ class DenoisedModel(WorldModel):
         depth: int = 32,
         embed: int | None = 1024,
         pixel_range: float = 0.5,
+        norm: str = "none",
         target: str = "observation",
         hidden: int = 400,
         reward_layers: int = 2,
@@ -55,19 +57,20 @@ class DenoisedModel(WorldModel):
         super().__init__()
         self.table, self.action_size, self.size, self.target = table, action_size, size, target
         self.reward_std, self.kl, self.clip = reward_std, kl or KLWeights(), clip
-        self.encoder = Encoder(size, depth, embed, pixel_range)
+        self.encoder = Encoder(size, depth, embed, pixel_range, norm)
         width = self.encoder.width
-        self.rssm = RSSM(table, action_size, width)
-        self.decoder = Decoder(self.rssm.layout.belief_size + self.rssm.layout.state_size, size, depth, width)
+        self.rssm = RSSM(table, action_size, width, norm)
+        latents = self.rssm.layout.belief_size + self.rssm.layout.state_size
+        self.decoder = Decoder(latents, size, depth, width, norm=norm)
         self.rewards = nn.ModuleDict(
             {
-                row.name: MLP(self._reward_inputs(row), hidden, 1, reward_layers)
+                row.name: MLP(self._reward_inputs(row), hidden, 1, reward_layers, norm)
                 for row in table.rows.values()
                 if row.rewarded
             }
         )
         if continuation:
-            self.add_continuation(hidden)
+            self.add_continuation(hidden, norm)
         self.optimizers["model"] = adam(self.parameters(), lr=lr, eps=eps)
 
     @classmethod
@@ -80,10 +83,7 @@ class DenoisedModel(WorldModel):
         """Keyword arguments that a configuration implies."""
         m = config.model
         return {
-            "size": config.env.size,
-            "depth": m.depth,
-            "embed": m.embed,
-            "pixel_range": m.pixel_range,
+            **Encoder.options(config),
             "target": m.target,
             "hidden": m.reward_hidden,
             "reward_layers": m.reward_layers,

@@ -1,4 +1,4 @@
-"""The gates of a GRU cell as one differentiable function (Cho et al. 2014).
+"""GRU cells, their gates as one differentiable function each (Cho et al. 2014; Hafner et al. 2021).
 
 Composed of elementary operations, a step costs some fifty of them with their gradients; on small batches their
 administration takes longer than the arithmetic.
@@ -10,9 +10,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from denoised_mdp.models.norms import RMSNorm
 
-def gru_step(x: Tensor, h: Tensor, cell: nn.GRUCell) -> Tensor:
+
+class NormGRUCell(nn.Module):
+    """A GRU whose three gates share one RMSNorm (Hafner et al. 2021, with a layer norm).
+
+    Its reset gate multiplies the candidate, and an untrained one keeps most of the state: k = sigmoid(-1).
+    """
+
+    def __init__(self, inputs: int, size: int):
+        super().__init__()
+        self.gates = nn.Linear(inputs + size, 3 * size)
+        self.norm = RMSNorm(3 * size, silu=False)
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        """Inputs [B, I], hidden state [B, D] -> next hidden state [B, D]."""
+        return _CandidateGates.apply(self.norm(self.gates(torch.cat((x, h), -1))), h)
+
+
+def make_gru(inputs: int, size: int, norm: str) -> nn.GRUCell | NormGRUCell:
+    """The cell for norm none or rms."""
+    return NormGRUCell(inputs, size) if norm == "rms" else nn.GRUCell(inputs, size)
+
+
+def gru_step(x: Tensor, h: Tensor, cell: nn.GRUCell | NormGRUCell) -> Tensor:
     """Evaluate `cell`: inputs [B, I], hidden state [B, D] -> next hidden state [B, D]."""
+    if isinstance(cell, NormGRUCell):
+        return cell(x, h)
     return _Gates.apply(F.linear(x, cell.weight_ih, cell.bias_ih), F.linear(h, cell.weight_hh, cell.bias_hh), h)
 
 
@@ -37,3 +62,24 @@ class _Gates(torch.autograd.Function):
         to_gates = torch.cat((to_new * inner, gradient * (h - new)), -1)
         to_gates = torch.ops.aten.sigmoid_backward(to_gates, gates)
         return torch.cat((to_gates, to_new), -1), torch.cat((to_gates, to_new * reset), -1), to_h
+
+
+class _CandidateGates(torch.autograd.Function):
+    """n = tanh(s(r) c), h' = h + s(k - 1) (n - h) of raw gates r, c, k [B, 3 D] and h [B, D] (Hafner et al. 2021)."""
+
+    @staticmethod
+    def forward(ctx, raw: Tensor, h: Tensor) -> Tensor:
+        reset, candidate, update = raw.chunk(3, -1)
+        reset, update = reset.sigmoid(), (update - 1.0).sigmoid_()
+        new = (reset * candidate).tanh_()
+        ctx.save_for_backward(reset, candidate, update, new, h)
+        return torch.lerp(h, new, update)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        reset, candidate, update, new, h = ctx.saved_tensors
+        to_update = torch.ops.aten.sigmoid_backward(gradient * (new - h), update)
+        to_new = gradient * update
+        inner = torch.ops.aten.tanh_backward(to_new, new)
+        to_reset = torch.ops.aten.sigmoid_backward(inner * candidate, reset)
+        return torch.cat((to_reset, inner * reset, to_update), -1), gradient - to_new

@@ -11,9 +11,17 @@ parameters' type.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from denoised_mdp.models.norms import RMSNorm, activation
+
+if TYPE_CHECKING:
+    from denoised_mdp.config.schema import Config
 
 IMAGE_SIZES = (64, 96)
 MAX_PHASE_CHANNELS = 16  # up to here `_SubPixel` is faster than oneDNN's transposed convolution
@@ -67,24 +75,25 @@ def float_to_images(images: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """`layers` hidden layers of width `hidden` with ELU, then a linear layer without activation.
+    """`layers` hidden layers of width `hidden` with ELU, or what `norm` says, then a linear layer without activation.
 
     Input [..., inputs], output [..., outputs]. Hidden layers run in `compute_dtype`; the last one does not, since
     means, standard deviations, values and rewards need all their bits.
     """
 
-    def __init__(self, inputs: int, hidden: int, outputs: int, layers: int = 1):
+    def __init__(self, inputs: int, hidden: int, outputs: int, layers: int = 1, norm: str = "none"):
         super().__init__()
         widths = [inputs] + [hidden] * layers
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.activations = nn.ModuleList(activation(norm, hidden) for _ in range(layers))
         self.output = nn.Linear(widths[-1], outputs)
         self.compute_dtype: torch.dtype | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
         dtype = self.compute_dtype or x.dtype
-        for layer in self.hidden:
-            x = F.elu(dense(x, layer, dtype), inplace=True)
+        for layer, activate in zip(self.hidden, self.activations, strict=True):
+            x = activate(dense(x, layer, dtype))
         return dense(x, self.output, self.output.weight.dtype)
 
 
@@ -202,15 +211,24 @@ def _check_size(size: int) -> None:
         raise ValueError(f"image size {size} is not supported: choose one of {IMAGE_SIZES}")
 
 
+def _norms(norm: str, channels: Sequence[int]) -> nn.ModuleList:
+    """A norm for each layer of so many channels; none where a ReLU follows instead."""
+    return nn.ModuleList(RMSNorm(count) for count in channels if norm == "rms")
+
+
 class Encoder(nn.Module):
-    """Images [N, 3, size, size] -> embeddings [N, embed] (Wang et al. 2022, Table D.2), ReLU in between.
+    """Images [N, 3, size, size] -> embeddings [N, embed] (Wang et al. 2022, Table D.2).
+
+    After each convolution a ReLU, or what `norm` says.
 
     `depth` is the table's k: channels are k, 2k, 4k, 8k (and 8k once more at 96 pixels). `embed`: None leaves out the
     linear layer; the embedding is then the flattened last convolution, of `width` 32 k. `pixel_range`: pixels are
     scaled from [-0.5, 0.5] to plus and minus this.
     """
 
-    def __init__(self, size: int = 64, depth: int = 32, embed: int | None = 1024, pixel_range: float = 0.5):
+    def __init__(
+        self, size: int = 64, depth: int = 32, embed: int | None = 1024, pixel_range: float = 0.5, norm: str = "none"
+    ):
         super().__init__()
         _check_size(size)
         k = depth
@@ -218,9 +236,18 @@ class Encoder(nn.Module):
         if size == 96:
             shapes.append((8 * k, 8 * k, 3, 1))
         self.convolutions = nn.ModuleList(nn.Conv2d(i, o, kernel, stride) for i, o, kernel, stride in shapes)
+        self.norms = _norms(norm, [out for _, out, _, _ in shapes])
         self.width, self.scale = embed or 32 * k, pixel_range / 0.5
         self.output = nn.Linear(32 * k, embed) if embed else None
         self.compute_dtype: torch.dtype | None = None
+
+    @staticmethod
+    def options(config: Config) -> dict[str, Any]:
+        """Keyword arguments that a configuration implies."""
+        m = config.model
+        return {"size": config.env.size} | {
+            name: getattr(m, name) for name in ("depth", "embed", "pixel_range", "norm")
+        }
 
     @property
     def like(self) -> Tensor:
@@ -232,17 +259,24 @@ class Encoder(nn.Module):
         x = images.to(self.compute_dtype or images.dtype)
         if self.scale != 1.0:
             x = x * self.scale
-        for layer in self.convolutions[:-1]:
-            x = F.relu(convolve(x, layer), inplace=True)
-        x = convolve_as_product(x, self.convolutions[-1], relu=True)  # [N, 8k, 2, 2]
+        for number, layer in enumerate(self.convolutions[:-1]):
+            x = convolve(x, layer)
+            x = self.norms[number].channels(x) if self.norms else F.relu(x, inplace=True)
+        x = convolve_as_product(x, self.convolutions[-1], relu=not self.norms)  # [N, 8k, 2, 2]
+        x = self.norms[-1].channels(x) if self.norms else x
         x = x.flatten(1)  # [N, 32 k]
         return (x if self.output is None else dense(x, self.output, x.dtype)).to(self.like.dtype)
 
 
 class Decoder(nn.Module):
-    """Latents [N, inputs] -> mean images [N, channels, size, size] (Wang et al. 2022, Table D.3), ReLU in between."""
+    """Latents [N, inputs] -> mean images [N, channels, size, size] (Wang et al. 2022, Table D.3).
 
-    def __init__(self, inputs: int, size: int = 64, depth: int = 32, embed: int = 1024, channels: int = 3):
+    After each layer but the last a ReLU, or what `norm` says.
+    """
+
+    def __init__(
+        self, inputs: int, size: int = 64, depth: int = 32, embed: int = 1024, channels: int = 3, norm: str = "none"
+    ):
         super().__init__()
         _check_size(size)
         k = depth
@@ -253,12 +287,14 @@ class Decoder(nn.Module):
         }[size] + [(k, channels, 6, 2)]
         self.input = nn.Linear(inputs, embed)
         self.convolutions = nn.ModuleList(nn.ConvTranspose2d(i, o, kernel, stride) for i, o, kernel, stride in shapes)
+        self.norms = _norms(norm, [embed, *(out for _, out, _, _ in shapes[:-1])])
         self.compute_dtype: torch.dtype | None = None
 
     def forward(self, latent: Tensor) -> Tensor:
         """[N, inputs] -> [N, channels, size, size], pictures around [-0.5, 0.5], in the compute type."""
-        x = F.relu(dense(latent, self.input, self.compute_dtype or latent.dtype), inplace=True)  # [N, embed]
-        x = x[..., None, None]  # [N, embed, 1, 1]
-        for layer in self.convolutions[:-1]:
-            x = upsample(x, layer, relu=True)
+        x = dense(latent, self.input, self.compute_dtype or latent.dtype)  # [N, embed]
+        x = (self.norms[0](x) if self.norms else F.relu(x, inplace=True))[..., None, None]  # [N, embed, 1, 1]
+        for number, layer in enumerate(self.convolutions[:-1], 1):
+            x = upsample(x, layer, relu=not self.norms)
+            x = self.norms[number].channels(x) if self.norms else x
         return upsample(x, self.convolutions[-1])

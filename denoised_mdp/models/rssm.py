@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from denoised_mdp.models.distributions import DISTRIBUTIONS, Gaussian, StateDistribution
-from denoised_mdp.models.gru import gru_step
+from denoised_mdp.models.gru import gru_step, make_gru
 from denoised_mdp.models.latent import Latent, Layout
 from denoised_mdp.models.networks import MLP
+from denoised_mdp.models.norms import activation
 from denoised_mdp.models.structure import LatentSpec, Table
 from denoised_mdp.parallel import normal
 
@@ -24,24 +25,25 @@ Distributions = dict[str, StateDistribution]
 
 
 class Transition(nn.Module):
-    """Prior of one latent: inputs -> (ELU layers) -> GRU -> distribution.
+    """Prior of one latent: inputs -> (ELU layers, or what `norm` says) -> GRU -> distribution.
 
     A latent without parents has one input layer, one with parents has two; every width is the belief's.
     """
 
-    def __init__(self, row: LatentSpec, inputs: int):
+    def __init__(self, row: LatentSpec, inputs: int, norm: str = "none"):
         super().__init__()
         widths = [inputs] + [row.belief] * (2 if row.parents else 1)
         self.row = row
         self.inputs = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
-        self.gru = nn.GRUCell(row.belief, row.belief)
+        self.activations = nn.ModuleList(activation(norm, row.belief) for _ in self.inputs)
+        self.gru = make_gru(row.belief, row.belief, norm)
         self.kind = DISTRIBUTIONS[row.distribution]
-        self.prior = MLP(row.belief, row.belief, self.kind.raw_width(row.state, row.classes))
+        self.prior = MLP(row.belief, row.belief, self.kind.raw_width(row.state, row.classes), norm=norm)
 
     def forward(self, inputs: Tensor, belief: Tensor) -> Tensor:
         """Inputs [B, inputs], previous belief [B, D_name] -> next belief [B, D_name]."""
-        for layer in self.inputs:
-            inputs = F.elu(layer(inputs), inplace=True)
+        for layer, activate in zip(self.inputs, self.activations, strict=True):
+            inputs = activate(layer(inputs))
         return gru_step(inputs, belief, self.gru)
 
     def distribution(self, belief: Tensor) -> StateDistribution:
@@ -56,13 +58,13 @@ class PosteriorStage(nn.Module):
     of later ones, and the embedding. Its hidden width is the sum of its own beliefs.
     """
 
-    def __init__(self, rows: tuple[LatentSpec, ...], inputs: int, embed: int):
+    def __init__(self, rows: tuple[LatentSpec, ...], inputs: int, embed: int, norm: str = "none"):
         super().__init__()
         self.rows, self.embed = rows, embed
         self.kinds = [DISTRIBUTIONS[row.distribution] for row in rows]
         self.gaussian = all(kind is Gaussian for kind in self.kinds)  # then one distribution serves all rows
         self.raw_widths = [kind.raw_width(row.state, row.classes) for row, kind in zip(rows, self.kinds, strict=True)]
-        self.net = MLP(inputs + embed, sum(row.belief for row in rows), sum(self.raw_widths))
+        self.net = MLP(inputs + embed, sum(row.belief for row in rows), sum(self.raw_widths), norm=norm)
 
     def split_first_layer(self, embed: Tensor) -> tuple[Tensor, Tensor]:
         """First layer's columns for the latents [hidden, inputs], and the embeddings' share [..., hidden]."""
@@ -74,7 +76,7 @@ class PosteriorStage(nn.Module):
         self, context: Tensor, weight: Tensor, projection: Tensor, noise: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Context [B, inputs] and the split first layer -> states [B, S_rows], and the parameters to be stacked."""
-        hidden = F.elu(torch.addmm(projection, context, weight.t()), inplace=True)  # [B, hidden]
+        hidden = self.net.activations[0](torch.addmm(projection, context, weight.t()))  # [B, hidden]
         raw = self.net.output(hidden)
         if self.gaussian:
             posterior = Gaussian.from_raw(raw)
@@ -96,18 +98,18 @@ class PosteriorStage(nn.Module):
 class RSSM(nn.Module):
     """Factorized transition model (prior) and filter (posterior) of a table of latents."""
 
-    def __init__(self, table: Table, action_size: int, embed: int):
+    def __init__(self, table: Table, action_size: int, embed: int, norm: str = "none"):
         super().__init__()
         self.table, self.layout, self.action_size = table, Layout(list(table.rows.values())), action_size
         self.transitions = nn.ModuleDict()
         for row in table.rows.values():
             parents = sum(table.rows[name].belief + table.rows[name].width for name in row.parents)
-            self.transitions[row.name] = Transition(row, parents + row.width + action_size * row.sees_action)
+            self.transitions[row.name] = Transition(row, parents + row.width + action_size * row.sees_action, norm)
         self.posteriors = nn.ModuleList()
         for rows in table.stages:
             others = (row for stage in table.stages if stage is not rows for row in stage)
             inputs = sum(row.belief for row in rows) + sum(row.belief + row.width for row in others)
-            self.posteriors.append(PosteriorStage(rows, inputs, embed))
+            self.posteriors.append(PosteriorStage(rows, inputs, embed, norm))
 
     @property
     def _like(self) -> Tensor:

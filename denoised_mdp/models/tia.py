@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 class Stream(nn.Module):
     """Encoder and RSSM of one row of the table: to itself, the only latent."""
 
-    def __init__(self, row: LatentSpec, action_size: int, encoder: Encoder):
+    def __init__(self, row: LatentSpec, action_size: int, encoder: Encoder, norm: str):
         super().__init__()
         alone = Table([replace(row, seen_by_policy=True, rewarded=True)])
-        self.encoder, self.rssm = encoder, RSSM(alone, action_size, encoder.width)
+        self.encoder, self.rssm = encoder, RSSM(alone, action_size, encoder.width, norm)
 
 
 class TIA(WorldModel):
@@ -59,6 +59,7 @@ class TIA(WorldModel):
         depth: int = 24,
         embed: int | None = 490,
         pixel_range: float = 0.5,
+        norm: str = "none",
         hidden: int = 400,
         reward_layers: int = 2,
         reward_std: float = 1.0,
@@ -78,16 +79,19 @@ class TIA(WorldModel):
         self.kl = kl or KLWeights(free_nats_strategy="mean")
         self.adversary_weight, self.adversary_steps = adversary_weight, adversary_steps
         self.alone_weight = alone_weight
-        self.x, self.y = (Stream(row, action_size, Encoder(size, depth, embed, pixel_range)) for row in self.rows)
+        self.x, self.y = (
+            Stream(row, action_size, Encoder(size, depth, embed, pixel_range, norm), norm) for row in self.rows
+        )
         features = {row.name: row.belief + row.width for row in self.rows}
         self.decoders = nn.ModuleDict(  # of a picture, and of features of the mask
-            {name: Decoder(count, size, depth, self.encoder.width, channels=6) for name, count in features.items()}
+            {name: Decoder(count, size, depth, self.encoder.width, 6, norm) for name, count in features.items()}
         )
         self.mask = nn.Conv2d(6, 1, 1)
-        self.alone = Decoder(features["y"], size, depth, self.encoder.width)
-        self.rewards = nn.ModuleDict({name: MLP(count, hidden, 1, reward_layers) for name, count in features.items()})
+        self.alone = Decoder(features["y"], size, depth, self.encoder.width, norm=norm)
+        heads = {name: MLP(count, hidden, 1, reward_layers, norm) for name, count in features.items()}
+        self.rewards = nn.ModuleDict(heads)
         if continuation:
-            self.add_continuation(hidden)
+            self.add_continuation(hidden, norm)
         self.optimizers = {
             name: adam((p for module in modules for p in module.parameters()), lr=rate, eps=eps)
             for name, modules, rate in (
@@ -102,16 +106,15 @@ class TIA(WorldModel):
     def from_config(cls, config: Config, action_size: int) -> Self:
         """Build one from a configuration; see `WorldModel.from_config`."""
         m = config.model
-        names = ("depth", "embed", "pixel_range", "reward_layers", "reward_std")
-        names += ("adversary_weight", "adversary_steps", "adversary_lr", "alone_weight")
+        names = ("reward_layers", "reward_std", "adversary_weight", "adversary_steps", "adversary_lr", "alone_weight")
         return cls(
             Table(list(m.latents.values())),
             action_size,
-            size=config.env.size,
             hidden=m.reward_hidden,
             continuation=bool(m.continuation),
             kl=KLWeights(config.alpha, m.kl.free_nats, m.kl.free_nats_strategy, m.kl.dyn),
             **{name: getattr(m, name) for name in names},
+            **Encoder.options(config),
             **vars(m.optimizer),
         )
 

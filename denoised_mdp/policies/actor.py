@@ -35,13 +35,14 @@ class Actor(nn.Module):
         *,
         hidden: int = 400,
         layers: int = 4,
+        norm: str = "none",
         initial_std: float = 5.0,
         min_std: float = 1e-4,
     ):
         super().__init__()
         self.min_std, self.target_entropy = min_std, -float(action_size)
         self.raw_initial_std = math.log(math.expm1(initial_std))  # softplus^-1
-        self.net = MLP(features, hidden, 2 * action_size, layers)
+        self.net = MLP(features, hidden, 2 * action_size, layers, norm)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """[..., D_x + S_x] -> mean = 5 tanh(m / 5), std = softplus(raw + softplus^-1(initial_std)) + min_std."""
@@ -99,10 +100,10 @@ class CategoricalActor(nn.Module):
     action, else biased.
     """
 
-    def __init__(self, features: int, action_size: int, *, hidden: int = 400, layers: int = 4):
+    def __init__(self, features: int, action_size: int, *, hidden: int = 400, layers: int = 4, norm: str = "none"):
         super().__init__()
         self.action_size, self.target_entropy = action_size, ENTROPY_SHARE * math.log(action_size)
-        self.net = MLP(features, hidden, action_size, layers)
+        self.net = MLP(features, hidden, action_size, layers, norm)
 
     def forward(self, features: Tensor) -> Categorical:
         """[..., D_x + S_x] -> log probabilities [..., 1, A]."""
@@ -137,8 +138,8 @@ class CategoricalActor(nn.Module):
         return (log_probs.exp() * value).sum(-1), -distribution.entropy().squeeze(-1)
 
 
-def make_actor(mdp: LatentMDP, *, hidden: int, layers: int, **gaussian: float) -> Actor | CategoricalActor:
+def make_actor(mdp: LatentMDP, *, hidden: int, layers: int, norm: str, **gaussian: float) -> Actor | CategoricalActor:
     """The actor for the actions of an MDP. gaussian: further options of `Actor`, which mean nothing for choices."""
     if mdp.discrete:
-        return CategoricalActor(mdp.feature_size, mdp.action_size, hidden=hidden, layers=layers)
-    return Actor(mdp.feature_size, mdp.action_size, hidden=hidden, layers=layers, **gaussian)
+        return CategoricalActor(mdp.feature_size, mdp.action_size, hidden=hidden, layers=layers, norm=norm)
+    return Actor(mdp.feature_size, mdp.action_size, hidden=hidden, layers=layers, norm=norm, **gaussian)

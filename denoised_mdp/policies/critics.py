@@ -11,9 +11,9 @@ from denoised_mdp.models.networks import MLP
 class Critics(nn.Module):
     """Two independent Q nets on (h^x, x, a)."""
 
-    def __init__(self, features: int, action_size: int, hidden: int, layers: int):
+    def __init__(self, features: int, action_size: int, hidden: int, layers: int, norm: str = "none"):
         super().__init__()
-        self.nets = nn.ModuleList(MLP(features + action_size, hidden, 1, layers) for _ in range(2))
+        self.nets = nn.ModuleList(MLP(features + action_size, hidden, 1, layers, norm) for _ in range(2))
 
     def forward(self, features: Tensor, action: Tensor) -> Tensor:
         """[..., F], [..., A] -> both values, [2, ...]."""
@@ -24,9 +24,9 @@ class Critics(nn.Module):
 class DiscreteCritics(nn.Module):
     """Two independent Q nets on (h^x, x) with an output for each of A choices."""
 
-    def __init__(self, features: int, action_size: int, hidden: int, layers: int):
+    def __init__(self, features: int, action_size: int, hidden: int, layers: int, norm: str = "none"):
         super().__init__()
-        self.nets = nn.ModuleList(MLP(features, hidden, action_size, layers) for _ in range(2))
+        self.nets = nn.ModuleList(MLP(features, hidden, action_size, layers, norm) for _ in range(2))
 
     def all(self, features: Tensor) -> Tensor:
         """[..., F] -> both values of every choice, [2, ..., A]."""

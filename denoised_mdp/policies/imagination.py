@@ -62,6 +62,7 @@ class ReturnScale(nn.Module):
 class ImaginingPolicy(Policy):
     """An actor and a value net that learn from imagined latents.
 
+    `norm`: what follows their hidden layers.
     `return_scale`: "percentile" divides what the actor maximizes, the entropy aside, by `ReturnScale`.
     `slow_value`: rate at which a copy of the value net follows it; the value net is also drawn to the copy's values.
     `value`: what the value net says, of `models.scalars`; twohot begins with 0 everywhere.
@@ -76,6 +77,7 @@ class ImaginingPolicy(Policy):
         actor_layers: int,
         initial_std: float,
         min_std: float,
+        norm: str,
         value: str,
         value_layers: int,
         horizon: int,
@@ -95,10 +97,10 @@ class ImaginingPolicy(Policy):
         self.horizon, self.gamma, self.lambda_, self.clip = horizon, gamma, lambda_, clip
         self.entropy, self.discount_weights = entropy, discount_weights
         self.follow, self.imagine_rows = slow_value, imagine_rows
-        shape = {"hidden": hidden, "layers": actor_layers, "initial_std": initial_std, "min_std": min_std}
+        shape = {"hidden": hidden, "layers": actor_layers, "norm": norm, "initial_std": initial_std, "min_std": min_std}
         self.actor = make_actor(mdp, **shape)
         self.scalar = SCALARS[value]
-        self.value = MLP(mdp.feature_size, hidden, self.scalar.outputs, value_layers)
+        self.value = MLP(mdp.feature_size, hidden, self.scalar.outputs, value_layers, norm)
         if value == "twohot":  # else bins of 1e8 would count from the start
             nn.init.zeros_(self.value.output.weight), nn.init.zeros_(self.value.output.bias)
         self.slow_value = copy.deepcopy(self.value).requires_grad_(False) if slow_value else None

@@ -30,6 +30,7 @@ class SACPolicy(Policy):
         *,
         hidden: int,
         actor_layers: int,
+        norm: str,
         initial_std: float,
         critic_layers: int,
         gamma: float,
@@ -44,10 +45,10 @@ class SACPolicy(Policy):
     ):
         super().__init__()
         self.gamma, self.tau, self.actor_clip = gamma, tau, actor_clip
-        self.actor = make_actor(mdp, hidden=hidden, layers=actor_layers, initial_std=initial_std)
+        self.actor = make_actor(mdp, hidden=hidden, layers=actor_layers, norm=norm, initial_std=initial_std)
         self.target_entropy = self.actor.target_entropy if target_entropy is None else target_entropy
         critics = DiscreteCritics if mdp.discrete else Critics
-        self.critics = critics(mdp.feature_size, mdp.action_size, hidden, critic_layers)
+        self.critics = critics(mdp.feature_size, mdp.action_size, hidden, critic_layers, norm)
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(initial_temperature)))
         self.add_optimizer("actor", adam(self.actor.parameters(), lr=actor_lr, eps=eps))

@@ -189,12 +189,12 @@ def _reference(
     name: str, config: Config, store: JointData, seed: int, device: torch.device, options: dict[str, Any]
 ) -> Encoder:
     """An encoder of the first run's architecture without a world model."""
-    model = config.model
-    encoder = fresh_encoder(config.env.size, model.depth, model.embed, model.init, seed, model.pixel_range).to(device)
+    init = config.model.init
+    encoder = fresh_encoder(init, seed, **Encoder.options(config)).to(device)
     if name == SCRATCH:
         return encoder
     with _updates(f"contrastive encoder, seed {seed}", options.get("updates", 20_000)) as phase:
-        return contrastive_encoder(encoder, store, phase.update, init=model.init, seed=seed, **options)
+        return contrastive_encoder(encoder, store, phase.update, init=init, seed=seed, **options)
 
 
 def _updates(what: str, count: int) -> Phase:

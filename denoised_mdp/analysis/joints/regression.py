@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,11 +79,11 @@ class Regressor(nn.Module):
         return self.head(self.encoder(images_to_float(images)).view(len(images), -1))
 
 
-def fresh_encoder(size: int, depth: int, embed: int | None, init: str, seed: int, pixel_range: float = 0.5) -> Encoder:
-    """An encoder with initial weights of its own seed, drawn as `init` (``model.init``) says."""
+def fresh_encoder(init: str, seed: int, **options: Any) -> Encoder:
+    """An encoder with initial weights of its own seed, drawn as `init` (``model.init``) says; options: of `Encoder`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "joints encoder") % 2**63)
-        encoder = Encoder(size, depth, embed, pixel_range)
+        encoder = Encoder(**options)
     if init == "scaled":
         scale_initial_weights(encoder, torch.Generator().manual_seed(torch_seed(seed, "joints encoder")))
     return encoder
