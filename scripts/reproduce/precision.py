@@ -4,9 +4,9 @@
     python scripts/reproduce/precision.py --only bf16 --seeds 0 1  # a part of it
     python scripts/reproduce/precision.py --draw             # table and picture from what is there
 
-The runs are those of learning_curves.py without a background, Denoised MDP with backpropagation. Where the machine has
-no fast bf16, its products are made from float32 ones (`RoundedProducts`), which rounds the same numbers in the same
-places; the column `arithmetic` says so.
+The runs have the preset quickstart without a background, and are shorter. Where the machine has no fast bf16, its
+products are made from float32 ones (`RoundedProducts`), which rounds the same numbers in the same places; the column
+`arithmetic` says so.
 
 curves.csv: by step, the return of held-out episodes and the mean errors of the model since the last line.
 returns.csv: the final checkpoints. gradients.csv: for each part of the agent, before and after training, the cosine of
@@ -24,10 +24,22 @@ import warnings
 from pathlib import Path
 
 import torch
-from learning_curves import EPISODES, SETTINGS, TASK, VARIANTS, add_options, append, read, spread
+from common import append, read, spread
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+TASK = "cheetah_run"
+SETTINGS = [
+    "preset=quickstart",
+    f"env.task={TASK}",
+    "distractors=none",
+    "train.total_steps=16_000",
+    "train.eval_every=2_000",
+    "train.eval_episodes=4",
+    "train.render_every=0",
+    "train.probe_every=0",
+]
+EPISODES = 10
 PRECISIONS = ("float32", "bf16")
 COLORS = {"float32": "#1f5fa8", "bf16": "#e4572e"}
 ERRORS = {"model/image_error": "image_error", "model/reward_error": "reward_error"}
@@ -91,17 +103,7 @@ def train(precision: str, seed: int, runs: Path, out: Path, extra: list[str]) ->
     from denoised_mdp.session import train
 
     run = folder(runs, precision, seed)
-    config = load_config(
-        [
-            "preset=quickstart",
-            *SETTINGS,
-            *VARIANTS["noiseless"],
-            *extra,
-            f"seed={seed}",
-            f"train.precision={precision}",
-            f"run_dir={run}",
-        ]
-    )
+    config = load_config([*SETTINGS, *extra, f"seed={seed}", f"train.precision={precision}", f"run_dir={run}"])
     made_by, context = arithmetic(precision, config.train.device)
     key = {"precision": precision, "arithmetic": made_by, "seed": seed}
     with context, warnings.catch_warnings():
@@ -250,7 +252,11 @@ def draw(curves: list[dict[str, str]], path: Path) -> None:
 def main() -> None:
     """Train what is missing, then write table and picture."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    add_options(parser, "precision")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--runs", type=Path, default=Path("runs/precision"), help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=Path("results/precision"), help="folder of the results")
+    parser.add_argument("--draw", action="store_true", help="train nothing")
+    parser.add_argument("overrides", nargs="*", default=[], help="key=value for every run, as of the machine")
     parser.add_argument("--only", choices=PRECISIONS, help="train only this precision")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

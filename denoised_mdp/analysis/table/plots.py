@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from denoised_mdp.analysis.plots import color_of, literal, new_figure, plain_axes, save_figure
+from denoised_mdp.analysis.report.data import Curve
 from denoised_mdp.analysis.report.groups import band
 from denoised_mdp.analysis.report.plots import BAND_FROM
 from denoised_mdp.analysis.table.cells import Table
@@ -37,13 +39,7 @@ def draw_curves(table: Table, path: Path) -> Path:
                 curves = [run.metrics["eval/return"] for run in runs if "eval/return" in run.metrics]
                 if not curves:
                     continue
-                steps, values, half, count = band(curves)
-                axes.plot(steps / 1000, values, color=color_of(number), label=literal(method), linewidth=1.6)
-                many = count >= BAND_FROM
-                low, high = values - half, values + half
-                axes.fill_between(steps / 1000, low, high, where=many, color=color_of(number), alpha=0.16, lw=0)
-                for own, one in curves if len(curves) > 1 else ():
-                    axes.plot(own / 1000, one, color=color_of(number), linewidth=0.6, alpha=0.5)
+                draw_seeds(axes, curves, color_of(number), method)
     for axes in panels[-1]:
         axes.set_xlabel("thousand environment steps")
     for row in panels:
@@ -51,6 +47,16 @@ def draw_curves(table: Table, path: Path) -> Path:
     lines = {line.get_label(): line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]}
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return save_figure(figure, path)
+
+
+def draw_seeds(axes, curves: Sequence[Curve], color: str, label: str) -> None:
+    """Mean, 95 % band and each run of the curves of one method; steps are shown in thousands."""
+    steps, values, half, count = band(curves)
+    axes.plot(steps / 1000, values, color=color, label=literal(label), linewidth=1.6)
+    many = count >= BAND_FROM
+    axes.fill_between(steps / 1000, values - half, values + half, where=many, color=color, alpha=0.16, lw=0)
+    for own, one in curves if len(curves) > 1 else ():
+        axes.plot(own / 1000, one, color=color, linewidth=0.6, alpha=0.5)
 
 
 def draw_aggregates(table: Table, methods: list[str], path: Path) -> Path:

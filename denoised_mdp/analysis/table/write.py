@@ -43,7 +43,7 @@ def write_table(table: Table, folder: Path) -> list[Path]:
         "Recall, leakage and invariance (how far other distractors move what the policy sees; low is good) are means"
         " over runs with probes of the same options and step. Core hours: wall-clock hours times threads.",
     ]
-    lines = [line for title, rows in parts.items() for line in (f"## {title}", "", *_markdown(rows), "")]
+    lines = [line for title, rows in parts.items() for line in (f"## {title}", "", *markdown(rows), "")]
     missing = table.missing or ["nothing"]
     lines += [*notes, "", "## Missing", "", *(f"- {line}" for line in missing), ""]
     latex = [line for title, rows in parts.items() for line in (f"% {title}", *_latex(rows), "")]
@@ -60,7 +60,7 @@ def by_variant(table: Table) -> Rows:
     rows = [["", *table.methods]]
     for variant in table.variants:
         scores = [table.scores(method, variant) for method in table.methods]
-        rows.append([variant, *(_estimate(mean, one) for one in scores)])
+        rows.append([variant, *(estimate(mean, one) for one in scores)])
     return rows
 
 
@@ -70,7 +70,7 @@ def aggregates(table: Table) -> Rows:
     everyone = [entry.run for entry in table.entries]
     for method in table.methods:
         scores, runs = table.scores(method), table.runs(method)
-        cells = [_estimate(statistic, scores) for statistic in (iqm, mean, median)]
+        cells = [estimate(statistic, scores) for statistic in (iqm, mean, median)]
         cells += [_mean_text(probed(runs, everyone, name), 2) for name in PROBES]
         sizes = {parameters(run.path) for run in runs} - {None}
         cells.append(" to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)})) if sizes else "-")
@@ -84,7 +84,7 @@ def improvements(table: Table) -> Rows:
     scores = {method: table.scores(method) for method in table.methods}
     rows = [["", *table.methods]]
     for one in table.methods:
-        others = (_estimate(improvement, scores[one], scores[two], digits=2) for two in table.methods if two != one)
+        others = (estimate(improvement, scores[one], scores[two], digits=2) for two in table.methods if two != one)
         rows.append([one, *("" if two == one else next(others) for two in table.methods)])
     return rows
 
@@ -142,7 +142,7 @@ def core_hours(run: RunData) -> float:
     return run.speed.seconds * threads[-1] / 3600
 
 
-def _estimate(
+def estimate(
     statistic: Callable[..., np.ndarray], *methods: Sequence[np.ndarray] | None, digits: int | None = None
 ) -> str:
     """A statistic with its interval; a dash where scores are missing. digits: after the point; None: 2 below 1."""
@@ -160,7 +160,8 @@ def _mean_text(values: Sequence[float], digits: int) -> str:
     return f"{np.mean(known):.{digits}f}" if known else "-"
 
 
-def _markdown(rows: Rows) -> list[str]:
+def markdown(rows: Rows) -> list[str]:
+    """Lines of a table in Markdown."""
     header, *body = ([cell.replace("|", r"\|") for cell in row] for row in rows)
     return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *body)]
 

@@ -1,0 +1,278 @@
+"""What trained runs are worth: returns, what x and y hold, how actions change; over seeds, with intervals.
+
+    python scripts/reproduce/evidence.py runs/evidence              # every run in there; measures what is missing
+    python scripts/reproduce/evidence.py runs/evidence/walker*      # some; the rows of the others stay
+    python scripts/reproduce/evidence.py runs/evidence --step 100000  # at this checkpoint or snapshot of each run
+    python scripts/reproduce/evidence.py                            # only summary, tables and pictures, from the rows
+
+A run is what `denoised-mdp train` leaves. It is measured at its newest checkpoint by `denoised-mdp probe factors` and
+`denoised-mdp probe invariance`, and plays held-out episodes with the clips of training and with unseen ones. All
+results lie in RUN/probes; one that is there for the checkpoint is not made again. So the command can be repeated while
+runs are trained, and several can measure different runs at once, each into its own --out.
+
+runs.csv has one row per run, curves.csv what was logged during training. From these two come summary.json (numbers per
+seed), intervals.json, table.md and the pictures. No seed is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import evidence_show as show
+import numpy as np
+from common import read
+
+from denoised_mdp.analysis.factor_tables import from_tree
+from denoised_mdp.analysis.probe import Options, Probe
+from denoised_mdp.analysis.probes import PROBES, factors, invariance
+from denoised_mdp.analysis.report.data import RunData, find_runs, read_run
+from denoised_mdp.analysis.results import make_folder, subjects, write_csv, write_json
+from denoised_mdp.analysis.table.write import core_hours
+from denoised_mdp.config import as_tree, differences, load_config
+from denoised_mdp.config.compose import flatten
+from denoised_mdp.config.schema import Config
+from denoised_mdp.config.validate import as_text
+from denoised_mdp.envs.options import DISTRACTORS
+from denoised_mdp.errors import UserError
+from denoised_mdp.options import option
+from denoised_mdp.progress import shown
+from denoised_mdp.run.checkpoint import list_steps
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.folder import RunFolder
+
+KEY = ("task", "variant", "arm", "seed")
+"""columns that name a run"""
+LOGGED = {
+    "return": "eval/return",
+    "recall": "probe/signal_from_{seen}",
+    "leakage": "probe/noise_from_{seen}",
+    "nats_x": "model/kl_x",
+    "nats_y": "model/kl_y",
+}
+"""name of a curve -> the training's metric"""
+
+
+@dataclasses.dataclass
+class ReturnOptions(Options):
+    """Options of `returns`."""
+
+    episodes: int = option(10, "held-out episodes", low=1)
+
+
+def returns(runs: Sequence[Path], options: ReturnOptions) -> list[str]:
+    """Play the episodes of `denoised-mdp evaluate` and write {split: [returns]}, with unseen clips if there are any."""
+    from denoised_mdp.evaluation import evaluate, evaluation_seeds
+
+    lines = []
+    for subject in subjects(runs, options):
+        config, seeds = subject.config, evaluation_seeds(subject.config.seed, options.episodes)
+        clips = any(DISTRACTORS[name].shows_clips for name in config.distractors)
+        played = {
+            split: evaluate(subject.agent, environment_maker(config, split), seeds).returns
+            for split in ("train", *(["test"] if clips else []))
+        }
+        path = f"{subject.stem('returns', options.output, options.variant())}.json"
+        lines.append(f"  {write_json(path, subject.about('returns', options.measured()) | {'returns': played})}")
+    return lines
+
+
+MEASURES: dict[str, tuple[Probe, Options]] = {
+    "factors": (PROBES["factors"], factors.Options()),
+    "invariance": (PROBES["invariance"], invariance.Options(returns=0)),
+    "returns": (Probe("returns of held-out episodes", returns), ReturnOptions()),
+}
+QUICK: dict[str, dict[str, int]] = {
+    "factors": {"episodes": 6, "steps": 20},
+    "invariance": {"episodes": 2, "worlds": 2, "steps": 10},
+    "returns": {"episodes": 2},
+}
+"""options that measure as little as possible"""
+
+
+def measure(run: Path, step: int, options: dict[str, Options]) -> dict[str, dict[str, Any]]:
+    """Results of all `MEASURES` of a run's checkpoint; makes those that are not in RUN/probes."""
+
+    def known() -> dict[str, dict[str, Any]]:
+        probes = read_run(run).probes
+        trees = {(name, tree["step"]): tree for name in options for tree in probes.get(name, []) if fits(name, tree)}
+        return {name: trees[name, step] for name in options if (name, step) in trees}
+
+    def fits(name: str, tree: dict[str, Any]) -> bool:
+        return tree.get("options") == options[name].measured()
+
+    done = known()
+    for name in options.keys() - done.keys():
+        with shown():
+            MEASURES[name][0].run([run], dataclasses.replace(options[name], checkpoint=step))
+    return known()
+
+
+def variant_of(config: Config) -> str:
+    """The distractors in a word: names, and the strength and colour that are not usual; "noiseless" without any."""
+    words = []
+    for name, options in config.distractors.items():
+        usual = vars(DISTRACTORS[name].Options())
+        strength = options.get("strength")
+        words += [name, *([f"{strength:g}"] if strength != usual.get("strength") else [])]
+        words += ["color"] if options.get("color") and not usual["color"] else []
+    return "_".join(words) or "noiseless"
+
+
+def arm_of(config: Config, by: Sequence[str]) -> str:
+    """What is compared with other arms on the same environment: the model, what it decodes, the options `by`.
+
+    Raises:
+        UserError: there is no such option.
+    """
+    options = dict(flatten(as_tree(config)))
+    if unknown := [key for key in by if key not in options]:
+        raise UserError(f"--by {unknown[0]}: there is no such option.")
+    told = [f"{key.rpartition('.')[2]}={as_text(options[key])}" for key in by]
+    return " ".join([config.model.name, *(["foreground"] if config.foreground else []), *told])
+
+
+def key_of(config: Config, by: Sequence[str]) -> tuple[str, str, str, str]:
+    """`KEY` of a run."""
+    return config.env.task, variant_of(config), arm_of(config, by), str(config.seed)
+
+
+def refuse_mixtures(runs: Sequence[RunData], by: Sequence[str]) -> None:
+    """Runs of one arm differ in the seed alone.
+
+    Raises:
+        UserError: two of them do not.
+    """
+    first: dict[tuple, RunData] = {}
+    for run in runs:
+        *arm, seed = key_of(run.config, by)
+        one = first.setdefault(tuple(arm), run)
+        changed = differences(one.config, dataclasses.replace(run.config, seed=one.config.seed))
+        if changed:
+            raise UserError(
+                f"{one.path} and {run.path} are both {', '.join(arm)}, but differ in {changed[0]}. Tell them apart with"
+                f" --by {changed[0].partition(':')[0]}, or leave one out."
+            )
+        if first.setdefault((*arm, seed), run) is not run:
+            raise UserError(f"{first[(*arm, seed)].path} and {run.path} have one seed ({seed}): leave one out.")
+
+
+def overrides_of(config: Config) -> str:
+    """The words after `train` of the command that began a run, without seed and folder."""
+    choices = {
+        "env": config.env.suite,
+        "env.task": config.env.task,
+        "distractors": ",".join(config.distractors) or "none",
+        "model": config.model.name,
+        "policy": config.policy.name,
+    }
+    words = [f"preset={config.preset}", *(f"{key}={value}" for key, value in choices.items())]
+    usual, own = (dict(flatten(as_tree(one))) for one in (load_config(words), config))
+    changed = [key for key in own if own[key] != usual.get(key) and key not in ("run_dir", "seed")]
+    return " ".join([*words, *(f"{key}={as_text(own[key])}" for key in changed)])
+
+
+def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A run's row of runs.csv; nan where it has no such number."""
+    matrix, invariant = from_tree(results["factors"]), results.get("invariance", {})
+    played = results["returns"]["returns"]
+
+    def r_squared(part: str, source: str) -> float:
+        return matrix.summary("ridge", part, source).value
+
+    def logged(name: str) -> float:
+        return at_step(run, name, step)
+
+    return {
+        "run": run.name,
+        **dict(zip(KEY, key, strict=True)),
+        "step": step,
+        "updates": round(logged("train/updates")),
+        "cpu_hours": core_hours(run) * min(1.0, step / max(run.step, 1)),
+        "return": float(np.mean(played["train"])),
+        "return_unseen": float(np.mean(played["test"])) if "test" in played else math.nan,
+        "recall": r_squared(matrix.seen, "signal"),
+        "leakage": r_squared(matrix.seen, "noise"),
+        "signal_from_y": r_squared("y", "signal"),
+        "noise_from_y": r_squared("y", "noise"),
+        "action_change": invariant.get("action_change", math.nan),
+        "invariance": (invariant.get("distances", {}).get(matrix.seen) or {}).get("ratio", math.nan),
+        "nats_x": logged("model/kl_x"),
+        "nats_y": logged("model/kl_y"),
+        "overrides": overrides_of(run.config),
+    }
+
+
+def at_step(run: RunData, metric: str, step: float) -> float:
+    """A metric's value at a step, between two logged ones linearly; nan if it was not logged."""
+    return float(np.interp(step, *run.metrics[metric])) if metric in run.metrics else math.nan
+
+
+def curve_rows(run: RunData, key: Sequence[str], seen: str) -> list[dict[str, Any]]:
+    """A run's rows of curves.csv."""
+    named = dict(zip(KEY, key, strict=True))
+    rows = []
+    for name, metric in LOGGED.items():
+        for step, value in zip(*run.metrics.get(metric.format(seen=seen), ((), ())), strict=True):
+            updates = round(np.interp(step, *run.metrics["train/updates"], left=0))
+            rows.append(named | {"metric": name, "step": round(step), "updates": updates, "value": float(value)})
+    return rows
+
+
+def replace_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write rows to a CSV file instead of earlier ones of the same runs, with five digits; those of others stay."""
+    ours = {tuple(str(row[name]) for name in KEY) for row in rows}
+    kept = [row for row in read(path) if tuple(row[name] for name in KEY) not in ours]
+    fresh = [{k: f"{v:.5g}" if isinstance(v, float) and v == v else v for k, v in row.items()} for row in rows]
+    write_csv(path, sorted([*kept, *fresh], key=lambda row: (*(row[name] for name in KEY[:3]), int(row["seed"]))))
+
+
+def add(runs: Sequence[RunData], out: Path, options: dict[str, Options], by: Sequence[str], step: int | None) -> None:
+    """Measure runs and write their rows, one run after the other."""
+    for run in runs:
+        folder = RunFolder(run.path)
+        at = step or max(list_steps(folder.checkpoints), default=0)
+        if at not in [*list_steps(folder.checkpoints), *list_steps(folder.snapshots)]:
+            print(f"{run.path}: no checkpoint{f' of step {step:,}' if step else ' yet'}", flush=True)
+            continue
+        asked = {name: one for name, one in options.items() if name != "invariance" or run.config.distractors}
+        results, key = measure(run.path, at, asked), key_of(run.config, by)
+        row = row_of(run, key, at, results)
+        replace_rows(out / "curves.csv", curve_rows(run, key, results["factors"]["seen"]))
+        replace_rows(out / "runs.csv", [row])  # last: a run that is in there is whole
+        numbers = ", ".join(f"{name.replace('_', ' ')} {row[name]:.3g}" for name in ("return", "recall", "leakage"))
+        print(f"{' '.join(key)}: step {at:,}, {numbers}", flush=True)
+
+
+def main() -> None:
+    """Measure what is missing, then write what follows from all rows."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", type=Path, nargs="*", metavar="FOLDER", help="folder of a run or of runs")
+    parser.add_argument("--out", type=Path, default=Path("results/evidence"), help="default: %(default)s")
+    parser.add_argument("--step", type=int, help="measure there; default: the newest checkpoint of each run")
+    parser.add_argument("--by", default="", help="options that tell arms apart, besides the model: a.b,c.d")
+    parser.add_argument("--behaviour", choices=("mixed", "random", "agent"), default="mixed", help="of probe factors")
+    parser.add_argument("--quick", action="store_true", help="measure as little as possible: to try the script")
+    given = parser.parse_args()
+    options = {name: usual for name, (_, usual) in MEASURES.items()}
+    options["factors"].behaviour = given.behaviour
+    if given.quick:
+        options = {name: dataclasses.replace(one, **QUICK[name]) for name, one in options.items()}
+    by = given.by.split(",") if given.by else []
+    try:
+        runs = [read_run(path) for path in find_runs(given.runs)]
+        refuse_mixtures(runs, by)
+        make_folder(given.out)
+        add(runs, given.out, options, by, given.step)
+        show.write(read(given.out / "runs.csv"), read(given.out / "curves.csv"), given.out)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""What follows from the rows of evidence.py: numbers per seed, intervals, comparisons, a table and pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from denoised_mdp.analysis.plots import color_of, literal, new_figure, plain_axes, save_figure
+from denoised_mdp.analysis.results import write_json, write_whole
+from denoised_mdp.analysis.table.plots import draw_seeds
+from denoised_mdp.analysis.table.statistics import improvement, interval, iqm, mean
+from denoised_mdp.analysis.table.write import estimate, markdown
+
+Row = Mapping[str, str]
+Arms = dict[str, list[Row]]
+"""arm -> its runs, in order of the seeds"""
+METRICS = {
+    "return": "return, clips of training",
+    "return_unseen": "return, unseen clips",
+    "recall": "signal recall (R² of the signal from x); high is good",
+    "leakage": "leakage (R² of the noise from x); low is good",
+    "signal_from_y": "R² of the signal from y; low is good",
+    "noise_from_y": "R² of the noise from y; high is good",
+    "action_change": "mean change of an action under other distractors (range 2); low is good",
+    "invariance": "distance of x, other distractors / other states; low is good",
+    "nats_x": "nats per step of x",
+    "nats_y": "nats per step of y",
+    "updates": "updates",
+    "cpu_hours": "CPU hours",
+}
+"""column -> line of the table"""
+DRAWN = ("return", "return_unseen", "recall", "leakage", "action_change", "nats_x")
+CURVES = {"return": "return", "recall": "signal recall (quick probe)", "leakage": "leakage (quick probe)"}
+FIRST = "2b"
+"""the arm, and all whose names begin with it, that are compared with each other arm"""
+NOISELESS = "noiseless"
+
+
+def cells(rows: Sequence[Row]) -> dict[tuple[str, str], Arms]:
+    """(task, variant) -> arms."""
+    found: dict[tuple[str, str], Arms] = {}
+    for row in sorted(rows, key=lambda row: (row["task"], row["variant"], row["arm"], int(row["seed"]))):
+        found.setdefault((row["task"], row["variant"]), {}).setdefault(row["arm"], []).append(row)
+    return found
+
+
+def values(rows: Sequence[Row], metric: str) -> np.ndarray:
+    """A metric of all runs, [runs]; nan where it is not known."""
+    return np.array([float(row[metric] or math.nan) for row in rows])
+
+
+def known(rows: Sequence[Row], metric: str) -> np.ndarray:
+    """The same of the runs where it is known."""
+    found = values(rows, metric)
+    return found[np.isfinite(found)]
+
+
+def summary(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, list[float]]]]]:
+    """task -> variant -> arm -> metric -> its value for each seed; `seeds` names them."""
+    tree: dict = {}
+    for (task, variant), arms in cells(rows).items():
+        for arm, runs in arms.items():
+            numbers = {"seeds": [int(row["seed"]) for row in runs]}
+            numbers |= {metric: values(runs, metric).tolist() for metric in METRICS}
+            tree.setdefault(task, {}).setdefault(variant, {})[arm] = numbers
+    return tree
+
+
+def difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> np.ndarray:
+    """Mean of the first minus that of the second, over tasks."""
+    return mean(first) - mean(second)
+
+
+def ratio(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> np.ndarray:
+    """Mean of the first, divided by that of the second, over tasks."""
+    return mean(first) / mean(second)
+
+
+COMPARISONS: dict[str, Callable] = {"difference": difference, "ratio": ratio, "improvement": improvement}
+"""`improvement`: the probability that a run of the first has more than one of the second"""
+
+
+def ends(statistic: Callable[..., np.ndarray], *methods: Sequence[np.ndarray]) -> dict[str, float]:
+    """A statistic and its 95 % interval, of scores [runs] per task."""
+    return dict(zip(("value", "low", "high"), map(float, interval(statistic, *methods)), strict=True))
+
+
+def pairs(rows: Sequence[Row]) -> Iterator[tuple[str, str, str, str, list[tuple[list[Row], list[Row]]]]]:
+    """What is compared: (task, variant, first arm, second arm, their runs per task); task "all": of several tasks."""
+    together: dict[tuple[str, str, str], list] = {}
+    found = cells(rows)
+    for (task, variant), arms in found.items():
+        quiet = found.get((task, NOISELESS), {}) if variant != NOISELESS else {}
+        rivals = {f"{arm} {NOISELESS}": runs for arm, runs in quiet.items()}
+        for first in arms:
+            others = {arm: runs for arm, runs in arms.items() if arm != first} if first.startswith(FIRST) else {}
+            others |= {name: runs for name, runs in rivals.items() if name == f"{first} {NOISELESS}"}
+            for second, runs in others.items():
+                yield task, variant, first, second, [(arms[first], runs)]
+                together.setdefault((variant, first, second), []).append((arms[first], runs))
+    for (variant, first, second), both in together.items():
+        if len(both) > 1:
+            yield "all", variant, first, second, both
+
+
+def comparisons(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Each pair of `pairs` in each metric that both have: all `COMPARISONS` with their 95 % intervals."""
+    out = []
+    for task, variant, first, second, both in pairs(rows):
+        for metric in METRICS:
+            sides = [[known(side, metric) for side in sides] for sides in zip(*both, strict=True)]
+            if all(len(scores) for side in sides for scores in side):
+                named = {"task": task, "variant": variant, "first": first, "second": second, "metric": metric}
+                out.append(named | {name: ends(statistic, *sides) for name, statistic in COMPARISONS.items()})
+    return out
+
+
+def intervals(rows: Sequence[Row]) -> dict[str, Any]:
+    """Mean and IQM of each arm with 95 % intervals over seeds, as the tree of `summary`, and all `comparisons`."""
+    arms: dict = {}
+    for (task, variant), found in cells(rows).items():
+        for arm, runs in found.items():
+            scores = {metric: [known(runs, metric)] for metric in METRICS if len(known(runs, metric))}
+            numbers = {metric: {"mean": ends(mean, own), "iqm": ends(iqm, own)} for metric, own in scores.items()}
+            arms.setdefault(task, {}).setdefault(variant, {})[arm] = numbers
+    return {"arms": arms, "comparisons": comparisons(rows)}
+
+
+def digits_of(metric: str) -> int:
+    """How many decimals a table shows."""
+    return {"return": 0, "return_unseen": 0, "updates": 0, "cpu_hours": 1}.get(metric, 2)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A Markdown table per task and variant, then the comparisons and the commands."""
+    lines = ["Mean over seeds [95 % interval, stratified bootstrap over runs] (each seed in order).", ""]
+    for (task, variant), arms in cells(rows).items():
+        heads = [f"{arm} (seeds {', '.join(row['seed'] for row in runs)})" for arm, runs in arms.items()]
+        body = []
+        for metric, label in METRICS.items():
+            texts = []
+            for runs in arms.values():
+                own, digits = values(runs, metric), digits_of(metric)
+                each = ", ".join("-" if value != value else f"{value:,.{digits}f}" for value in own)
+                scores = [known(runs, metric)] if len(known(runs, metric)) else None
+                texts.append(f"{estimate(mean, scores, digits=digits)} ({each})" if scores else "-")
+            body += [[label, *texts]] if set(texts) != {"-"} else []
+        lines += [f"## {task}, {variant}", "", *markdown([["", *heads], *body]), ""]
+    compared = [line for line in comparisons(rows) if line["metric"] in DRAWN]
+    if compared:
+        named = ("task", "variant", "metric", "first", "second")
+        heads = [*named, "first - second", "first / second", "P(first > second)"]
+        body = [[*(line[name] for name in named), *compared_text(line)] for line in compared]
+        lines += ["## Comparisons", "", *markdown([heads, *body]), ""]
+    commands: dict[str, list[str]] = {}
+    for row in rows:
+        commands.setdefault(row["overrides"], []).append(row["seed"])
+    trained = [f"denoised-mdp train -m {words} seed={','.join(seeds)}" for words, seeds in commands.items()]
+    return "\n".join([*lines, "## Commands", "", "```bash", *trained, "```", ""])
+
+
+def compared_text(line: Mapping[str, Any]) -> list[str]:
+    """The numbers of one of the `comparisons`."""
+    digits = {"difference": digits_of(line["metric"])}
+    return [text_of(line[name], digits.get(name, 2)) for name in COMPARISONS]
+
+
+def text_of(found: Mapping[str, float], digits: int) -> str:
+    """A value with its interval, if it has one."""
+    bounds = "" if math.isnan(found["low"]) else f" [{found['low']:.{digits}f}, {found['high']:.{digits}f}]"
+    return f"{found['value']:.{digits}f}{bounds}"
+
+
+def draw_curves(rows: Sequence[Row], path: Path) -> Path:
+    """A row of panels per task and variant: `CURVES` over updates, mean and band over seeds."""
+    found = cells(rows)
+    figure = new_figure(3.4 * len(CURVES), 2.5 * len(found) + 0.4)
+    figure.set_layout_engine("constrained")
+    colors = colors_of(rows)
+    panels = figure.subplots(len(found), len(CURVES), squeeze=False)
+    for line, ((task, variant), arms) in zip(panels, found.items(), strict=True):
+        for axes, (metric, label) in zip(line, CURVES.items(), strict=True):
+            plain_axes(axes, 8)
+            axes.set_title(literal(f"{task}, {variant}"), fontsize=8)
+            axes.set_ylabel(label)
+            for arm, points in arms.items():
+                curves = list(curves_of(points, metric))
+                if curves:
+                    draw_seeds(axes, curves, colors[arm], arm)
+            if metric != "return":
+                axes.set_ylim(0, 1)
+            axes.set_xlabel("thousand updates")
+    legend(figure, panels)
+    return save_figure(figure, path)
+
+
+def curves_of(points: Sequence[Row], metric: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(updates, values) of each seed that has the metric."""
+    for seed in dict.fromkeys(row["seed"] for row in points):
+        own = {float(r["updates"]): float(r["value"]) for r in points if (r["seed"], r["metric"]) == (seed, metric)}
+        if own:
+            yield np.array(sorted(own)), np.array([own[at] for at in sorted(own)])
+
+
+def colors_of(rows: Sequence[Row]) -> dict[str, str]:
+    """One color for each arm in all pictures."""
+    return {arm: color_of(number) for number, arm in enumerate(sorted({row["arm"] for row in rows}))}
+
+
+def legend(figure, panels: np.ndarray) -> None:
+    """One legend below all panels."""
+    lines = {line.get_label(): line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]}
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+
+
+def draw_arms(rows: Sequence[Row], path: Path) -> Path:
+    """A row of panels per task and variant, a panel per metric of `DRAWN`: a bar per arm, its interval, each seed."""
+    found = cells(rows)
+    most = max(len(arms) for arms in found.values())
+    figure = new_figure(2.2 * len(DRAWN) + 0.8, (0.34 * most + 0.8) * len(found))
+    figure.set_layout_engine("constrained")
+    colors = colors_of(rows)
+    panels = figure.subplots(len(found), len(DRAWN), squeeze=False)
+    for line, ((task, variant), arms) in zip(panels, found.items(), strict=True):
+        for axes, metric in zip(line, DRAWN, strict=True):
+            plain_axes(axes, 8)
+            for place, (arm, runs) in enumerate(arms.items()):
+                own = known(runs, metric)
+                if not len(own):
+                    continue
+                value, low, high = interval(mean, [own])
+                axes.barh(place, value, 0.62, color=colors[arm], alpha=0.35)
+                axes.plot([low, high], [place, place], color=colors[arm], linewidth=2.2)
+                axes.plot(own, [place] * len(own), "o", color="white", markeredgecolor=colors[arm], markersize=4)
+            axes.set_yticks(range(len(arms)), map(literal, arms) if axes is line[0] else [""] * len(arms))
+            axes.set_ylim(len(arms) - 0.5, -0.5)
+            where = f"{task}, {variant}" if axes is line[0] else ""
+            axes.set_title(literal(f"{where}\n{metric.replace('_', ' ')}"), fontsize=8.5, loc="left")
+            axes.grid(axis="y", visible=False)
+    return save_figure(figure, path)
+
+
+def write(rows: Sequence[Row], curves: Sequence[Row], folder: Path) -> list[Path]:
+    """Write all that follows from the rows of runs.csv and curves.csv; prints the table."""
+    if not rows:
+        return []
+    text = table(rows)
+    print(text)
+    return [
+        write_json(folder / "summary.json", summary(rows)),
+        write_json(folder / "intervals.json", intervals(rows)),
+        write_whole(folder / "table.md", text),
+        draw_curves(curves, folder / "curves.png"),
+        draw_arms(rows, folder / "arms.png"),
+    ]

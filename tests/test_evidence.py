@@ -1,0 +1,168 @@
+"""The evidence over seeds: what is measured of a run, once; what follows from the rows; what may not be mixed."""
+
+import csv
+import importlib
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from report_runs import add_probes, make_run
+from small_runs import tiny
+
+from denoised_mdp.analysis.report.data import read_run
+from denoised_mdp.analysis.results import write_json
+from denoised_mdp.analysis.table.statistics import interval
+from denoised_mdp.config import differences, load_config
+from denoised_mdp.errors import UserError
+from denoised_mdp.session import train
+
+FOLDER = Path(__file__).parents[1] / "scripts" / "reproduce"
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    """The script as a module; `evidence.show` is its other half."""
+    names = ("common", "evidence_show", "evidence")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(FOLDER)
+        for name in names:
+            patch.delitem(importlib.sys.modules, name, raising=False)
+        yield importlib.import_module("evidence")
+        for name in names:
+            del importlib.sys.modules[name]
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def call(evidence, monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["evidence.py", *map(str, arguments)])
+    evidence.main()
+
+
+def test_a_run_is_measured_once_for_each_checkpoint(evidence, tmp_path, monkeypatch, cache):
+    """Of a run that is made longer, the new checkpoint is measured; all files follow from the rows."""
+    run, out = tmp_path / "runs" / "a", tmp_path / "out"
+    longer = "train.total_steps=240"
+    for more in ([], [longer]):
+        assert train(tiny(run, "distractors=camera_jitter", "train.probe_every=80", *more))
+        call(evidence, monkeypatch, run, "--out", out, "--quick")
+        (row,) = rows_of(out / "runs.csv")
+        step = 240 if more else 200
+        assert (row["step"], row["variant"], row["arm"], row["seed"]) == (str(step), "camera_jitter", "2b", "0")
+        files = {path.name.rpartition("_")[2] for path in (run / "probes").glob("*.json")}
+        assert f"{step:09d}.json" in files
+    for name in ("summary.json", "intervals.json", "table.md", "curves.png", "arms.png"):
+        assert (out / name).stat().st_size > 100
+    arm = json.loads((out / "summary.json").read_text())["dot"]["camera_jitter"]["2b"]
+    played = json.loads((run / "probes" / "returns_000000240.json".replace("returns", "returns_episodes2")).read_text())
+    assert arm["return"] == [pytest.approx(np.mean(played["returns"]["train"]), rel=1e-4)]
+    assert arm["return_unseen"] == [None], "jitter has no clips"
+    assert arm["updates"] == [int(read_run(run).metrics["train/updates"][1][-1])]
+    assert arm["action_change"][0] >= 0 and arm["nats_x"][0] > 0
+
+    def never(runs, options):
+        raise AssertionError("measured again")
+
+    before = (out / "runs.csv").read_text()
+    for name, (probe, options) in evidence.MEASURES.items():
+        monkeypatch.setitem(evidence.MEASURES, name, (type(probe)(probe.help, never), options))
+    call(evidence, monkeypatch, run, "--out", out, "--quick")
+    assert (out / "runs.csv").read_text() == before
+
+
+def made(path, *overrides, returns, recall, leakage):
+    """A finished run with all results of the full size, made by hand."""
+    run = make_run(path, *overrides, returns=returns, step=100)
+    (run / "checkpoints" / "step_000000200").mkdir(parents=True)
+    add_probes(run, recall, leakage)
+    for name, tree in (("invariance", {"action_change": 0.5, "distances": {"x": {"ratio": 0.25}}}), ("returns", {})):
+        tree = {"returns": {"train": [returns[-1]] * 2, "test": [returns[-1] - 1, returns[-1] + 3]}} | tree
+        options = {"invariance": {"episodes": 6, "steps": 150, "split": "train", "worlds": 4, "returns": 0}}
+        options = options.get(name, {"episodes": 10})
+        write_json(run / "probes" / f"{name}.json", {"probe": name, "run": "", "step": 200, "options": options, **tree})
+    return run
+
+
+@pytest.fixture
+def grid(tmp_path):
+    """2b and dreamer, three seeds each: returns 100 + 10 seed and 40 + seed; 2b without distractors, one seed."""
+    jitter = "distractors=camera_jitter"
+    for seed in range(3):
+        about = f"seed={seed}", jitter
+        made(tmp_path / f"a{seed}", "model=2b", *about, returns=(0.0, 100.0 + 10 * seed), recall=0.8, leakage=0.1)
+        made(tmp_path / f"b{seed}", "model=dreamer", *about, returns=(0.0, 40.0 + seed), recall=0.5, leakage=0.9)
+    made(tmp_path / "quiet", "model=2b", returns=(0.0, 220.0), recall=0.9, leakage=float("nan"))
+    return tmp_path
+
+
+def test_numbers_follow_from_the_runs(evidence, grid, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    call(evidence, monkeypatch, grid, "--out", out)
+    tree = json.loads((out / "summary.json").read_text())["dot"]
+    assert tree["camera_jitter"]["2b"]["return"] == [100, 110, 120]
+    assert tree["camera_jitter"]["2b"]["return_unseen"] == [101, 111, 121]
+    assert tree["camera_jitter"]["dreamer"]["leakage"] == [0.9] * 3
+    assert tree["noiseless"]["2b"]["leakage"] == [None] and tree["noiseless"]["2b"]["action_change"] == [None]
+    assert tree["camera_jitter"]["2b"]["updates"] == [2, 2, 2]
+    found = json.loads((out / "intervals.json").read_text())
+    compared = {(c["first"], c["second"], c["metric"]): c for c in found["comparisons"]}
+    gain = compared["2b", "dreamer", "return"]
+    ours, theirs = [np.array([100.0, 110.0, 120.0])], [np.array([40.0, 41.0, 42.0])]
+    assert gain["difference"]["value"] == pytest.approx(110 - 41)
+    _, low, high = interval(lambda a, b: a[0].mean(-1) - b[0].mean(-1), ours, theirs)
+    assert (gain["difference"]["low"], gain["difference"]["high"]) == (pytest.approx(low), pytest.approx(high))
+    assert 58 <= low < 69 < high <= 80, "the extremes of all resamples"
+    assert gain["improvement"]["value"] == 1
+    assert compared["2b", "2b noiseless", "return"]["ratio"]["value"] == pytest.approx(110 / 220)
+    assert compared["2b", "2b noiseless", "return"]["ratio"]["low"] is None, "one run shows no spread"
+    assert ("2b", "2b noiseless", "leakage") not in compared
+    curve = [r for r in rows_of(out / "curves.csv") if (r["arm"], r["seed"], r["metric"]) == ("dreamer", "2", "return")]
+    assert [(r["updates"], float(r["value"])) for r in curve] == [("1", 0.0), ("2", 42.0)]
+    assert "| 110 [100, 120] (100, 110, 120) | 41 [40, 42] (40, 41, 42) |" in capsys.readouterr().out
+
+
+def test_rows_of_other_runs_stay(evidence, grid, tmp_path, monkeypatch):
+    out, later = tmp_path / "out", tmp_path / "later"
+    call(evidence, monkeypatch, grid / "a0", grid / "b0", "--out", later)
+    call(evidence, monkeypatch, *(grid / name for name in ("b2", "quiet", "a1", "b1", "a2")), "--out", later)
+    call(evidence, monkeypatch, grid, "--out", out)
+    for name in ("runs.csv", "curves.csv", "summary.json", "intervals.json"):
+        assert (out / name).read_text() == (later / name).read_text()
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_not_mixed(evidence, tmp_path):
+    def runs(*overrides):
+        return [read_run(make_run(tmp_path / f"{len(list(tmp_path.iterdir()))}", *one)) for one in overrides]
+
+    pair = runs(["seed=0"], ["seed=1", "model.kl.beta=0.25"])
+    with pytest.raises(UserError, match=r"differ in model.kl.beta: .* --by model.kl.beta"):
+        evidence.refuse_mixtures(pair, [])
+    evidence.refuse_mixtures(pair, ["model.kl.beta"])
+    assert evidence.arm_of(pair[1].config, ["model.kl.beta"]) == "2b beta=0.25"
+    with pytest.raises(UserError, match=r"one seed \(3\)"):
+        evidence.refuse_mixtures(runs(["seed=3"], ["seed=3"]), [])
+    with pytest.raises(UserError, match="--by model.nothing"):
+        evidence.arm_of(pair[0].config, ["model.nothing"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "variant", "arm"),
+    [
+        (["preset=quickstart"], "video_background_0.3", "2b"),
+        (["preset=quickstart", "distractors.video_background.strength=1"], "video_background", "2b"),
+        (["preset=paper/walker_walk_video_background_camera_jitter"], "video_background_camera_jitter", "2b"),
+        (["preset=repo", "distractors.video_background.color=true"], "video_background_color", "repo"),
+        (["preset=quickstart", "model.target=foreground"], "video_background_0.3", "2b foreground"),
+        (["preset=quickstart", "distractors=none", "model=dreamer", "train.total_steps=7000"], "noiseless", "dreamer"),
+    ],
+)
+def test_names_and_commands_follow_from_configurations(evidence, overrides, variant, arm):
+    config = load_config([*overrides, "run_dir=a"])
+    assert (evidence.variant_of(config), evidence.arm_of(config, [])) == (variant, arm)
+    again = load_config([*shlex.split(evidence.overrides_of(config)), "run_dir=a"])
+    assert again == config and not differences(again, config)
