@@ -1,4 +1,4 @@
-"""model.kl.dyn: who gets which gradient of the KL, and that the loss without it is a special case."""
+"""Options of the KL: dyn parts the gradients of posteriors and priors, warmup lets the weight grow."""
 
 import dataclasses
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import STRUCTURES, random_batch, small_agent
 
+from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.distributions import DISTRIBUTIONS
 from denoised_mdp.models.losses import KLWeights, kl_per_latent
 from denoised_mdp.models.structure import Table
@@ -98,3 +99,28 @@ def test_the_value_is_the_sum_of_both_sides_and_metrics_are_nats():
     torch.testing.assert_close(total, expected)
     for name, part in plain.items():
         torch.testing.assert_close(kl[name], part)
+
+
+def updated(alpha, warmup=0, updates=1):
+    """Loss of a small model's last update, and the model; its KL weight is alpha or grows to it."""
+    agent = small_agent("2c")
+    model = DenoisedModel(agent.world_model.table, 2, depth=2, embed=16, hidden=8, kl_warmup=warmup).double()
+    model.kl = KLWeights(alpha, free_nats=0.1)
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    for seed in range(updates):
+        metrics = model.update(agent.to_device(random_batch()), torch.Generator().manual_seed(seed)).metrics
+    return metrics["model/loss"].item(), model
+
+
+def test_the_weight_grows_with_the_updates():
+    """The first of 4 costs a quarter of alpha."""
+    assert updated(2.0, warmup=4)[0] == pytest.approx(updated(0.5)[0], rel=1e-9)
+    assert updated(2.0)[0] != pytest.approx(updated(0.5)[0], rel=1e-4)
+
+
+def test_a_grown_weight_stays_and_is_saved():
+    assert updated(2.0, warmup=4, updates=3)[1].state_dict()["kl_share"].item() == 0.75
+    assert updated(2.0, warmup=4, updates=6)[1].kl_share.item() == 1.0
+    assert "kl_share" not in updated(2.0)[1].state_dict()

@@ -49,6 +49,7 @@ class KLConfig:
     dyn: float | None = option(
         None, "weight of what teaches the priors (1 is usual); null: alpha times beta, as of the posteriors", above=0
     )
+    warmup: int = option(0, "updates in which alpha grows from 0 to its value; 0: it has it from the start", low=0)
 
 
 @dataclass
@@ -131,6 +132,8 @@ class TIAConfig(ModelConfig):
 
     def check(self, table: Table) -> None:
         """Two streams; see `ModelConfig.check`."""
+        if self.kl.warmup:
+            raise ValueError("model.kl.warmup is of the other models")
         x, *others = table.rows.values()
         apart = not any(row.parents or row.reward_sees for row in table.rows.values())
         if not (

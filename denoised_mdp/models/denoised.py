@@ -29,7 +29,8 @@ class DenoisedModel(WorldModel):
     `target`: what `decode` learns to show, "observation" or "foreground": then observations in a batch have six
     channels, and the last three are the picture with a black background.
     `reward_std`: std of the Gaussian on the reward; the paper's is 1. `continuation`: add a head that predicts where
-    episodes terminate, see `WorldModel.add_continuation`. `lr`, `eps`, `clip`: of Adam.
+    episodes terminate, see `WorldModel.add_continuation`. `kl_warmup`: updates in which the weight of the KL grows
+    from 0, so that latents may learn to see before it costs. `lr`, `eps`, `clip`: of Adam.
     """
 
     decodes = True
@@ -50,6 +51,7 @@ class DenoisedModel(WorldModel):
         reward_std: float = 1.0,
         continuation: bool = False,
         kl: KLWeights | None = None,
+        kl_warmup: int = 0,
         lr: float = 6e-4,
         eps: float = 1e-7,
         clip: float | None = 100.0,
@@ -57,6 +59,9 @@ class DenoisedModel(WorldModel):
         super().__init__()
         self.table, self.action_size, self.size, self.target = table, action_size, size, target
         self.reward_std, self.kl, self.clip = reward_std, kl or KLWeights(), clip
+        self.kl_warmup = kl_warmup
+        if kl_warmup:
+            self.register_buffer("kl_share", torch.zeros(()))
         self.encoder = Encoder(size, depth, embed, pixel_range, norm)
         width = self.encoder.width
         self.rssm = RSSM(table, action_size, width, norm)
@@ -90,6 +95,7 @@ class DenoisedModel(WorldModel):
             "reward_std": m.reward_std,
             "continuation": bool(m.continuation),
             "kl": KLWeights(config.alpha, m.kl.free_nats, m.kl.free_nats_strategy, m.kl.dyn),
+            "kl_warmup": m.kl.warmup,
             **vars(m.optimizer),
         }
 
@@ -100,6 +106,8 @@ class DenoisedModel(WorldModel):
     def update(self, batch: dict[str, Tensor], generator: torch.Generator) -> Learned:
         """One step on the variational bound; see `WorldModel.update`."""
         noise = self.draw_noise(*batch["reward"].shape, generator=generator)
+        if self.kl_warmup:
+            self.kl_share.add_(1 / self.kl_warmup).clamp_(max=1.0)  # in place: a graph replays it
         loss, latent, shares, metrics = self.loss(**batch, noise=noise)
         metrics["model/gradient"] = optimize(loss, self.optimizers["model"], self.clip)
         reward = sum(shares[row.name] for row in self.table.seen if row.rewarded)  # [T, B]
@@ -118,7 +126,9 @@ class DenoisedModel(WorldModel):
         images = self.float_images(observation)  # [T B, 3, H, W]
         embed = self.encoder(images).unflatten(0, observation.shape[:2])  # [T, B, E]
         latent, posterior, prior = self.rssm.observe(embed, action, is_first, noise)
-        weighted_kl, kl = self.kl.total(posterior, prior, self.table)  # scalar, {name: [T, B]}
+        weighted_kl, kl = self.kl.total(
+            posterior, prior, self.table, self.kl_share if self.kl_warmup else 1.0
+        )  # scalar, {name: [T, B]}
         shares = self.reward_shares(latent)  # {name: [T, B]}
         shown = images if self.target == "observation" else self.float_images(observation[..., 3:])  # [T B, 3, H, W]
         image_loss = self.image_nll(self.decode(latent), shown)

@@ -85,17 +85,20 @@ class KLWeights:
     free_nats_strategy: str = "A"
     dyn: float | None = None
 
-    def total(self, posterior: Distributions, prior: Distributions, table: Table) -> tuple[Tensor, dict[str, Tensor]]:
+    def total(
+        self, posterior: Distributions, prior: Distributions, table: Table, share: float | Tensor = 1.0
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted scalar, mean over T and B, and KL of each latent, {name: [T, B]} nats.
 
-        With dyn it is weighted(KL(posterior || sg prior)) + dyn sum of clamped KL(sg posterior || prior).
+        share: of alpha, a scalar. With dyn the first is share * weighted(KL(posterior || sg prior)) + dyn sum of
+        clamped KL(sg posterior || prior).
         """
         if self.dyn is None:
             kl = kl_per_latent(posterior, prior)
-            return self.weighted(kl, table), kl
+            return share * self.weighted(kl, table), kl
         kl, to_prior = one_sided_kls(posterior, prior)
         alike = Table([replace(row, beta=1.0) for row in table.rows.values()])
-        return self.weighted(kl, table) + replace(self, alpha=self.dyn).weighted(to_prior, alike), kl
+        return share * self.weighted(kl, table) + replace(self, alpha=self.dyn).weighted(to_prior, alike), kl
 
     def weighted(self, kl: dict[str, Tensor], table: Table) -> Tensor:
         """KL of each latent {name: [T, B]} nats -> the weighted scalar alpha * (...), mean over T and B."""
