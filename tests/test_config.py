@@ -470,7 +470,7 @@ def test_every_option_has_help_and_every_file_belongs_to_a_group():
     check(RePoConfig())
     for kind in DISTRACTORS.values():
         check(kind.Options())
-    folders = {"model", "preset", "preset_model", "preset_policy"}
+    folders = {"model", "preset", "preset_model", "preset_policy", "sweep"}
     assert {path.name for path in config_folder().iterdir() if path.is_dir()} == folders
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from denoised_mdp.agents.world_model_agent import build_agent
-from denoised_mdp.bench import doctor
+from denoised_mdp.bench import doctor, estimate
 from denoised_mdp.bench.doctor import Doctor, days_on_a_cpu
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, save_config
@@ -122,8 +122,8 @@ def measured(monkeypatch):
             seconds[0] += 0.2
             torch.rand(3)
 
-    monkeypatch.setattr(doctor, "build_agent", lambda *_, **__: Slow())
-    monkeypatch.setattr(doctor.time, "process_time", lambda: seconds[0])
+    monkeypatch.setattr(estimate, "build_agent", lambda *_, **__: Slow())
+    monkeypatch.setattr(estimate.time, "process_time", lambda: seconds[0])
     return updates
 
 

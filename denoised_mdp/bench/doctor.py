@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import platform
 import shutil
-import statistics
-import time
 import warnings
 from collections.abc import Callable
 from importlib.metadata import version
@@ -18,13 +15,13 @@ import gymnasium as gym
 import torch
 
 from denoised_mdp.agents.world_model_agent import WorldModelAgent, build_agent
+from denoised_mdp.bench.estimate import median_seconds, project, update_on_one_thread
 from denoised_mdp.config import differences, read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, configure_acting, precision_name, resolve_device
 from denoised_mdp.envs.actions import Actions
 from denoised_mdp.envs.video import SPLITS, open_clips
 from denoised_mdp.errors import UserError
-from denoised_mdp.evaluation import MAX_PARALLEL
 from denoised_mdp.progress import duration
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.environments import environment_maker
@@ -35,7 +32,6 @@ TV_ROWS = 60  # of the clips on RoboDesk's television
 SLOW_ACTION = 0.02  # seconds; a paper-sized run would spend three hours in the environment
 LONG_RUN = 48 * 3600  # seconds
 MANY_ROWS = 20_000_000  # rows learned from in a run; no CPU needs days for fewer
-ACTIONS = 6  # dimensions of an action; they hardly change the cost of an update
 
 
 def doctor(config: Config) -> int:
@@ -46,33 +42,18 @@ def doctor(config: Config) -> int:
 def days_on_a_cpu(config: Config) -> str | None:
     """Warn of a new run that would learn for days without a GPU; None for all others.
 
-    Small updates are timed in CPU seconds of one thread, which other programs hardly disturb, and scaled by rows and
-    threads. This takes a few seconds, and is done only if a run learns from enough rows to matter. The run's random
-    numbers are not affected.
+    A small update is timed and scaled by rows and threads. This takes a few seconds, and is done only if a run learns
+    from enough rows to matter.
     """
     train = config.train
     updates, rows = config.updates_due(train.total_steps), train.batch_size * train.segment_length
     if resolve_device(train.device).type != "cpu" or updates * rows < MANY_ROWS or Path(config.run_dir).exists():
         return None
-    length, count = min(10, train.segment_length), min(10, train.batch_size)
-    small = dataclasses.replace(config, train=dataclasses.replace(train, segment_length=length, batch_size=count))
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # training reports it again
-        device, dtype = configure(train)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            agent, batch = build_agent(small, ACTIONS, device=device, dtype=dtype), random_batch(small, ACTIONS)
-            agent.update(batch)  # the first one allocates
-            began = time.process_time()
-            agent.update(batch)
-            update_seconds = (time.process_time() - began) * rows / (length * count)
-        finally:
-            torch.set_num_threads(threads)
+    update_seconds, part = update_on_one_thread(config, rows=10)
+    threads = torch.get_num_threads()
     seconds = updates * update_seconds / threads
     if seconds < LONG_RUN:
         return None
-    part = rows // (length * count)
     return (
         f"without a GPU this run will learn for about {duration(seconds)}: {updates:,} updates of {update_seconds:.2g}"
         f" CPU seconds on {threads} thread{'s' * (threads > 1)}, estimated from an update of 1/{part}"
@@ -168,9 +149,9 @@ class Doctor:
         """Measure frames and actions; return the seconds of an action, including repeats and frame."""
         environment.reset(seed=self.config.seed)
         environment.action_space.seed(self.config.seed)
-        frame = _median_seconds(environment.render, 20)
+        frame = median_seconds(environment.render, 20)
         actions = min(actions, self.config.episode_rows - 1)
-        action = _median_seconds(lambda: environment.step(environment.action_space.sample()), actions)
+        action = median_seconds(lambda: environment.step(environment.action_space.sample()), actions)
         renderer, drawn_by = "none needed", environment.unwrapped.world.unwrapped.renderer()
         if drawn_by is not None:
             from denoised_mdp.envs.gl import BACKEND
@@ -221,25 +202,15 @@ class Doctor:
             synchronize()
 
         update()  # the first one allocates
-        update_seconds = _median_seconds(update, 3)
-        acting = _median_seconds(lambda: player.act(batch["observation"][0, 0]), 10)
+        update_seconds = median_seconds(update, 3)
+        acting = median_seconds(lambda: player.act(batch["observation"][0, 0, ..., :3]), 10)
         _row("update", f"{update_seconds:.3g} s ({train.batch_size} segments of {train.segment_length} rows)")
         self.show_memory(agent.device)
 
-        updates = config.updates_due(train.total_steps)
-        learning = updates * update_seconds
-        playing = train.total_steps / config.env.action_repeat * ((action_seconds or 0) + acting)
-        steps = config.env.episode_steps / config.env.action_repeat
-        parallel = -(-train.eval_episodes // MAX_PARALLEL)
-        episode = train.eval_episodes * (action_seconds or 0) + parallel * acting
-        evaluating = config.evaluations * steps * episode
-        total = learning + playing + evaluating
-        shares = ", ".join(
-            f"{name} {duration(seconds)}"
-            for name, seconds in (("learning", learning), ("collecting", playing), ("evaluating", evaluating))
-        )
+        parts = project(config, update_seconds, action_seconds or 0.0, acting)
+        total, shares = sum(parts.values()), ", ".join(f"{name} {duration(part)}" for name, part in parts.items())
         _row("whole run", f"about {duration(total)} ({total / 3600:.1f} h): {shares}")
-        _row("", f"{train.total_steps:,} steps, {updates:,} updates")
+        _row("", f"{train.total_steps:,} steps, {config.updates_due(train.total_steps):,} updates")
         if total > LONG_RUN:
             self.notes.append("This run takes days here: use a GPU, or try preset=quickstart on a CPU first.")
 
@@ -273,12 +244,3 @@ class Doctor:
 
 def _row(title: str, text: str) -> None:
     print(f"{title:14}{text}", flush=True)
-
-
-def _median_seconds(function: Callable[[], object], repeats: int) -> float:
-    seconds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)

@@ -15,12 +15,13 @@ from denoised_mdp.options import walk
 
 CHOSEN = ("name", "kind")
 INTRODUCTION = """\
-usage: denoised-mdp train [key=value ...] [--multirun | --cfg]
+usage: denoised-mdp train [key=value ...] [--multirun | --cfg | --dry-run]
 
 Train a Denoised MDP online and save everything in a run folder. To resume or extend a run, repeat its command.
 Steps are environment steps before action repeat. Defaults are the paper's (Wang et al. 2022).
 
   -m, --multirun   train one run for each combination of values, with Hydra's sweepers and launchers
+  -n, --dry-run    with sweep=: list its runs, their folders, states and expected hours, and train nothing
   -c, --cfg        print the composed configuration as YAML and train nothing, as 'denoised-mdp config' does
 
 examples
@@ -29,6 +30,7 @@ examples
   denoised-mdp train env.task=walker_walk distractors=video_background,camera_jitter model.kl.beta=0.25
   denoised-mdp train preset=debug env.clips=/data/videos    (a folder or a glob of videos)
   denoised-mdp train --multirun preset=quickstart seed=1,2,3
+  denoised-mdp train --multirun sweep=ring --dry-run
   denoised-mdp train --multirun 'distractors=[video_background,camera_jitter],[camera_jitter],none' seed=1,2
 """
 
@@ -65,6 +67,7 @@ def _groups() -> str:
         ("", "for --multirun, put each set in brackets: [a,b],[c],none"),
         ("model", ", ".join(choices("model"))),
         ("policy", ", ".join(choices("policy"))),
+        ("sweep", f"{', '.join(choices('sweep'))}, or a file: many runs; sweep.AXIS=VALUES chooses some of them"),
     ]
     lines = [_fill(f"  {name:13}", text) for name, text in rows]
     return "\n".join(["choices (the command line overrides a preset)", *lines, ""])

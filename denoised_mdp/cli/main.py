@@ -1,4 +1,4 @@
-"""The command line, ``denoised-mdp COMMAND``: its parser, training and the machine, and what errors look like.
+"""The command line, ``denoised-mdp COMMAND``: its parser, training, and what errors look like.
 
 Heavy imports wait until a command needs them, so that ``--help`` answers at once.
 """
@@ -14,11 +14,12 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TextIO
 
 from denoised_mdp import __version__, progress
-from denoised_mdp.cli.arguments import Parser, add_command, add_count, add_options, positive, suggest
+from denoised_mdp.cli.arguments import Parser, add_command, add_options, suggest
+from denoised_mdp.cli.grid import of_grid
+from denoised_mdp.cli.machine import add_machine_commands
 from denoised_mdp.cli.probe import add_probe_commands
 from denoised_mdp.cli.runs import add_run_commands
 from denoised_mdp.errors import EnvironmentFailure, UserError, did_you_mean
@@ -58,6 +59,7 @@ def build_parser(probes: bool = True) -> Parser:
     add_options(train)
     train.add_argument("-m", "--multirun", action="store_true")
     train.add_argument("-c", "--cfg", nargs="?", const="job")
+    train.add_argument("-n", "--dry-run", action="store_true")
     config = add_command(
         commands,
         "config",
@@ -69,50 +71,8 @@ def build_parser(probes: bool = True) -> Parser:
     add_options(config)
     add_run_commands(commands)
     add_probe_commands(commands, wanted=probes)
-    _add_machine_commands(commands)
+    add_machine_commands(commands)
     return parser
-
-
-def _add_machine_commands(commands: argparse._SubParsersAction) -> None:
-    """Add ``doctor``, ``bench`` and ``completion``."""
-    doctor = add_command(
-        commands,
-        "doctor",
-        _doctor,
-        "check this machine and a configuration before a long run",
-        ". The exit code is 1 if there are problems.",
-        keyed="overrides",
-        examples=("denoised-mdp doctor preset=paper/cheetah_run_video_background",),
-    )
-    add_options(doctor)
-    bench = add_command(
-        commands,
-        "bench",
-        _bench,
-        "measure what updates, environments and the replay cost here",
-        keyed="overrides",
-        examples=("denoised-mdp bench preset=quickstart --parts update,acting",),
-    )
-    add_options(bench, help="as for train (default: a paper preset)")
-    parts = "update,acting,environments,evaluation,replay,start"
-    bench.add_argument("--parts", metavar="NAMES", help=f"some of {parts} (default: all)")
-    add_count(bench, "--repeats", 5, "updates of each kind")
-    bench.add_argument(
-        "--rows", default="10000,100000", metavar="NUMBERS", help="rows of the replays; default: %(default)s"
-    )
-    bench.add_argument("--output", type=Path, metavar="FILE", help="write all numbers there as JSON")
-    completion = add_command(
-        commands,
-        "completion",
-        _completion,
-        "print what your shell needs to complete commands, options and values",
-        examples=(
-            "bash: echo 'eval \"$(denoised-mdp completion bash)\"' >> ~/.bashrc",
-            "zsh:  echo 'eval \"$(denoised-mdp completion zsh)\"' >> ~/.zshrc      (after compinit)",
-            "fish: denoised-mdp completion fish > ~/.config/fish/completions/denoised-mdp.fish",
-        ),
-    )
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
 
 
 def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
@@ -122,10 +82,13 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
         elif arguments.cfg != "job":
             raise UserError(f"argument --cfg: must be job, or nothing, not '{arguments.cfg}'.")
         return _config(arguments)
-    if arguments.multirun:
-        from denoised_mdp.cli.sweep import sweep
+    if arguments.multirun or arguments.dry_run or any(map(of_grid, arguments.overrides)):
+        from denoised_mdp.cli.sweep import show_grid, sweep
 
-        sweep(arguments.overrides, lambda overrides: main(["train", *overrides]))
+        if arguments.dry_run:
+            show_grid(arguments.overrides)
+        else:
+            sweep(arguments.overrides, lambda overrides: main(["train", *overrides]))
         return 0
     from denoised_mdp.config import load_config
 
@@ -148,41 +111,6 @@ def _config(arguments: argparse.Namespace) -> int:
     from denoised_mdp.config import as_yaml, load_config
 
     print(as_yaml(load_config(arguments.overrides)), end="")
-    return 0
-
-
-def _completion(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.cli.completion import script
-
-    print(script(arguments.shell))
-    return 0
-
-
-def _doctor(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.config import load_config
-
-    config = load_config(arguments.overrides)
-    from denoised_mdp.bench.doctor import doctor
-
-    return doctor(config)
-
-
-def _bench(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.config import load_config
-
-    overrides = arguments.overrides or ["preset=paper/cheetah_run_video_background"]
-    config = load_config(overrides)
-    from denoised_mdp.bench.update import PARTS, benchmark
-
-    parts = tuple(arguments.parts.split(",")) if arguments.parts else PARTS
-    for part in parts:
-        if part not in PARTS:
-            raise UserError(f"unknown part '{part}'.{did_you_mean(part, PARTS)}")
-    try:
-        rows = tuple(positive(text) for text in arguments.rows.split(","))
-    except argparse.ArgumentTypeError as error:
-        raise UserError(f"argument --rows: {error}") from None
-    benchmark(config, parts, repeats=arguments.repeats, rows=rows, output=arguments.output, options=overrides)
     return 0
 
 

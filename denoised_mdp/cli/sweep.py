@@ -1,4 +1,7 @@
-"""Sweeps: one training for each combination of values. Hydra finds the combinations and launches; we compose each."""
+"""Sweeps: one training for each combination of values, or for each run of a grid. Hydra launches; we compose each.
+
+Of values on the command line Hydra also finds the combinations.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,15 @@ import re
 import signal
 import sys
 import zlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from denoised_mdp.config import MAY_CHANGE, expanded
+from denoised_mdp.analysis.status import status_of
+from denoised_mdp.cli.grid import Job, of_grid, read_grid
+from denoised_mdp.config import MAY_CHANGE, differences, expanded, load_config, read_config
 from denoised_mdp.config.compose import (
     GROUPS,
     QUOTED,
@@ -27,8 +34,10 @@ from denoised_mdp.config.compose import (
     split,
     value_of,
 )
+from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import as_text
 from denoised_mdp.errors import UserError
+from denoised_mdp.run.folder import RunFolder
 
 LONGEST = 100  # characters of the folder's name; file systems allow 255 bytes
 HYDRA = {  # one folder per job, the same for the same command, so that a sweep can continue
@@ -40,8 +49,11 @@ HYDRA = {  # one folder per job, the same for the same command, so that a sweep 
 def sweep(overrides: list[str], train: Callable[[list[str]], int]) -> None:
     """Call `train` with the overrides of every job, one after the other or as the chosen launcher does.
 
+    A job whose folder is in use is left to the process that trains there: a sweep may be started several times.
+
     Args:
-        overrides: as on the command line, with several values where a sweep is wanted, and options of Hydra.
+        overrides: as on the command line, with several values where a sweep is wanted, and options of Hydra; or with
+            ``sweep=``, see `grid`.
         train: returns the exit code of a training. One that failed ends no other; one that a signal stopped is ended,
             or requeued by a launcher that handles the signal, once everything is saved.
 
@@ -49,22 +61,38 @@ def sweep(overrides: list[str], train: Callable[[list[str]], int]) -> None:
         UserError: an override is not understood, or Hydra refuses it.
         JobFailed: a job has failed; all others have come to their end.
     """
-    import hydra
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    if any(map(of_grid, overrides)):
+        translated, jobs = translate_grid(overrides)
+        if not jobs:
+            print("All runs of this sweep are finished.")
+            return
+    else:
+        (translated, fixed), jobs = translate_multirun(overrides), {}
+        _register({key: value_of(key, fixed[key]) for key in GROUPS if key in fixed})
 
     def job(_: Any) -> None:
-        code = train(overrides_of_job())
+        words, folder = words_of_job(jobs)
+        if RunFolder(folder).in_use():
+            print(f"{folder}: another process trains it; left to that one", flush=True)
+            return
+        code = train(words)
         if code > 128:
             hand_on(code - 128)
         if code:
             raise JobFailed(code)
 
-    translated, fixed = translate_multirun(overrides)
-    _register(fixed)
+    launch(translated, job)
+
+
+def launch(arguments: Sequence[str], job: Callable[[Any], None]) -> None:
+    """Let Hydra call `job` for each combination of values; `arguments`: in Hydra's grammar."""
+    import hydra
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     OmegaConf.register_new_resolver("plain", plain, replace=True)  # for hydra.sweep.subdir
-    arguments = ["denoised-mdp train", "--multirun", *translated]
-    with mock.patch.object(sys, "argv", arguments), mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1"):  # it raises
+    words = ["denoised-mdp train", "--multirun", *arguments]
+    with mock.patch.object(sys, "argv", words), mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1"):  # it raises
         try:
             hydra.main(version_base="1.3", config_path=None, config_name="sweep")(job)()
         except (hydra.errors.HydraException, OmegaConfBaseException) as error:
@@ -73,16 +101,76 @@ def sweep(overrides: list[str], train: Callable[[list[str]], int]) -> None:
             raise UserError(f"The sweep's folder cannot be used ({error}). Choose another run_dir.") from error
 
 
-def _register(fixed: dict[str, str]) -> None:
-    """Give Hydra a configuration to refer to, with the choices that all jobs share, and the groups' names."""
+def translate_grid(overrides: list[str]) -> tuple[list[str], dict[str, Job]]:
+    """Return what Hydra launches, and the jobs of a grid that are not finished, by the name of their folders."""
+    folder, every = grid_folder(overrides)
+    jobs = {job.name: job for job in every if state_of(config_of(job, folder))[0] != "finished"}
+    _register({})
+    words = [word for word in overrides if is_hydra(word.partition("=")[0])]
+    words += [f"hydra.sweep.dir={quote(folder)}", "hydra.sweep.subdir=${job}"]
+    return [*words, f"+job={','.join(map(quote, jobs))}"], jobs
+
+
+def grid_folder(overrides: list[str]) -> tuple[str, list[Job]]:
+    """Return the folder of a whole grid, ``runs/NAME`` unless ``run_dir`` names another, and its jobs."""
+    name, jobs = read_grid(overrides)
+    pairs = [split(word) for word in overrides if not of_grid(word)]
+    said = dict(pair for pair in pairs if not is_hydra(pair[0]))
+    if (folder := said.pop("run_dir", "null")) != "null":
+        return expanded(_plain_value("run_dir", folder) if QUOTED.fullmatch(folder) else folder), jobs
+    return _sweep_folder(said, name), jobs
+
+
+def config_of(job: Job, folder: str) -> Config:
+    """The configuration of a job in the folder of its grid."""
+    return load_config([*job.overrides, f"run_dir={quote(os.path.join(folder, job.name))}"])
+
+
+def state_of(config: Config) -> tuple[str, float]:
+    """What the run of a configuration is (``new``, or see `Status`), and the share of its steps that is done.
+
+    Raises:
+        UserError: the folder holds another.
+    """
+    path = Path(config.run_dir)
+    if not RunFolder(path).config.is_file():
+        return "new", 0.0
+    if changed := differences(read_config(path), config):
+        raise UserError(f"{path} holds another configuration ({'; '.join(changed)}): choose another run_dir.")
+    run = status_of(path)
+    longer = run.state == "finished" and run.step < config.train.total_steps
+    return "stopped" if longer else run.state, min(1.0, run.step / config.train.total_steps)
+
+
+def show_grid(overrides: list[str]) -> None:
+    """Print what a grid would train: state and expected hours of every run, timed here; nothing is written."""
+    from denoised_mdp.bench.estimate import Hours
+
+    folder, jobs = grid_folder(overrides)
+    hours, total, counts = Hours(), 0.0, Counter()
+    print(f"{'state':8}  {'hours':>7}  run")
+    for job in jobs:
+        config = config_of(job, folder)
+        state, done = state_of(config)
+        left = hours.of(config) * (1 - done)
+        print(f"{state:8}  {left:7.1f}  {config.run_dir}", flush=True)
+        counts[state] += 1
+        total += left
+    states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    print(f"{states}; {total:,.1f} hours on this machine, one after the other")
+
+
+def _register(said: dict[str, Any]) -> None:
+    """Give Hydra a configuration to refer to, with the choices `said` that all jobs share, and the groups' names."""
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
     store = ConfigStore.instance()
-    tree = OmegaConf.to_container(merge({key: value_of(key, fixed[key]) for key in GROUPS if key in fixed}))
     groups = [{group: [] if group == "distractors" else None} for group in GROUPS]
     store.store(
-        "sweep", tree | {"defaults": ["_self_", *groups, {"override hydra/job_logging": "none"}], "hydra": HYDRA}
+        "sweep",
+        OmegaConf.to_container(merge(said))
+        | {"defaults": ["_self_", *groups, {"override hydra/job_logging": "none"}], "hydra": HYDRA},
     )
     for group in GROUPS:
         for name in choices(group):
@@ -113,17 +201,21 @@ def hand_on(number: int) -> None:
     raise SystemExit(128 + number)
 
 
-def overrides_of_job() -> list[str]:
-    """The overrides of the job that Hydra runs now, with the folder that it has assigned."""
+def words_of_job(jobs: Mapping[str, Job]) -> tuple[list[str], str]:
+    """The command line of the job that Hydra runs now, and the folder that Hydra has assigned; `jobs`: of a grid."""
     from hydra.core.hydra_config import HydraConfig
 
     job, result = HydraConfig.get(), []
     for text in job.overrides.task:
-        key, _, value = text.removeprefix("++").partition("=")
+        key, _, value = text.lstrip("+").partition("=")
+        if key == "job":
+            result += jobs[_plain_value(key, value)].overrides
+            continue
         # Hydra has escaped what is special in its grammar, such as colons.
         result.append(f"{key}={quote(_plain_value(key, value))}" if key in TEXTS and value != "null" else text)
-    folder = re.sub(r"(\\*)\$\{", r"\1\1\\${", job.runtime.output_dir)  # what OmegaConf would take for an interpolation
-    return [*result, f"run_dir={quote(folder)}"]
+    folder = job.runtime.output_dir
+    inner = re.sub(r"(\\*)\$\{", r"\1\1\\${", folder)  # what OmegaConf would take for an interpolation
+    return [*result, f"run_dir={quote(inner)}"], folder
 
 
 def translate_multirun(overrides: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -166,10 +258,10 @@ def plain(text: str) -> str:
     return re.sub(r"[\\'\"{}\s]+|(?:(?<=^)|(?<=,))\+\+", "", text).replace("/", "_")
 
 
-def _sweep_folder(fixed: dict[str, str]) -> str:
+def _sweep_folder(fixed: Mapping[str, str], name: str = "sweep") -> str:
     """A folder derived from what all jobs share, but for what may change when a run continues."""
     words = [f"{key}={value}" for key, value in fixed.items() if key == "preset" or key not in MAY_CHANGE]
-    name = plain("-".join(["sweep", *words]))
+    name = plain("-".join([name, *words]))
     if len(name) > LONGEST:
         name = f"{name[:LONGEST]}-{zlib.crc32(name.encode()):08x}"
     return os.path.join("runs", name)

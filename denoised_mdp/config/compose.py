@@ -226,7 +226,7 @@ def value_of(key: str, text: str) -> Any:
         override = parse(key, text)
         sets = [] if override.is_sweep_override() else [override.value()]
     if len(sets) != 1:
-        raise UserError(f"{key}={text}: several values need --multirun, which trains one run for each.")
+        raise UserError(f"{key}={text}: several values need --multirun without sweep=, which trains one run for each.")
     return sets[0]
 
 

@@ -1,0 +1,131 @@
+"""How long runs will take on this machine, from a few short measurements of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.config.schema import Config
+from denoised_mdp.device import configure
+from denoised_mdp.evaluation import MAX_PARALLEL
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.machine import random_batch
+
+ACTIONS = 6  # dimensions of an action; they hardly change the cost of an update
+
+
+def project(config: Config, update: float, action: float, acting: float) -> dict[str, float]:
+    """Return the seconds of a whole run in its parts: learning, collecting, evaluating.
+
+    update, action, acting: seconds of one update, of one action of the environment, and of choosing it.
+    """
+    train, env = config.train, config.env
+    rounds = -(-train.eval_episodes // MAX_PARALLEL)  # of episodes that are played side by side
+    evaluation = env.episode_steps / env.action_repeat * (train.eval_episodes * action + rounds * acting)
+    return {
+        "learning": config.updates_due(train.total_steps) * update,
+        "collecting": train.total_steps / env.action_repeat * (action + acting),
+        "evaluating": config.evaluations * evaluation,
+    }
+
+
+def update_on_one_thread(config: Config, rows: int, repeats: int = 1) -> tuple[float, int]:
+    """Return the CPU seconds of one whole update on one thread of a CPU, and how many times larger it is than measured.
+
+    Small updates are timed, of at most `rows` rows in as many segments: in CPU seconds, which other programs hardly
+    disturb; the fastest of `repeats` counts. The run's random numbers are not affected.
+    """
+    train = config.train
+    length, count = min(rows, train.segment_length), min(rows, train.batch_size)
+    part = train.batch_size * train.segment_length // (length * count)
+    small = dataclasses.replace(config, train=dataclasses.replace(train, segment_length=length, batch_size=count))
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # training reports it again
+        device, dtype = configure(train)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            agent, batch = build_agent(small, ACTIONS, device=device, dtype=dtype), random_batch(small, ACTIONS)
+            agent.update(batch)  # the first one allocates
+            seconds = math.inf
+            for _ in range(repeats):
+                began = time.process_time()
+                agent.update(batch)
+                seconds = min(seconds, time.process_time() - began)
+        finally:
+            torch.set_num_threads(threads)
+    return seconds * (train.batch_size * train.segment_length) / (length * count), part
+
+
+class Hours:
+    """Hours that each of many runs will take, in the order in which they are asked for; what they share is timed once.
+
+    On a CPU these are CPU hours of one thread, divided by the threads for the updates.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, ...]] = {}
+
+    def of(self, config: Config) -> float:
+        """Hours of a whole run."""
+        train = config.train
+        learner = (config.model, config.policy, config.picture_shape, train.batch_size, train.segment_length)
+        learner += (train.device, train.precision, train.threads)
+        update, acting = self._once(repr(learner), lambda: _learner_seconds(config))
+        place = repr((config.env, config.distractors, config.foreground))
+        (action,) = self._once(place, lambda: (_action_seconds(config),))
+        return sum(project(config, update, action, acting).values()) / 3600
+
+    def _once(self, key: str, measure: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+        if key not in self._known:
+            self._known[key] = measure()
+        return self._known[key]
+
+
+def _learner_seconds(config: Config) -> tuple[float, float]:
+    """Seconds of an update, and of choosing an action."""
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        device, dtype = configure(config.train)
+        agent, batch = build_agent(config, ACTIONS, device=device, dtype=dtype), random_batch(config, ACTIONS)
+        acting = median_seconds(lambda: agent.act(batch["observation"][0, 0, ..., :3]), 5)
+        if device.type == "cpu":
+            return update_on_one_thread(config, rows=20, repeats=3)[0] / torch.get_num_threads(), acting
+
+        def update() -> None:
+            agent.update(batch)
+            torch.cuda.synchronize()
+
+        update()  # the first one allocates
+        return median_seconds(update, 3), acting
+
+
+def _action_seconds(config: Config, actions: int = 20) -> float:
+    """CPU seconds of an action of the environment, with its frame."""
+    environment = environment_maker(config, foreground=config.foreground)()
+    environment.reset(seed=config.seed)
+    environment.action_space.seed(config.seed)
+    actions = min(actions, config.episode_rows - 1)
+    began = time.process_time()
+    for _ in range(actions):
+        environment.step(environment.action_space.sample())
+    seconds = (time.process_time() - began) / actions
+    environment.close()
+    return seconds
+
+
+def median_seconds(function: Callable[[], object], repeats: int) -> float:
+    """Median of the seconds that some calls take."""
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)

@@ -1,0 +1,144 @@
+"""Grids: the runs of a file in ``configs/sweep`` or of your own, listed by axes whose values have names.
+
+A file has up to three parts::
+
+    options: {preset: quickstart}                     # of every run
+    axes:                                             # all combinations, the first axis outermost
+      method: {denoised: {model: 2b}, dreamer: {model: dreamer}}    # names, and the options that each means
+      seed: [0, 1, 2]                                 # or values of the option that has the axis' name
+    runs:                                             # instead of all: some of them, in this order
+      - {method: denoised, seed: 0}                   # an axis that is left out has all its values
+      - {method: dreamer}
+
+Later parts win: options, axes in their order, the command line. There ``sweep.seed=3,4`` chooses values of an axis.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from denoised_mdp.config.compose import choices, config_folder, is_hydra, split, value_of
+from denoised_mdp.config.validate import as_text
+from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.files import read_yaml
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a grid: the name of its folder, and the command line but for ``run_dir``."""
+
+    name: str
+    overrides: tuple[str, ...]
+
+
+def of_grid(word: str) -> bool:
+    """Whether a word of the command line names a grid or chooses from it."""
+    return word.startswith(("sweep=", "sweep."))
+
+
+def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
+    """Return the grid's name and its jobs, in order.
+
+    Args:
+        words: of the command line: ``sweep=NAME`` (or a file: ``sweep=mine.yaml``), ``sweep.AXIS=VALUES``, and options
+            that all runs share. Those of Hydra, and ``run_dir``, are the caller's.
+
+    Raises:
+        UserError: no such grid, axis or value; a file of another form; an option that an axis sets.
+    """
+    said = dict(word.partition("=")[::2] for word in words if of_grid(word))
+    if not (source := said.pop("sweep", "")):
+        raise UserError(f"sweep=: name one of {', '.join(choices('sweep'))}, or a YAML file of your own.")
+    tree = _read(source)
+    axes = {key: Axis(key, values, f"sweep={source}") for key, values in tree["axes"].items()}
+    for word, text in said.items():
+        key = word.removeprefix("sweep.")
+        _known(key, axes, word).choose(text.strip("[]").split(","))
+    shared = [word for word in words if not of_grid(word) and not is_hydra(word) and not word.startswith("run_dir=")]
+    _refuse_axes(shared, axes)
+    jobs: dict[str, Job] = {}
+    for block in tree["runs"]:
+        for key in block:
+            _known(key, axes, f"sweep={source}: runs")
+        for combination in itertools.product(*(axis.of(block) for axis in axes.values())):
+            names, parts = zip(*combination, strict=True)
+            own = (f"{key}={as_text(value)}" for part in (tree["options"], *parts) for key, value in part.items())
+            jobs.setdefault("-".join(names), Job("-".join(names), (*own, *shared)))
+    if not jobs:
+        raise UserError(f"sweep={source}: no run has all these values. Leave out one of {', '.join(said)}.")
+    return Path(source).stem, list(jobs.values())
+
+
+class Axis:
+    """The values of one axis by name, and the options that each means.
+
+    Args:
+        key: its name; values: a list of values of the option of this name, or names with their options.
+        where: for messages.
+    """
+
+    def __init__(self, key: str, values: Any, where: str):
+        self.key, self.where, self.listed = key, where, isinstance(values, list)
+        values = {as_text(value): {key: value} for value in values} if self.listed else values
+        if not isinstance(values, Mapping) or not all(isinstance(part, Mapping) for part in values.values()):
+            raise UserError(f"{where}: the axis {key} needs a list of values, or names with options each.")
+        self.values = {as_text(name): part for name, part in values.items()}
+        self.chosen: list[str] | None = None
+
+    def choose(self, names: list[str]) -> None:
+        """Leave only these values; of a list, others may be named as well."""
+        for name in names:
+            if self.listed:
+                self.values.setdefault(name, {self.key: name})
+            _known(name, self.values, f"sweep.{self.key}")
+        self.chosen = names
+
+    def of(self, block: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+        """(part of the folder's name, options) of the values in a block of runs: what it names and was chosen."""
+        own = block.get(self.key, [] if self.chosen else list(self.values))
+        names = [as_text(value) for value in (own if isinstance(own, list) else [own])]
+        for name in names:
+            _known(name, self.values, f"{self.where}: runs: {self.key}")
+        if self.chosen is not None:
+            names = [name for name in self.chosen if name in names or self.key not in block]
+        labels = [f"{self.key}={name}".replace("/", "_") if self.listed else name for name in names]
+        return [(label, self.values[name]) for label, name in zip(labels, names, strict=True)]
+
+
+def _known(name: str, known: Mapping[str, Any], where: str) -> Any:
+    if name not in known:
+        raise UserError(f"{where}: there is no {name!r}.{did_you_mean(name, known)}")
+    return known[name]
+
+
+def _refuse_axes(shared: Sequence[str], axes: Mapping[str, Axis]) -> None:
+    """Refuse options of the command line that would undo an axis, or have several values."""
+    for key, text in map(split, shared):
+        for axis in axes.values():
+            if any(key in part for part in axis.values.values()):
+                raise UserError(f"{key}={text}: the axis {axis.key} sets it; choose with sweep.{axis.key}=...")
+        value_of(key, text)
+
+
+def _read(source: str) -> dict[str, Any]:
+    """The parts of a grid's file."""
+    own = source.endswith((".yaml", ".yml"))
+    if not own and source not in choices("sweep"):
+        raise UserError(f"sweep={source}: unknown choice.{did_you_mean(source, choices('sweep'))}")
+    file = Path(source) if own else config_folder() / "sweep" / f"{source}.yaml"
+    try:
+        tree = read_yaml(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f"sweep={source}: it cannot be read ({error}).") from error
+    kinds = {"options": Mapping, "axes": Mapping, "runs": list}
+    whole = {"options": {}, "axes": {}, "runs": [{}], **(tree if isinstance(tree, Mapping) else {"": tree})}
+    for key, part in whole.items():
+        if key not in kinds or not isinstance(part, kinds[key]):
+            raise UserError(f"sweep={source}: it has options and axes (groups) and runs (a list); see {__name__}.")
+    if not all(isinstance(block, Mapping) for block in whole["runs"]):
+        raise UserError(f"sweep={source}: each of its runs names values of axes, as in {{method: dreamer}}.")
+    return whole

@@ -1,0 +1,131 @@
+"""Grids of runs: which jobs a file means, what the command line may choose, what is trained and what is skipped."""
+
+import itertools
+
+import pytest
+import yaml
+from small_runs import TINY
+
+from denoised_mdp.analysis.status import statuses
+from denoised_mdp.cli import sweep as sweeps
+from denoised_mdp.cli.grid import read_grid
+from denoised_mdp.cli.main import main
+from denoised_mdp.config import load_config
+from denoised_mdp.errors import UserError
+from denoised_mdp.run.folder import RunFolder
+
+AXES = {"method": {"denoised": {"model": "2b"}, "dreamer": {"model": "dreamer"}}, "seed": [0, 1]}
+OPTIONS = dict(word.split("=") for word in TINY)
+
+
+@pytest.fixture
+def grid(tmp_path, monkeypatch):
+    """A function that writes the grid mine.yaml, in whose folder the test runs."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(**parts) -> str:
+        (tmp_path / "mine.yaml").write_text(
+            yaml.safe_dump({"options": OPTIONS, "axes": AXES, **parts}, sort_keys=False)
+        )
+        return "sweep=mine.yaml"
+
+    return write
+
+
+def names(*words: str) -> list[str]:
+    return [job.name for job in read_grid(words)[1]]
+
+
+def test_all_combinations_the_first_axis_outermost(grid):
+    assert names(grid()) == ["denoised-seed=0", "denoised-seed=1", "dreamer-seed=0", "dreamer-seed=1"]
+    configs = [load_config([*job.overrides]) for job in read_grid([grid(), "train.batch_size=3"])[1]]
+    assert [(config.model.name, config.seed) for config in configs] == list(
+        itertools.product(("2b", "dreamer"), (0, 1))
+    )
+    assert {config.train.batch_size for config in configs} == {3}
+    assert {config.env.task for config in configs} == {"dot"}
+
+
+def test_blocks_of_runs_in_their_order_and_none_twice(grid):
+    word = grid(runs=[{"method": "dreamer", "seed": 1}, {"seed": [1, 0]}])
+    assert names(word) == ["dreamer-seed=1", "denoised-seed=1", "denoised-seed=0", "dreamer-seed=0"]
+
+
+def test_the_command_line_chooses_values_and_adds_those_of_an_option(grid):
+    assert names(grid(), "sweep.method=dreamer", "sweep.seed=7,0") == ["dreamer-seed=7", "dreamer-seed=0"]
+    word = grid(runs=[{"method": "dreamer"}, {"method": "denoised", "seed": 0}])
+    assert names(word, "sweep.seed=1,5") == ["dreamer-seed=1", "dreamer-seed=5"], "what a block names stays so"
+
+
+@pytest.mark.parametrize(
+    ("words", "parts", "said"),
+    [
+        (["sweep="], {}, "name one of evidence"),
+        (["sweep=rnig"], {}, "Did you mean 'ring'"),
+        (["sweep=none.yaml"], {}, "No such file"),
+        (["sweep.sed=1"], {}, "Did you mean 'seed'"),
+        (["sweep.method=2c"], {}, "denoised, dreamer"),
+        (["seed=1"], {}, r"sweep.seed="),
+        (["model=2c"], {}, "the axis method"),
+        (["model.kl.beta=1,0.5"], {}, "several values"),
+        (["nope=1"], {}, "unknown option"),
+        ([], {"axes": {"seed": 3}}, "a list of values"),
+        ([], {"axes": {"seed": {"a": 3}}}, "names with options"),
+        ([], {"axis": {}}, "options and axes"),
+        ([], {"runs": ["a"]}, "each of its runs"),
+        ([], {"runs": [{"sed": 1}]}, "Did you mean 'seed'"),
+        ([], {"runs": [{"seed": 5}]}, "runs: seed: there is no '5'"),
+        (["sweep.seed=5"], {"runs": [{"seed": 1}]}, "no run has all these values"),
+    ],
+)
+def test_a_mistake_is_one_line(grid, words, parts, said):
+    words = words if "sweep=" in "".join(words) else [grid(**parts), *words]
+    with pytest.raises(UserError, match=said) as raised:
+        read_grid(words)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["paper_grid", "evidence", "ring"])
+def test_every_run_of_a_shipped_grid_composes_and_no_two_are_alike(name):
+    jobs = read_grid([f"sweep={name}"])[1]
+    some = jobs if len(jobs) < 100 else jobs[::7]
+    configs = [load_config([*job.overrides]) for job in some]
+    assert len({job.name for job in jobs}) == len(jobs) == len({job.overrides for job in jobs})
+    for one, other in itertools.pairwise(configs):
+        assert repr(one) != repr(other)
+    if name == "paper_grid":
+        assert len(jobs) == 12 * 2 * 2 * 5
+
+
+def test_what_is_missing_is_trained_and_nothing_else(grid, tmp_path, capfd, monkeypatch):
+    word = grid(runs=[{"method": "denoised"}])
+    assert main(["train", word, "--dry-run"]) == 0
+    text = capfd.readouterr().out
+    assert text.count("\nnew ") == 2 and "2 new" in text and not (tmp_path / "runs").exists()
+    assert main(["train", word, "sweep.seed=1"]) == 0
+    assert [(run.path.name, run.state) for run in statuses([tmp_path / "runs"])] == [("denoised-seed=1", "finished")]
+    began = []
+    monkeypatch.setattr("denoised_mdp.session.train", lambda config, stop: began.append(config.run_dir) or True)
+    assert main(["train", word]) == 0
+    assert [path.split("/")[-1] for path in began] == ["denoised-seed=0"]
+    assert main(["train", word, "sweep.seed=1"]) == 0 and "All runs" in capfd.readouterr().out and len(began) == 1
+    assert main(["train", word, "sweep.seed=1", "train.total_steps=240", "run_dir=runs/mine"]) == 0
+    assert began[1].endswith("denoised-seed=1"), "a grid may be made longer"
+    assert main(["train", word, "model.kl.beta=0.5", "run_dir=runs/mine"]) == 2
+    assert "another configuration (model.kl.beta: 1.0 -> 0.5" in capfd.readouterr().err
+
+
+def test_a_run_in_use_is_left_to_the_process_that_trains_it(grid, tmp_path, monkeypatch, capfd):
+    """Several terminals may start the same sweep; each takes runs that no other has."""
+    busy = str(tmp_path / "runs/mine/denoised-seed=0")
+    monkeypatch.setattr(RunFolder, "in_use", lambda self: str(self.path) == busy)
+    began = []
+    sweeps.sweep([grid(), "sweep.method=denoised"], lambda words: began.append(words[-1]) or 0)
+    assert [text.split("/")[-1] for text in began] == ["denoised-seed=1'"]
+    assert f"{busy}: another process trains it" in capfd.readouterr().out
+
+
+def test_another_launcher_gets_all_jobs_at_once(grid, capfd):
+    """Options of Hydra pass through; an unknown launcher is one line."""
+    assert main(["train", grid(), "hydra/launcher=nope"]) == 2
+    assert "hydra/launcher" in capfd.readouterr().err
