@@ -76,8 +76,9 @@ def difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> np.
 
 
 def ratio(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean of the first, divided by that of the second, over tasks."""
-    return mean(first) / mean(second)
+    """Mean of the first, divided by that of the second, over tasks; nan where that is 0."""
+    below = mean(second)
+    return np.divide(mean(first), below, out=np.full_like(below, math.nan), where=below > 0)
 
 
 COMPARISONS: dict[str, Callable] = {"difference": difference, "ratio": ratio, "improvement": improvement}
@@ -187,12 +188,13 @@ def draw_curves(rows: Sequence[Row], path: Path) -> Path:
             plain_axes(axes, 8)
             axes.set_title(literal(f"{task}, {variant}"), fontsize=8)
             axes.set_ylabel(label)
+            highest = 1.0
             for arm, points in arms.items():
                 curves = list(curves_of(points, metric))
                 if curves:
                     draw_seeds(axes, curves, colors[arm], arm)
-            if metric != "return":
-                axes.set_ylim(0, 1)
+                    highest = max(highest, *(float(own.max()) for _, own in curves))
+            axes.set_ylim(0, 1.05 * highest)  # a band may be much wider
             axes.set_xlabel("thousand updates")
     legend(figure, panels)
     return save_figure(figure, path)
