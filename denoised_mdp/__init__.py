@@ -19,6 +19,7 @@ REGISTER = {
     "register_suite": "denoised_mdp.envs.suites",
     "register_distractor": "denoised_mdp.envs.options",
     "register_policy": "denoised_mdp.agents.world_model_agent",
+    "register_agent": "denoised_mdp.agents.registry",
     "register_model": "denoised_mdp.agents.world_model_agent",
     "register_table": "denoised_mdp.config.compose",
     "register_probe": "denoised_mdp.analysis.probes",

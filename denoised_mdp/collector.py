@@ -102,15 +102,10 @@ class Collector:
 
     def state(self) -> dict[str, Any]:
         """All that a later process needs to play on bit for bit."""
-        carry = self.carry and {
-            "belief": self.carry.latent.belief,
-            "state": self.carry.latent.state,
-            "action": self.carry.action,
-        }
         return {
             "step": self.step,
             "observations": list(self.observations),
-            "carry": carry,
+            "carry": self.carry and self.carry.tensors(),
             "random": [generator_state(rng) for rng in self.prefill],
             "exploration": [rng.get_state() for rng in self.exploration],
             "environments": self.pool.get_states() if self.begun else None,

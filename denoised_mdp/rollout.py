@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from denoised_mdp.agents.acting import Carry
+from denoised_mdp.agents.acting import Carry, LatentCarry
 from denoised_mdp.envs.actions import Actions
 from denoised_mdp.models.latent import Latent
 
@@ -51,7 +51,9 @@ class Recorder:
         index: int = 0,
     ) -> None:
         """Add an observation and the action that led to it. carry: after this observation, of environment `index`."""
-        latent = None if carry is None else carry.latent.map(lambda tensor: tensor[index].cpu().clone())
+        latent = None
+        if isinstance(carry, LatentCarry):
+            latent = carry.latent.map(lambda tensor: tensor[index].cpu().clone())
         self.rows.append((observation, action, info["signal"], info["noise"], latent))
 
     def episode(self) -> Episode:

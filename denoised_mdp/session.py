@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from denoised_mdp.agents.followers import Leader, follow, launched
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.collector import Collector, Overlap, Sequential
 from denoised_mdp.config import as_tree, save_config
 from denoised_mdp.config.schedule import Schedule
@@ -94,7 +94,7 @@ class Session:
         source = choose_source(self.replay, config.replay.memory, self.agent.device)
         parts.callback(source.close)
         wanted = self.agent.batch_spec
-        batches = Batches(self.replay, source, wanted.batch_size, wanted.segment_length, random)
+        batches = Batches(self.replay, source, wanted.batch_size, wanted.segment_length, random, wanted.lead)
         if config.train.processes > 1:
             leader = Leader(self.agent, config, actions=actions, can_terminate=ends)
             parts.callback(leader.close)
@@ -142,7 +142,7 @@ class Session:
         """Make the files of an empty replay."""
         capacity, slack = self.config.replay_capacity, self.config.replay_slack
         count, shape = self.collector.count, self.collector.pool.observation_shape
-        sizes = count, capacity, shape, self.agent.mdp.action_size, slack
+        sizes = count, capacity, shape, self.collector.pool.actions.size, slack
         print(f"replay: up to {capacity:,} rows, {data_size(Rings.bytes_needed(*sizes))} on disk in {self.run.replay}")
         return Rings(self.run.replay, *sizes)
 
@@ -168,10 +168,12 @@ class Session:
         parameters = sum(self.agent.parameter_counts().values())
         acts = f", acts on {self.player.device}" if self.player.device != self.agent.device else ""
         begins = f"continuing at step {step:,}" if step else "starting"
+        model, policy = config.method
+        learner = f"model {model}, policy {policy}" if policy else f"agent {model}"
         print(
             f"{self.run.path}: {begins}, to step {config.train.total_steps:,}; {config.env.task} with"
-            f" {', '.join(config.distractors) or 'no distractors'}; model {config.model.name}, policy"
-            f" {config.policy.name}, {parameters:,} parameters; {self.agent.device}, {self.precision}{acts}",
+            f" {', '.join(config.distractors) or 'no distractors'}; {learner},"
+            f" {parameters:,} parameters; {self.agent.device}, {self.precision}{acts}",
             flush=True,
         )
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from small_clips import write_clips
 
-from denoised_mdp.agents.world_model_agent import WorldModelAgent, build_agent
+from denoised_mdp.agents.registry import build_agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs import make_env
 from denoised_mdp.models.structure import LatentSpec

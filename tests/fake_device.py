@@ -17,7 +17,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from denoised_mdp.agents.world_model_agent import WorldModelAgent, build_agent
+from denoised_mdp.agents.registry import build_agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.config import load_config
 from denoised_mdp.models import denoised
 from denoised_mdp.models.latent import Latent

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.analysis.joints.data import JointData, Plan
 from denoised_mdp.analysis.joints.record import RANDOM, collect
 from denoised_mdp.config import as_tree, load_config, save_config

@@ -11,7 +11,7 @@ import test_views
 import torch
 from planted import argument_changed, assert_noticed
 
-from denoised_mdp.agents import world_model_agent as agent_module
+from denoised_mdp.agents import base as agent_module
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.policies import Policy
 

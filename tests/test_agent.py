@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import random_batch, small_agent, small_config
 
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 
 
 def observations(count, size=64, seed=0):

@@ -44,7 +44,7 @@ def test_the_plain_update_refuses_what_it_does_not_know():
 
 def test_parts_and_work_of_an_update():
     config = load_config(["preset=debug", "model.depth=2"])
-    from denoised_mdp.agents.world_model_agent import build_agent
+    from denoised_mdp.agents.registry import build_agent
 
     agent = build_agent(config, 6)
     parts = update_parts(agent, config, repeats=1)

@@ -9,7 +9,7 @@ from conftest import random_batch, small_agent
 from report_runs import matrix_of
 
 from denoised_mdp.agents.base import Agent
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.analysis import render
 from denoised_mdp.analysis.crossfit import random_divisions
 from denoised_mdp.analysis.data import freeze, probe_seeds, record

@@ -36,7 +36,14 @@ def test_help_of_train_names_every_option_and_choice(capsys):
         cli.main(["train", "--help"])
     text = capsys.readouterr().out
     assert end.value.code == 0
-    hidden = {"preset", "distractors", "model.name", "model.kind", "policy.name"}  # these are choices of groups
+    hidden = {
+        "preset",
+        "distractors",
+        "agent.name",
+        "model.name",
+        "model.kind",
+        "policy.name",
+    }  # these are choices of groups
     other_rows = {key for key in all_options() if re.match(r"model\.[^x]\.", key)}  # each has the cells of x
     names = ["quickstart", "debug", "cheetah_run", "video_background_camera_jitter", "dreamer"]
     for key in [*(key for key in all_options() if key not in other_rows), *names]:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
         ("model=", [f"model={name}" for name in choices("model")]),
         ("train.det", ["train.deterministic="]),
         ("train.deterministic=", ["train.deterministic=true", "train.deterministic=false"]),
-        ("env.size=", ["env.size=64", "env.size=96"]),
+        ("env.quality=", ["env.quality=fast", "env.quality=faithful"]),
         ("env.task=walker_w", ["env.task=walker_walk"]),
         ("model.kl.free_nats_strategy=", [f"model.kl.free_nats_strategy={one}" for one in ("A", "B", "mean")]),
         ("model.z.distribution=", ["model.z.distribution=gaussian", "model.z.distribution=categorical"]),

@@ -9,7 +9,7 @@ import torch
 from conftest import assert_plain, random_batch, small_config
 from small_runs import run_in_parts, tiny
 
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.analysis import invariance
 from denoised_mdp.config.schema import BackpropConfig, ReinforceConfig, SACConfig
 from denoised_mdp.envs import make_env

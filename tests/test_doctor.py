@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.bench import doctor, estimate
 from denoised_mdp.bench.doctor import Doctor, days_on_a_cpu
 from denoised_mdp.cli.main import main

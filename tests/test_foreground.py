@@ -6,7 +6,7 @@ import torch
 from conftest import random_batch, small_config
 from small_runs import run_in_parts, tiny
 
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.analysis import render
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import as_tree, load_config

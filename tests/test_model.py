@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from conftest import STRUCTURES, random_batch, small_agent, small_config
 from torch import nn
 
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.models.distributions import Gaussian
 from denoised_mdp.models.losses import KLWeights, _SquaredError, image_nll, scalar_nll

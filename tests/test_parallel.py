@@ -12,7 +12,7 @@ from small_runs import TINY, lines, run_in_parts, tiny
 
 from denoised_mdp import parallel
 from denoised_mdp.agents.followers import Leader, launched
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.diff import compare

@@ -10,7 +10,7 @@ from conftest import small_agent
 from small_runs import Recorder, bare_trainer, tiny
 
 from denoised_mdp import evaluation, hooks
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.collector import Collector, Overlap, Row
 from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.envs import make_env

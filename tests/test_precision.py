@@ -11,7 +11,7 @@ import torch
 from conftest import random_batch, small_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 
 FOLDER = Path(__file__).parents[1] / "scripts" / "reproduce"
 

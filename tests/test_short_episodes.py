@@ -8,7 +8,7 @@ from small_runs import tiny
 from test_replay import ACTIONS, SHAPE, EveryChoice, fill, numbers
 from torch import nn
 
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.replay.ring import Replay
 from denoised_mdp.replay.rings import Rings

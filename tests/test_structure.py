@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.config.compose import choices
 from denoised_mdp.models.structure import LatentSpec, Table

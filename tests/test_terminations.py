@@ -10,7 +10,7 @@ import torch
 from conftest import random_batch, small_config
 from small_runs import run_units, tiny
 
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.collector import Collector
 from denoised_mdp.config.schema import SACConfig
 from denoised_mdp.envs import make_env

@@ -10,7 +10,7 @@ from conftest import random_batch
 from small_runs import lines, run_in_parts, tiny
 
 import denoised_mdp
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.bench.doctor import Doctor
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config

@@ -11,7 +11,7 @@ from conftest import actions_for, random_batch, small_agent, small_config
 from small_runs import tiny
 
 from denoised_mdp import session as session_module
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.collector import Collector
 from denoised_mdp.config.schema import SACConfig
 from denoised_mdp.evaluation import evaluate

@@ -6,6 +6,7 @@ Symbols: B environments, A action size, D / S belief / state size summed over th
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -21,16 +22,28 @@ Generators = torch.Generator | Sequence[torch.Generator] | None
 """the source of noise: PyTorch's global one, one for all environments, or one for each"""
 
 
-@dataclass(frozen=True)
-class Carry:
-    """What acting remembers from one step to the next: the filtered latent [B, ...] and the last action [B, A].
+class Carry(ABC):
+    """What acting remembers from one step to the next, of B environments.
 
     It is immutable: every step makes a new one, and nothing else holds its tensors. To go on from one moment in two
     ways, use its carry twice.
     """
 
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """All that it holds, [B, ...] each: keyword arguments of `Agent.carry`."""
+
+
+@dataclass(frozen=True)
+class LatentCarry(Carry):
+    """The filtered latent [B, ...] and the last action [B, A]."""
+
     latent: Latent
     action: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Belief [B, D], state [B, S], action [B, A]."""
+        return {"belief": self.latent.belief, "state": self.latent.state, "action": self.action}
 
 
 def as_images(observation: Any, size: int) -> tuple[Tensor, bool]:
@@ -100,9 +113,9 @@ def check_generator(generator: Any, batch: int, device: torch.device) -> None:
             raise ValueError(f"generator is on {one.device}: give one on {device}, where the agent is")
 
 
-def check_carry(carry: Any, fresh: Carry) -> None:
+def check_carry(carry: Any, fresh: LatentCarry) -> None:
     """Raise ValueError unless `carry` has the shapes, and lies on the device, of `fresh`, one of a new episode."""
-    if not isinstance(carry, Carry):
+    if not isinstance(carry, LatentCarry):
         raise ValueError(f"carry is {carry!r}: give what the last call of act returned, or None to begin an episode")
     if len(carry.action) != len(fresh.action):
         raise ValueError(

@@ -5,41 +5,73 @@ Time-major tensors [T, B, ...]: T segment length, B batch, A action size, F feat
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from denoised_mdp.agents.acting import Carry, Generators
+from denoised_mdp.agents.acting import Carry, Generators, as_images, as_is_first, check_explore, check_generator
 from denoised_mdp.config import schema
-
-
-@dataclass(frozen=True)
-class BatchSpec:
-    """What an agent wants from the replay: `batch_size` segments of `segment_length` rows."""
-
-    segment_length: int
-    batch_size: int
+from denoised_mdp.config.agents import BatchSpec
+from denoised_mdp.device import set_generator_state
+from denoised_mdp.envs.actions import Actions
+from denoised_mdp.models.cuda_graph import GraphedUpdate
 
 
 class Agent(nn.Module, ABC):
     """A learner that acts. Training, evaluation, probes and renderings ask for no more than this.
 
-    Capabilities are asked for, not assumed: `decodes` says whether latents can be shown as pictures.
+    Capabilities are asked for, not assumed: `decodes` says whether latents can be shown as pictures. All noise is
+    drawn from the generator `random`, or from one handed to `act`; nothing touches PyTorch's global generator.
     """
 
-    config: schema.Config | None = None
+    config: schema.Config
     """what it was built from: of a loaded run, the run's configuration"""
+    actions: Actions
+    """those of its environment"""
+    can_terminate: bool = False
+    """its environment ends episodes other than by a time limit"""
+    random: torch.Generator
+    """source of all noise of updates"""
     decodes: bool = False
     """pictures can be rendered from what it remembers"""
+
+    def __init__(self):
+        super().__init__()
+        self.graph: GraphedUpdate | None = None
+
+    @classmethod
+    @abstractmethod
+    def from_config(
+        cls, config: schema.Config, actions: Actions, *, can_terminate: bool, device: torch.device | str
+    ) -> Self:
+        """Build one on a device; `config.agent` has the options that the class was registered with.
+
+        Initial weights come from PyTorch's global generator, which `build_agent` has seeded.
+        """
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights live."""
+        return self._like.device
+
+    @property
+    def _like(self) -> Tensor:
+        """A weight, for its device and type."""
+        return next(self.parameters())
 
     @property
     def batch_spec(self) -> BatchSpec:
         """The batches that `update` wants, as the configuration says."""
-        return BatchSpec(self.config.train.segment_length, self.config.train.batch_size)
+        return self.config.batch_spec
+
+    @property
+    @abstractmethod
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Every optimizer by name."""
 
     @property
     @abstractmethod
@@ -47,8 +79,20 @@ class Agent(nn.Module, ABC):
         """Which of the `representations` the policy sees; signal recall and leakage are of that one."""
 
     @abstractmethod
+    def update_eagerly(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
+        """One step on a batch [T, B, ...] of the replay; returns metrics as scalar tensors.
+
+        batch: observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first and is_terminal bool
+        [T, B]; T counts the rows before each segment, see `BatchSpec`. policy: False leaves the policy as it is.
+        """
+
     def update(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
-        """One step on a batch [T, B, ...] of the replay; returns metrics. policy: False leaves the policy as it is."""
+        """`update_eagerly`, or the CUDA graph of it; nothing is copied to the host here."""
+        return (self.graph or self.update_eagerly)(batch, policy=policy)
+
+    def use_graph(self) -> None:
+        """From now on replay updates as one CUDA graph; on a GPU only."""
+        self.graph = GraphedUpdate(self.update_eagerly, self, self.optimizers, self.random)
 
     @abstractmethod
     def act(
@@ -61,10 +105,28 @@ class Agent(nn.Module, ABC):
         sample: bool = True,
         generator: Generators = None,
     ) -> tuple[np.ndarray, Carry]:
-        """Actions for uint8 [H, W, 3] or [B, H, W, 3], and the next carry.
+        """Choose actions.
 
-        An action is float32 [A] or [B, A], in [-1, 1] or, of Discrete actions, one-hot.
+        Args:
+            observation: uint8 [H, W, 3], or [B, H, W, 3] of B environments at once.
+            carry: what the last call returned; None begins an episode in every environment.
+            is_first: bool [B], where this observation begins an episode; what `carry` holds there does not count.
+            explore: None takes the actor's mode; a number samples the actor and explores by so much, see
+                `LatentMDP.explore`: the std of added noise, or the probability of a uniformly random choice.
+            sample: False filters with the posterior's mean instead of a sample, if there is one.
+            generator: source of all noise, or one for each of the B environments (default: PyTorch's global one).
+
+        Returns:
+            Actions in [-1, 1] or one-hot, float32 [A] or [B, A], and the carry for the next call. Both are the
+            caller's: nothing changes them later, and changing the actions changes no carry.
+
+        Raises:
+            ValueError: an argument of another type, shape or range.
         """
+
+    @abstractmethod
+    def carry(self, **tensors: Tensor) -> Carry:
+        """A carry from its `Carry.tensors`, as a checkpoint holds them."""
 
     @abstractmethod
     def representations(
@@ -76,9 +138,48 @@ class Agent(nn.Module, ABC):
         """
 
     @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """A copy of everything that a later process needs to continue bit for bit."""
+    def parameter_counts(self) -> dict[str, int]:
+        """Number of parameters of each part that acts or learns; copies that follow another do not count."""
 
-    @abstractmethod
+    def to_device(self, batch: dict[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
+        """Move a batch to the weights' device; images stay uint8 and become floats there."""
+        like = self._like
+        out = {name: torch.as_tensor(value).to(like.device, non_blocking=True) for name, value in batch.items()}
+        return {name: value.to(like.dtype) if value.is_floating_point() else value for name, value in out.items()}
+
+    def state(self) -> dict[str, Any]:
+        """A copy of everything that a later process needs to continue bit for bit: weights, optimizers, generator."""
+        return {
+            "weights": {name: value.clone() for name, value in self.state_dict().items()},
+            "optimizers": {name: copy.deepcopy(opt.state_dict()) for name, opt in self.optimizers.items()},
+            "random": self.random.get_state(),
+        }
+
     def restore(self, state: dict[str, Any], *, weights_only: bool = False) -> None:
-        """The inverse of `state`; `weights_only` for evaluation, rendering and probes."""
+        """The inverse of `state`, which stays as it is; `weights_only` for evaluation, rendering and probes."""
+        self.load_state_dict(state["weights"])
+        if not weights_only:
+            for name, optimizer in self.optimizers.items():
+                optimizer.load_state_dict(copy.deepcopy(state["optimizers"][name]))  # else it would learn in there
+            set_generator_state(self.random, state["random"])
+            if self.graph is not None:  # it was recorded with the optimizers' old states
+                self.use_graph()
+
+    def _asked(
+        self, size: int, observation: Any, is_first: Any, explore: Any, sample: Any, generator: Any
+    ) -> tuple[Tensor, Tensor, bool]:
+        """Check the arguments of `act`: images uint8 [B, size, size, 3], is_first bool [B], and whether it is one."""
+        images, single = as_images(observation, size)
+        check_explore(explore)
+        check_generator(generator, len(images), self.device)
+        if not isinstance(sample, bool):
+            raise ValueError(f"sample is {sample!r}: give True or False")
+        return images.to(self.device), as_is_first(is_first, len(images)).to(self.device), single
+
+    def _noise(self, batch: int, size: int, generator: Generators) -> Tensor:
+        """Standard normal noise [batch, size], each row from its own generator if there are several."""
+        like = self._like
+        kind = {"device": like.device, "dtype": like.dtype}
+        if generator is None or isinstance(generator, torch.Generator):
+            return torch.randn(batch, size, generator=generator, **kind)
+        return torch.cat([torch.randn(1, size, generator=one, **kind) for one in generator])

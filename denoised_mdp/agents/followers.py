@@ -21,7 +21,7 @@ from torch import Tensor
 
 from denoised_mdp import parallel
 from denoised_mdp.agents.base import Agent
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure
 from denoised_mdp.errors import UserError

@@ -116,7 +116,7 @@ def factor_rows(subject: Subject, matrix: FactorMatrix) -> list[dict[str, Any]]:
                     "run": str(subject.path),
                     "step": subject.step,
                     "seed": subject.config.seed,
-                    "model": subject.config.model.name,
+                    "model": subject.config.method[0],
                     "probe": probe,
                     "part": part,
                     "factor": factor.name,

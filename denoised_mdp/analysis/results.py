@@ -18,7 +18,7 @@ from denoised_mdp.progress import track
 from denoised_mdp.run.folder import RunFolder, output_file, refuse_own
 
 if TYPE_CHECKING:
-    from denoised_mdp.agents.world_model_agent import WorldModelAgent
+    from denoised_mdp.agents.base import Agent
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Subject:
 
     path: Path
     config: Config
-    agent: WorldModelAgent
+    agent: Agent
     step: int
 
     @property
@@ -35,7 +35,7 @@ class Subject:
         """The run in a few words."""
         config = self.config
         what = " + ".join([config.env.task, *config.distractors])
-        return f"{what} · {config.model.name} · seed {config.seed} · step {self.step:,}"
+        return f"{what} · {config.method[0]} · seed {config.seed} · step {self.step:,}"
 
     def about(self, probe: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """The origin of a result, as written to its file; the report reads it. options: `Options.measured`."""
@@ -46,8 +46,8 @@ class Subject:
             "step": self.step,
             "task": config.env.task,
             "distractors": config.distractors,
-            "model": config.model.name,
-            "policy": config.policy.name,
+            "model": config.method[0],
+            "policy": config.method[1],
             "seed": config.seed,
             "options": dict(options),
         }

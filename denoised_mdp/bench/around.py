@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure_acting
 from denoised_mdp.envs import make_env

@@ -14,7 +14,8 @@ from pathlib import Path
 import gymnasium as gym
 import torch
 
-from denoised_mdp.agents.world_model_agent import WorldModelAgent, build_agent
+from denoised_mdp.agents.base import Agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.bench.estimate import median_seconds, project, update_on_one_thread
 from denoised_mdp.config import differences, read_config
 from denoised_mdp.config.schema import Config
@@ -46,7 +47,8 @@ def days_on_a_cpu(config: Config) -> str | None:
     from enough rows to matter.
     """
     train = config.train
-    updates, rows = config.updates_due(train.total_steps), train.batch_size * train.segment_length
+    spec, updates = config.batch_spec, config.updates_due(train.total_steps)
+    rows = spec.batch_size * spec.segment_length
     if resolve_device(train.device).type != "cpu" or updates * rows < MANY_ROWS or Path(config.run_dir).exists():
         return None
     update_seconds, part = update_on_one_thread(config, rows=10)
@@ -74,7 +76,8 @@ class Doctor:
         """Run all checks; a failed check becomes a problem, and the others continue."""
         config = self.config
         distractors = "".join(f" + {name}" for name in config.distractors)
-        print(f"{config.env.task}{distractors}, model {config.model.name}, policy {config.policy.name}\n")
+        model, policy = config.method
+        print(f"{config.env.task}{distractors}, {f'model {model}, policy {policy}' if policy else f'agent {model}'}\n")
         self.check_machine()
         device, dtype = configure(config.train)
         _row("device", f"{device}, {precision_name(device, dtype)}, {torch.get_num_threads()} CPU threads")
@@ -184,17 +187,17 @@ class Doctor:
                 " replay.capacity, or a run_dir on a larger disk."
             )
 
-    def show_parameters(self, agent: WorldModelAgent) -> None:
+    def show_parameters(self, agent: Agent) -> None:
         """Print the parameters per module and their total."""
         counts = agent.parameter_counts()
         for title, (name, count) in zip(["parameters"] + [""] * len(counts), counts.items(), strict=False):
             _row(title, f"{name:12} {count:>11,}")
         _row("", f"{'total':12} {sum(counts.values()):>11,}")
 
-    def check_speed(self, agent: WorldModelAgent, player: WorldModelAgent, action_seconds: float | None) -> None:
+    def check_speed(self, agent: Agent, player: Agent, action_seconds: float | None) -> None:
         """Measure updates of `agent` on random data and acting of `player`; project time and memory of the run."""
-        config, train = self.config, self.config.train
-        batch = random_batch(config, agent.mdp.action_size)
+        config, train, spec = self.config, self.config.train, self.config.batch_spec
+        batch = random_batch(config, agent.actions.size)
         synchronize = torch.cuda.synchronize if agent.device.type == "cuda" else lambda: None
 
         def update() -> None:
@@ -204,7 +207,7 @@ class Doctor:
         update()  # the first one allocates
         update_seconds = median_seconds(update, 3)
         acting = median_seconds(lambda: player.act(batch["observation"][0, 0, ..., :3]), 10)
-        _row("update", f"{update_seconds:.3g} s ({train.batch_size} segments of {train.segment_length} rows)")
+        _row("update", f"{update_seconds:.3g} s ({spec.batch_size} segments of {spec.segment_length} rows)")
         self.show_memory(agent.device)
 
         parts = project(config, update_seconds, action_seconds or 0.0, acting)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure
 from denoised_mdp.evaluation import MAX_PARALLEL
@@ -42,9 +42,9 @@ def update_on_one_thread(config: Config, rows: int, repeats: int = 1) -> tuple[f
     Small updates are timed, of at most `rows` rows in as many segments: in CPU seconds, which other programs hardly
     disturb; the fastest of `repeats` counts. The run's random numbers are not affected.
     """
-    train = config.train
-    length, count = min(rows, train.segment_length), min(rows, train.batch_size)
-    part = train.batch_size * train.segment_length // (length * count)
+    train, spec = config.train, config.batch_spec
+    length, count = min(rows, spec.segment_length), min(rows, spec.batch_size)
+    part = spec.batch_size * spec.segment_length // (length * count)
     small = dataclasses.replace(config, train=dataclasses.replace(train, segment_length=length, batch_size=count))
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # training reports it again
@@ -61,7 +61,7 @@ def update_on_one_thread(config: Config, rows: int, repeats: int = 1) -> tuple[f
                 seconds = min(seconds, time.process_time() - began)
         finally:
             torch.set_num_threads(threads)
-    return seconds * (train.batch_size * train.segment_length) / (length * count), part
+    return seconds * (spec.batch_size * spec.segment_length) / (length * count), part
 
 
 class Hours:
@@ -76,7 +76,7 @@ class Hours:
     def of(self, config: Config) -> float:
         """Hours of a whole run."""
         train = config.train
-        learner = (config.model, config.policy, config.picture_shape, train.batch_size, train.segment_length)
+        learner = (config.agent, config.model, config.policy, config.picture_shape, config.batch_spec)
         learner += (train.device, train.precision, train.threads)
         update, acting = self._once(repr(learner), lambda: _learner_seconds(config))
         place = repr((config.env, config.distractors, config.foreground))

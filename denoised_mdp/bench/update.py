@@ -22,11 +22,13 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from denoised_mdp.agents.world_model_agent import WorldModelAgent, build_agent
+from denoised_mdp.agents.registry import build_agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.bench.around import ACTIONS, acting, environments, evaluations, filled_replay, replays, start_up
 from denoised_mdp.bench.plain import PlainUpdate, can_be_plain
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, precision_name
+from denoised_mdp.errors import UserError
 from denoised_mdp.models.losses import image_nll, scalar_nll
 from denoised_mdp.models.mdp import PolicyBatch
 from denoised_mdp.optim import without_gradients
@@ -51,6 +53,8 @@ def benchmark(
     configuration, recorded with them. Seconds are wall time; "cpu" is CPU time of all threads, which other programs
     disturb less.
     """
+    if not config.agent.has_model:
+        raise UserError(f"agent={config.agent.name}: bench measures world models alone; try 'denoised-mdp doctor'.")
     device, dtype = configure(config.train)
     result: dict[str, Any] = {"options": list(options), "machine": machine(device, dtype)}
     result["configuration"] = sizes(config)

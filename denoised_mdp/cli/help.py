@@ -7,7 +7,7 @@ import textwrap
 from typing import Any
 
 from denoised_mdp.config.compose import choices
-from denoised_mdp.config.schema import MODELS, POLICIES, Config, ModelConfig
+from denoised_mdp.config.schema import AGENTS, MODELS, POLICIES, Config, ModelConfig
 from denoised_mdp.config.validate import as_text
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.models.structure import LatentSpec
@@ -46,6 +46,7 @@ def train_help() -> str:
     for name, kind in MODELS.items():
         if own := [row for row in _rows(kind(), "model.") if row not in common]:
             sections.append((f"model={name}: what differs or comes on top", own))
+    sections += [(f"agent={name}", own) for name, kind in AGENTS.items() if (own := _rows(kind(), "agent."))]
     sections += [(f"policy={name}", _rows(kind(), "policy.")) for name, kind in POLICIES.items()]
     chosen = [row for name, kind in DISTRACTORS.items() for row in _rows(kind.Options(), f"distractors.{name}.")]
     sections += [("options of the chosen distractors", chosen)]
@@ -65,6 +66,7 @@ def _groups() -> str:
         ("env", ", ".join(choices("env"))),
         ("distractors", f"none, or any of {', '.join(choices('distractors'))}, joined by commas"),
         ("", "for --multirun, put each set in brackets: [a,b],[c],none"),
+        ("agent", ", ".join(choices("agent"))),
         ("model", ", ".join(choices("model"))),
         ("policy", ", ".join(choices("policy"))),
         ("sweep", f"{', '.join(choices('sweep'))}, or a file: many runs; sweep.AXIS=VALUES chooses some of them"),

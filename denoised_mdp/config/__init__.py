@@ -21,7 +21,7 @@ from denoised_mdp.envs import check_distractors
 from denoised_mdp.envs.suites import check_reward, check_task
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import read_yaml, replace_file
-from denoised_mdp.models.structure import Table
+from denoised_mdp.models.structure import IMAGE_SIZES, Table
 
 # A run may be continued although these keys changed: they do not alter what is learned up to a given step.
 MAY_CHANGE = frozenset(
@@ -43,6 +43,8 @@ def load_config(overrides: list[str]) -> Config:
         UserError: unknown key or choice, wrong type, value out of range, or options that exclude each other.
     """
     config = build(Config, compose(overrides))
+    if not config.agent.has_model:  # what a preset says of model and policy is of other agents
+        config.model, config.policy = Config().model, Config().policy
     _check(config)
     config.distractors = check_distractors(config.distractors, config.env.task, config.env.suite)
     config.run_dir = default_run_dir(config) if config.run_dir is None else expanded(config.run_dir)
@@ -64,13 +66,18 @@ def default_run_dir(config: Config) -> str:
     """Return a folder derived from the choices: the same command gives the same folder, and so continues."""
     preset = [] if config.preset == "none" else [config.preset.split("/")[0]]
     task = re.sub(r"[^\w.-]+", "_", config.env.task)  # an id of Gymnasium may have slashes and colons
-    names = [*preset, task, *config.distractors, config.model.name, config.policy.name]
+    names = [*preset, task, *config.distractors, *filter(None, config.method)]
     return os.path.join("runs", "-".join([*names, f"seed{config.seed}"]))
 
 
 def as_tree(config: Config) -> dict[str, Any]:
-    """Return nested mappings with the keys of the command line: rows of the table are ``model.x``, ``model.y`` ..."""
+    """Return nested mappings with the keys of the command line: rows of the table are ``model.x``, ``model.y`` ...
+
+    Of an agent without a world model, there are no ``model`` and ``policy``.
+    """
     tree = dataclasses.asdict(config)
+    if not config.agent.has_model:
+        return {group: options for group, options in tree.items() if group not in ("model", "policy")}
     model = tree["model"]
     for name, row in model.pop("latents").items():
         del row["name"]
@@ -121,18 +128,16 @@ def differences(old: Config, new: Config) -> list[str]:
 
 def _check(config: Config) -> None:
     """Refuse unknown tasks and combinations of options that are each in range but cannot go together."""
-    model, kl, train, env = config.model, config.model.kl, config.train, config.env
+    train, env = config.train, config.env
     try:
         limit = check_task(env.task, env.suite)
     except UserError as error:
         raise UserError(f"env.task={env.task}: {error}") from None
     env.episode_steps = min(env.episode_steps, limit or env.episode_steps)
     check_reward(env.reward, env.suite)
-    try:
-        table = Table(list(model.latents.values()))
-        model.check(table)
-    except ValueError as error:
-        raise UserError(f"model={model.name}: {error}.") from None
+    config.agent.check(config)
+    if config.agent.has_model:
+        _check_model(config)
     if train.overlap and train.collect_workers == 0:
         raise UserError("train.overlap=true: the environments need their own process: set train.collect_workers=1.")
     if train.batch_size % train.processes:
@@ -142,13 +147,6 @@ def _check(config: Config) -> None:
         )
     if train.processes > 1 and train.cuda_graph:
         raise UserError(f"train.processes={train.processes}: cannot be captured; set train.cuda_graph=false.")
-    if kl.dyn is not None and kl.free_nats_strategy == "B":
-        raise UserError(
-            f"model.kl.dyn={kl.dyn}: strategy B weighs both sides alike; use model.kl.free_nats_strategy=A."
-        )
-    for row in model.latents.values():
-        if kl.free_nats_strategy == "B" and row.free and row.beta < kl.beta and len(table.free) < len(table.rows):
-            raise UserError(f"model.kl.beta={kl.beta}: strategy B needs at most model.{row.name}.beta={row.beta}.")
     if env.episode_steps < env.action_repeat:
         raise UserError(f"env.episode_steps={env.episode_steps}: must be at least {env.action_repeat} (action_repeat).")
     _check_segments(config)
@@ -159,9 +157,29 @@ def _check(config: Config) -> None:
         )
 
 
+def _check_model(config: Config) -> None:
+    """Refuse a table of latents, and weights of the KL, that cannot be."""
+    model, kl = config.model, config.model.kl
+    if config.env.size not in IMAGE_SIZES:
+        sizes = ", ".join(map(str, IMAGE_SIZES))
+        raise UserError(f"env.size={config.env.size}: a world model sees pictures of one of these sizes: {sizes}.")
+    try:
+        table = Table(list(model.latents.values()))
+        model.check(table)
+    except ValueError as error:
+        raise UserError(f"model={model.name}: {error}.") from None
+    if kl.dyn is not None and kl.free_nats_strategy == "B":
+        raise UserError(
+            f"model.kl.dyn={kl.dyn}: strategy B weighs both sides alike; use model.kl.free_nats_strategy=A."
+        )
+    for row in model.latents.values():
+        if kl.free_nats_strategy == "B" and row.free and row.beta < kl.beta and len(table.free) < len(table.rows):
+            raise UserError(f"model.kl.beta={kl.beta}: strategy B needs at most model.{row.name}.beta={row.beta}.")
+
+
 def _check_segments(config: Config) -> None:
     """Refuse a replay that could lack a whole segment of one episode when an update is due."""
-    train, length = config.train, config.train.segment_length
+    train, length = config.train, config.batch_spec.segment_length
     if length > config.episode_rows:
         raise UserError(f"train.segment_length={length}: an episode has only {config.episode_rows} rows.")
     least = (length - 1) * config.turn_steps  # each environment has played one then

@@ -1,20 +1,21 @@
 """Command line to one nested dictionary.
 
-Later layers win: the defaults of `schema`; the suite's own and the table of the model; the preset; what the preset says
-for one model and for one policy; the command line. A preset has the form of a saved configuration. Values on the
-command line are written in Hydra's grammar, so that sweeps read the same ones; free texts need no quotes.
+Later layers win: the defaults of `schema`; the suite's own, the table of the model and what an agent's method says of
+training; the preset; what the preset says for one model and one policy, or for one agent; the command line. A preset
+has the form of a saved configuration. Values on the command line are written in Hydra's grammar, so that sweeps read
+the same ones; free texts need no quotes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.config.schema import MODELS, POLICIES, TABLES, Config
+from denoised_mdp.config.schema import AGENTS, MODELS, POLICIES, TABLES, Config
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.suites import SUITES
 from denoised_mdp.errors import UserError, did_you_mean, one_line
@@ -22,9 +23,12 @@ from denoised_mdp.models.structure import LatentSpec
 from denoised_mdp.options import defaults, walk
 
 ALIASES = {"env.id": "env.task"}  # what an environment of Gymnasium calls the same
-REGISTRIES = {"env": SUITES, "distractors": DISTRACTORS, "policy": POLICIES}  # groups whose choices need no file
-GROUPS = ("env", "distractors", "model", "policy", "preset")
-CHOICE = {"env": "suite", "model": "name", "policy": "name"}  # the option of a group that says what was chosen
+# groups whose choices need no file
+REGISTRIES = {"env": SUITES, "distractors": DISTRACTORS, "agent": AGENTS, "policy": POLICIES}
+GROUPS = ("env", "distractors", "agent", "model", "policy", "preset")
+KINDS = {"agent": AGENTS, "policy": POLICIES, "model": MODELS}  # groups whose options depend on the choice
+# the option of a group that says what was chosen
+CHOICE = {"env": "suite", "agent": "name", "model": "name", "policy": "name"}
 QUOTED = re.compile(r"""(['"])(\\.|(?!\1)[^\\])*\1""")
 HELP = " 'denoised-mdp train --help' lists them."
 TEXTS = ("run_dir", "env.task", "env.clips", "train.device")  # free texts: taken as they are, commas and all
@@ -98,7 +102,8 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def all_options() -> dict[str, tuple[Any, Mapping[str, Any]]]:
     """Return default, and help and limits, of every option that can be set, by its dotted key."""
     groups = [("", Config())]
-    groups += [("policy.", kind()) for kind in POLICIES.values()] + [("model.", kind()) for kind in MODELS.values()]
+    for group, kinds in KINDS.items():
+        groups += [(f"{group}.", kind()) for kind in kinds.values()]
     groups += [(f"distractors.{name}.", kind.Options()) for name, kind in DISTRACTORS.items()]
     groups += [(f"model.{name}.", LatentSpec(name)) for name in latent_names()]
     found: dict[str, tuple[Any, Mapping[str, Any]]] = {}
@@ -109,7 +114,7 @@ def all_options() -> dict[str, tuple[Any, Mapping[str, Any]]]:
 
 def check_key(key: str) -> None:
     """Refuse a key that no configuration has; a whole group, as in ``model.x={belief: 60}``, is right as well."""
-    if key in ("model.name", "model.kind", "policy.name"):
+    if key in ("agent.name", "model.name", "model.kind", "policy.name"):
         group = key.partition(".")[0]
         raise UserError(f"{key} cannot be set by itself; choose one with {group}={'|'.join(choices(group))}.")
     if key not in GROUPS and not any(f"{known}.".startswith(f"{key}.") for known in all_options()):
@@ -119,7 +124,7 @@ def check_key(key: str) -> None:
 def unknown(key: str) -> str:
     """Say of a key that the configuration does not have what could be meant."""
     what, end, keys = f"unknown option '{one_line(key, 200)}'", key.rpartition(".")[2], list(all_options())
-    for group, kinds in (("policy", POLICIES), ("model", MODELS)):
+    for group, kinds in KINDS.items():
         owners = [name for name, kind in kinds.items() if key in (known for known, *_ in walk(kind(), f"{group}."))]
         if owners:
             return f"{what}: only {group}={'|'.join(owners)} has this option."
@@ -158,22 +163,26 @@ def merge(said: dict[str, Any]) -> Any:
     from omegaconf import OmegaConf
 
     preset = said.get("preset", "none")
-    base, default = _read(f"preset/{preset}"), Config()
-    suite, model, policy = (
+    base, default, keys = _read(f"preset/{preset}"), Config(), list(said)
+    suite, agent, model, policy = (
         said.pop(group, None) or base.get(group, {}).get(choice) or getattr(getattr(default, group), choice)
         for group, choice in CHOICE.items()
     )
     table = _read(f"model/{model}")
-    options = {"model": MODELS[table.get("kind", "denoised")], "policy": POLICIES[policy]}
+    options = {"agent": AGENTS[agent], "model": MODELS[table.get("kind", "denoised")], "policy": POLICIES[policy]}
+    chosen = [f"preset_model/{preset}/{model}", f"preset_policy/{preset}/{policy}"]
+    if not AGENTS[agent].has_model:
+        _refuse_model(keys, agent)
+        chosen = [f"preset_agent/{preset}/{agent}"]
     schema = dataclasses.asdict(default) | {group: dataclasses.asdict(kind()) for group, kind in options.items()}
     del schema["model"]["latents"]  # its rows are groups of their own
     tree = OmegaConf.merge(
         schema,
         {"env": SUITES[suite].choice, "model": table},
+        _read(f"agent/{agent}"),
         base,
-        _read(f"preset_model/{preset}/{model}"),
-        _read(f"preset_policy/{preset}/{policy}"),
-        {"env": {"suite": suite}, "model": {"name": model}, "policy": {"name": policy}},
+        *map(_read, chosen),
+        {"env": {"suite": suite}, "agent": {"name": agent}, "model": {"name": model}, "policy": {"name": policy}},
     )
     chosen = said.pop("distractors", tree.distractors)
     tree.distractors = {
@@ -188,6 +197,13 @@ def merge(said: dict[str, Any]) -> Any:
             raise UserError(f"{key}: model={model} has no latent {path[0]}, it has {', '.join(latents(model))}.")
         OmegaConf.update(tree, key, value, force_add=True)
     return tree
+
+
+def _refuse_model(keys: Iterable[str], agent: str) -> None:
+    """Refuse options of a world model beside an agent without one."""
+    for key in keys:
+        if key.partition(".")[0] in ("model", "policy"):
+            raise UserError(f"{key}: agent={agent} has no world model. Leave this out, or choose agent=world_model.")
 
 
 def split(text: str) -> tuple[str, str]:

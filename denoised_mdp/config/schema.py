@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from denoised_mdp.config.agents import AgentConfig, BatchSpec
 from denoised_mdp.config.policies import NORM, NORMS, BackpropConfig, ReinforceConfig, SACConfig
 from denoised_mdp.envs.suites import SUITES
 from denoised_mdp.models.structure import LatentSpec, Table
@@ -25,7 +26,7 @@ class EnvConfig:
 
     suite: str = option("dmc", "where the task comes from", choices=SUITES)
     task: str = option("cheetah_run", "domain and task, joined by an underscore; with env=gym an id (or env.id=...)")
-    size: int = option(64, "height and width of the observation in pixels", choices=(64, 96))
+    size: int = option(64, "height and width of the observation in pixels; a world model's: 64 or 96", low=32, high=256)
     action_repeat: int = option(2, "environment steps per action", low=1)
     episode_steps: int = option(1000, "length of an episode in steps", low=1)
     camera: int = option(0, "number of the task's camera", low=0)
@@ -155,6 +156,7 @@ class TrainConfig:
     prefill_steps: int = option(5000, "steps with random actions before the first update; intervals start here", low=1)
     train_every: int = option(1000, "steps between two rounds of updates; the first follows the prefill", low=1)
     updates: int = option(100, "updates per round", low=1)
+    first_updates: int | None = option(None, "updates of the first round; null: as many as of the others", low=1)
     policy_after: int = option(0, "updates of the world model before the policy begins to learn", low=0)
     batch_size: int = option(50, "segments per batch", low=1)
     segment_length: int = option(50, "rows per segment", low=2)
@@ -216,10 +218,21 @@ class Config:
     preset: str = option("none", "the preset that the run started from")
     env: EnvConfig = group(EnvConfig, "environment")
     distractors: dict[str, dict[str, Any]] = group(dict, "name of each distractor and its options")
+    agent: AgentConfig = group(AgentConfig, "agent")
     model: ModelConfig = group(ModelConfig, "world model")
     policy: BackpropConfig | ReinforceConfig | SACConfig = group(BackpropConfig, "policy")
     train: TrainConfig = group(TrainConfig, "training loop and machine")
     replay: ReplayConfig = group(ReplayConfig, "replay on disk")
+
+    @property
+    def method(self) -> tuple[str, str]:
+        """What learns, and how its policy does: names of model and policy, or of an agent without them and nothing."""
+        return (self.model.name, self.policy.name) if self.agent.has_model else (self.agent.name, "")
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """What the agent wants from the replay."""
+        return self.agent.batch_spec(self)
 
     @property
     def alpha(self) -> float:
@@ -261,7 +274,9 @@ class Config:
         None at the end of the run: nobody would act with what they learn.
         """
         last = max(self.train.total_steps - 1, self.train.prefill_steps)
-        return max(0, self.times_due(min(step, last), self.train.train_every)) * self.train.updates
+        rounds = max(0, self.times_due(min(step, last), self.train.train_every))
+        more = 0 if self.train.first_updates is None else self.train.first_updates - self.train.updates
+        return rounds * self.train.updates + (more if rounds else 0)
 
     @property
     def evaluations(self) -> int:
@@ -287,6 +302,7 @@ class Config:
         return 0 if self.replay.capacity is None else 2 * self.train.checkpoint_every // self.env.action_repeat
 
 
+AGENTS: Registry[type[AgentConfig]] = Registry("agent", {"world_model": AgentConfig})
 POLICIES: Registry[type] = Registry(
     "policy", {"backprop": BackpropConfig, "reinforce": ReinforceConfig, "sac": SACConfig}
 )

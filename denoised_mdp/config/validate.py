@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from denoised_mdp.config.compose import unknown
-from denoised_mdp.config.schema import MODELS, POLICIES, ModelConfig
+from denoised_mdp.config.schema import AGENTS, MODELS, POLICIES, ModelConfig
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError, did_you_mean, one_line
 from denoised_mdp.models.structure import LatentSpec
@@ -37,7 +37,9 @@ def build(kind: Any, tree: Any, path: str = "") -> Any:
             continue
         if key not in fields:
             raise UserError(unknown(f"{path}{key}"))
-        if f"{path}{key}" == "policy":
+        if f"{path}{key}" == "agent":
+            values[key] = build(_chosen("agent.name", AGENTS, "world_model", value), value, "agent.")
+        elif f"{path}{key}" == "policy":
             values[key] = build(_chosen("policy.name", POLICIES, "backprop", value), value, "policy.")
         elif f"{path}{key}" == "model":
             values[key] = build(_chosen("model.kind", MODELS, "denoised", value), value, "model.")

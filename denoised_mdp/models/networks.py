@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from denoised_mdp.models.norms import RMSNorm, activation
+from denoised_mdp.models.structure import IMAGE_SIZES
 
 if TYPE_CHECKING:
     from denoised_mdp.config.schema import Config
 
-IMAGE_SIZES = (64, 96)
 MAX_PHASE_CHANNELS = 16  # up to here `_SubPixel` is faster than oneDNN's transposed convolution
 
 

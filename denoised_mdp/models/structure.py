@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from denoised_mdp.options import option
 
+IMAGE_SIZES = (64, 96)
+"""heights and widths of the pictures that a world model can see"""
+
 
 @dataclass(frozen=True)
 class LatentSpec:

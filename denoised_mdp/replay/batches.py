@@ -17,14 +17,21 @@ Source = Rings | Prefetch | OnDeviceReplay
 class Batches:
     """Batches of one size from a replay.
 
-    source: draws them: the replay itself, or what reads it. random: decides which rows are drawn.
+    source: draws them: the replay itself, or what reads it. random: decides which rows are drawn. lead: rows before
+    each segment, see `choose_segments`.
     """
 
     def __init__(
-        self, replay: Rings, source: Source, batch_size: int, segment_length: int, random: np.random.Generator
+        self,
+        replay: Rings,
+        source: Source,
+        batch_size: int,
+        segment_length: int,
+        random: np.random.Generator,
+        lead: int = 0,
     ):
         self.replay, self.source, self.random = replay, source, random
-        self.sizes = batch_size, segment_length
+        self.sizes, self.lead = (batch_size, segment_length), lead
 
     def add(self, number: int, row: Any) -> None:
         """Append a row of environment `number`; see `Replay.add`."""
@@ -32,9 +39,9 @@ class Batches:
 
     def sample(self, *, more: bool = False) -> dict[str, np.ndarray | torch.Tensor]:
         """Draw a batch; see `Replay.sample`. more: the next one is drawn before a row is added."""
-        batch = self.source.sample(*self.sizes, self.random)
+        batch = self.source.sample(*self.sizes, self.random, self.lead)
         if more and isinstance(self.source, Prefetch):
-            self.source.begin(*self.sizes, self.random)
+            self.source.begin(*self.sizes, self.random, self.lead)
         return batch
 
     def close(self) -> None:

@@ -31,9 +31,9 @@ class OnDeviceReplay:
         """Whether `needed` bytes are at most half of a GPU's free memory; the other half is for learning."""
         return device.type == "cuda" and 2 * needed <= torch.cuda.mem_get_info(device)[0]
 
-    def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, Tensor]:
+    def sample(self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0) -> dict[str, Tensor]:
         """As `Rings.sample`, with tensors on the device."""
-        source, rows = choose_segments(self.rings.rings, batch_size, length, rng)  # [B], [T, B]
+        source, rows = choose_segments(self.rings.rings, batch_size, length, rng, lead)  # [B], [T, B]
         for ring in range(len(self._copied)):
             self._copy(ring)
         where = torch.from_numpy(source * self.places + rows % self.places).to(self.device)

@@ -28,34 +28,36 @@ class Prefetch:
         self._thread = ThreadPoolExecutor(1, "prefetch")
         self._next: tuple[Any, Future, dict] | None = None  # a question, its answer, the generator's state then
 
-    def begin(self, batch_size: int, length: int, rng: np.random.Generator) -> None:
+    def begin(self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0) -> None:
         """Start to read what `sample` would return now; `rng` is not advanced.
 
         Raises:
             UserError: no episode is long enough.
         """
         twin = restore_generator(generator_state(rng))
-        question = self._question(batch_size, length, rng)
-        source, rows = choose_segments(self.rings.rings, batch_size, length, twin)
+        question = self._question(batch_size, length, rng, lead)
+        source, rows = choose_segments(self.rings.rings, batch_size, length, twin, lead)
         self._next = question, self._thread.submit(self._read, source, rows), generator_state(twin)
 
-    def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, np.ndarray | torch.Tensor]:
+    def sample(
+        self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0
+    ) -> dict[str, np.ndarray | torch.Tensor]:
         """As `Rings.sample`."""
         begun, self._next = self._next, None
-        if begun is not None and begun[0] == self._question(batch_size, length, rng):
+        if begun is not None and begun[0] == self._question(batch_size, length, rng, lead):
             _, future, rng.bit_generator.state = begun
             self.hits += 1
             return future.result()
-        return self._read(*choose_segments(self.rings.rings, batch_size, length, rng))
+        return self._read(*choose_segments(self.rings.rings, batch_size, length, rng, lead))
 
     def close(self) -> None:
         """Wait for the read in progress, then close the replay."""
         self._thread.shutdown()
         self.rings.close()
 
-    def _question(self, batch_size: int, length: int, rng: np.random.Generator) -> tuple:
+    def _question(self, batch_size: int, length: int, rng: np.random.Generator, lead: int) -> tuple:
         """Everything that determines a batch."""
-        return batch_size, length, generator_state(rng), [ring.total for ring in self.rings.rings]
+        return batch_size, length, lead, generator_state(rng), [ring.total for ring in self.rings.rings]
 
     def _read(self, source: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray | torch.Tensor]:
         batch = read_segments(self.rings.rings, source, rows)

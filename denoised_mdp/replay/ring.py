@@ -222,11 +222,12 @@ class Replay:
         """Return first row and number of rows of what segments lie in: each episode, or all rows with `crosses`."""
         return (np.array([self._oldest]), np.array([len(self)])) if self.crosses else self.episodes()
 
-    def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def sample(self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0) -> dict[str, np.ndarray]:
         """Sample `batch_size` (B) segments of `length` (T) consecutive rows, of a single episode unless it `crosses`.
 
         All possible starts are equally likely, including the last one and those in the running episode. The time
-        depends on the batch and slightly on the number of episodes, not on the number of rows.
+        depends on the batch and slightly on the number of episodes, not on the number of rows. lead: so many rows
+        stand before each segment, see `choose_segments`; T then counts them.
 
         Returns:
             observation uint8 [T, B, H, W, 3], action float32 [T, B, A], reward float32 [T, B],
@@ -235,7 +236,7 @@ class Replay:
         Raises:
             UserError: no episode is long enough.
         """
-        return read_segments([self], *choose_segments([self], batch_size, length, rng))
+        return read_segments([self], *choose_segments([self], batch_size, length, rng, lead))
 
     def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Copy the rows of these numbers (an int or an array of any shape), counted from the replay's very first row.

@@ -101,9 +101,9 @@ class Rings:
         for ring in self.rings:
             ring.crosses = True
 
-    def sample(self, batch_size: int, length: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def sample(self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0) -> dict[str, np.ndarray]:
         """Sample segments, each of one ring, all starts equally likely; see `Replay.sample`."""
-        return read_segments(self.rings, *choose_segments(self.rings, batch_size, length, rng))
+        return read_segments(self.rings, *choose_segments(self.rings, batch_size, length, rng, lead))
 
     def flush(self) -> None:
         """Sync all rows to disk. Call it before saving a checkpoint."""

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 def choose_segments(
-    replays: Sequence[Replay], batch_size: int, length: int, rng: np.random.Generator
+    replays: Sequence[Replay], batch_size: int, length: int, rng: np.random.Generator, lead: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose segments of several replays, all starts equally likely: see `Replay.stretches`.
 
+    lead: so many earlier rows of the same stretch come with each; before its first row, that is repeated.
+
     Returns:
-        int [B], which of the replays each is in, and int [T, B], its rows.
+        int [B], which of the replays each is in, and int [lead + T, B], its rows.
 
     Raises:
         UserError: no episode is long enough.
@@ -40,7 +42,8 @@ def choose_segments(
     chosen = rng.integers(ends[-1], size=batch_size)  # [B], numbers among all starts
     stretch = np.searchsorted(ends, chosen, side="right")
     source = np.repeat(np.arange(len(replays)), [len(table[0]) for table in tables])[stretch]
-    return source, first[stretch] + chosen - (ends - counts)[stretch] + np.arange(length)[:, None]
+    start = chosen - (ends - counts)[stretch]  # [B], within the stretch
+    return source, first[stretch] + np.maximum(start + np.arange(-lead, length)[:, None], 0)
 
 
 def read_segments(replays: Sequence[Replay], source: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ from denoised_mdp.errors import UserError, did_you_mean, one_line
 from denoised_mdp.files import read_yaml, regular, replacing, unfinished_name
 
 _LOCK = ".lock"
-_GROUPS = {"env", "model", "policy", "train"}
+_GROUPS = {"seed", "env", "train"}
 """options of every run's configuration; another program's config.yaml lacks some"""
 
 

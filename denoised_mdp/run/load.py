@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.agents.world_model_agent import WorldModelAgent, build_agent
+from denoised_mdp.agents.base import Agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import differences, read_config, save_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import build
@@ -78,9 +79,7 @@ def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[N
         ) from error
 
 
-def load_run(
-    run: Path | str, *, checkpoint: int | None = None, device: str = "auto"
-) -> tuple[Config, WorldModelAgent, int]:
+def load_run(run: Path | str, *, checkpoint: int | None = None, device: str = "auto") -> tuple[Config, Agent, int]:
     """Return a run's configuration, its agent with a checkpoint's weights (default: the newest), and the step."""
     folder = RunFolder.existing(run)
     config = read_config(folder.config)
@@ -95,7 +94,7 @@ def load_run(
     return config, agent.eval(), step
 
 
-def load(run: Path | str, *, checkpoint: int | None = None, device: str = "auto") -> WorldModelAgent:
+def load(run: Path | str, *, checkpoint: int | None = None, device: str = "auto") -> Agent:
     """Load the agent of a run folder, ready to act.
 
     >>> agent = denoised_mdp.load("runs/quickstart")

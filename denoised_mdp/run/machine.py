@@ -48,8 +48,8 @@ def resident_memory() -> float:
 
 def random_batch(config: Config, actions: int) -> dict[str, np.ndarray]:
     """A random batch with the shapes of a run's, [T, B, ...], without episode starts, for measuring updates."""
-    rng = np.random.default_rng(0)
-    shape = config.train.segment_length, config.train.batch_size
+    rng, spec = np.random.default_rng(0), config.batch_spec
+    shape = spec.lead + spec.segment_length, spec.batch_size
     return {
         "observation": rng.integers(0, 256, (*shape, *config.picture_shape), dtype=np.uint8),
         "action": rng.uniform(-1, 1, (*shape, actions)).astype(np.float32),

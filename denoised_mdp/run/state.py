@@ -75,7 +75,7 @@ STATE = {
     "collector": {
         "step": _is_whole,
         "observations": [_is_any],
-        "carry": (_is_none, {"belief": _is_tensor, "state": _is_tensor, "action": _is_tensor}),
+        "carry": (_is_none, {str: _is_tensor}),
         "random": [_is_any],
         "exploration": [_is_any],
         "environments": (_is_none, [_is_any]),

@@ -125,7 +125,7 @@ def agreement(run: Path, seed: int) -> list[dict]:
     """Rows of gradients.csv: of new weights and of those at the end of a float32 run, on batches of its replay."""
     import numpy as np
 
-    from denoised_mdp.agents.world_model_agent import build_agent
+    from denoised_mdp.agents.registry import build_agent
     from denoised_mdp.config import read_config
     from denoised_mdp.device import configure
     from denoised_mdp.envs.actions import Actions

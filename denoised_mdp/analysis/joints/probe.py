@@ -166,7 +166,7 @@ def _check(config: Config, store: JointData) -> None:
 
 def _names(configs: Sequence[Config], paths: Sequence[Path]) -> list[str]:
     """A name for each run; runs that differ only in the seed share one."""
-    titles = {config.model.name: config.model.name for config in configs}
+    titles = {config.method[0]: config.method[0] for config in configs}
     titles |= {"2b": "Denoised 2b", "2c": "Denoised 2c", "dreamer": "Dreamer", "repo": "RePo", "tia": "TIA"}
     groups: list[int] = []
     for number, config in enumerate(configs):
@@ -176,12 +176,12 @@ def _names(configs: Sequence[Config], paths: Sequence[Path]) -> list[str]:
             if not differences(configs[other], dataclasses.replace(config, seed=configs[other].seed))
         )
         groups.append(next(same, number))
-    firsts = {titles[configs[group].model.name]: set() for group in groups}
+    firsts = {titles[configs[group].method[0]]: set() for group in groups}
     for group in groups:
-        firsts[titles[configs[group].model.name]].add(group)
+        firsts[titles[configs[group].method[0]]].add(group)
     return [
         title if len(firsts[title]) == 1 else f"{title} · {Path(paths[group]).resolve().name}"
-        for group, title in ((group, titles[configs[group].model.name]) for group in groups)
+        for group, title in ((group, titles[configs[group].method[0]]) for group in groups)
     ]
 
 

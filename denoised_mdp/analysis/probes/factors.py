@@ -57,7 +57,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
         mean = pooled([matrix for _, matrix in members])
         config, folder = members[0][0].config, make_folder(options.output or Path("probes"))
         what = " + ".join([config.env.task, *config.distractors])
-        title = f"{what} · {config.model.name} · mean of {len(members)} runs"
+        title = f"{what} · {config.method[0]} · mean of {len(members)} runs"
         stem = folder / f"factors_{members[0][0].path.resolve().name}_and_{len(members) - 1}_more_{variant}"
         about = {"probe": "factors", "runs": [str(s.path) for s, _ in members], "options": options.measured()}
         write_json(f"{stem}.json", about | as_tree(mean))

@@ -63,7 +63,7 @@ def _words(group: Group) -> list[str]:
     config = group.first.config
     if config is None:
         return []
-    return [" + ".join([config.env.task, *config.distractors]), config.model.name, config.policy.name]
+    return [" + ".join([config.env.task, *config.distractors]), *config.method]
 
 
 def _shared(words: Sequence[list[str]]) -> list[bool]:
@@ -87,7 +87,7 @@ def _name(groups: Sequence[Group]) -> None:
     words = [_words(group) for group in groups]
     shared = _shared(words)
     for group, one in zip(groups, words, strict=True):
-        told = [word for word, same in zip(one, shared, strict=False) if not same]
+        told = [word for word, same in zip(one, shared, strict=False) if word and not same]
         group.name = " · ".join(told) if told or len(groups) > 1 else group.first.name
     for alike in _by_name(groups):
         labels = _option_labels(alike) if len(alike) > 1 else [""]

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from denoised_mdp.agents.base import Agent
-from denoised_mdp.agents.world_model_agent import build_agent
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.analysis.report.data import RunData, read_metrics
 from denoised_mdp.analysis.report.groups import group_runs
 from denoised_mdp.config import read_config
 from denoised_mdp.config.schema import Config
-from denoised_mdp.envs.actions import Actions
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.checkpoint import list_steps
 from denoised_mdp.run.folder import RunFolder
@@ -76,7 +75,7 @@ class Roster:
         names = {}
         groups = group_runs([RunData(path, config) for path, config in zip(paths, configs, strict=True)])
         for group in groups:
-            name = group.name if len(groups) > 1 else group.first.config.model.name
+            name = group.name if len(groups) > 1 else group.first.config.method[0]
             names |= {run.path: name for run in group.runs}
         return cls(paths, configs, [names[path] for path in paths])
 
@@ -102,9 +101,7 @@ class Roster:
 
 def untrained(agent: Agent) -> Agent:
     """The network with which this agent's run began."""
-    ends = agent.world_model.continuation is not None
-    actions = Actions(agent.mdp.action_size, agent.mdp.discrete)
-    made = build_agent(agent.config, actions, can_terminate=ends, device=str(agent.device))
+    made = build_agent(agent.config, agent.actions, can_terminate=agent.can_terminate, device=agent.device)
     return made.eval()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from denoised_mdp.analysis.report.data import RunData
 from denoised_mdp.config import as_tree, differences
-from denoised_mdp.config.compose import flatten
+from denoised_mdp.config.compose import all_options, flatten
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import as_text
 from denoised_mdp.errors import UserError, did_you_mean
@@ -110,11 +110,12 @@ def _cell(config: Config) -> Cell:
 
 
 def _method(run: RunData, by: Sequence[str]) -> str:
-    options = run.options() | {"model.name": run.config.model.name, "policy.name": run.config.policy.name}
+    options = run.options() | dict(zip(BY, run.config.method, strict=True))
     for key in by:
-        if key not in options:
+        if key not in options and key not in all_options():  # else it is one of other models or agents
             raise UserError(f"--by {key}: {run.path} has no such option.{did_you_mean(key, options)}")
-    return " · ".join(options[key] if key in BY else f"{key.rpartition('.')[2]}={options[key]}" for key in by)
+    known = [key for key in by if options.get(key)]
+    return " · ".join(options[key] if key in BY else f"{key.rpartition('.')[2]}={options[key]}" for key in known)
 
 
 def _one_budget(runs: Sequence[RunData]) -> int:

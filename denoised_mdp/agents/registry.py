@@ -1,0 +1,52 @@
+"""Agents by the name that ``agent=`` has in a configuration, and how one is built."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from denoised_mdp.agents.base import Agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
+from denoised_mdp.config import schema
+from denoised_mdp.config.agents import AgentConfig
+from denoised_mdp.envs.actions import Actions
+from denoised_mdp.models.networks import set_compute_dtype
+from denoised_mdp.seeding import torch_seed
+
+AGENTS: dict[str, type[Agent]] = {"world_model": WorldModelAgent}
+
+
+def build_agent(
+    config: schema.Config,
+    actions: Actions | int,
+    *,
+    can_terminate: bool = False,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Agent:
+    """Build an agent from a configuration, with initial weights drawn from `config.seed`.
+
+    actions: those of the environment; a number stands for so many continuous ones. can_terminate: the environment ends
+    episodes other than by a time limit. device: where it lives. dtype: compute type of large products
+    (`networks.set_compute_dtype`). The global generator is left as it was.
+    """
+    actions = Actions(actions) if isinstance(actions, int) else actions
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        agent = AGENTS[config.agent.name].from_config(config, actions, can_terminate=can_terminate, device=device)
+    agent.config, agent.actions, agent.can_terminate = copy.deepcopy(config), actions, can_terminate
+    agent.random.manual_seed(torch_seed(config.seed, "update"))
+    set_compute_dtype(agent, dtype)
+    if config.train.cuda_graph and agent.device.type == "cuda":
+        agent.use_graph()
+    return agent
+
+
+def register_agent(name: str, agent: type[Agent], options: type[AgentConfig]) -> None:
+    """Make an agent of your own known as `name`, to `build_agent` and to configuration files.
+
+    options: a dataclass that extends `AgentConfig`; `agent.from_config` finds them in ``config.agent``.
+    """
+    schema.AGENTS.register(name, options)
+    AGENTS[name] = agent
