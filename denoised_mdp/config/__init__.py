@@ -175,6 +175,13 @@ def _check_model(config: Config) -> None:
     for row in model.latents.values():
         if kl.free_nats_strategy == "B" and row.free and row.beta < kl.beta and len(table.free) < len(table.rows):
             raise UserError(f"model.kl.beta={kl.beta}: strategy B needs at most model.{row.name}.beta={row.beta}.")
+    _check_warmup("model.optimizer.", model.optimizer.name, model.optimizer.warmup)
+    _check_warmup("policy.", getattr(config.policy, "optimizer", None), getattr(config.policy, "warmup", 0))
+
+
+def _check_warmup(group: str, optimizer: str | None, warmup: int) -> None:
+    if warmup and optimizer != "laprop":
+        raise UserError(f"{group}warmup={warmup}: only laprop warms up; leave it out, or choose laprop.")
 
 
 def _check_segments(config: Config) -> None:

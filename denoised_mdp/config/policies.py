@@ -8,6 +8,11 @@ from denoised_mdp.options import option
 
 NORMS = ("none", "rms")
 NORM = "after every hidden layer; none: ELU, after convolutions ReLU; rms: RMSNorm and SiLU, which allow larger rates"
+OPTIMIZERS = ("adam", "laprop")
+OPTIMIZER = "adam, or laprop: momentum of normalized gradients"
+EPS = "added to the root of the gradients' second moment"
+AGC = "largest norm of each tensor's gradient, as a share of the tensor's own (0.3 is usual); null: any"
+WARMUP = "updates over which laprop's learning rate rises from 0"
 
 
 @dataclass
@@ -42,8 +47,11 @@ class BackpropConfig:
     imagine_rows: int | None = option(None, "imagine from the last so many rows of each segment; null: all", low=1)
     actor_lr: float = option(8e-5, "learning rate of the actor", above=0)
     value_lr: float = option(8e-5, "learning rate of the value net", above=0)
-    eps: float = option(1e-7, "Adam's epsilon", above=0)
+    eps: float = option(1e-7, EPS, above=0)
     clip: float | None = option(100.0, "largest gradient norm of each net; null: no clipping", above=0)
+    optimizer: str = option("adam", OPTIMIZER, choices=OPTIMIZERS)
+    agc: float | None = option(None, AGC, above=0)
+    warmup: int = option(0, WARMUP, low=0)
 
 
 @dataclass
@@ -88,5 +96,8 @@ class SACConfig:
     target_entropy: float | None = option(
         None, "entropy aimed at; null: minus the number of actions; of Discrete actions, half of the largest"
     )
-    eps: float = option(1e-7, "Adam's epsilon", above=0)
+    eps: float = option(1e-7, EPS, above=0)
     actor_clip: float | None = option(None, "largest gradient norm of the actor; null: no clipping", above=0)
+    optimizer: str = option("adam", OPTIMIZER, choices=OPTIMIZERS)
+    agc: float | None = option(None, AGC, above=0)
+    warmup: int = option(0, WARMUP, low=0)

@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from denoised_mdp.config.agents import AgentConfig, BatchSpec
-from denoised_mdp.config.policies import NORM, NORMS, BackpropConfig, ReinforceConfig, SACConfig
+from denoised_mdp.config.policies import (
+    AGC,
+    EPS,
+    NORM,
+    NORMS,
+    OPTIMIZER,
+    OPTIMIZERS,
+    WARMUP,
+    BackpropConfig,
+    ReinforceConfig,
+    SACConfig,
+)
 from denoised_mdp.envs.suites import SUITES
 from denoised_mdp.models.structure import LatentSpec, Table
 from denoised_mdp.options import group, option
@@ -55,11 +66,14 @@ class KLConfig:
 
 @dataclass
 class OptimizerConfig:
-    """Adam for the world model."""
+    """The optimizer of the world model."""
 
+    name: str = option("adam", OPTIMIZER, choices=OPTIMIZERS)
     lr: float = option(6e-4, "learning rate of the world model", above=0)
-    eps: float = option(1e-7, "Adam's epsilon", above=0)
+    eps: float = option(1e-7, EPS, above=0)
     clip: float | None = option(100.0, "largest global gradient norm; null: no clipping", above=0)
+    agc: float | None = option(None, AGC, above=0)
+    warmup: int = option(0, WARMUP, low=0)
 
 
 @dataclass

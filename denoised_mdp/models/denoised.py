@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -14,7 +15,7 @@ from denoised_mdp.models.losses import HALF_LOG_2PI, KLWeights, image_nll, scala
 from denoised_mdp.models.networks import MLP, Decoder, Encoder, images_to_float
 from denoised_mdp.models.rssm import RSSM
 from denoised_mdp.models.structure import LatentSpec, Table
-from denoised_mdp.optim import adam, optimize
+from denoised_mdp.optim import make_optimizer, optimize
 
 if TYPE_CHECKING:
     from denoised_mdp.config.schema import Config
@@ -30,7 +31,8 @@ class DenoisedModel(WorldModel):
     channels, and the last three are the picture with a black background.
     `reward_std`: std of the Gaussian on the reward; the paper's is 1. `continuation`: add a head that predicts where
     episodes terminate, see `WorldModel.add_continuation`. `kl_warmup`: updates in which the weight of the KL grows
-    from 0, so that latents may learn to see before it costs. `lr`, `eps`, `clip`: of Adam.
+    from 0, so that latents may learn to see before it costs. `lr`, `eps`, `descent`: of `optim.make_optimizer`.
+    `clip`: largest gradient norm.
     """
 
     decodes = True
@@ -55,6 +57,7 @@ class DenoisedModel(WorldModel):
         lr: float = 6e-4,
         eps: float = 1e-7,
         clip: float | None = 100.0,
+        **descent: Any,
     ):
         super().__init__()
         self.table, self.action_size, self.size, self.target = table, action_size, size, target
@@ -76,7 +79,8 @@ class DenoisedModel(WorldModel):
         )
         if continuation:
             self.add_continuation(hidden, norm)
-        self.optimizers["model"] = adam(self.parameters(), lr=lr, eps=eps)
+        self.make_optimizer = partial(make_optimizer, lr=lr, eps=eps, **descent)
+        self.optimizers["model"] = self.make_optimizer(self.parameters())
 
     @classmethod
     def from_config(cls, config: Config, action_size: int) -> Self:

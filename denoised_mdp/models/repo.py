@@ -58,12 +58,12 @@ class RePo(DenoisedModel):
         self.kl_limit, self.kl_balance = kl_limit, kl_balance
         seen = self.decoder
         self.decodes, self.decoder = decoder, None
-        self.optimizers["model"] = adam(self.parameters(), lr=lr, eps=eps)
+        self.optimizers["model"] = self.make_optimizer(self.parameters())
         self.log_beta = nn.Parameter(torch.tensor(math.log(initial_beta)))
         self.optimizers["dual"] = adam([self.log_beta], lr=dual_lr, eps=eps)
         if decoder:
             self.decoder = seen
-            self.optimizers["decoder"] = adam(self.decoder.parameters(), lr=lr, eps=eps)
+            self.optimizers["decoder"] = self.make_optimizer(self.decoder.parameters())
 
     @classmethod
     def options(cls, config: Config) -> dict[str, Any]:

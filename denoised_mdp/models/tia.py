@@ -8,7 +8,7 @@ knows of the reward, and y learns to leave it nothing ("reward dissociation"). P
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from denoised_mdp.models.losses import HALF_LOG_2PI, KLWeights, image_nll, scala
 from denoised_mdp.models.networks import MLP, Decoder, Encoder, convolve, images_to_float
 from denoised_mdp.models.rssm import RSSM
 from denoised_mdp.models.structure import LatentSpec, Table
-from denoised_mdp.optim import adam, clipped_step, differentiate, optimize, parameters_of
+from denoised_mdp.optim import clipped_step, differentiate, make_optimizer, optimize, parameters_of
 from denoised_mdp.parallel import normal
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class TIA(WorldModel):
         lr: float = 6e-4,
         eps: float = 1e-7,
         clip: float | None = 100.0,
+        **descent: Any,
     ):
         super().__init__()
         self.table, self.action_size, self.size = table, action_size, size
@@ -93,7 +94,7 @@ class TIA(WorldModel):
         if continuation:
             self.add_continuation(hidden, norm)
         self.optimizers = {
-            name: adam((p for module in modules for p in module.parameters()), lr=rate, eps=eps)
+            name: make_optimizer((p for module in modules for p in module.parameters()), lr=rate, eps=eps, **descent)
             for name, modules, rate in (
                 ("x", [self.x, self.rewards["x"], *([self.continuation] if continuation else [])], lr),
                 ("y", [self.y, self.alone], lr),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.networks import MLP
 from denoised_mdp.models.scalars import SCALARS
-from denoised_mdp.optim import adam, optimize
+from denoised_mdp.optim import make_optimizer, optimize
 from denoised_mdp.parallel import gather, normal
 from denoised_mdp.policies.actor import make_actor
 from denoised_mdp.policies.base import Policy
@@ -92,6 +92,9 @@ class ImaginingPolicy(Policy):
         value_lr: float,
         eps: float,
         clip: float | None,
+        optimizer: str,
+        agc: float | None,
+        warmup: int,
     ):
         super().__init__()
         self.horizon, self.gamma, self.lambda_, self.clip = horizon, gamma, lambda_, clip
@@ -105,8 +108,9 @@ class ImaginingPolicy(Policy):
             nn.init.zeros_(self.value.output.weight), nn.init.zeros_(self.value.output.bias)
         self.slow_value = copy.deepcopy(self.value).requires_grad_(False) if slow_value else None
         self.scale = ReturnScale() if return_scale == "percentile" else None
-        self.add_optimizer("actor", adam(self.actor.parameters(), lr=actor_lr, eps=eps))
-        self.add_optimizer("value", adam(self.value.parameters(), lr=value_lr, eps=eps))
+        for net, lr in (("actor", actor_lr), ("value", value_lr)):
+            descent = {"lr": lr, "eps": eps, "name": optimizer, "agc": agc, "warmup": warmup}
+            self.add_optimizer(net, make_optimizer(getattr(self, net).parameters(), **descent))
 
     def imagine(
         self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor], log_probs: list[Tensor] | None = None

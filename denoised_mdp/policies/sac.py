@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
-from denoised_mdp.optim import adam, optimize, without_gradients
+from denoised_mdp.optim import adam, make_optimizer, optimize, without_gradients
 from denoised_mdp.parallel import normal
 from denoised_mdp.policies.actor import make_actor
 from denoised_mdp.policies.base import Policy
@@ -42,6 +42,9 @@ class SACPolicy(Policy):
         target_entropy: float | None,
         eps: float,
         actor_clip: float | None,
+        optimizer: str,
+        agc: float | None,
+        warmup: int,
     ):
         super().__init__()
         self.gamma, self.tau, self.actor_clip = gamma, tau, actor_clip
@@ -51,8 +54,9 @@ class SACPolicy(Policy):
         self.critics = critics(mdp.feature_size, mdp.action_size, hidden, critic_layers, norm)
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(initial_temperature)))
-        self.add_optimizer("actor", adam(self.actor.parameters(), lr=actor_lr, eps=eps))
-        self.add_optimizer("critics", adam(self.critics.parameters(), lr=critic_lr, eps=eps))
+        for net, lr in (("actor", actor_lr), ("critics", critic_lr)):
+            descent = {"lr": lr, "eps": eps, "name": optimizer, "agc": agc, "warmup": warmup}
+            self.add_optimizer(net, make_optimizer(getattr(self, net).parameters(), **descent))
         self.add_optimizer("temperature", adam([self.log_temperature], lr=temperature_lr, eps=eps))
 
     def draw_noise(
