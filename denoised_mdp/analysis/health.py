@@ -147,9 +147,9 @@ def _decode(agent: WorldModelAgent, latent: Latent, chunk: int = 256) -> torch.T
 def reconstruction_shares(agent: WorldModelAgent, latents: Sequence[Latent]) -> dict[str, float]:
     """For each latent: 1 - |all move - it alone moves|^2 / |all move - all stand still|^2, over pixels and steps.
 
-    Latents that stand still are frozen at the middle of their episode, as in the pictures of `render`. 1: it alone
-    causes all movement in the reconstruction. The shares of latents that act on the same pixels can sum to less or
-    more than 1; nan if nothing moves.
+    Latents that stand still are frozen at the middle of their episode. 1: it alone causes all movement in the
+    reconstruction. The shares of latents that act on the same pixels can sum to less or more than 1; nan if nothing
+    moves.
     """
     names = latents[0].layout.names
     total, missing = 0.0, dict.fromkeys(names, 0.0)

@@ -27,7 +27,6 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     add_runs(evaluate, several=False)
     _add_episodes(evaluate, 10)
     add_checkpoint(evaluate)
-    evaluate.add_argument("--seed", type=natural, metavar="N", help="seed of the episodes (default: those of training)")
     evaluate.add_argument("--random", action="store_true", help="also play a random policy in the same episodes")
     evaluate.add_argument(
         "--workers", type=natural, default=0, metavar="N", help="processes for the environments (default: 0)"
@@ -46,6 +45,9 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     add_checkpoint(render)
     render.add_argument(
         "--output", type=Path, metavar="PATH", help="where to write PATH.png and PATH.mp4 (default: in RUN/videos)"
+    )
+    render.add_argument(
+        "--hero", action="store_true", help="few large pictures for a page's top: PATH.png and a small PATH.webp"
     )
 
     compare = add_command(
@@ -144,6 +146,7 @@ def _add_episodes(parser: argparse.ArgumentParser, episodes: int) -> None:
         default="train",
         help="background clips: those of training (default) or held-out ones",
     )
+    parser.add_argument("--seed", type=natural, metavar="N", help="seed of the episodes (default: those of training)")
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -170,7 +173,7 @@ def _mean(result: EvaluationResult) -> str:
 def _render(arguments: argparse.Namespace) -> int:
     from denoised_mdp.analysis.render import render_run
 
-    options = {key: getattr(arguments, key) for key in ("episodes", "split", "checkpoint", "device")}
+    options = {key: getattr(arguments, key) for key in ("episodes", "split", "seed", "checkpoint", "device", "hero")}
     with shown():
         paths = render_run(arguments.run, arguments.output, **options)
     for path in paths:

@@ -1,0 +1,101 @@
+"""Pictures of signal and noise: what stands still in a row, where each row moved, and the files of a hero."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_agent
+from PIL import Image
+
+from denoised_mdp.analysis import render
+from denoised_mdp.analysis.sheets import Row, contact_sheet, heat_maps, stretched, video
+from denoised_mdp.envs import make_env
+from denoised_mdp.evaluation import evaluate
+
+
+def toy():
+    return make_env("dot", suite="toy", action_repeat=1, episode_steps=30)
+
+
+@pytest.fixture(scope="module")
+def agent():
+    return small_agent("2c").float()
+
+
+@pytest.fixture(scope="module")
+def episodes(agent):
+    return evaluate(agent, toy, [1, 2], record=2, max_steps=9).episodes
+
+
+def row(*frames, title="a"):
+    """A row of pictures of two pixels; the second is twice the first."""
+    return Row(title, "b", np.array([[[[v] * 3, [2 * v] * 3]] for v in frames], np.uint8))
+
+
+def test_movement_is_the_standard_deviation_of_each_pixel():
+    np.testing.assert_allclose(row(10, 30, 10, 30).movement, [[10, 20]])
+    np.testing.assert_allclose(row(7, 7, 7).movement, 0)
+    red = Row("a", "b", np.array([[[[0, 5, 5]]], [[[60, 5, 5]]]], np.uint8))
+    np.testing.assert_allclose(red.movement, [[30 / np.sqrt(3)]], rtol=1e-6)
+
+
+def test_decoded_rows_share_the_brightness_of_their_movement():
+    """What the camera sees has a scale of its own; a still row is black, even if all are."""
+    seen, quick, slow, still = heat_maps([row(0, 120), row(0, 60), row(0, 30), row(9, 9)])
+    assert (quick[0, 1] == seen[0, 1]).all() and (slow[0, 1] == quick[0, 0]).all()
+    assert quick.sum() > slow.sum() > still.sum() == heat_maps([row(3, 3), row(4, 4)])[1].sum()
+
+
+def test_contrast_is_stretched_alike_in_all_rows():
+    first, second = stretched([row(20, 40, 60), row(50, 50, 50)])
+    assert first.frames.min() == 0 and first.frames.max() == 255
+    at = {int(v): int(new) for v, new in zip(row(20, 40, 60).frames.flat, first.frames.flat, strict=True)}
+    assert at[40] == pytest.approx(255 * 20 / 100, abs=3), "20 becomes 0 and 120 becomes 255"
+    assert second.frames[0, 0, 0, 0] == pytest.approx(255 * 30 / 100, abs=3)
+
+
+def test_the_usual_step_is_the_nearest_to_the_mean(agent, episodes):
+    latent = episodes[0].latent
+    for name in latent.layout.names:
+        features = latent.features(name)
+        z = (features - features.mean(0)) / features.std(0, correction=0)
+        nearest = min(range(len(z)), key=lambda step: float(z[step].square().sum()))
+        for found, whole in zip(render.usual(latent, name), latent[name], strict=True):
+            torch.testing.assert_close(found, whole[nearest], rtol=0, atol=0)
+
+
+def test_in_each_row_only_its_latents_move(agent, episodes):
+    """Of a latent that a row holds still, no step but the usual one can be seen."""
+    first, other = episodes
+    before = {row.title: row.frames for row in render.rows(agent, first, other)}
+    assert [*before] == ["observation", "reconstruction", "signal", "noise y", "noise z", "swap"]
+    shows = {"signal": "x", "noise y": "y", "noise z": "z"}
+    for name in shows.values():
+        still = render.usual(first.latent, name)
+        held = dataclasses.replace(first, latent=first.latent.replace(**{name: still}))
+        after = {row.title: row.frames for row in render.rows(agent, held, other)}
+        for title, own in shows.items():
+            changed = (before[title] != after[title]).any()
+            assert changed == (own == name), (title, name)
+            if own == name:
+                assert (after[title] == after[title][:1]).all(), "nothing moves any more"
+
+
+def test_layouts_have_a_place_for_each_picture():
+    groups = [[row(*range(8), title=str(n)) for n in range(3)]] * 2
+    sheet, frames = contact_sheet(groups, columns=4, side=32), list(video(groups, side=32))
+    assert sheet.shape[0] > 6 * 32 and sheet.shape[1] > 5 * 32
+    assert len(frames) == 8 and {frame.shape for frame in frames} == {frames[0].shape}
+    assert all(side % 2 == 0 for side in frames[0].shape[:2])
+    assert (frames[0] != frames[7]).any()
+
+
+def test_a_hero_is_a_still_and_a_small_animation(agent, tmp_path):
+    paths = render.render(agent, toy, [1, 2], tmp_path / "hero.webp", steps=12, explore=None, hero=True)
+    assert [path.name for path in paths] == ["hero.png", "hero.webp"]
+    with Image.open(paths[1]) as animation:
+        assert animation.n_frames == 13 and animation.info["loop"] == 0
+        assert animation.width == 4 + 4 * 260, "observation, signal and two kinds of noise"
+    with pytest.raises(Exception, match="nowhere"):
+        render.render(agent, toy, [1, 2], tmp_path / "hero.png" / "nowhere", steps=3, explore=None, hero=True)
