@@ -11,9 +11,16 @@ from torch import Tensor, nn
 from denoised_mdp.parallel import average
 
 
-def adam(parameters: Iterable[nn.Parameter], *, lr: float, eps: float) -> torch.optim.Adam:
+def adam(
+    parameters: Iterable[nn.Parameter],
+    *,
+    lr: float,
+    eps: float = 1e-8,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: float = 0.0,
+) -> torch.optim.Adam:
     """Adam as one kernel over each parameter; the same steps as PyTorch's default, several times sooner."""
-    return torch.optim.Adam(parameters, lr=lr, eps=eps, fused=True)
+    return torch.optim.Adam(parameters, lr=lr, eps=eps, betas=betas, weight_decay=weight_decay, fused=True)
 
 
 def make_optimizer(

@@ -42,7 +42,17 @@ def test_words(typed, offered):
 @pytest.mark.parametrize("place", [0, -1])
 def test_values_that_are_offered_are_accepted(place):
     """The first and the last value of every option that does not hang on another one."""
-    others = ("policy.", "distractors", "env.suite", "env.task", "env.reward", "env=", "model.name", "model.decoder")
+    others = (
+        "agent=",
+        "policy.",
+        "distractors",
+        "env.suite",
+        "env.task",
+        "env.reward",
+        "env=",
+        "model.name",
+        "model.decoder",
+    )
     others += ("model.target", *(f"model.{latent}." for latent in latent_names()))
     offered = [f"{key}={values(key)[place]}" for key in [*GROUPS, *all_options()] if values(key) and key != "env"]
     offered = [word for word in dict.fromkeys(offered) if not word.startswith(others)]

@@ -12,6 +12,7 @@ from denoised_mdp.cli.completion import complete
 from denoised_mdp.cli.help import train_help
 from denoised_mdp.cli.sweep import translate_multirun
 from denoised_mdp.config import as_tree, default_run_dir, differences, load_config, read_config, save_config
+from denoised_mdp.config.agents import CURLConfig
 from denoised_mdp.config.compose import all_options, choices, config_folder, flatten, latents
 from denoised_mdp.config.schema import BackpropConfig, Config, ReinforceConfig, RePoConfig, SACConfig
 from denoised_mdp.envs import DISTRACTORS, make_env
@@ -468,9 +469,10 @@ def test_every_option_has_help_and_every_file_belongs_to_a_group():
     check(Config())
     check(SACConfig())
     check(RePoConfig())
+    check(CURLConfig())
     for kind in DISTRACTORS.values():
         check(kind.Options())
-    folders = {"model", "preset", "preset_model", "preset_policy", "sweep"}
+    folders = {"agent", "model", "preset", "preset_agent", "preset_model", "preset_policy", "sweep"}
     assert {path.name for path in config_folder().iterdir() if path.is_dir()} == folders
 
 

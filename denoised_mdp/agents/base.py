@@ -138,6 +138,10 @@ class Agent(nn.Module, ABC):
         """
 
     @abstractmethod
+    def modes(self, batch: dict[str, np.ndarray | Tensor]) -> Tensor:
+        """The policy's actions without chance in all rows of a batch [T, B, ...] of whole episodes: [T, B, A]."""
+
+    @abstractmethod
     def parameter_counts(self) -> dict[str, int]:
         """Number of parameters of each part that acts or learns; copies that follow another do not count."""
 

@@ -7,6 +7,8 @@ import copy
 import torch
 
 from denoised_mdp.agents.base import Agent
+from denoised_mdp.agents.curl import CURL
+from denoised_mdp.agents.pixel_sac import PixelSAC
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.config import schema
 from denoised_mdp.config.agents import AgentConfig
@@ -14,7 +16,7 @@ from denoised_mdp.envs.actions import Actions
 from denoised_mdp.models.networks import set_compute_dtype
 from denoised_mdp.seeding import torch_seed
 
-AGENTS: dict[str, type[Agent]] = {"world_model": WorldModelAgent}
+AGENTS: dict[str, type[Agent]] = {"world_model": WorldModelAgent, "sac_pixels": PixelSAC, "curl": CURL}
 
 
 def build_agent(

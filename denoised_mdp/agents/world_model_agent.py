@@ -146,6 +146,14 @@ class WorldModelAgent(Agent):
         filtered = self.world_model.filter(batch["observation"], batch["action"], batch["is_first"], noise)
         return filtered.latent.parts() | {"encoder": filtered.embedding}
 
+    @torch.no_grad()
+    def modes(self, batch: dict[str, np.ndarray | Tensor]) -> Tensor:
+        """The actor's mode on what it sees, filtered with the posterior's mean; see `Agent.modes`."""
+        batch = self.to_device(batch)
+        noise = torch.zeros_like(self.world_model.draw_noise(*batch["action"].shape[:2]))
+        filtered = self.world_model.filter(batch["observation"], batch["action"], batch["is_first"], noise)
+        return self.policy.act(filtered.latent.select(self.world_model.table.seen).features(), None)
+
     def carry(self, *, belief: Tensor, state: Tensor, action: Tensor) -> LatentCarry:
         """A carry from its tensors [B, D], [B, S], [B, A], see `LatentCarry`."""
         return LatentCarry(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from denoised_mdp.errors import UserError
 from denoised_mdp.options import option
 
 if TYPE_CHECKING:
@@ -37,3 +38,57 @@ class AgentConfig:
 
     def check(self, config: Config) -> None:
         """Raise UserError if options exclude each other."""
+
+
+@dataclass
+class PixelSACConfig(AgentConfig):
+    """Soft actor-critic on stacks of frames; the options that CURL and its like share."""
+
+    name: str = option("sac_pixels", "what learns and acts (choose it with agent=...)")
+    has_model: ClassVar[bool] = False
+    frames: int = option(3, "frames that are seen at once", low=1)
+    n_step: int = option(1, "rewards of a target before it bootstraps", low=1)
+    crop: int | None = option(None, "learn from random squares of so many pixels, act on the middle; null: no", low=24)
+    shift: int = option(0, "shift pictures at random by at most so many pixels, as DrQ-v2 does (4); 0: no", low=0)
+    features: int = option(50, "width of what the encoder says", low=1)
+    depth: int = option(32, "channels of each convolution", low=1)
+    hidden: int = option(1024, "width of the actor and the critics", low=1)
+    gamma: float = option(0.99, "discount per action", above=0, high=1)
+    actor_lr: float = option(1e-3, "learning rate of the actor", above=0)
+    critic_lr: float = option(1e-3, "learning rate of the critics and the encoder", above=0)
+    temperature_lr: float = option(1e-4, "learning rate of the temperature", above=0)
+    initial_temperature: float = option(0.1, "weight of the entropy at the start", above=0)
+    target_entropy: float | None = option(None, "entropy aimed at; null: minus the number of actions")
+    tau: float = option(0.01, "rate at which the target critics follow", above=0, high=1)
+    encoder_tau: float = option(0.05, "rate at which the target encoder follows", above=0, high=1)
+    actor_every: int = option(2, "the actor and the targets move in every so many-th update", low=1)
+
+    def batch_spec(self, config: Config) -> BatchSpec:
+        """Transitions of `n_step` rewards, after the frames that are stacked with their first."""
+        return BatchSpec(self.n_step + 1, config.train.batch_size, lead=self.frames - 1)
+
+    def check(self, config: Config) -> None:
+        """See `AgentConfig.check`."""
+        if self.crop is not None and self.crop >= config.env.size:
+            raise UserError(f"agent.crop={self.crop}: must be smaller than env.size={config.env.size}.")
+        if self.crop is not None and self.shift:
+            raise UserError(f"agent.shift={self.shift}: give a crop or a shift, not both (agent.crop=null).")
+        if config.train.processes > 1:
+            raise UserError(f"train.processes={config.train.processes}: agent={self.name} learns in one process.")
+        if config.train.cuda_graph:
+            raise UserError(f"train.cuda_graph=true: agent={self.name} cannot be captured; leave it out.")
+
+
+@dataclass
+class CURLConfig(PixelSACConfig):
+    """CURL: pixel SAC whose encoder also learns to recognize another crop of the same picture."""
+
+    name: str = option("curl", "what learns and acts (choose it with agent=...)")
+    crop: int | None = option(84, "learn from random squares of so many pixels, act on the middle", low=24)
+    contrastive_lr: float = option(1e-3, "learning rate of the encoder for the contrastive loss", above=0)
+
+    def check(self, config: Config) -> None:
+        """See `AgentConfig.check`."""
+        super().check(config)
+        if self.crop is None:
+            raise UserError("agent.crop=null: agent=curl compares random crops; give a size below env.size.")

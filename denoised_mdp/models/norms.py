@@ -27,7 +27,9 @@ class RMSNorm(nn.Module):
 
 
 def activation(norm: str, size: int) -> nn.Module:
-    """What follows a dense layer of `size` outputs; norm: none or rms."""
+    """What follows a dense layer of `size` outputs; norm: none (ELU), rms, or relu, without a norm."""
+    if norm == "relu":
+        return nn.ReLU(inplace=True)
     return RMSNorm(size) if norm == "rms" else nn.ELU(inplace=True)
 
 

@@ -1,0 +1,299 @@
+"""Soft actor-critic from pictures: the trunk of CURL and its like, and an agent of its own (``agent=sac_pixels``).
+
+Symbols: B batch, k frames of a stack, S size of what is seen of a picture, F features, E flattened convolutions.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from denoised_mdp.agents.acting import Carry, Generators
+from denoised_mdp.agents.base import Agent
+from denoised_mdp.agents.transitions import Transitions, make_transitions
+from denoised_mdp.config import schema
+from denoised_mdp.config.agents import PixelSACConfig
+from denoised_mdp.envs.actions import Actions
+from denoised_mdp.errors import UserError
+from denoised_mdp.models.frames import center_cut, random_cut, stack_frames, to_unit
+from denoised_mdp.models.pixels import PixelActor, PixelEncoder, initialize
+from denoised_mdp.optim import adam, optimize, without_gradients
+from denoised_mdp.policies.critics import Critics
+
+CHUNK = 256
+"""pictures that are encoded at once, to bound memory"""
+
+
+@dataclass(frozen=True)
+class FrameCarry(Carry):
+    """The last frames of B environments, uint8 [B, k, H, W, 3], the oldest first."""
+
+    frames: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Frames [B, k, H, W, 3]."""
+        return {"frames": self.frames}
+
+
+class PixelSAC(Agent):
+    """Soft actor-critic on an encoder of stacked frames (Haarnoja et al. 2018; Yarats et al. 2019 without a decoder).
+
+    Actor and critics share the convolutions, and each has a linear layer with LayerNorm of its own. The critics' loss
+    trains the convolutions, the actor's does not. One update: the critics and the encoder; then, in every
+    `actor_every`-th, the actor, the temperature and the targets. A subclass adds its loss in `auxiliary`.
+
+    Parts: `encoder` (phi), `critics`, `actor`, `log_temperature`, and `target_encoder` and `target_critics`, which
+    follow. A subclass may replace any of them in `__init__`, before `add_optimizers`.
+    """
+
+    auxiliary_first: ClassVar[bool] = False
+    """`auxiliary` comes between critics and actor, instead of last"""
+
+    def __init__(self, options: PixelSACConfig, size: int, action_size: int):
+        super().__init__()
+        self.options, self.size, self.action_size, self.updates = options, size, action_size, 0
+        self.encoder = self.make_encoder()
+        inputs = self.encoder.head.linear.in_features
+        self.actor = PixelActor(inputs, action_size, options.hidden, options.features)
+        self.critics = Critics(options.features, action_size, options.hidden, 2, norm="relu")
+        initialize(self)
+        self.target_encoder, self.target_critics = (
+            copy.deepcopy(part).requires_grad_(False) for part in (self.encoder, self.critics)
+        )
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(options.initial_temperature)))
+        self.target_entropy = -float(action_size) if options.target_entropy is None else options.target_entropy
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+
+    @classmethod
+    def from_config(
+        cls, config: schema.Config, actions: Actions, *, can_terminate: bool, device: torch.device | str
+    ) -> Self:
+        """See `Agent.from_config`."""
+        if actions.discrete:
+            raise UserError(f"agent={config.agent.name} acts by continuous numbers, and this environment has choices.")
+        agent = cls(config.agent, config.env.size, actions.size).to(device)
+        agent.random = torch.Generator(agent.device)
+        agent.add_optimizers()
+        return agent
+
+    def make_encoder(self) -> PixelEncoder:
+        """The encoder phi, with `convolve`, `head` and `pooled`, of pictures of `view_size` pixels."""
+        options = self.options
+        return PixelEncoder(options.frames, self.view_size, options.depth, options.features)
+
+    def add_optimizers(self) -> None:
+        """Make the optimizers, of weights that are where they stay."""
+        options = self.options
+        trained = [*self.encoder.parameters(), *self.critics.parameters()]
+        self._optimizers["critics"] = adam(trained, lr=options.critic_lr)
+        self._optimizers["actor"] = adam(self.actor.parameters(), lr=options.actor_lr)
+        self._optimizers["temperature"] = adam([self.log_temperature], lr=options.temperature_lr, betas=(0.5, 0.999))
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Every optimizer by name."""
+        return self._optimizers
+
+    @property
+    def view_size(self) -> int:
+        """Height and width of what is seen of a picture, S."""
+        return self.options.crop or self.size
+
+    def augment(self, pictures: Tensor) -> Tensor:
+        """What is learned from uint8 [N, H, W, 3 k]: randomly cut, or shifted, or whole; [N, 3 k, S, S] in [0, 1]."""
+        crop, shift = self.options.crop, self.options.shift
+        if crop is not None:
+            pictures = random_cut(pictures, 0, self.size - crop, crop, self.random)
+        elif shift:
+            pictures = random_cut(pictures, -shift, shift, self.size, self.random)
+        return to_unit(pictures, self._like.dtype)
+
+    def view(self, pictures: Tensor) -> Tensor:
+        """What is seen of uint8 [N, H, W, 3 k] without chance: the middle; [N, 3 k, S, S] in [0, 1]."""
+        return to_unit(center_cut(pictures, self.view_size), self._like.dtype)
+
+    def update_eagerly(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
+        """See `Agent.update_eagerly`. policy: False leaves actor, critics and targets as they are."""
+        batch, options = self.to_device(batch), self.options
+        step = make_transitions(batch, options.frames, options.n_step, options.gamma)
+        now, following = self.augment(step.now), self.augment(step.following)  # [B, 3 k, S, S] each
+        metrics: dict[str, Tensor] = {}
+        if policy:
+            metrics |= self.critic_step(step, now, following)
+        if self.auxiliary_first:
+            metrics |= self.auxiliary(batch, step, now, following)
+        if policy and self.updates % options.actor_every == 0:
+            metrics |= self.actor_step(step, now)
+            self.follow()
+        if not self.auxiliary_first:
+            metrics |= self.auxiliary(batch, step, now, following)
+        self.updates += policy
+        return metrics
+
+    def auxiliary(
+        self, batch: dict[str, Tensor], step: Transitions, now: Tensor, following: Tensor
+    ) -> dict[str, Tensor]:
+        """One step of a subclass's own loss of the representation; returns metrics.
+
+        batch: the rows of the replay [R, B, ...], on the device. step: transitions with whole pictures, uint8. now,
+        following: the same pictures as the critics learned from, [B, 3 k, S, S] in [0, 1].
+        """
+        return {}
+
+    def critic_loss(self, step: Transitions, now: Tensor, following: Tensor, noise: Tensor) -> Tensor:
+        """Squared error of both nets to r + discount (min Q'(o', a') - temperature log pi(a' | o')), mean, summed.
+
+        a' is the present actor's at o', from noise [B, A]; Q' and its encoder are the targets.
+        """
+        with torch.no_grad():
+            action, log_prob = self.actor.sample(self.encoder.convolve(following), noise)  # [B, A], [B]
+            value = self.target_critics(self.target_encoder(following), action).amin(0)  # [B]
+            target = step.reward + step.discount * (value - self.log_temperature.exp() * log_prob)  # [B]
+        return step.mean((self.critics(self.encoder(now), step.action) - target).square()).sum()
+
+    def critic_step(self, step: Transitions, now: Tensor, following: Tensor) -> dict[str, Tensor]:
+        """One step of the critics and the encoder."""
+        noise = torch.randn(step.action.shape, generator=self.random, device=self.device, dtype=now.dtype)  # [B, A]
+        loss = self.critic_loss(step, now, following, noise)
+        norm = optimize(loss, self.optimizers["critics"], None)
+        return {"policy/critic_loss": loss.detach(), "policy/critic_gradient": norm}
+
+    def actor_loss(self, step: Transitions, now: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean of temperature log pi(a | o) - min Q(o, a), and the log densities [B]; the encoder learns nothing."""
+        with torch.no_grad():
+            hidden = self.encoder.convolve(now)  # [B, E]
+            phi = self.encoder.head(hidden)  # [B, F]
+        action, log_prob = self.actor.sample(hidden, noise)
+        value = self.critics(phi, action).amin(0)  # [B]
+        return step.mean(self.log_temperature.exp().detach() * log_prob - value), log_prob
+
+    def temperature_loss(self, step: Transitions, log_prob: Tensor) -> Tensor:
+        """temperature (-log pi - target entropy), mean: raises it while the entropy is below its target."""
+        return step.mean(self.log_temperature.exp() * (-log_prob.detach() - self.target_entropy))
+
+    def actor_step(self, step: Transitions, now: Tensor) -> dict[str, Tensor]:
+        """One step of the actor, then one of the temperature."""
+        noise = torch.randn(step.action.shape, generator=self.random, device=self.device, dtype=now.dtype)  # [B, A]
+        with without_gradients(self.critics):
+            loss, log_prob = self.actor_loss(step, now, noise)
+            norm = optimize(loss, self.optimizers["actor"], None)
+        optimize(self.temperature_loss(step, log_prob), self.optimizers["temperature"], None)
+        return {
+            "policy/actor_loss": loss.detach(),
+            "policy/actor_gradient": norm,
+            "policy/entropy": -step.mean(log_prob.detach()),
+            "policy/temperature": self.log_temperature.exp().detach(),
+        }
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Move the targets towards what they follow."""
+        pairs = [(self.target_critics, self.critics, self.options.tau)]
+        pairs += [(self.target_encoder, self.encoder, self.options.encoder_tau)]
+        for target, source, rate in pairs:
+            for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
+                slow.lerp_(fast, rate)
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: np.ndarray,
+        carry: FrameCarry | None = None,
+        *,
+        is_first: bool | np.ndarray | None = None,
+        explore: float | None = None,
+        sample: bool = True,
+        generator: Generators = None,
+    ) -> tuple[np.ndarray, FrameCarry]:
+        """Ask the actor for an action on the last frames; see `Agent.act`. The first of an episode is repeated."""
+        images, is_first, single = self._asked(self.size, observation, is_first, explore, sample, generator)
+        first = images[:, None].expand(-1, self.options.frames, -1, -1, -1)  # [B, k, H, W, 3]
+        if carry is None:
+            frames = first.clone()
+        else:
+            _check_carry(carry, first)
+            frames = torch.cat((carry.frames[:, 1:], images[:, None]), 1)  # [B, k, H, W, 3]
+            frames = torch.where(is_first[:, None, None, None, None], first, frames)
+        hidden = self.encoder.convolve(self.view(frames.permute(0, 2, 3, 1, 4).flatten(-2)))  # [B, E]
+        actions = self.action_size
+        if explore is None:
+            action = self.actor.mode(hidden)  # [B, A]
+        else:
+            action, _ = self.actor.sample(hidden, self._noise(len(images), actions, generator))
+        if explore:
+            action = (action + explore * self._noise(len(images), actions, generator)).clamp(-1.0, 1.0)
+        given = action.float().cpu().numpy().copy()
+        return (given[0] if single else given), FrameCarry(frames)
+
+    def carry(self, *, frames: Tensor) -> FrameCarry:
+        """A carry from its frames, see `FrameCarry`."""
+        return FrameCarry(frames.to(self.device))
+
+    @property
+    def seen(self) -> str:
+        """x: what the encoder says of the last frames, phi. The actor reads the same convolutions."""
+        return "x"
+
+    def probe_features(self, hidden: Tensor) -> Tensor:
+        """What probes read as x, from the convolutions [N, E]: phi after LayerNorm, [N, F]."""
+        return self.encoder.head(hidden)
+
+    def representations(
+        self, batch: dict[str, np.ndarray | Tensor], generator: torch.Generator | None = None, *, sample: bool = True
+    ) -> dict[str, Tensor]:
+        """x, and as encoder the convolutions averaged over a coarse grid; [T, B, ...]. Chance plays no part."""
+        return self._read(
+            batch, lambda hidden: {"x": self.probe_features(hidden), "encoder": self.encoder.pooled(hidden)}
+        )
+
+    def modes(self, batch: dict[str, np.ndarray | Tensor]) -> Tensor:
+        """See `Agent.modes`."""
+        return self._read(batch, lambda hidden: {"action": self.actor.mode(hidden)})["action"]
+
+    @torch.no_grad()
+    def _read(
+        self, batch: dict[str, np.ndarray | Tensor], read: Callable[[Tensor], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """Apply `read` to the convolutions [N, E] of all rows of a batch [T, B, ...]: [T, B, ...] each."""
+        batch = self.to_device({name: batch[name] for name in ("observation", "is_first")})
+        length, columns = batch["is_first"].shape
+        found: dict[str, list[Tensor]] = {}
+        rows = max(1, CHUNK // columns)
+        for begin in range(0, length, rows):
+            at = torch.arange(begin, min(begin + rows, length), device=self.device)[:, None].expand(-1, columns)
+            pictures = stack_frames(batch["observation"], batch["is_first"], at, self.options.frames)
+            for name, values in read(self.encoder.convolve(self.view(pictures.flatten(0, 1)))).items():
+                found.setdefault(name, []).append(values.unflatten(0, at.shape))  # [rows, B, ...]
+        return {name: torch.cat(parts) for name, parts in found.items()}
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Number of parameters of each part that learns."""
+        modules = {name: part for name, part in self.named_children() if not name.startswith("target")}
+        return {name: sum(p.numel() for p in part.parameters()) for name, part in modules.items()}
+
+    def state(self) -> dict[str, Any]:
+        """See `Agent.state`; the number of updates decides when the actor moves."""
+        return super().state() | {"updates": self.updates}
+
+    def restore(self, state: dict[str, Any], *, weights_only: bool = False) -> None:
+        """See `Agent.restore`."""
+        super().restore(state, weights_only=weights_only)
+        if not weights_only:
+            self.updates = state["updates"]
+
+
+def _check_carry(carry: Any, first: Tensor) -> None:
+    """Raise ValueError unless `carry` has the frames of these environments; first: those of a new episode."""
+    frames = carry.frames if isinstance(carry, FrameCarry) else None
+    if frames is None or frames.shape != first.shape or frames.device != first.device:
+        raise ValueError(
+            "carry is not of this agent and these environments: give what the last call of act returned, or None to"
+            " begin an episode"
+        )

@@ -1,0 +1,61 @@
+"""Stacks of frames as model-free agents see them: made from single rows, cut out and shifted at random.
+
+Symbols: R rows of a batch, B batch, K chosen rows, k frames of a stack, S size of a cut.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def stack_frames(observation: Tensor, is_first: Tensor, rows: Tensor, frames: int) -> Tensor:
+    """The last `frames` observations of an episode in chosen rows, the oldest first in the channels.
+
+    Before an episode's first row, that row is repeated; so is the batch's first.
+
+    Args:
+        observation: uint8 [R, B, H, W, 3]. is_first: bool [R, B]. rows: int [K, B], of each column.
+
+    Returns:
+        uint8 [K, B, H, W, 3 frames].
+    """
+    number = torch.arange(len(is_first), device=is_first.device)[:, None]  # [R, 1]
+    begin = torch.where(is_first, number, 0).cummax(0).values  # [R, B], the first row of each row's episode
+    back = torch.arange(frames - 1, -1, -1, device=rows.device)[:, None, None]  # [k, 1, 1]
+    picked = torch.maximum(rows - back, begin.gather(0, rows))  # [k, K, B]
+    column = torch.arange(rows.shape[1], device=rows.device)  # [B]
+    pictures = observation[picked, column]  # [k, K, B, H, W, 3]
+    return pictures.permute(1, 2, 3, 4, 0, 5).flatten(-2)  # [K, B, H, W, 3 k]
+
+
+def cut(pictures: Tensor, top: Tensor, left: Tensor, size: int) -> Tensor:
+    """Squares of each picture from its own corner; beyond the border, the border's pixels are repeated.
+
+    pictures [N, H, W, C], top and left int [N], which may be negative -> [N, size, size, C].
+    """
+    number, along = torch.arange(len(pictures), device=pictures.device), torch.arange(size, device=pictures.device)
+    rows = (top[:, None] + along).clamp(0, pictures.shape[1] - 1)  # [N, S]
+    columns = (left[:, None] + along).clamp(0, pictures.shape[2] - 1)  # [N, S]
+    return pictures[number[:, None, None], rows[:, :, None], columns[:, None, :]]  # [N, S, S, C]
+
+
+def random_cut(pictures: Tensor, low: int, high: int, size: int, generator: torch.Generator) -> Tensor:
+    """`cut` from corners uniform from `low` to `high`, one for each picture [N, H, W, C] and all its frames.
+
+    A crop (Laskin et al. 2020): from 0 to what is left over. A shift of pictures padded by p (Kostrikov et al. 2020):
+    from -p to p, at their own size.
+    """
+    corners = torch.randint(low, high + 1, (2, len(pictures)), generator=generator, device=pictures.device)
+    return cut(pictures, *corners, size)
+
+
+def center_cut(pictures: Tensor, size: int) -> Tensor:
+    """The square in the middle: [N, H, W, C] -> [N, size, size, C]."""
+    begin = (pictures.shape[1] - size) // 2
+    return pictures[:, begin : begin + size, begin : begin + size]
+
+
+def to_unit(pictures: Tensor, dtype: torch.dtype) -> Tensor:
+    """uint8 [N, H, W, C] -> floats from 0 to 1, [N, C, H, W]."""
+    return pictures.permute(0, 3, 1, 2).to(dtype).div_(255.0)
