@@ -13,8 +13,9 @@ from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.models.distributions import Gaussian
 from denoised_mdp.models.losses import KLWeights, _SquaredError, image_nll, scalar_nll
-from denoised_mdp.models.networks import Decoder, Encoder, float_to_images, images_to_float, set_compute_dtype
+from denoised_mdp.models.networks import float_to_images, images_to_float, set_compute_dtype
 from denoised_mdp.models.structure import Table
+from denoised_mdp.models.vision import Decoder, Encoder
 
 
 def observed(agent, noise_seed=0, **changes):

@@ -9,8 +9,9 @@ from conftest import random_batch, small_agent, small_config
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.models.gru import NormGRUCell, gru_step
-from denoised_mdp.models.networks import MLP, Decoder, Encoder, set_compute_dtype
+from denoised_mdp.models.networks import MLP, set_compute_dtype
 from denoised_mdp.models.norms import RMSNorm
+from denoised_mdp.models.vision import Decoder, Encoder
 
 
 def rms(x, scale):

@@ -44,7 +44,7 @@ LATENT = "models.latent:Latent.features"
 SUB_PIXEL = "models.networks:_SubPixel.backward"
 KLS = "models.losses:kl_per_latent"
 LOSS = "models.denoised:DenoisedModel.loss"
-ENCODER, DECODER = "models.networks:Encoder.forward", "models.networks:Decoder.forward"
+ENCODER, DECODER = "models.vision:Encoder.forward", "models.vision:Decoder.forward"
 PER_ROW = "together.clamp(min=self.free_nats).mean()"
 
 LATENT_ERRORS = {  # name: (structure, function, right, wrong)

@@ -15,9 +15,9 @@ from denoised_mdp.agents.base import Agent
 from denoised_mdp.config import schema
 from denoised_mdp.envs.actions import Actions
 from denoised_mdp.models.base import WorldModel
+from denoised_mdp.models.initial import scale_initial_weights
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
-from denoised_mdp.models.networks import scale_initial_weights
 from denoised_mdp.models.registry import MODELS
 from denoised_mdp.optim import without_gradients
 from denoised_mdp.options import arguments

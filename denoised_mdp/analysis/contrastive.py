@@ -24,7 +24,7 @@ from torch import Tensor
 from denoised_mdp.analysis.augment import augment
 from denoised_mdp.analysis.joints.data import JointData
 from denoised_mdp.files import replace_file
-from denoised_mdp.models.networks import Encoder
+from denoised_mdp.models.vision import Encoder
 from denoised_mdp.seeding import generator, torch_seed
 
 T = 2.0

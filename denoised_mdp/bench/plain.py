@@ -16,6 +16,7 @@ from torch.distributions import Distribution, Independent, Normal, TanhTransform
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.models.distributions import MIN_STD
+from denoised_mdp.models.structure import CONVOLUTIONS
 from denoised_mdp.optim import without_gradients
 from denoised_mdp.policies.backprop import BackpropPolicy
 
@@ -47,8 +48,11 @@ def can_be_plain(config: Config) -> bool:
     """Whether `PlainUpdate` repeats this configuration: y and x apart, none of the policy's later switches."""
     apart = not any(row.parents for row in config.model.latents.values())
     switches = {"return_scale": "none", "slow_value": 0.0, "imagine_rows": None, "value": "gaussian", "norm": "none"}
-    policy = vars(config.policy)
-    apart = apart and config.model.kl.dyn is None and config.model.norm == "none"
+    switches |= {"optimizer": "adam", "agc": None}
+    model, policy = config.model, vars(config.policy)
+    apart = apart and model.kl.dyn is None and model.norm == "none" and model.convolutions in (None, "paper")
+    apart = apart and config.env.size in CONVOLUTIONS["paper"]
+    apart = apart and (model.optimizer.name, model.optimizer.agc) == ("adam", None)
     return apart and policy["name"] == "backprop" and all(policy[name] == off for name, off in switches.items())
 
 

@@ -21,7 +21,7 @@ from denoised_mdp.envs import check_distractors
 from denoised_mdp.envs.suites import check_reward, check_task
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import read_yaml, replace_file
-from denoised_mdp.models.structure import IMAGE_SIZES, Table
+from denoised_mdp.models.structure import CONVOLUTIONS, Table, convolutions_for
 
 # A run may be continued although these keys changed: they do not alter what is learned up to a given step.
 MAY_CHANGE = frozenset(
@@ -160,9 +160,13 @@ def _check(config: Config) -> None:
 def _check_model(config: Config) -> None:
     """Refuse a table of latents, and weights of the KL, that cannot be."""
     model, kl = config.model, config.model.kl
-    if config.env.size not in IMAGE_SIZES:
-        sizes = ", ".join(map(str, IMAGE_SIZES))
-        raise UserError(f"env.size={config.env.size}: a world model sees pictures of one of these sizes: {sizes}.")
+    kind = model.convolutions or convolutions_for(config.env.size)
+    if config.env.size not in CONVOLUTIONS[kind]:
+        sizes = ", ".join(map(str, CONVOLUTIONS[kind]))
+        raise UserError(
+            f"env.size={config.env.size}: a world model with model.convolutions={kind} sees pictures of one of these"
+            f" sizes: {sizes}."
+        )
     try:
         table = Table(list(model.latents.values()))
         model.check(table)

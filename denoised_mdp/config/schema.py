@@ -27,7 +27,7 @@ from denoised_mdp.config.policies import (
 )
 from denoised_mdp.config.training import ReplayConfig, TrainConfig
 from denoised_mdp.envs.suites import SUITES
-from denoised_mdp.models.structure import LatentSpec, Table
+from denoised_mdp.models.structure import CONVOLUTIONS, LatentSpec, Table
 from denoised_mdp.options import group, option
 from denoised_mdp.plugins import Registry
 
@@ -38,7 +38,9 @@ class EnvConfig:
 
     suite: str = option("dmc", "where the task comes from", choices=SUITES)
     task: str = option("cheetah_run", "domain and task, joined by an underscore; with env=gym an id (or env.id=...)")
-    size: int = option(64, "height and width of the observation in pixels; a world model's: 64 or 96", low=32, high=256)
+    size: int = option(
+        64, "height and width of the observation in pixels; a world model's: 32, 48, 64 or 96", low=32, high=256
+    )
     action_repeat: int = option(2, "environment steps per action", low=1)
     episode_steps: int = option(1000, "length of an episode in steps", low=1)
     camera: int = option(0, "number of the task's camera", low=0)
@@ -51,7 +53,9 @@ class EnvConfig:
 class KLConfig:
     """Weights of the KL terms: alpha times the sum of each latent's KL times its beta."""
 
-    alpha: float | None = option(None, "weight of all KL terms; null: 1 at 64 pixels, 2 at 96", above=0)
+    alpha: float | None = option(
+        None, "weight of all KL terms; null: 1 at 64 pixels, 2 at 96, else by the number of pixels", above=0
+    )
     beta: float = option(1.0, "weight of the noise latents' KL; smaller: a smaller, cleaner signal", above=0, high=1)
     free_nats: float = option(3.0, "the signal's KL below this many nats costs nothing more", low=0)
     free_nats_strategy: str = option(
@@ -87,6 +91,12 @@ class ModelConfig:
     embed: int | None = option(1024, "width of the observation embedding; null: the flattened convolutions", low=1)
     pixel_range: float = option(0.5, "pixels enter the encoder between minus and plus this", above=0, high=1e3)
     norm: str = option("none", NORM, choices=NORMS)
+    convolutions: str | None = option(
+        None,
+        "paper (64 and 96 pixels); strided: padded, for smaller pictures too; pooled: 5x5 and maxima, as DreamerV3,"
+        " slow without a GPU; null: the paper's where it has one, else strided",
+        choices=tuple(CONVOLUTIONS),
+    )
     target: str = option(
         "observation",
         "what the decoder learns to show: observation, or foreground (on black, by the exact matte: an upper bound)",
@@ -190,10 +200,10 @@ class Config:
 
     @property
     def alpha(self) -> float:
-        """Weight of all KL terms: ``model.kl.alpha``, or 1 at 64 and 2 at 96 pixels (Wang et al. 2022)."""
+        """Weight of all KL terms: ``model.kl.alpha``, or by the pixels: 1 at 64, 2 at 96 (Wang et al. 2022)."""
         if self.model.kl.alpha is not None:
             return self.model.kl.alpha
-        return {64: 1.0, 96: 2.0}[self.env.size]
+        return 2.0 if self.env.size == 96 else (self.env.size / 64) ** 2
 
     @property
     def foreground(self) -> bool:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from denoised_mdp.models.base import Filtered, Learned, WorldModel
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.losses import HALF_LOG_2PI, KLWeights, image_nll, scalar_nll
-from denoised_mdp.models.networks import MLP, Decoder, Encoder, images_to_float
+from denoised_mdp.models.networks import MLP, images_to_float
 from denoised_mdp.models.rssm import RSSM
 from denoised_mdp.models.structure import LatentSpec, Table
+from denoised_mdp.models.vision import Decoder, Encoder
 from denoised_mdp.optim import make_optimizer, optimize
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 class DenoisedModel(WorldModel):
     """Encoder, RSSM, decoder and additive rewards, one net for each rewarded row.
 
-    `table`: the factorization. `size`: image side, 64 or 96. `depth`: channels k. `hidden`: width of the reward nets,
-    `reward_layers` their hidden layers. `embed`, `pixel_range`: see `Encoder`.
+    `table`: the factorization. `size`: image side. `depth`: channels k. `hidden`: width of the reward nets,
+    `reward_layers` their hidden layers. `embed`, `pixel_range`, `convolutions`: see `Encoder`.
     `norm`: what follows every hidden layer.
     `target`: what `decode` learns to show, "observation" or "foreground": then observations in a batch have six
     channels, and the last three are the picture with a black background.
@@ -47,6 +48,7 @@ class DenoisedModel(WorldModel):
         embed: int | None = 1024,
         pixel_range: float = 0.5,
         norm: str = "none",
+        convolutions: str | None = None,
         target: str = "observation",
         hidden: int = 400,
         reward_layers: int = 2,
@@ -65,11 +67,11 @@ class DenoisedModel(WorldModel):
         self.kl_warmup = kl_warmup
         if kl_warmup:
             self.register_buffer("kl_share", torch.zeros(()))
-        self.encoder = Encoder(size, depth, embed, pixel_range, norm)
+        self.encoder = Encoder(size, depth, embed, pixel_range, norm, convolutions)
         width = self.encoder.width
         self.rssm = RSSM(table, action_size, width, norm)
         latents = self.rssm.layout.belief_size + self.rssm.layout.state_size
-        self.decoder = Decoder(latents, size, depth, width, norm=norm)
+        self.decoder = Decoder(latents, size, depth, width, norm=norm, convolutions=convolutions)
         self.rewards = nn.ModuleDict(
             {
                 row.name: MLP(self._reward_inputs(row), hidden, 1, reward_layers, norm)

@@ -12,8 +12,13 @@ from dataclasses import dataclass
 
 from denoised_mdp.options import option
 
-IMAGE_SIZES = (64, 96)
-"""heights and widths of the pictures that a world model can see"""
+CONVOLUTIONS = {"paper": (64, 96), "strided": (32, 48, 64, 96), "pooled": (32, 48, 64, 96)}
+"""kinds of encoder and decoder (see `vision`), and the heights and widths of the pictures that each can see"""
+
+
+def convolutions_for(size: int) -> str:
+    """The kind for pictures of this size: the paper's, where it has one."""
+    return "paper" if size in CONVOLUTIONS["paper"] else "strided"
 
 
 @dataclass(frozen=True)

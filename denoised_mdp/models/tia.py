@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from denoised_mdp.models.base import Filtered, Learned, WorldModel
 from denoised_mdp.models.latent import Latent, Layout
 from denoised_mdp.models.losses import HALF_LOG_2PI, KLWeights, image_nll, scalar_nll
-from denoised_mdp.models.networks import MLP, Decoder, Encoder, convolve, images_to_float
+from denoised_mdp.models.networks import MLP, convolve, images_to_float
 from denoised_mdp.models.rssm import RSSM
 from denoised_mdp.models.structure import LatentSpec, Table
+from denoised_mdp.models.vision import Decoder, Encoder
 from denoised_mdp.optim import clipped_step, differentiate, make_optimizer, optimize, parameters_of
 from denoised_mdp.parallel import normal
 
@@ -60,6 +61,7 @@ class TIA(WorldModel):
         embed: int | None = 490,
         pixel_range: float = 0.5,
         norm: str = "none",
+        convolutions: str | None = None,
         hidden: int = 400,
         reward_layers: int = 2,
         reward_std: float = 1.0,
@@ -80,15 +82,17 @@ class TIA(WorldModel):
         self.kl = kl or KLWeights(free_nats_strategy="mean")
         self.adversary_weight, self.adversary_steps = adversary_weight, adversary_steps
         self.alone_weight = alone_weight
+        pictures = {"size": size, "depth": depth, "norm": norm, "convolutions": convolutions}
         self.x, self.y = (
-            Stream(row, action_size, Encoder(size, depth, embed, pixel_range, norm), norm) for row in self.rows
+            Stream(row, action_size, Encoder(embed=embed, pixel_range=pixel_range, **pictures), norm)
+            for row in self.rows
         )
         features = {row.name: row.belief + row.width for row in self.rows}
         self.decoders = nn.ModuleDict(  # of a picture, and of features of the mask
-            {name: Decoder(count, size, depth, self.encoder.width, 6, norm) for name, count in features.items()}
+            {name: Decoder(count, embed=self.encoder.width, channels=6, **pictures) for name, count in features.items()}
         )
         self.mask = nn.Conv2d(6, 1, 1)
-        self.alone = Decoder(features["y"], size, depth, self.encoder.width, norm=norm)
+        self.alone = Decoder(features["y"], embed=self.encoder.width, **pictures)
         heads = {name: MLP(count, hidden, 1, reward_layers, norm) for name, count in features.items()}
         self.rewards = nn.ModuleDict(heads)
         if continuation:

@@ -34,7 +34,7 @@ from denoised_mdp.config import differences
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import resolve_device
 from denoised_mdp.errors import UserError
-from denoised_mdp.models.networks import Encoder
+from denoised_mdp.models.vision import Encoder
 from denoised_mdp.progress import Phase
 
 SCRATCH, CONTRASTIVE = "from scratch", "contrastive"

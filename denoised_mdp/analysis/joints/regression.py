@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from denoised_mdp.analysis.joints.data import JointData
-from denoised_mdp.models.networks import MLP, Encoder, images_to_float, scale_initial_weights, set_compute_dtype
+from denoised_mdp.models.initial import scale_initial_weights
+from denoised_mdp.models.networks import MLP, images_to_float, set_compute_dtype
+from denoised_mdp.models.vision import Encoder
 from denoised_mdp.seeding import generator, torch_seed
 
 PAPER_SIZES = (5_000, 10_000, 25_000, 50_000, 100_000, 150_000)

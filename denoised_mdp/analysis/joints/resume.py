@@ -20,7 +20,7 @@ from denoised_mdp.analysis.joints.regression import Curve
 from denoised_mdp.analysis.results import first_difference, make_folder, write_whole
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import read_json
-from denoised_mdp.models.networks import Encoder
+from denoised_mdp.models.vision import Encoder
 
 FORMAT = 1
 Key = tuple[str, str, int, int, int]
