@@ -1,0 +1,95 @@
+"""DBC: features whose distances are those of a bisimulation metric (Zhang et al., ICLR 2021).
+
+Two pictures lie as far apart as their rewards and the futures that a learned model predicts; what changes neither is
+forgotten. Nothing is reconstructed.
+
+Symbols: B batch, A action size, F features, M members of the ensemble.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+MIN_STD, MAX_STD = 1e-4, 10.0
+"""of the predicted features"""
+
+
+class Transition(nn.Module):
+    """One model of the next features: (phi, a) -> mean and std; the std is 1 unless `probabilistic`."""
+
+    def __init__(self, features: int, action_size: int, hidden: int, probabilistic: bool):
+        super().__init__()
+        self.hidden = nn.Sequential(nn.Linear(features + action_size, hidden), nn.LayerNorm(hidden), nn.ReLU())
+        self.mean = nn.Linear(hidden, features)
+        self.raw_std = nn.Linear(hidden, features) if probabilistic else None
+
+    def forward(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, F], [B, A] -> [B, F] each."""
+        hidden = self.hidden(torch.cat((features, action), -1))  # [B, H]
+        mean = self.mean(hidden)  # [B, F]
+        if self.raw_std is None:
+            return mean, torch.ones_like(mean)
+        return mean, MIN_STD + (MAX_STD - MIN_STD) * self.raw_std(hidden).sigmoid()
+
+
+class Bisimulation(nn.Module):
+    """The models P of the next features, `members` of them, and R of the reward; and the losses of DBC."""
+
+    def __init__(self, features: int, action_size: int, *, hidden: int, members: int, probabilistic: bool):
+        super().__init__()
+        self.transitions = nn.ModuleList(
+            Transition(features, action_size, hidden, probabilistic) for _ in range(members)
+        )
+        self.reward = nn.Sequential(
+            nn.Linear(features, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Linear(hidden, 1)
+        )
+        self.probabilistic = probabilistic
+
+    def forward(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, F], [B, A] -> mean and std of every member, [M, B, F] each."""
+        means, stds = zip(*(transition(features, action) for transition in self.transitions), strict=True)
+        return torch.stack(means), torch.stack(stds)
+
+    def model_loss(
+        self, features: Tensor, action: Tensor, reward: Tensor, following: Tensor, member: int, noise: Tensor
+    ) -> Tensor:
+        """Of P: the likelihood of the next features, mean over members; of R: the squared error, after one of them.
+
+        features, following [B, F], the second taken as data; action [B, A]; reward [B]. member: whose prediction R
+        reads; noise [B, F]: standard normal, of the sample that R reads (unused unless probabilistic).
+        """
+        mean, std = self(features, action)  # [M, B, F]
+        likelihood = (0.5 * ((mean - following.detach()) / std).square() + std.log()).mean()
+        predicted = mean[member] + std[member] * noise if self.probabilistic else mean[member]  # [B, F]
+        return likelihood + F.mse_loss(self.reward(predicted).squeeze(-1), reward)
+
+    def metric_loss(
+        self, features: Tensor, action: Tensor, reward: Tensor, order: Tensor, gamma: float
+    ) -> tuple[Tensor, Tensor]:
+        """Squared difference of |phi_i - phi_j| and |r_i - r_j| + gamma W(P_i, P_j), mean over pairs and features.
+
+        The gradient moves both phi_i and phi_j, and neither P nor anything through it.
+
+        Args:
+            features, action, reward: [B, F], [B, A], [B].
+            order: int [B], a permutation; the partner j of each i.
+
+        Returns:
+            The loss, and the mean distance |phi_i - phi_j|, detached: 0 says that all features have collapsed.
+        """
+        with torch.no_grad():
+            mean, std = self(features, action)  # [M, B, F]
+            if self.probabilistic:  # the 2-Wasserstein distance of Gaussians, by feature
+                future = ((mean - mean[:, order]).square() + (std - std[:, order]).square()).sqrt()  # [M, B, F]
+            else:
+                future = distance(mean, mean[:, order])  # [M, B, F]
+            target = distance(reward, reward[order])[:, None] + gamma * future  # [M, B, F]
+        between = distance(features, features[order])  # [B, F]
+        return (between - target).square().mean(), between.detach().mean()
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """Elementwise |a - b|, smooth around 0 (Huber): (a - b)^2 / 2 below 1, |a - b| - 1/2 above."""
+    return F.smooth_l1_loss(a, b, reduction="none")

@@ -1,0 +1,121 @@
+"""DBC: sizes, closed forms, who is taught by what, and a toy in which distances are known."""
+
+import pytest
+import torch
+from torch import nn
+
+from denoised_mdp.agents.dbc import Bisimulation, distance
+
+B, F, A = 8, 5, 2
+
+
+def models(probabilistic: bool = False, members: int = 1, features: int = F) -> Bisimulation:
+    return Bisimulation(features, A, hidden=16, members=members, probabilistic=probabilistic).double()
+
+
+def batch(features: int = F) -> dict[str, torch.Tensor]:
+    """Features, actions, rewards and the next features of random transitions."""
+    shapes = {"features": (B, features), "action": (B, A), "reward": (B,), "following": (B, features)}
+    return {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+
+
+def count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def test_sizes():
+    for probabilistic, size in ((False, 55_858), (True, 81_508)):
+        found = Bisimulation(50, 6, hidden=512, members=1, probabilistic=probabilistic)
+        assert (count(found.transitions), count(found.reward)) == (size, 27_649)
+
+
+def test_distance_is_quadratic_near_zero_and_linear_beyond_one():
+    a, b = torch.tensor([0.0, 0.0, 3.0, -1.0]), torch.tensor([0.5, 1.0, 0.0, -1.0])
+    assert distance(a, b).tolist() == [0.125, 0.5, 2.5, 0.0] == distance(b, a).tolist()
+
+
+@pytest.mark.parametrize("probabilistic", [False, True])
+def test_losses_by_their_definition(probabilistic):
+    """One pair and one feature at a time, from the equations."""
+    net, data, order = models(probabilistic, members=3), batch(), torch.randperm(B)
+    noise = torch.randn(B, F, dtype=torch.float64)
+    given = [data[name] for name in ("features", "action", "reward")]
+    loss, between = net.metric_loss(*given, order, 0.9)
+    fitted = net.model_loss(*given, data["following"], 1, noise)
+
+    def huber(x):
+        return 0.5 * x * x if abs(x) < 1 else abs(x) - 0.5
+
+    phi, reward = data["features"].tolist(), data["reward"].tolist()
+    total = apart = likelihood = 0.0
+    for member in range(3):
+        mean, std = (part.tolist() for part in net.transitions[member](data["features"], data["action"]))
+        for i, j in enumerate(order.tolist()):
+            for k in range(F):
+                if probabilistic:
+                    future = ((mean[i][k] - mean[j][k]) ** 2 + (std[i][k] - std[j][k]) ** 2) ** 0.5
+                else:
+                    future = huber(mean[i][k] - mean[j][k])
+                d = huber(phi[i][k] - phi[j][k])
+                total += (d - huber(reward[i] - reward[j]) - 0.9 * future) ** 2 / (3 * B * F)
+                apart += d / (3 * B * F)
+                error = (mean[i][k] - data["following"][i, k].item()) / std[i][k]
+                likelihood += (0.5 * error**2 + torch.tensor(std[i][k]).log().item()) / (3 * B * F)
+    assert loss.item() == pytest.approx(total, rel=1e-6) and between.item() == pytest.approx(apart, rel=1e-6)
+    mean, std = net.transitions[1](data["features"], data["action"])
+    sample = mean + std * noise if probabilistic else mean
+    of_reward = (net.reward(sample).squeeze(-1) - data["reward"]).square().mean()
+    assert (fitted - of_reward).item() == pytest.approx(likelihood, rel=1e-5)
+
+
+def test_stds_lie_between_their_limits():
+    net = models(probabilistic=True).transitions[0]
+    with torch.no_grad():
+        for bias, limit in ((-100.0, 1e-4), (100.0, 10.0)):
+            net.raw_std.bias.fill_(bias)
+            assert net(torch.zeros(1, F).double(), torch.zeros(1, A).double())[1].unique().item() == pytest.approx(limit)
+
+
+def test_who_is_taught_by_what():
+    """The metric moves both features of a pair and no model; the models' loss, the present features and the models."""
+    net, data = models(probabilistic=True, members=2), {n: v.requires_grad_() for n, v in batch().items()}
+    given = [data[name] for name in ("features", "action", "reward")]
+    order = torch.roll(torch.arange(B), 1)
+    net.metric_loss(*given, order, 0.9)[0].backward()
+    assert data["features"].grad.abs().sum(-1).gt(0).all()
+    assert all(p.grad is None for p in net.parameters()) and data["reward"].grad is None
+    # Pair (0, 7) alone: equal and opposite pushes on both.
+    one = torch.autograd.grad(distance(given[0][0], given[0][7]).sum(), data["features"])[0]
+    assert torch.equal(one[0], -one[7]) and one[0].any()
+
+    data["features"].grad = None
+    net.model_loss(*given, data["following"], 0, torch.randn(B, F).double()).backward()
+    assert data["features"].grad.any() and data["following"].grad is None
+    assert all(p.grad is not None and p.grad.any() for p in net.parameters())
+
+
+def test_distances_become_those_of_the_rewards():
+    """Where every state stays, d = |r_i - r_j| + gamma d, that is |r_i - r_j| / (1 - gamma); the texture does not count.
+
+    Of smooth distances below 1 it is the squares that add up: |phi_i - phi_j| = |r_i - r_j| / sqrt(1 - gamma).
+    """
+    gamma, rewards = 0.5, torch.tensor([0.0, 0.2, 0.5]).repeat(8)  # each with eight textures
+    texture = torch.rand(24, 4)
+    encoder = nn.Sequential(nn.Linear(5, 64), nn.Tanh(), nn.Linear(64, 4))
+    net = Bisimulation(4, 1, hidden=64, members=1, probabilistic=False)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *net.parameters()], lr=3e-3)
+    seen, still = torch.cat((2 * rewards[:, None], texture), -1), torch.zeros(24, 1)
+    for step in range(1500):
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-3 * (1 - step / 1500)
+        phi = encoder(seen)
+        metric, _ = net.metric_loss(phi, still, rewards, torch.randperm(24), gamma)
+        loss = 0.5 * metric + net.model_loss(phi, still, rewards, phi, 0, torch.zeros(1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    phi = encoder(seen).detach()
+    found = (phi[:, None] - phi[None]).abs().mean(-1)  # [24, 24]
+    wanted = (rewards[:, None] - rewards[None]).abs() / (1 - gamma) ** 0.5
+    print(found[:3, :6], wanted[:3, :6])
+    assert (found - wanted).abs().max() < 0.1
