@@ -73,7 +73,9 @@ def test_stds_lie_between_their_limits():
     with torch.no_grad():
         for bias, limit in ((-100.0, 1e-4), (100.0, 10.0)):
             net.raw_std.bias.fill_(bias)
-            assert net(torch.zeros(1, F).double(), torch.zeros(1, A).double())[1].unique().item() == pytest.approx(limit)
+            assert net(torch.zeros(1, F).double(), torch.zeros(1, A).double())[1].unique().item() == pytest.approx(
+                limit
+            )
 
 
 def test_who_is_taught_by_what():
@@ -95,7 +97,7 @@ def test_who_is_taught_by_what():
 
 
 def test_distances_become_those_of_the_rewards():
-    """Where every state stays, d = |r_i - r_j| + gamma d, that is |r_i - r_j| / (1 - gamma); the texture does not count.
+    """Where every state stays, d = |r_i - r_j| + gamma d, that so |r_i - r_j| / (1 - gamma); texture does not count.
 
     Of smooth distances below 1 it is the squares that add up: |phi_i - phi_j| = |r_i - r_j| / sqrt(1 - gamma).
     """

@@ -12,8 +12,61 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from denoised_mdp.agents.pixel_sac import PixelSAC
+from denoised_mdp.agents.transitions import Transitions
+from denoised_mdp.config.agents import DBCConfig
+from denoised_mdp.optim import adam, clipped_step, differentiate
+
+WEIGHT_DECAY = 1e-7
+"""of the models"""
 MIN_STD, MAX_STD = 1e-4, 10.0
 """of the predicted features"""
+
+
+class DBC(PixelSAC):
+    """`PixelSAC` with the losses of `Bisimulation`, whose step follows that of the critics."""
+
+    auxiliary_first = True
+
+    def __init__(self, options: DBCConfig, size: int, action_size: int):
+        super().__init__(options, size, action_size)
+        self.models = Bisimulation(
+            options.features,
+            action_size,
+            hidden=options.model_hidden,
+            members=options.members,
+            probabilistic=options.probabilistic,
+        )
+
+    def add_optimizers(self) -> None:
+        """With one of the encoder and one of the models, for the loss of both."""
+        super().add_optimizers()
+        self._optimizers["encoder"] = adam(self.encoder.parameters(), lr=self.options.encoder_lr)
+        self._optimizers["models"] = adam(self.models.parameters(), lr=self.options.model_lr, weight_decay=WEIGHT_DECAY)
+
+    def auxiliary(
+        self, batch: dict[str, Tensor], step: Transitions, now: Tensor, following: Tensor
+    ) -> dict[str, Tensor]:
+        """One step of the encoder and the models: see `Bisimulation`. Pairs are random."""
+        kept = step.exists.nonzero()[:, 0]  # [B'], all but where an episode ends
+        phi = self.encoder(now[kept])  # [B', F]
+        with torch.no_grad():
+            after = self.encoder(following[kept])  # [B', F]
+        order = torch.randperm(len(kept), generator=self.random, device=phi.device)
+        member = int(torch.randint(self.options.members, (), generator=self.random, device=phi.device))
+        noise = torch.randn(phi.shape, generator=self.random, device=phi.device, dtype=phi.dtype)  # [B', F]
+        action, reward = step.action[kept], step.reward[kept]
+        metric, apart = self.models.metric_loss(phi, action, reward, order, self.options.gamma)
+        fitted = self.models.model_loss(phi, action, reward, after, member, noise)
+        optimizers = self.optimizers["encoder"], self.optimizers["models"]
+        differentiate(self.options.metric_weight * metric + fitted, *optimizers)
+        norms = [clipped_step(optimizer, None) for optimizer in optimizers]
+        return {
+            "model/metric_loss": metric.detach(),
+            "model/model_loss": fitted.detach(),
+            "model/distance": apart,
+            "model/encoder_gradient": norms[0],
+        }
 
 
 class Transition(nn.Module):
@@ -42,9 +95,7 @@ class Bisimulation(nn.Module):
         self.transitions = nn.ModuleList(
             Transition(features, action_size, hidden, probabilistic) for _ in range(members)
         )
-        self.reward = nn.Sequential(
-            nn.Linear(features, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Linear(hidden, 1)
-        )
+        self.reward = nn.Sequential(nn.Linear(features, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Linear(hidden, 1))
         self.probabilistic = probabilistic
 
     def forward(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

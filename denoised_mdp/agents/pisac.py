@@ -8,15 +8,139 @@ Symbols: B batch, A action size, F features, C size of a code.
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
 from torch import Tensor, nn
 
+from denoised_mdp.agents.pixel_sac import PixelSAC
+from denoised_mdp.agents.transitions import Transitions
+from denoised_mdp.config.agents import PISACConfig
+from denoised_mdp.models.frames import stack_frames
+from denoised_mdp.models.networks import MLP, convolve
+from denoised_mdp.models.pixels import PixelActor, PixelEncoder
+from denoised_mdp.optim import adam, optimize
+
 HORIZON = 3
 """decisions between present and future"""
 FURTHER = 0.6
 """weight, in beta, of the code's distance from the future one decision later"""
+
+
+class PISAC(PixelSAC):
+    """`PixelSAC` with one encoder, wholly shared, which also learns from the predictive information.
+
+    Without the policy, an update is the predictive step alone: so it is pretrained until ``train.policy_after``.
+    `present` is e's net, `future` b's; `target_future` encodes futures and follows the encoder.
+    """
+
+    def __init__(self, options: PISACConfig, size: int, action_size: int):
+        super().__init__(options, size, action_size)
+        self.actor = SharedActor(options.features, action_size, options.hidden)
+        for part in (self.encoder, self.critics, self.actor):
+            glorot(part)
+        self.target_encoder.load_state_dict(self.encoder.state_dict())
+        self.target_critics.load_state_dict(self.critics.state_dict())
+        sizes = options.code_hidden, options.code
+        self.present = CodeNet(options.features + HORIZON * action_size, *sizes)
+        self.future = CodeNet(options.features + HORIZON, *sizes)
+        self.target_future = copy.deepcopy(self.encoder).requires_grad_(False)
+        if options.target_entropy is None:
+            self.target_entropy = -action_size / 2
+
+    def make_encoder(self) -> PixelEncoder:
+        """See `PixelSAC.make_encoder`."""
+        return NormedEncoder(self.options.frames, self.view_size, self.options.depth, self.options.features)
+
+    def add_optimizers(self) -> None:
+        """With one for the predictive loss."""
+        super().add_optimizers()
+        options = self.options
+        self._optimizers["temperature"] = adam([self.log_temperature], lr=options.temperature_lr)
+        trained = [p for part in (self.encoder, self.present, self.future) for p in part.parameters()]
+        self._optimizers["predictive"] = adam(trained, lr=options.predictive_lr)
+
+    def actor_input(self, hidden: Tensor) -> Tensor:
+        """phi [N, F]."""
+        return self.encoder.head(hidden)
+
+    def probe_features(self, hidden: Tensor) -> Tensor:
+        """phi before LayerNorm [N, F], as Wang et al. 2022 took it."""
+        return self.encoder.head.linear(hidden)
+
+    def critic_loss(self, step: Transitions, now: Tensor, following: Tensor, noise: Tensor) -> Tensor:
+        """Half of the trunk's."""
+        return 0.5 * super().critic_loss(step, now, following, noise)
+
+    def critic_step(self, step: Transitions, now: Tensor, following: Tensor) -> dict[str, Tensor]:
+        """See `PixelSAC.critic_step`; keeps phi from before it for the actor."""
+        with torch.no_grad():
+            self.phi = self.encoder(now)  # [B, F]
+        return super().critic_step(step, now, following)
+
+    def encode(self, now: Tensor) -> tuple[Tensor, Tensor]:
+        """phi [B, F] from before the critics' step, for the actor and for the critics."""
+        return self.phi, self.phi
+
+    def temperature_loss(self, step: Transitions, log_prob: Tensor) -> Tensor:
+        """log(temperature) (-log pi - target entropy), mean."""
+        return step.mean(self.log_temperature * (-log_prob.detach() - self.target_entropy))
+
+    def auxiliary(
+        self, batch: dict[str, Tensor], step: Transitions, now: Tensor, following: Tensor
+    ) -> dict[str, Tensor]:
+        """One step of the encoder and the nets of codes; see `bottleneck_loss`. Then `target_future` follows."""
+        begin = self.options.frames - 1  # the row of `now`
+        ahead = slice(begin + 1, begin + HORIZON + 2)
+        kept = (~batch["is_first"][ahead].any(0)).nonzero()[:, 0]  # [B'], all of one episode
+        action, reward = batch["action"][ahead][:, kept], batch["reward"][ahead][:, kept]  # [4, B', ...]
+        e = self.present(self.encoder(now[kept]), action[:HORIZON].transpose(0, 1).flatten(1))  # [B', C]
+        rows = torch.arange(begin + HORIZON, begin + HORIZON + 2, device=kept.device)[:, None].expand(-1, len(kept))
+        futures = stack_frames(batch["observation"][:, kept], batch["is_first"][:, kept], rows, self.options.frames)
+        with torch.no_grad():
+            seen = [self.target_future(self.augment(pictures)) for pictures in futures]  # [B', F] each
+        b, later = (self.future(seen[i], reward[i : i + HORIZON].T) for i in range(2))  # [B', C] each
+        noise = torch.randn(e.shape, generator=self.random, device=e.device, dtype=e.dtype)  # [B', C]
+        loss, bound = bottleneck_loss(e + noise, e, b, later, self.options.beta)
+        norm = optimize(loss, self.optimizers["predictive"], None)
+        with torch.no_grad():
+            for slow, fast in zip(self.target_future.parameters(), self.encoder.parameters(), strict=True):
+                slow.lerp_(fast, self.options.future_tau)
+        return {
+            "model/predictive_loss": loss.detach(),
+            "model/predictive_bound": bound.detach(),
+            "model/predictive_gradient": norm,
+        }
+
+
+class SharedActor(PixelActor):
+    """phi -> a tanh-squashed Gaussian with std = exp(raw); the encoder is the critics' own."""
+
+    def __init__(self, features: int, action_size: int, hidden: int):
+        nn.Module.__init__(self)
+        self.net = MLP(features, hidden, 2 * action_size, layers=2, norm="relu")
+
+    def forward(self, phi: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, F] -> mean and std before the squashing, [N, A]."""
+        mean, raw = self.net(phi).chunk(2, -1)  # [N, A] each
+        return mean, raw.exp()
+
+
+class NormedEncoder(PixelEncoder):
+    """`PixelEncoder` with `FilterResponseNorm` after each convolution, in place of ReLU."""
+
+    def __init__(self, *sizes: int):
+        super().__init__(*sizes)
+        self.norms = nn.ModuleList(FilterResponseNorm(layer.out_channels) for layer in self.convolutions)
+
+    def convolve(self, pictures: Tensor) -> Tensor:
+        """[N, 3 k, S, S] -> [N, E]; norms are in the parameters' type."""
+        x = pictures
+        for layer, norm in zip(self.convolutions, self.norms, strict=True):
+            x = convolve(x.to(self.compute_dtype or pictures.dtype), layer)  # [N, depth, ...]
+            x = norm(x.to(layer.weight.dtype))
+        return x.flatten(1)
 
 
 class FilterResponseNorm(nn.Module):
@@ -43,9 +167,7 @@ class CodeNet(nn.Module):
         super().__init__()
         layers = [nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, code)]
         self.net = nn.Sequential(*layers)
-        for layer in layers[::2]:
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        glorot(self)
         std = math.sqrt(1e-4 / hidden)
         nn.init.trunc_normal_(layers[-1].weight, 0.0, std, -2 * std, 2 * std)
         self.norm = nn.BatchNorm1d(code, eps=1e-3, track_running_stats=False)  # codes serve the loss alone
@@ -55,12 +177,22 @@ class CodeNet(nn.Module):
         return self.norm(self.net(torch.cat(inputs, -1)))
 
 
+def glorot(module: nn.Module) -> None:
+    """Weights of linear and convolutional layers: uniform (Glorot and Bengio 2010); biases zero."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+
 def log_density(code: Tensor, mean: Tensor) -> Tensor:
     """Of codes [..., C] under N(mean, 1), [...] nats, without the constant."""
     return -0.5 * (code - mean).square().sum(-1)
 
 
-def bottleneck_loss(code: Tensor, forward: Tensor, backward: Tensor, later: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+def bottleneck_loss(
+    code: Tensor, forward: Tensor, backward: Tensor, later: Tensor, beta: float
+) -> tuple[Tensor, Tensor]:
     """The conditional entropy bottleneck, and its bound on the predictive information; scalars, nats.
 
     L = beta (log e - log b_i) - (log b_i - log mean_k b_k) + 0.6 beta (log e - log b'_i), mean over B, with

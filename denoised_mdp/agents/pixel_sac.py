@@ -153,7 +153,8 @@ class PixelSAC(Agent):
         a' is the present actor's at o', from noise [B, A]; Q' and its encoder are the targets.
         """
         with torch.no_grad():
-            action, log_prob = self.actor.sample(self.encoder.convolve(following), noise)  # [B, A], [B]
+            hidden = self.encoder.convolve(following)  # [B, E]
+            action, log_prob = self.actor.sample(self.actor_input(hidden), noise)  # [B, A], [B]
             value = self.target_critics(self.target_encoder(following), action).amin(0)  # [B]
             target = step.reward + step.discount * (value - self.log_temperature.exp() * log_prob)  # [B]
         return step.mean((self.critics(self.encoder(now), step.action) - target).square()).sum()
@@ -165,12 +166,20 @@ class PixelSAC(Agent):
         norm = optimize(loss, self.optimizers["critics"], None)
         return {"policy/critic_loss": loss.detach(), "policy/critic_gradient": norm}
 
+    def actor_input(self, hidden: Tensor) -> Tensor:
+        """What the actor reads, from the convolutions [N, E]: these."""
+        return hidden
+
+    @torch.no_grad()
+    def encode(self, now: Tensor) -> tuple[Tensor, Tensor]:
+        """What the actor reads [B, ...], and phi [B, F], of the pictures that the actor's step is about."""
+        hidden = self.encoder.convolve(now)  # [B, E]
+        return self.actor_input(hidden), self.encoder.head(hidden)
+
     def actor_loss(self, step: Transitions, now: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Mean of temperature log pi(a | o) - min Q(o, a), and the log densities [B]; the encoder learns nothing."""
-        with torch.no_grad():
-            hidden = self.encoder.convolve(now)  # [B, E]
-            phi = self.encoder.head(hidden)  # [B, F]
-        action, log_prob = self.actor.sample(hidden, noise)
+        seen, phi = self.encode(now)
+        action, log_prob = self.actor.sample(seen, noise)
         value = self.critics(phi, action).amin(0)  # [B]
         return step.mean(self.log_temperature.exp().detach() * log_prob - value), log_prob
 
@@ -222,11 +231,12 @@ class PixelSAC(Agent):
             frames = torch.cat((carry.frames[:, 1:], images[:, None]), 1)  # [B, k, H, W, 3]
             frames = torch.where(is_first[:, None, None, None, None], first, frames)
         hidden = self.encoder.convolve(self.view(frames.permute(0, 2, 3, 1, 4).flatten(-2)))  # [B, E]
+        seen = self.actor_input(hidden)
         actions = self.action_size
         if explore is None:
-            action = self.actor.mode(hidden)  # [B, A]
+            action = self.actor.mode(seen)  # [B, A]
         else:
-            action, _ = self.actor.sample(hidden, self._noise(len(images), actions, generator))
+            action, _ = self.actor.sample(seen, self._noise(len(images), actions, generator))
         if explore:
             action = (action + explore * self._noise(len(images), actions, generator)).clamp(-1.0, 1.0)
         given = action.float().cpu().numpy().copy()
@@ -255,7 +265,7 @@ class PixelSAC(Agent):
 
     def modes(self, batch: dict[str, np.ndarray | Tensor]) -> Tensor:
         """See `Agent.modes`."""
-        return self._read(batch, lambda hidden: {"action": self.actor.mode(hidden)})["action"]
+        return self._read(batch, lambda hidden: {"action": self.actor.mode(self.actor_input(hidden))})["action"]
 
     @torch.no_grad()
     def _read(

@@ -8,6 +8,8 @@ import torch
 
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.curl import CURL
+from denoised_mdp.agents.dbc import DBC
+from denoised_mdp.agents.pisac import PISAC
 from denoised_mdp.agents.pixel_sac import PixelSAC
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.config import schema
@@ -16,7 +18,13 @@ from denoised_mdp.envs.actions import Actions
 from denoised_mdp.models.networks import set_compute_dtype
 from denoised_mdp.seeding import torch_seed
 
-AGENTS: dict[str, type[Agent]] = {"world_model": WorldModelAgent, "sac_pixels": PixelSAC, "curl": CURL}
+AGENTS: dict[str, type[Agent]] = {
+    "world_model": WorldModelAgent,
+    "sac_pixels": PixelSAC,
+    "curl": CURL,
+    "dbc": DBC,
+    "pisac": PISAC,
+}
 
 
 def build_agent(

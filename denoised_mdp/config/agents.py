@@ -92,3 +92,53 @@ class CURLConfig(PixelSACConfig):
         super().check(config)
         if self.crop is None:
             raise UserError("agent.crop=null: agent=curl compares random crops; give a size below env.size.")
+
+
+@dataclass
+class DBCConfig(PixelSACConfig):
+    """DBC: pixel SAC whose encoder also learns distances of a bisimulation metric."""
+
+    name: str = option("dbc", "what learns and acts (choose it with agent=...)")
+    members: int = option(1, "models of the next features that vote", low=1)
+    probabilistic: bool = option(False, "these models predict a std as well")
+    model_hidden: int = option(512, "width of the models of features and reward", low=1)
+    metric_weight: float = option(0.5, "weight of the distances' loss beside that of the models", low=0)
+    encoder_lr: float = option(1e-3, "learning rate of the encoder for both losses", above=0)
+    model_lr: float = option(1e-3, "learning rate of the models", above=0)
+
+    def check(self, config: Config) -> None:
+        """See `AgentConfig.check`."""
+        super().check(config)
+        if self.n_step != 1:
+            raise UserError(f"agent.n_step={self.n_step}: agent=dbc compares single steps; leave it out.")
+
+
+@dataclass
+class PISACConfig(PixelSACConfig):
+    """PI-SAC: pixel SAC whose encoder also learns to predict the next three decisions, compressed."""
+
+    name: str = option("pisac", "what learns and acts (choose it with agent=...)")
+    hidden: int = option(256, "width of the actor and the critics", low=1)
+    actor_lr: float = option(3e-4, "learning rate of the actor", above=0)
+    critic_lr: float = option(3e-4, "learning rate of the critics and the encoder", above=0)
+    temperature_lr: float = option(3e-4, "learning rate of the temperature", above=0)
+    initial_temperature: float = option(1.0, "weight of the entropy at the start", above=0)
+    target_entropy: float | None = option(None, "entropy aimed at; null: minus half the number of actions")
+    tau: float = option(0.005, "rate at which the target critics follow", above=0, high=1)
+    encoder_tau: float = option(0.005, "rate at which the target encoder follows", above=0, high=1)
+    actor_every: int = option(1, "the actor and the targets move in every so many-th update", low=1)
+    code: int = option(50, "numbers of a code", low=1)
+    code_hidden: int = option(128, "width of the nets of codes", low=1)
+    beta: float = option(0.01, "weight of the code's compression", low=0)
+    predictive_lr: float = option(3e-4, "learning rate of the encoder and the nets of codes", above=0)
+    future_tau: float = option(0.05, "rate at which the encoder of futures follows", above=0, high=1)
+
+    def batch_spec(self, config: Config) -> BatchSpec:
+        """Five rows: present, the future after three decisions, and the one after four."""
+        return BatchSpec(max(self.n_step + 1, 5), config.train.batch_size, lead=self.frames - 1)
+
+    def check(self, config: Config) -> None:
+        """See `AgentConfig.check`."""
+        super().check(config)
+        if config.train.batch_size < 2:
+            raise UserError("train.batch_size=1: agent=pisac tells futures apart; give at least 2.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.config.agents import AgentConfig, BatchSpec, CURLConfig, PixelSACConfig
+from denoised_mdp.config.agents import AgentConfig, BatchSpec, CURLConfig, DBCConfig, PISACConfig, PixelSACConfig
 from denoised_mdp.config.policies import (
     AGC,
     EPS,
@@ -267,7 +267,14 @@ class Config:
 
 
 AGENTS: Registry[type[AgentConfig]] = Registry(
-    "agent", {"world_model": AgentConfig, "sac_pixels": PixelSACConfig, "curl": CURLConfig}
+    "agent",
+    {
+        "world_model": AgentConfig,
+        "sac_pixels": PixelSACConfig,
+        "curl": CURLConfig,
+        "dbc": DBCConfig,
+        "pisac": PISACConfig,
+    },
 )
 POLICIES: Registry[type] = Registry(
     "policy", {"backprop": BackpropConfig, "reinforce": ReinforceConfig, "sac": SACConfig}
