@@ -1,10 +1,20 @@
 """DBC: sizes, closed forms, who is taught by what, and a toy in which distances are known."""
 
+import copy
+
 import pytest
 import torch
+from pixel_case import batch_for, changed, sizes, small_agent
+from small_runs import lines, run_in_parts, tiny
 from torch import nn
 
 from denoised_mdp.agents.dbc import Bisimulation, distance
+from denoised_mdp.agents.registry import build_agent
+from denoised_mdp.agents.transitions import make_transitions
+from denoised_mdp.config import load_config
+from denoised_mdp.errors import UserError
+from denoised_mdp.run.diff import compare, report
+from denoised_mdp.session import train
 
 B, F, A = 8, 5, 2
 
@@ -23,10 +33,15 @@ def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def test_sizes():
-    for probabilistic, size in ((False, 55_858), (True, 81_508)):
-        found = Bisimulation(50, 6, hidden=512, members=1, probabilistic=probabilistic)
-        assert (count(found.transitions), count(found.reward)) == (size, 27_649)
+@pytest.mark.parametrize(
+    ("options", "transitions"), [(("agent.members=1", "agent.probabilistic=false"), 55_858), ((), 5 * 81_508)]
+)
+def test_sizes(options, transitions):
+    agent = build_agent(load_config(["agent=dbc", *options]), 6)
+    found = sizes(agent)
+    assert found["encoder"] == 1_990_518 and found["critics"] == 2 * 1_108_993
+    assert (count(agent.models.transitions), count(agent.models.reward)) == (transitions, 27_649)
+    assert agent.parameter_counts()["models"] == transitions + 27_649
 
 
 def test_distance_is_quadratic_near_zero_and_linear_beyond_one():
@@ -107,9 +122,9 @@ def test_distances_become_those_of_the_rewards():
     net = Bisimulation(4, 1, hidden=64, members=1, probabilistic=False)
     optimizer = torch.optim.Adam([*encoder.parameters(), *net.parameters()], lr=3e-3)
     seen, still = torch.cat((2 * rewards[:, None], texture), -1), torch.zeros(24, 1)
-    for step in range(1500):
+    for step in range(800):
         for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * (1 - step / 1500)
+            group["lr"] = 3e-3 * (1 - step / 800)
         phi = encoder(seen)
         metric, _ = net.metric_loss(phi, still, rewards, torch.randperm(24), gamma)
         loss = 0.5 * metric + net.model_loss(phi, still, rewards, phi, 0, torch.zeros(1))
@@ -119,5 +134,76 @@ def test_distances_become_those_of_the_rewards():
     phi = encoder(seen).detach()
     found = (phi[:, None] - phi[None]).abs().mean(-1)  # [24, 24]
     wanted = (rewards[:, None] - rewards[None]).abs() / (1 - gamma) ** 0.5
-    print(found[:3, :6], wanted[:3, :6])
     assert (found - wanted).abs().max() < 0.1
+
+
+# ---------------------------------------------------------------- in the agent
+
+
+def test_a_step_of_the_losses_computed_anew():
+    """Adam on both losses together, the models with weight decay; nothing else of the agent moves."""
+    agent = small_agent("dbc", "agent.encoder_lr=0.01", "agent.model_lr=0.02", "agent.model_hidden=8")
+    batch = batch_for(agent)
+    step = make_transitions(batch, 3, 1, 0.99)
+    now, following = agent.view(step.now), agent.view(step.following)
+    twin, draws = copy.deepcopy(agent), torch.Generator().manual_seed(3)
+    agent.random.manual_seed(3)
+    before = {name: value.clone() for name, value in agent.state_dict().items()}
+    metrics = agent.auxiliary(batch, step, now, following)
+    assert changed(agent, before) == {"encoder", "models"}
+
+    order, member = torch.randperm(5, generator=draws), int(torch.randint(5, (), generator=draws))
+    noise = torch.randn(5, 4, generator=draws, dtype=torch.float64)
+    phi, after = twin.encoder(now), twin.encoder(following).detach()
+    metric, apart = twin.models.metric_loss(phi, step.action, step.reward, order, 0.99)
+    fitted = twin.models.model_loss(phi, step.action, step.reward, after, member, noise)
+    adams = [
+        torch.optim.Adam(twin.encoder.parameters(), lr=0.01),
+        torch.optim.Adam(twin.models.parameters(), lr=0.02, weight_decay=1e-7),
+    ]
+    (0.5 * metric + fitted).backward()
+    for one in adams:
+        one.step()
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(agent.state_dict()[name], value, msg=name)
+    assert metrics["model/distance"] == apart and metrics["model/metric_loss"] == metric
+
+
+def test_the_losses_come_between_critics_and_actor(monkeypatch):
+    agent, order = small_agent("dbc", "agent.model_hidden=8"), []
+    for name in ("critic_step", "auxiliary", "actor_step", "follow"):
+        done = getattr(agent, name)
+        monkeypatch.setattr(agent, name, lambda *given, name=name, done=done: order.append(name) or done(*given) or {})
+    agent.update(batch_for(agent))
+    agent.update(batch_for(agent))
+    assert order == ["critic_step", "auxiliary", "actor_step", "follow", "critic_step", "auxiliary"]
+
+
+def test_ends_of_episodes_are_left_out():
+    agent = small_agent("dbc", "agent.model_hidden=8")
+    batch = batch_for(agent)
+    batch["is_first"][3, 1] = True  # no transition leads there
+    found = []
+    for reward in (0.0, 100.0):
+        twin = copy.deepcopy(agent)
+        batch["reward"][3, 1] = reward
+        step = make_transitions(batch, 3, 1, 0.99)
+        found.append(twin.auxiliary(batch, step, agent.view(step.now), agent.view(step.following)))
+    assert found[0] == found[1]
+
+
+def test_options():
+    config = load_config(["agent=dbc"])
+    assert (config.agent.members, config.agent.probabilistic, config.train.batch_size) == (5, True, 512)
+    assert config.updates_due(1999) == 0 and config.updates_due(2000) == 1000 and config.updates_due(2002) == 1001
+    with pytest.raises(UserError, match="agent=dbc compares single steps"):
+        load_config(["agent=dbc", "agent.n_step=3"])
+
+
+def test_a_run_resumes(tmp_path):
+    options = ("agent=dbc", "env.size=32", "train.probe_every=0", "train.eval_episodes=1", "train.updates=3")
+    whole, parts = (tiny(tmp_path / name, *options) for name in ("whole", "parts"))
+    assert train(whole)
+    run_in_parts(parts, 53)
+    assert report(compare(tmp_path / "whole", tmp_path / "parts"))
+    assert {name for line in lines(tmp_path / "whole") for name in line} >= {"model/distance", "policy/critic_loss"}

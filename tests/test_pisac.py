@@ -1,12 +1,22 @@
 """PI-SAC: sizes, closed forms, who is taught by what, and data in which the future is or is not foretold."""
 
+import copy
 import math
 
 import pytest
 import torch
+from pixel_case import batch_for, changed, sizes, small_agent, weights
+from small_runs import lines, run_in_parts, tiny
 from torch.distributions import Independent, Normal
 
 from denoised_mdp.agents.pisac import CodeNet, FilterResponseNorm, bottleneck_loss
+from denoised_mdp.agents.registry import build_agent
+from denoised_mdp.agents.transitions import make_transitions
+from denoised_mdp.config import load_config
+from denoised_mdp.errors import UserError
+from denoised_mdp.models.frames import stack_frames
+from denoised_mdp.run.diff import compare, report
+from denoised_mdp.session import train
 
 B, C = 6, 4
 
@@ -17,8 +27,12 @@ def codes(scale: float = 1.0) -> list[torch.Tensor]:
 
 
 def test_sizes():
-    present, future = CodeNet(50 + 3 * 6, 128, 50), CodeNet(50 + 3, 128, 50)
-    assert [sum(p.numel() for p in net.parameters()) for net in (present, future)] == [31_894, 29_974]
+    agent = build_agent(load_config(["agent=pisac"]), 6)
+    found = sizes(agent)
+    assert [found[name] for name in ("encoder", "present", "future")] == [1_990_902, 31_894, 29_974]
+    assert found["actor"] == 50 * 256 + 256 + 256 * 256 + 256 + 256 * 12 + 12
+    assert sum(agent.parameter_counts().values()) == sum(n for part, n in found.items() if "target" not in part)
+    assert agent.target_entropy == -3 and agent.log_temperature == 0
 
 
 def test_the_loss_by_its_definition():
@@ -79,5 +93,148 @@ def test_the_bound_comes_near_log_k_where_the_present_tells_the_future(foretold)
         loss.backward()
         optimizer.step()
     found = sum(bounds[-20:]) / 20
-    print(found, math.log(32))
     assert found > 0.9 * math.log(32) if foretold else found < 0.1
+
+
+# ---------------------------------------------------------------- in the agent
+
+
+def small(*overrides: str):
+    return small_agent("pisac", "agent.code=3", "agent.code_hidden=8", *overrides)
+
+
+def predictive(agent, batch):
+    """The step of the predictive loss on a batch."""
+    step = make_transitions(batch, 3, 1, 0.99)
+    return agent.auxiliary(batch, step, agent.view(step.now), agent.view(step.following))
+
+
+def test_a_predictive_step_computed_anew():
+    """Present: rows up to 2 and the actions that led to rows 3 to 5. Futures: rows up to 5 and 6 with three rewards."""
+    agent = small("agent.predictive_lr=0.01")
+    batch = batch_for(agent)
+    assert len(batch["reward"]) == 7
+    twin, before = copy.deepcopy(agent), weights(agent)
+    agent.random.manual_seed(3)
+    metrics = predictive(agent, batch)
+    assert changed(agent, before) == {"encoder", "present", "future", "target_future"}
+
+    frames = batch["observation"].permute(0, 1, 4, 2, 3).double() / 255  # [7, B, 3, H, W]
+    stack = lambda last: torch.cat(list(frames[last - 2 : last + 1]), 1)  # noqa: E731
+    action, reward = batch["action"], batch["reward"]
+    e = twin.present(torch.cat((twin.encoder(stack(2)), action[3], action[4], action[5]), 1))
+    z = e + torch.randn(5, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    b, later = (twin.future(torch.cat((twin.encoder(stack(t)).detach(), reward[t - 2 : t + 1].T), 1)) for t in (5, 6))
+    loss, bound = bottleneck_loss(z, e, b, later, 0.01)
+    torch.testing.assert_close([metrics[f"model/predictive_{name}"] for name in ("loss", "bound")], [loss, bound])
+    trained = [*twin.encoder.parameters(), *twin.present.parameters(), *twin.future.parameters()]
+    optimizer = torch.optim.Adam(trained, lr=0.01)
+    loss.backward()
+    optimizer.step()
+    for slow, fast in zip(twin.target_future.parameters(), twin.encoder.parameters(), strict=True):
+        slow.data = 0.95 * slow + 0.05 * fast
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(agent.state_dict()[name], value, msg=name)
+
+
+def test_samples_that_cross_an_end_are_left_out():
+    fresh = small()
+    batch = batch_for(fresh)
+    for row, counts in ((2, True), (3, False), (6, False)):
+        found = []
+        for reward in (0.0, 100.0):
+            given = {name: value.clone() for name, value in batch.items()}
+            given["is_first"][row, 1], given["reward"][5, 1] = True, reward
+            agent = copy.deepcopy(fresh)
+            agent.random.manual_seed(0)
+            found.append(predictive(agent, given)["model/predictive_loss"].item())
+        assert (found[0] != found[1]) == counts, row
+
+
+def test_before_the_policy_learns_only_the_representation_does():
+    agent = small()
+    before = weights(agent)
+    metrics = agent.update(batch_for(agent), policy=False)
+    assert changed(agent, before) == {"encoder", "present", "future", "target_future"}
+    assert all(name.startswith("model/") for name in metrics) and agent.updates == 0
+    before = weights(agent)
+    agent.update(batch_for(agent))
+    moved = {"encoder", "present", "future", "target_future", "actor", "critics", "log_temperature"}
+    assert changed(agent, before) == moved | {"target_encoder", "target_critics"}
+
+
+def test_the_actor_learns_on_features_from_before_the_critics_step(monkeypatch):
+    agent, batch = small("agent.critic_lr=0.1"), batch_for(small())
+    before, seen = copy.deepcopy(agent.encoder), []
+    sample = agent.actor.sample
+    monkeypatch.setattr(agent.actor, "sample", lambda phi, noise: seen.append(phi) or sample(phi, noise))
+    now = agent.view(make_transitions(batch, 3, 1, 0.99).now)
+    agent.update(batch)
+    torch.testing.assert_close(seen[1], before(now))
+    assert not seen[1].requires_grad and not torch.allclose(seen[1], agent.encoder(now))
+
+
+def test_which_parameters_each_loss_reaches():
+    agent = small()
+    batch = batch_for(agent)
+    step = make_transitions(batch, 3, 1, 0.99)
+    now, following, noise = agent.view(step.now), agent.view(step.following), torch.randn(5, 2).double()
+    agent.phi = agent.encoder(now).detach()
+    actor, log_prob = agent.actor_loss(step, now, noise)
+    losses = {
+        agent.critic_loss(step, now, following, noise): {"encoder", "critics"},
+        actor: {"actor", "critics"},  # which the actor's step holds fixed
+        agent.temperature_loss(step, log_prob): {"log_temperature"},
+    }
+    for loss, wanted in losses.items():
+        agent.zero_grad()
+        loss.backward()
+        reached = {name.split(".")[0] for name, p in agent.named_parameters() if p.grad is not None and p.grad.any()}
+        assert reached == wanted
+    torch.testing.assert_close(agent.log_temperature.grad, (-log_prob.mean() + 1.0).detach())  # minus the target, -A/2
+
+
+def test_the_critics_loss_and_the_std():
+    agent = small()
+    batch = batch_for(agent)
+    step = make_transitions(batch, 3, 1, 0.99)
+    now, following, noise = agent.view(step.now), agent.view(step.following), torch.randn(5, 2).double()
+    mean, raw = agent.actor.net(agent.encoder(following)).chunk(2, 1)
+    action = torch.tanh(mean + raw.exp() * noise)
+    log_prob = Normal(mean, raw.exp()).log_prob(mean + raw.exp() * noise) - torch.log(1 - action.square() + 1e-6)
+    value = agent.target_critics(agent.target_encoder(following), action).amin(0) - log_prob.sum(1)
+    target = (step.reward + 0.99 * value).detach()
+    errors = [(q - target).square().mean() for q in agent.critics(agent.encoder(now), step.action)]
+    torch.testing.assert_close(agent.critic_loss(step, now, following, noise), 0.5 * (errors[0] + errors[1]))
+
+
+def test_probes_read_what_comes_before_layer_norm():
+    agent = small()
+    batch = batch_for(agent)
+    found = agent.representations(batch)
+    rows = torch.arange(7)[:, None].expand(7, 5)
+    pictures = agent.view(stack_frames(batch["observation"], batch["is_first"], rows, 3).flatten(0, 1))
+    assert found["x"].shape == (7, 5, 4) and agent.seen == "x"
+    normed = agent.encoder.head.norm(found["x"]).flatten(0, 1)
+    torch.testing.assert_close(normed, agent.encoder(pictures))
+    assert not torch.allclose(normed, found["x"].flatten(0, 1))
+
+
+def test_options():
+    config = load_config(["agent=pisac"])
+    agent, due = config.agent, config.updates_due
+    assert (agent.beta, agent.code, agent.tau, agent.encoder_tau, agent.future_tau) == (0.01, 50, 0.005, 0.005, 0.05)
+    assert {agent.actor_lr, agent.critic_lr, agent.temperature_lr, agent.predictive_lr} == {3e-4}
+    assert due(19_998) == 0 and due(20_000) == 10_000 == config.train.policy_after and due(20_002) == 10_001
+    with pytest.raises(UserError, match="give at least 2"):
+        load_config(["agent=pisac", "train.batch_size=1"])
+
+
+def test_a_run_resumes(tmp_path):
+    options = ("agent=pisac", "env.size=32", "train.probe_every=0", "train.eval_episodes=1", "train.updates=3")
+    whole, parts = (tiny(tmp_path / name, *options) for name in ("whole", "parts"))
+    assert train(whole)
+    run_in_parts(parts, 53)
+    assert report(compare(tmp_path / "whole", tmp_path / "parts"))
+    logged = {name for line in lines(tmp_path / "whole") for name in line}
+    assert logged >= {"model/predictive_bound", "policy/critic_loss"}
