@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from pixel_case import batch_for, changed, sizes, small_agent
+from auxiliary_case import batch_for, changed, sizes, small_agent
 from small_runs import lines, run_in_parts, tiny
 from torch import nn
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from pixel_case import batch_for, changed, sizes, small_agent, weights
+from auxiliary_case import batch_for, changed, sizes, small_agent, weights
 from small_runs import lines, run_in_parts, tiny
 from torch.distributions import Independent, Normal
 
@@ -66,14 +66,19 @@ def test_first_codes_are_small_and_norms_follow_the_batch():
 
 
 def test_filter_response_norm():
-    norm, x = FilterResponseNorm(3), torch.randn(2, 3, 5, 5)
+    norm, x = FilterResponseNorm(3).double(), torch.randn(2, 3, 5, 5, dtype=torch.float64, requires_grad=True)
     assert sum(p.numel() for p in norm.parameters()) == 9
-    with torch.no_grad():
-        norm.tau.fill_(-100.0)
-    torch.testing.assert_close(norm(7 * x).square().mean((2, 3)), torch.ones(2, 3))
-    with torch.no_grad():
-        norm.tau.zero_()
     assert torch.equal(norm(x) == 0, x < 0)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    scaled = norm.gamma * x / (x.square().mean((2, 3), keepdim=True) + 1e-6).sqrt() + norm.beta
+    wanted = torch.maximum(scaled, norm.tau)
+    torch.testing.assert_close(norm(x), wanted)
+    weight, given = torch.randn_like(x), [x, *norm.parameters()]
+    found, expected = (torch.autograd.grad((y * weight).sum(), given) for y in (norm(x), wanted))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(norm(torch.zeros_like(x)), torch.maximum(norm.beta, norm.tau).expand(2, 3, 5, 5))
 
 
 @pytest.mark.parametrize("foretold", [True, False])
@@ -226,6 +231,15 @@ def test_options():
     assert (agent.beta, agent.code, agent.tau, agent.encoder_tau, agent.future_tau) == (0.01, 50, 0.005, 0.005, 0.05)
     assert {agent.actor_lr, agent.critic_lr, agent.temperature_lr, agent.predictive_lr} == {3e-4}
     assert due(19_998) == 0 and due(20_000) == 10_000 == config.train.policy_after and due(20_002) == 10_001
+    for task, steps, first in (
+        ("cheetah_run", 40_000, 10_000),
+        ("walker_walk", 20_000, 10_000),
+        ("reacher_easy", 4000, 5000),
+    ):
+        config = load_config([f"preset=paper/{task}_video_background", "agent=pisac"])
+        assert config.env.action_repeat == (2 if task == "walker_walk" else 4)
+        assert config.updates_due(steps - 4) == 0 and config.updates_due(steps) == first == config.train.policy_after
+        assert config.updates_due(steps + config.env.action_repeat) == first + 1
     with pytest.raises(UserError, match="give at least 2"):
         load_config(["agent=pisac", "train.batch_size=1"])
 

@@ -153,8 +153,10 @@ class FilterResponseNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, C, H, W] -> the same shape."""
-        x = x * (x.square().mean((2, 3), keepdim=True) + 1e-6).rsqrt()  # [N, C, H, W]
-        return torch.maximum(self.gamma * x + self.beta, self.tau)
+        power = torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True).square() / x[0, 0].numel()  # [N, C, 1, 1]
+        scale = self.gamma * (power + 1e-6).rsqrt()  # [N, C, 1, 1]
+        # max(y, tau) as relu(y - tau) + tau: several times sooner.
+        return torch.addcmul(self.beta - self.tau, x, scale).relu_() + self.tau
 
 
 class CodeNet(nn.Module):
