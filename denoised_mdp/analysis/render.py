@@ -27,7 +27,7 @@ from denoised_mdp.models.networks import float_to_images
 from denoised_mdp.progress import track
 from denoised_mdp.rollout import Episode
 from denoised_mdp.run.environments import environment_maker
-from denoised_mdp.run.folder import output_file
+from denoised_mdp.run.folder import RunFolder, output_file
 from denoised_mdp.run.load import load_run
 
 STEPS = 250
@@ -182,6 +182,6 @@ def render_run(
     """
     config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
     seeds = evaluation_seeds(config.seed if seed is None else seed, max(2, episodes))
-    stem = Path(output) if output else Path(run) / "videos" / f"{split}_{step:09d}{'_hero' if hero else ''}"
+    stem = Path(output) if output else RunFolder(run).videos / f"{split}_{step:09d}{'_hero' if hero else ''}"
     explore = config.train.exploration_noise if explore else None
     return render(agent, environment_maker(config, split), seeds, stem, steps=steps, explore=explore, hero=hero)

@@ -59,8 +59,9 @@ class Subject:
         here, before anything is measured that could not be written. A dot in it belongs to the name: append to it,
         as in ``f"{stem}.json"``.
         """
-        words = [probe, self.path.resolve().name if output else "", variant, f"{self.step:09d}"]
-        return make_folder(output or self.path / "probes") / "_".join(filter(None, words))
+        folder = RunFolder(self.path)
+        words = [probe, folder.path.resolve().name if output else "", variant, f"{self.step:09d}"]
+        return make_folder(output or folder.probes) / "_".join(filter(None, words))
 
 
 def subjects(runs: Sequence[Path], options: Options) -> Iterator[Subject]:

@@ -135,7 +135,7 @@ def add_runs(parser: argparse.ArgumentParser, *, several: bool) -> None:
         type=Path,
         nargs="+" if several else None,
         metavar="RUN",
-        help="folder of a run, e.g. runs/quickstart",
+        help="folder of a run, e.g. runs/quickstart, or pretrained:cheetah_run_video",
     )
 
 

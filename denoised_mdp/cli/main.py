@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 COMMANDS = (
-    *("train", "config", "evaluate", "render", "compare", "status", "table", "probe", "report"),
+    *("train", "config", "evaluate", "render", "export", "compare", "status", "table", "probe", "report"),
     *("doctor", "bench", "completion"),
 )
 

@@ -1,4 +1,4 @@
-"""The commands ``denoised-mdp evaluate | render | compare | status | table | report``: what one does with runs."""
+"""What one does with runs: ``denoised-mdp evaluate | render | export | compare | status | table | report``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_run_commands(commands: argparse._SubParsersAction) -> None:
-    """Add ``evaluate``, ``render``, ``compare``, ``status``, ``table`` and ``report``."""
+    """Add ``evaluate``, ``render``, ``export``, ``compare``, ``status``, ``table`` and ``report``."""
     evaluate = add_command(
         commands,
         "evaluate",
@@ -49,6 +49,20 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     render.add_argument(
         "--hero", action="store_true", help="few large pictures for a page's top: PATH.png and a small PATH.webp"
     )
+
+    export = add_command(
+        commands,
+        "export",
+        _export,
+        "write the weights of a run in half precision, and its configuration",
+        ": a small folder to publish. It can be evaluated, rendered and probed, but not trained.",
+        examples=("denoised-mdp export runs/quickstart --output agents/mine",),
+    )
+    add_runs(export, several=False)
+    export.add_argument(
+        "--output", type=Path, required=True, metavar="FOLDER", help="a new folder, or an earlier export"
+    )
+    export.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest")
 
     compare = add_command(
         commands,
@@ -181,6 +195,16 @@ def _render(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _export(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.run.logger import data_size
+    from denoised_mdp.run.pretrained import export
+
+    folder = export(arguments.run, arguments.output, arguments.checkpoint)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{folder} ({data_size(size)})")
+    return 0
+
+
 def _compare(arguments: argparse.Namespace) -> int:
     from denoised_mdp.run.diff import compare, report
 
@@ -222,6 +246,7 @@ def _table(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     from denoised_mdp.analysis.report.data import find_runs
     from denoised_mdp.analysis.report.page import write_report
+    from denoised_mdp.run.folder import RunFolder
     from denoised_mdp.run.logger import data_size
 
     options = {key: getattr(arguments, key) for key in ("probes", "videos", "title")}
@@ -229,6 +254,6 @@ def _report(arguments: argparse.Namespace) -> int:
         runs = find_runs(arguments.runs)
         path = write_report(runs, arguments.output, **options)
     print(f"{path} ({data_size(path.stat().st_size)})")
-    if not any((run / "probes").is_dir() for run in runs):
+    if not any(RunFolder(run).probes.is_dir() for run in runs):
         suggest(["probe", "factors", *runs], ["report", *arguments.runs, "-o", arguments.output])
     return 0

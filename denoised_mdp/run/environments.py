@@ -16,7 +16,7 @@ from denoised_mdp.config import read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.suites import all_tasks
 from denoised_mdp.errors import UserError
-from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.folder import RunFolder, is_pretrained
 
 
 def environment_maker(config: Config, split: str = "train", **options: Any) -> Callable[[], gym.Env]:
@@ -38,8 +38,8 @@ def make_env(source: str | os.PathLike, /, **options: Any) -> gym.Env:
     A run's environment has its task, camera, size, action repeat, episode length, distractors and clips.
 
     Args:
-        source: a run folder, or the name of a task. A task's name is always the task: write ``./cheetah_run`` for a
-            folder of that name.
+        source: a run folder, ``pretrained:NAME``, or the name of a task. A task's name is always the task: write
+            ``./cheetah_run`` for a folder of that name.
         options: see `denoised_mdp.envs.make_env`; they replace the run's own.
 
     Returns:
@@ -54,6 +54,6 @@ def make_env(source: str | os.PathLike, /, **options: Any) -> gym.Env:
     if not isinstance(source, str | os.PathLike):
         raise UserError(f"make_env needs a run folder or the name of a task, not {source!r}.")
     near = difflib.get_close_matches(str(source), known, n=1, cutoff=0.5)
-    if near and not Path(source).exists():
+    if near and not is_pretrained(source) and not Path(source).exists():
         raise UserError(f"{str(source)!r} is neither a run folder nor a task. Did you mean {near[0]!r}?")
     return environment_maker(read_config(RunFolder.existing(source).config), **options)()

@@ -17,17 +17,30 @@ from denoised_mdp.files import read_yaml, regular, replacing, unfinished_name
 _LOCK = ".lock"
 _GROUPS = {"seed", "env", "train"}
 """options of every run's configuration; another program's config.yaml lacks some"""
+PRETRAINED = "pretrained:"
+"""before the name of an agent that comes with the package; it stands for a run folder that is only read"""
+_PACKAGED = Path(__file__).parents[1] / "pretrained"
 
 
 class RunFolder:
     """The folder of one run and the names in it.
 
     ``config.yaml`` marks a folder as a run. `RunFolder.create` opens one for training, `RunFolder.existing`
-    one to read from.
+    one to read from. What is made from a run lies in its folder too; of an agent that comes with the package
+    (``pretrained:NAME``), in a folder NAME of the working directory.
+
+    Raises:
+        UserError: there is no pretrained agent of this name.
     """
 
     def __init__(self, path: Path | str):
-        self.path = Path(path)
+        self.path = results = Path(path)
+        if is_pretrained(path):
+            name = str(path).removeprefix(PRETRAINED)
+            known = sorted(one.parent.name for one in _PACKAGED.glob("*/config.yaml"))
+            if name not in known:
+                raise UserError(f"There is no pretrained agent {name!r}. There are: {', '.join(known)}.")
+            self.path, results = _PACKAGED / name, Path(name)
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"
         self.machine = self.path / "machine.jsonl"
@@ -36,7 +49,8 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.snapshots = self.path / "snapshots"
         self.replay = self.path / "replay"
-        self.videos = self.path / "videos"
+        self.videos = results / "videos"
+        self.probes = results / "probes"
         self.diagnostics = self.path / "diagnostics"
 
     @classmethod
@@ -46,6 +60,8 @@ class RunFolder:
         Raises:
             UserError: the folder cannot be created, or holds something else.
         """
+        if is_pretrained(path):
+            raise UserError(f"{path} is only read. Choose a folder.")
         run = cls(path)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
@@ -143,6 +159,11 @@ class RunFolder:
         except OSError:
             return False
         return struct.unpack(flock[0], answer)[place] != fcntl.F_UNLCK
+
+
+def is_pretrained(path: Path | str) -> bool:
+    """Whether a run's path stands for an agent that comes with the package."""
+    return str(path).startswith(PRETRAINED)
 
 
 @contextlib.contextmanager

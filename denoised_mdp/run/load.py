@@ -19,7 +19,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.folder import RunFolder
-from denoised_mdp.run.state import load_state, refuse_nonfinite
+from denoised_mdp.run.state import AGENT_PARTS, load_state, refuse_nonfinite
 
 
 def prepare(config: Config, run: RunFolder) -> None:
@@ -84,7 +84,7 @@ def load_run(run: Path | str, *, checkpoint: int | None = None, device: str = "a
     folder = RunFolder.existing(run)
     config = read_config(folder.config)
     where = resolve_device(device)
-    step, state = load_state(folder, checkpoint, parts=("action_size", "discrete", "can_terminate", "agent", "config"))
+    step, state = load_state(folder, checkpoint, parts=AGENT_PARTS)
     refuse_nonfinite(folder, step, state["agent"]["weights"])
     dtype = resolve_precision(config.train.precision, where, deterministic=config.train.deterministic)
     with fitting(folder, config, state):
@@ -104,7 +104,8 @@ def load(run: Path | str, *, checkpoint: int | None = None, device: str = "auto"
     run's configuration, `denoised_mdp.make_env("runs/quickstart")` its environment.
 
     Args:
-        run: the run folder. checkpoint: a step (default: the newest). device: auto, cpu, cuda or cuda:N.
+        run: the run folder, or ``pretrained:NAME`` for an agent that comes with the package. checkpoint: a step
+            (default: the newest). device: auto, cpu, cuda or cuda:N.
 
     Raises:
         UserError: there is no such run, or no whole checkpoint in it.

@@ -91,6 +91,9 @@ STATE = {
 """The kinds of a run's values: a function that recognizes one; a mapping (of these keys at least; `str` is any key);
 a list of items of a kind; a tuple of alternatives."""
 
+AGENT_PARTS = ("action_size", "discrete", "can_terminate", "agent", "config")
+"""of `STATE`, what an agent is built from"""
+
 
 def load_state(
     run: RunFolder,

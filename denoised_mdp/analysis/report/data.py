@@ -24,7 +24,7 @@ from denoised_mdp.config.validate import as_text
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import json_lines, read_json
 from denoised_mdp.run.event_files import event_records
-from denoised_mdp.run.folder import RunFolder, is_ours
+from denoised_mdp.run.folder import RunFolder, is_ours, is_pretrained
 
 BROKEN = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
 """what reading a damaged file can raise"""
@@ -102,7 +102,7 @@ def read_run(path: Path, extra: Sequence[Path] = ()) -> RunData:
         run.problems.append(f"The configuration cannot be read ({error.strerror}).")
     run.metrics, problems = read_metrics(folder.metrics)
     run.problems += problems
-    run.probes, problems = read_probes([run.path / "probes", *extra], run.name)
+    run.probes, problems = read_probes([folder.probes, *extra], run.name)
     run.problems += problems
     run.media = newest_media(folder.videos)
     run.machine, problems = read_machine(folder.machine)
@@ -120,7 +120,7 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for folder in map(Path, folders):
-        inside = [folder] if os.path.lexists(folder / "config.yaml") else []
+        inside = [folder] if is_pretrained(folder) or os.path.lexists(folder / "config.yaml") else []
         for path, names, files in os.walk(folder) if not inside else ():
             if "config.yaml" in files and ("metrics.jsonl" in files or is_ours(Path(path, "config.yaml"))):
                 inside.append(Path(path))

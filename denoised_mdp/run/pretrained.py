@@ -1,0 +1,44 @@
+"""Small trained agents that come with the package, and how to make one: a run folder of weights alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from denoised_mdp.config import as_tree, read_config, save_config
+from denoised_mdp.errors import UserError
+from denoised_mdp.run import checkpoint as checkpoints
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.state import AGENT_PARTS, load_state, refuse_nonfinite
+
+
+def compact(tensor: torch.Tensor) -> torch.Tensor:
+    """A weight in half precision, which keeps 11 of its bits; as it is, if it is no float or too large."""
+    half = tensor.half() if tensor.is_floating_point() else tensor
+    return tensor if bool(half.isinf().any()) else half
+
+
+def export(run: Path | str, output: Path | str, checkpoint: int | None = None) -> Path:
+    """Write the weights of a run's checkpoint (default: the newest) and its configuration, and nothing else.
+
+    The folder is a run to `load_run` and all commands that only read; training cannot go on in it. An earlier export
+    is replaced. Returns the folder.
+
+    Raises:
+        UserError: there is no such run or checkpoint; or `output` holds a training or anything else.
+    """
+    source = RunFolder.existing(run)
+    step, state = load_state(source, checkpoint, parts=AGENT_PARTS)
+    refuse_nonfinite(source, step, state["agent"]["weights"])
+    config = dataclasses.replace(read_config(source.config), run_dir=Path(output).name)
+    target = RunFolder.create(output)
+    if target.replay.exists() or target.metrics.exists():
+        raise UserError(f"{output} holds a training. Choose another --output.")
+    weights = {name: compact(weight) for name, weight in state["agent"]["weights"].items()}
+    tree = {name: state[name] for name in AGENT_PARTS}
+    tree |= {"config": as_tree(config), "agent": {"weights": weights, "optimizers": {}, "random": None}}
+    save_config(config, target.config)
+    checkpoints.save(target.checkpoints, step, tree, keep=1)
+    return target.path

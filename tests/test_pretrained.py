@@ -1,0 +1,131 @@
+"""Agents that come with the package: how they are made, found and used, and that nothing is written beside them."""
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_runs import tiny
+
+import denoised_mdp
+from denoised_mdp.cli.main import main
+from denoised_mdp.config import read_config
+from denoised_mdp.errors import UserError
+from denoised_mdp.run import folder as folders
+from denoised_mdp.run.pretrained import compact, export
+from denoised_mdp.session import train
+
+ROOT = Path(denoised_mdp.__file__).parent
+SHIPPED = "pretrained:cheetah_run_video"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished tiny run."""
+    config = tiny(tmp_path_factory.mktemp("runs") / "a", "train.snapshot_every=80")
+    assert train(config)
+    return Path(config.run_dir)
+
+
+@pytest.fixture
+def packaged(run, tmp_path, monkeypatch):
+    """The same as the only agent that comes with the package, by the name of dot; an empty working directory."""
+    package, here = tmp_path / "package", tmp_path / "here"
+    package.mkdir(), here.mkdir()
+    monkeypatch.setattr(folders, "_PACKAGED", package)
+    monkeypatch.chdir(here)
+    return export(run, package / "dot")
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_export_is_the_run_in_half_precision_and_nothing_else(run, tmp_path):
+    out = export(run, tmp_path / "b")
+    step = "checkpoints/step_000000200"
+    assert set(files(out)) == {"config.yaml", *(f"{step}/{n}.json" for n in ("state", "manifest"))} | {
+        f"{step}/tensors.safetensors"
+    }
+    whole, half = denoised_mdp.load(run).state_dict(), denoised_mdp.load(out).state_dict()
+    for name, weight in whole.items():
+        assert half[name].dtype == weight.dtype
+        torch.testing.assert_close(half[name], weight, rtol=2**-11, atol=2**-25)  # half of the last of 11 bits
+    assert read_config(out).run_dir == "b", "not where it was trained"
+    sizes = [len(files(one)[f"{step}/tensors.safetensors"]) for one in (out, run)]
+    assert sizes[0] < 0.2 * sizes[1], "half of the weights, without the two moments of each"
+
+
+def test_an_export_is_replaced_by_another_and_exported_unchanged(run, tmp_path):
+    first = export(run, tmp_path / "b", checkpoint=80)
+    assert export(run, tmp_path / "b") == first
+    assert files(first) == files(export(run, tmp_path / "new" / "b"))
+    assert files(export(first, tmp_path / "again" / "b")) == files(first)
+
+
+def test_what_is_no_export_is_not_replaced(run, tmp_path):
+    before = files(run)
+    with pytest.raises(UserError, match="holds a training"):
+        export(run, run)
+    assert files(run) == before
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "a.txt").touch()
+    with pytest.raises(UserError, match="not a run folder"):
+        export(run, tmp_path / "letters")
+
+
+def test_weights_that_half_precision_cannot_hold_stay():
+    large, count = torch.tensor([1.0, 1e6]), torch.tensor([3])
+    assert compact(large).dtype == torch.float32 and compact(count).dtype == torch.int64
+    assert compact(torch.tensor([0.1, -6e4])).dtype == torch.float16
+
+
+def test_commands_take_it_and_write_into_the_working_directory(packaged, capsys):
+    before = files(packaged)
+    assert main(["evaluate", "pretrained:dot", "--episodes", "2"]) == 0
+    assert main(["render", "pretrained:dot", "--hero"]) == 0
+    assert main(["probe", "health", "pretrained:dot", "--episodes", "3", "--steps", "12"]) == 0
+    assert main(["report", "pretrained:dot"]) == 0
+    assert main(["export", "pretrained:dot", "--output", "copy"]) == 0
+    capsys.readouterr()
+    made = {name for name in files(Path()) if not name.startswith("copy")}
+    assert made == {
+        "dot/videos/train_000000200_hero.png",
+        "dot/videos/train_000000200_hero.webp",
+        "dot/probes/health_train_episodes3_steps12_000000200.json",
+        "report.html",
+    }
+    assert "Health" in Path("report.html").read_text(), "the report finds the results of probes"
+    assert files(packaged) == before
+
+
+def test_mistakes_are_one_line(packaged, capsys):
+    for words in (["evaluate", "pretrained:dog"], ["probe", "factors", "pretrained:dog"], ["report", "pretrained:dog"]):
+        assert main(words) == 2
+        assert "There is no pretrained agent 'dog'. There are: dot." in capsys.readouterr().err
+    with pytest.raises(UserError, match="no pretrained agent 'dog'"):
+        denoised_mdp.make_env("pretrained:dog")
+    assert main(["train", "preset=debug", "run_dir=pretrained:dot"]) == 2
+    assert "pretrained:dot is only read" in capsys.readouterr().err
+
+
+def test_the_shipped_agent_acts_in_its_environment(cache):
+    agent = denoised_mdp.load(SHIPPED, device="cpu")
+    environment = denoised_mdp.make_env(SHIPPED)
+    observation, info = environment.reset(seed=0)
+    action, _ = agent.act(observation)
+    environment.close()
+    assert agent.config.env.task == "cheetah_run" and "video_background" in agent.config.distractors
+    assert action.shape == environment.action_space.shape and (np.abs(action) <= 1).all()
+    assert any(name.startswith("video_background") for name in environment.unwrapped.noise_names)
+
+
+def test_the_package_has_all_its_files_and_they_are_few_megabytes(monkeypatch):
+    given = {}
+    monkeypatch.setattr("setuptools.setup", lambda **options: given.update(options))
+    runpy.run_path(str(ROOT.parent / "setup.py"))
+    matched = {path for pattern in given["package_data"]["denoised_mdp"] for path in ROOT.glob(pattern)}
+    shipped = {path for path in (ROOT / "pretrained").rglob("*") if path.is_file() and path.name != ".lock"}
+    assert shipped and shipped == {path for path in matched if path.is_file()}
+    assert sum(path.stat().st_size for path in shipped) < 8e6
