@@ -18,6 +18,7 @@ from denoised_mdp.hooks import looking_hooks
 from denoised_mdp.progress import Training, shown
 from denoised_mdp.replay.batches import Batches, choose_source
 from denoised_mdp.replay.rings import Rings
+from denoised_mdp.replay.starts import StoredLatents
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.failure import recorded
@@ -93,8 +94,12 @@ class Session:
             self.replay.cross()
         source = choose_source(self.replay, config.replay.memory, self.agent.device)
         parts.callback(source.close)
+        self.starts = StoredLatents(self.replay, self.agent.latent_size, device) if config.replay.latents else None
+        if self.starts is not None and state is not None:
+            self.starts.restore(state["latents"])
         wanted = self.agent.batch_spec
-        batches = Batches(self.replay, source, wanted.batch_size, wanted.segment_length, random, wanted.lead)
+        sizes = wanted.batch_size, wanted.segment_length
+        batches = Batches(self.replay, source, *sizes, random, wanted.lead, self.starts)
         if config.train.processes > 1:
             leader = Leader(self.agent, config, actions=actions, can_terminate=ends)
             parts.callback(leader.close)
@@ -213,6 +218,7 @@ class Session:
             "precision": self.precision,
             "agent": self.agent.state(),
             "replay": self.replay.state(),
+            "latents": None if self.starts is None else self.starts.state(),
             "random": generator_state(self.trainer.batches.random),
         }
 

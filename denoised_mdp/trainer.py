@@ -110,6 +110,7 @@ class Trainer:
         due = self.schedule.updates_due(self.step)
         batch = self.batches.sample(more=self.updates + 1 < due)
         metrics = self.agent.update(batch, policy=self.updates >= self.schedule.train.policy_after)
+        self.batches.learned(self.agent)
         self.nan_check.add(self.step, self.updates, batch, metrics)
         for name, value in metrics.items():
             total, count = self.window.get(name, (0.0, 0))

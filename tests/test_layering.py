@@ -90,6 +90,7 @@ def test_environments_and_replay_know_nothing_of_the_agent(path):
             ("replay", "batches"),
             ("replay", "on_device"),
             ("replay", "prefetch"),
+            ("replay", "starts"),
         ):  # they serve the learner
             assert name.split(".")[0] != "torch"
 

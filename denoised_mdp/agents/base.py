@@ -39,9 +39,13 @@ class Agent(nn.Module, ABC):
     decodes: bool = False
     """pictures can be rendered from what it remembers"""
 
+    latent_size: int = 0
+    """numbers of a row's latent, of an agent that can begin a segment from one"""
+
     def __init__(self):
         super().__init__()
         self.graph: GraphedUpdate | None = None
+        self.learned: Tensor | None = None  # latents of the last batch's rows, see `update_eagerly`
 
     @classmethod
     @abstractmethod
@@ -83,7 +87,8 @@ class Agent(nn.Module, ABC):
         """One step on a batch [T, B, ...] of the replay; returns metrics as scalar tensors.
 
         batch: observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first and is_terminal bool
-        [T, B]; T counts the rows before each segment, see `BatchSpec`. policy: False leaves the policy as it is.
+        [T, B]; T counts the rows before each segment, see `BatchSpec`. policy: False leaves the policy as it is. With
+        "start" in the batch, latents [1, B, F] before its first rows, `learned` then has those of its rows.
         """
 
     def update(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:

@@ -68,6 +68,8 @@ class WorldModelAgent(Agent):
         """
         batch = self.to_device(batch)
         learned = self.world_model.update(batch, self.random)
+        if "start" in batch:
+            self._keep(learned.latent.features())
         if not policy:
             return learned.metrics
         signal = learned.latent.select(self.world_model.table.seen)
@@ -75,6 +77,17 @@ class WorldModelAgent(Agent):
         signal = PolicyBatch(signal.belief, signal.state, batch["action"], learned.reward, *ends)
         with without_gradients(self.world_model):
             return learned.metrics | self.policy.update(signal, self.mdp, self.random)
+
+    @property
+    def latent_size(self) -> int:
+        """Numbers of a latent, beliefs and states of all together."""
+        return self.world_model.initial(1).features().shape[-1]
+
+    def _keep(self, latents: Tensor) -> None:
+        """Copy [T, B, F] to where `learned` stays, since a graph replays the copy."""
+        if self.learned is None or self.learned.shape != latents.shape:
+            self.learned = torch.empty_like(latents)
+        self.learned.copy_(latents)
 
     @torch.no_grad()
     def act(

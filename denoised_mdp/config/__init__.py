@@ -138,6 +138,8 @@ def _check(config: Config) -> None:
     config.agent.check(config)
     if config.agent.has_model:
         _check_model(config)
+    if config.replay.latents and (train.processes > 1 or not config.agent.has_model):
+        raise UserError("replay.latents=true: only of a world model that learns in one process; set it to false.")
     if train.overlap and train.collect_workers == 0:
         raise UserError("train.overlap=true: the environments need their own process: set train.collect_workers=1.")
     if train.batch_size % train.processes:

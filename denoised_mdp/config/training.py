@@ -66,3 +66,6 @@ class ReplayConfig:
         " auto (disk; with a GPU, its memory if half of it suffices, else prefetch)",
         choices=("auto", "disk", "prefetch", "device"),
     )
+    latents: bool = option(
+        False, "keep the latents of rows, in memory and checkpoints: segments begin from that of the row before"
+    )

@@ -99,8 +99,9 @@ class WorldModel(nn.Module, ABC):
         """One optimization step.
 
         batch: observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first and is_terminal bool [T, B],
-        on the model's device. All noise comes from `generator`. Shapes do not depend on data and nothing is copied to
-        the host, so that an update can be captured as one CUDA graph.
+        on the model's device, and perhaps start [1, B, D + S], see `latent_before`. All noise comes from `generator`.
+        Shapes do not depend on data and nothing is copied to the host, so that an update can be captured as one CUDA
+        graph.
         """
 
     @abstractmethod
@@ -116,6 +117,13 @@ class WorldModel(nn.Module, ABC):
     @abstractmethod
     def initial(self, batch: int) -> Latent:
         """The latent before an episode, [B, ...]."""
+
+    def latent_before(self, start: Tensor | None) -> Latent | None:
+        """What `filter` begins from: beliefs and states [1, B, D + S] of the rows before a batch; None: zeros."""
+        if start is None:
+            return None
+        layout = self.initial(1).layout
+        return Latent(*start[0].split((layout.belief_size, layout.state_size), -1), layout)
 
     @abstractmethod
     def draw_noise(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:

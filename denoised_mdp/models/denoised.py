@@ -120,18 +120,25 @@ class DenoisedModel(WorldModel):
         return Learned(latent.map(torch.detach), reward.detach(), metrics)
 
     def loss(
-        self, observation: Tensor, action: Tensor, reward: Tensor, is_first: Tensor, is_terminal: Tensor, noise: Tensor
+        self,
+        observation: Tensor,
+        action: Tensor,
+        reward: Tensor,
+        is_first: Tensor,
+        is_terminal: Tensor,
+        noise: Tensor,
+        start: Tensor | None = None,
     ) -> tuple[Tensor, Latent, dict[str, Tensor], dict[str, Tensor]]:
         """The variational bound of a batch: reconstruction + weighted KL (Wang et al. 2022, equation 5).
 
         observation uint8 [T, B, H, W, 3 or 6], action [T, B, A], reward [T, B], is_first and is_terminal bool [T, B],
-        noise [T, B, S]. A head for terminations adds its negative log likelihood. Every segment starts from the zero
-        latent. Returns the scalar loss in nats, the posterior latents [T, B, ...] and their reward shares
-        {name: [T, B]} (still attached) and detached metrics as tensors.
+        noise [T, B, S]. A head for terminations adds its negative log likelihood. Segments start from the zero latent,
+        or from start [1, B, D + S]. Returns the scalar loss in nats, the posterior latents [T, B, ...] and their reward
+        shares {name: [T, B]} (still attached) and detached metrics as tensors.
         """
         images = self.float_images(observation)  # [T B, 3, H, W]
         embed = self.encoder(images).unflatten(0, observation.shape[:2])  # [T, B, E]
-        latent, posterior, prior = self.rssm.observe(embed, action, is_first, noise)
+        latent, posterior, prior = self.rssm.observe(embed, action, is_first, noise, self.latent_before(start))
         weighted_kl, kl = self.kl.total(
             posterior, prior, self.table, self.kl_share if self.kl_warmup else 1.0
         )  # scalar, {name: [T, B]}

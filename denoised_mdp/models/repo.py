@@ -84,14 +84,22 @@ class RePo(DenoisedModel):
         return Learned(latent, reward.detach(), metrics)
 
     def loss(
-        self, observation: Tensor, action: Tensor, reward: Tensor, is_first: Tensor, is_terminal: Tensor, noise: Tensor
+        self,
+        observation: Tensor,
+        action: Tensor,
+        reward: Tensor,
+        is_first: Tensor,
+        is_terminal: Tensor,
+        noise: Tensor,
+        start: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Latent, dict[str, Tensor], dict[str, Tensor]]:
         """NLL(reward) + sg(beta) (KL - limit), means over T and B; arguments as of `DenoisedModel.loss`.
 
         Returns the scalar loss, KL - limit (detached), the posterior latents [T, B, ...], their reward shares
         {name: [T, B]} and detached metrics.
         """
-        latent, posterior, prior = self.rssm.observe(self.embed(observation), action, is_first, noise)
+        before = self.latent_before(start)
+        latent, posterior, prior = self.rssm.observe(self.embed(observation), action, is_first, noise, before)
         shares = self.reward_shares(latent)  # {name: [T, B]}
         reward_loss = scalar_nll(sum(shares.values()), reward, self.reward_std).mean()
         excess = balanced_kl(posterior, prior, self.kl_balance).mean() - self.kl_limit

@@ -147,7 +147,9 @@ class TIA(WorldModel):
         """
         noise = self.draw_noise(*batch["reward"].shape, generator=generator)
         images = self.float_images(batch["observation"])  # [T B, 3, H, W]
-        filtered = self._filter(images, batch["action"], batch["is_first"], noise)
+        filtered = self._filter(
+            images, batch["action"], batch["is_first"], noise, self.latent_before(batch.get("start"))
+        )
         gradients = {"adversary": self.teach_adversary(filtered.latent, batch["reward"])}
         terms, predicted, metrics = self.terms(filtered, images, batch["reward"], batch["is_terminal"])
         losses = self.losses(terms)

@@ -10,6 +10,7 @@ import torch
 from denoised_mdp.replay.on_device import OnDeviceReplay
 from denoised_mdp.replay.prefetch import Prefetch
 from denoised_mdp.replay.rings import Rings
+from denoised_mdp.replay.starts import StoredLatents
 
 Source = Rings | Prefetch | OnDeviceReplay
 
@@ -18,7 +19,7 @@ class Batches:
     """Batches of one size from a replay.
 
     source: draws them: the replay itself, or what reads it. random: decides which rows are drawn. lead: rows before
-    each segment, see `choose_segments`.
+    each segment, see `choose_segments`. starts: batches then say in "start" [1, B, width] what segments begin from.
     """
 
     def __init__(
@@ -29,9 +30,10 @@ class Batches:
         segment_length: int,
         random: np.random.Generator,
         lead: int = 0,
+        starts: StoredLatents | None = None,
     ):
         self.replay, self.source, self.random = replay, source, random
-        self.sizes, self.lead = (batch_size, segment_length), lead
+        self.sizes, self.lead, self.starts = (batch_size, segment_length), lead, starts
 
     def add(self, number: int, row: Any) -> None:
         """Append a row of environment `number`; see `Replay.add`."""
@@ -42,7 +44,14 @@ class Batches:
         batch = self.source.sample(*self.sizes, self.random, self.lead)
         if more and isinstance(self.source, Prefetch):
             self.source.begin(*self.sizes, self.random, self.lead)
+        if self.starts is not None:
+            batch["start"] = self.starts.before(*self.source.chosen)
         return batch
+
+    def learned(self, agent: Any) -> None:
+        """Store what an agent's update made of the last batch, `learned` [T, B, width], if segments begin from it."""
+        if self.starts is not None:
+            self.starts.remember(*self.source.chosen, agent.learned)
 
     def close(self) -> None:
         """Close the replay and what reads it."""

@@ -34,6 +34,7 @@ class OnDeviceReplay:
     def sample(self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0) -> dict[str, Tensor]:
         """As `Rings.sample`, with tensors on the device."""
         source, rows = choose_segments(self.rings.rings, batch_size, length, rng, lead)  # [B], [T, B]
+        self.chosen = source, rows
         for ring in range(len(self._copied)):
             self._copy(ring)
         where = torch.from_numpy(source * self.places + rows % self.places).to(self.device)

@@ -26,7 +26,7 @@ class Prefetch:
     def __init__(self, rings: Rings, *, pin: bool):
         self.rings, self.pin, self.hits = rings, pin, 0
         self._thread = ThreadPoolExecutor(1, "prefetch")
-        self._next: tuple[Any, Future, dict] | None = None  # a question, its answer, the generator's state then
+        self._next: tuple[Any, tuple, Future, dict] | None = None  # question, rows, answer, the generator's state then
 
     def begin(self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0) -> None:
         """Start to read what `sample` would return now; `rng` is not advanced.
@@ -37,7 +37,7 @@ class Prefetch:
         twin = restore_generator(generator_state(rng))
         question = self._question(batch_size, length, rng, lead)
         source, rows = choose_segments(self.rings.rings, batch_size, length, twin, lead)
-        self._next = question, self._thread.submit(self._read, source, rows), generator_state(twin)
+        self._next = question, (source, rows), self._thread.submit(self._read, source, rows), generator_state(twin)
 
     def sample(
         self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0
@@ -45,10 +45,11 @@ class Prefetch:
         """As `Rings.sample`."""
         begun, self._next = self._next, None
         if begun is not None and begun[0] == self._question(batch_size, length, rng, lead):
-            _, future, rng.bit_generator.state = begun
+            _, self.chosen, future, rng.bit_generator.state = begun
             self.hits += 1
             return future.result()
-        return self._read(*choose_segments(self.rings.rings, batch_size, length, rng, lead))
+        self.chosen = choose_segments(self.rings.rings, batch_size, length, rng, lead)
+        return self._read(*self.chosen)
 
     def close(self) -> None:
         """Wait for the read in progress, then close the replay."""

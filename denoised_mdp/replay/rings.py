@@ -103,7 +103,8 @@ class Rings:
 
     def sample(self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0) -> dict[str, np.ndarray]:
         """Sample segments, each of one ring, all starts equally likely; see `Replay.sample`."""
-        return read_segments(self.rings, *choose_segments(self.rings, batch_size, length, rng, lead))
+        self.chosen = choose_segments(self.rings, batch_size, length, rng, lead)
+        return read_segments(self.rings, *self.chosen)
 
     def flush(self) -> None:
         """Sync all rows to disk. Call it before saving a checkpoint."""

@@ -42,6 +42,7 @@ PARTS = {
         "window",
         "episode_return",
         "last_return",
+        "latents",
     ),
 }
 """part of a checkpoint -> the paths in its tree"""

@@ -85,6 +85,7 @@ STATE = {
     "config": (_is_none, {}),
     "pending": [lambda value: isinstance(value, str)],
     "replay": (_is_replay, {"lanes": [_is_replay]}),
+    "latents": (_is_none, {"ring": _is_tensor, "row": _is_tensor, "value": _is_tensor}),
     "random": _is_any,
     "log": {"lines": _is_whole, "events": (_is_none, {str: _is_whole})},
 }
@@ -112,6 +113,7 @@ def load_state(
     def checked(state: Any) -> str | None:
         if isinstance(state, dict):
             state.setdefault("discrete", False)  # all actions were continuous once
+            state.setdefault("latents", None)  # none were kept once
         misfit = next(_misfits(state, {name: STATE[name] for name in parts}, "state"), None)
         if misfit:
             raise UserError(

@@ -1,0 +1,148 @@
+"""replay.latents: segments begin from the latent of the row before, and a stop changes nothing."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_batch, small_agent
+from small_runs import lines, run_in_parts, tiny
+
+from denoised_mdp.agents.registry import build_agent
+from denoised_mdp.config import load_config
+from denoised_mdp.errors import UserError
+from denoised_mdp.replay.prefetch import Prefetch
+from denoised_mdp.replay.rings import Rings
+from denoised_mdp.replay.starts import StoredLatents
+from denoised_mdp.run import checkpoint
+from denoised_mdp.run.diff import compare, report
+from denoised_mdp.session import train
+
+
+def table(places=8, rings=2, width=3):
+    return StoredLatents(SimpleNamespace(rings=[SimpleNamespace(places=places)] * rings), width, torch.device("cpu"))
+
+
+def segments(*starts, length=3):
+    """Rows [T, B] of segments that start there."""
+    return np.array(starts)[None] + np.arange(length)[:, None]
+
+
+def numbered(ring, rows):
+    """A latent for each row that says which one it is, [T, B, 3]."""
+    parts = np.broadcast_arrays(100.0 * ring[None], rows, 1.0)
+    return torch.from_numpy(np.stack(parts, -1)).float()
+
+
+def test_segments_begin_from_the_row_before():
+    """Of their own ring; rows that were never learned from, and rows whose place another one took, give zero."""
+    stored, ring = table(), np.array([0, 1])
+    stored.remember(ring, segments(3, 3), numbered(ring, segments(3, 3)))
+    expected = torch.tensor([[0.0, 4.0, 1.0], [100.0, 5.0, 1.0]])
+    assert torch.equal(stored.before(ring, segments(5, 6))[0], expected)
+    assert torch.equal(stored.before(ring, segments(3, 7))[0], torch.zeros(2, 3))
+    assert torch.equal(stored.before(ring, segments(0, 14))[0], torch.zeros(2, 3))  # 13 would lie where 5 does
+    stored.remember(ring, segments(11, 3), numbered(ring, segments(11, 3)))
+    assert torch.equal(stored.before(ring, segments(5, 12))[0], torch.zeros(2, 3))  # 12 took the place of 4
+
+
+def test_of_a_row_in_several_segments_the_latest_in_its_segment_counts():
+    ring, rows = np.zeros(3, int), segments(4, 5, 3)
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        stored = table()
+        latents = torch.arange(3.0)[:, None, None].expand(3, 3, 3)  # how many rows came before
+        stored.remember(ring, rows[:, order], latents)
+        assert torch.equal(stored.before(ring, rows + 3)[0, :, 0], torch.tensor([2.0, 2.0, 2.0]))
+        assert stored.before(ring[:1], np.array([[4]]))[0, 0, 0] == 0.0  # row 3 begins the one segment that has it
+
+
+def test_the_state_survives_and_grows():
+    stored, ring = table(), np.array([0, 1])
+    stored.remember(ring, segments(9, 10), numbered(ring, segments(9, 10)))
+    for places in (8, 12):
+        other = table(places)
+        other.restore(stored.state())
+        for at in (10, 11, 12):
+            expected = stored.before(ring, segments(at, at + 1))
+            assert torch.equal(other.before(ring, segments(at, at + 1)), expected) and expected.any()
+
+
+@pytest.mark.parametrize("structure", ["2b", "2c"])
+def test_a_segment_in_two_halves_is_the_whole(structure):
+    """The second half, begun from the latents that the first one left, has the same posteriors and KL."""
+    agent = small_agent(structure)
+    model, batch = agent.world_model, agent.to_device(random_batch(length=6))
+    batch["is_first"][:] = False
+    batch["is_first"][4, 1] = True
+    noise = model.draw_noise(6, 3, generator=torch.Generator().manual_seed(0))
+    inputs = {name: batch[name] for name in ("observation", "action", "is_first")}
+    whole = model.filter(**inputs, noise=noise).latent
+    half = {name: value[3:] for name, value in batch.items()}
+    _, latent, _, _ = model.loss(**half, noise=noise[3:], start=whole.features()[2:3])
+    torch.testing.assert_close(latent.features(), whole.features()[3:])
+
+
+def test_an_episode_begins_from_zero_whatever_is_stored():
+    agent = small_agent()
+    model, batch = agent.world_model, agent.to_device(random_batch())
+    batch["is_first"][0] = True
+    noise = model.draw_noise(4, 3, generator=torch.Generator().manual_seed(0))
+    losses = [model.loss(**batch, noise=noise, start=start)[0] for start in (None, torch.ones(1, 3, agent.latent_size))]
+    assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize("model", ["2b", "repo", "tia"])
+def test_agents_give_the_latents_of_the_batch(model):
+    agent = build_agent(load_config(["preset=debug", f"model={model}"]), 2)
+    agent.update(random_batch())
+    assert agent.learned is None
+    twin = build_agent(load_config(["preset=debug", f"model={model}"]), 2)
+    twin.update(random_batch() | {"start": torch.zeros(1, 3, twin.latent_size)})
+    assert twin.learned.shape == (4, 3, twin.latent_size) and twin.learned.abs().sum() > 0
+    for ours, theirs in zip(agent.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours, theirs)  # zeros change nothing
+
+
+def test_sources_say_which_rows_they_gave(tmp_path):
+    """A batch that was read in advance, too."""
+    replay = Rings(tmp_path, 2, 60, (8, 8, 3), 1)
+    for row in range(30):
+        for ring in range(2):
+            replay.add(ring, np.zeros((8, 8, 3), np.uint8), np.zeros(1), 100.0 * ring + row, row % 10 == 0)
+    source, rng = Prefetch(replay, pin=False), np.random.default_rng(0)
+    for _ in range(3):
+        batch = source.sample(5, 4, rng)
+        ring, rows = source.chosen
+        source.begin(5, 4, rng)
+        assert np.array_equal(batch["reward"], 100.0 * ring + rows)
+    assert source.hits == 2
+    source.close()
+
+
+OPTIONS = ["policy.hidden=8", "replay.latents=true"]
+
+
+def test_a_stop_changes_nothing(tmp_path):
+    """Between two updates of a round, and when the replay is smaller than the run."""
+    for name, more in (("large", []), ("small", ["replay.capacity=30"])):
+        options = [*OPTIONS, *more]
+        assert train(tiny(tmp_path / name / "whole", *options))
+        run_in_parts(tiny(tmp_path / name / "parts", *options), 41, 1, 21)
+        assert report(compare(tmp_path / name / "whole", tmp_path / name / "parts"))
+
+
+def test_it_changes_what_is_learned_and_is_in_the_checkpoint(tmp_path):
+    assert train(tiny(tmp_path / "with", *OPTIONS)) and train(tiny(tmp_path / "without", OPTIONS[0]))
+    losses = [[line.get("model/loss") for line in lines(tmp_path / name)] for name in ("with", "without")]
+    assert losses[0] != losses[1]
+    for name, kept in (("with", True), ("without", False)):
+        _, state = checkpoint.load(tmp_path / name / "checkpoints")
+        assert (state["latents"] is not None) == kept
+    _, state = checkpoint.load(tmp_path / "with" / "checkpoints")
+    assert len(state["latents"]["row"]) > 50 and state["latents"]["value"].abs().sum() > 0
+
+
+def test_processes_and_other_agents_are_refused(tmp_path):
+    for option in ("train.processes=2", "agent=sac_pixels"):
+        with pytest.raises(UserError, match="replay.latents"):
+            tiny(tmp_path, "replay.latents=true", option)
