@@ -28,7 +28,7 @@ class BatchSpec:
 class AgentConfig:
     """A world model with a policy: ``model.*`` and ``policy.*`` are its options. The base of every agent's options."""
 
-    name: str = option("world_model", "what learns and acts (choose it with agent=...)")
+    name: str = option("world_model", "what learns and acts (choose it with agent=...)", choices=("world_model",))
     has_model: ClassVar[bool] = True
     """a world model learns: the groups ``model`` and ``policy`` count"""
 
@@ -44,7 +44,7 @@ class AgentConfig:
 class PixelSACConfig(AgentConfig):
     """Soft actor-critic on stacks of frames; the options that CURL and its like share."""
 
-    name: str = option("sac_pixels", "what learns and acts (choose it with agent=...)")
+    name: str = option("sac_pixels", "what learns and acts (choose it with agent=...)", choices=("sac_pixels",))
     has_model: ClassVar[bool] = False
     frames: int = option(3, "frames that are seen at once", low=1)
     n_step: int = option(1, "rewards of a target before it bootstraps", low=1)
@@ -83,7 +83,7 @@ class PixelSACConfig(AgentConfig):
 class CURLConfig(PixelSACConfig):
     """CURL: pixel SAC whose encoder also learns to recognize another crop of the same picture."""
 
-    name: str = option("curl", "what learns and acts (choose it with agent=...)")
+    name: str = option("curl", "what learns and acts (choose it with agent=...)", choices=("curl",))
     crop: int | None = option(84, "learn from random squares of so many pixels, act on the middle", low=24)
     contrastive_lr: float = option(1e-3, "learning rate of the encoder for the contrastive loss", above=0)
 
