@@ -79,6 +79,11 @@ class Agent(nn.Module, ABC):
 
     @property
     @abstractmethod
+    def picture_encoder(self) -> nn.Module:
+        """What `probe joints` finetunes: `read` makes uint8 [N, k, H, W, 3] to features, `width` for each `frames`."""
+
+    @property
+    @abstractmethod
     def seen(self) -> str:
         """Which of the `representations` the policy sees; signal recall and leakage are of that one."""
 

@@ -247,6 +247,11 @@ class PixelSAC(Agent):
         return FrameCarry(frames.to(self.device))
 
     @property
+    def picture_encoder(self) -> PixelEncoder:
+        """The encoder of the critics."""
+        return self.encoder
+
+    @property
     def seen(self) -> str:
         """x: what the encoder says of the last frames, phi. The actor reads the same convolutions."""
         return "x"

@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from denoised_mdp.agents.acting import Generators, LatentCarry, check_carry
 from denoised_mdp.agents.base import Agent
@@ -142,6 +142,11 @@ class WorldModelAgent(Agent):
     def decodes(self) -> bool:
         """The world model can show latents as pictures."""
         return self.world_model.decodes
+
+    @property
+    def picture_encoder(self) -> nn.Module:
+        """The world model's encoder, of what the policy sees."""
+        return self.world_model.encoder
 
     @property
     def seen(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.envs.actions import Actions
 from denoised_mdp.models.latent import Latent
@@ -28,8 +30,34 @@ FRAMES = 1024
 BEHAVIOURS = ("agent", "random", "mixed")
 
 
+class Frozen(ABC):
+    """What an agent makes of an episode of n actions, on the CPU."""
+
+    seen: str
+    """which of `parts` the policy sees"""
+
+    @abstractmethod
+    def parts(self) -> dict[str, np.ndarray]:
+        """What a probe may read, by name: float [n + 1, F] each."""
+
+
 @dataclass
-class Frozen:
+class FrozenFeatures(Frozen):
+    """What an agent without latents says it reads, see `Agent.representations`."""
+
+    seen: str
+    features: dict[str, torch.Tensor]
+    """[n + 1, F] each"""
+    action: torch.Tensor
+    """the policy's without chance [n + 1, A]"""
+
+    def parts(self) -> dict[str, np.ndarray]:
+        """See `Frozen.parts`."""
+        return {name: part.numpy() for name, part in self.features.items()}
+
+
+@dataclass
+class FrozenLatents(Frozen):
     """A model's latents of an episode of n actions, on the CPU."""
 
     latent: Latent
@@ -67,7 +95,7 @@ def record(
     seeds: Sequence[int],
     steps: int,
     *,
-    agent: WorldModelAgent | None = None,
+    agent: Agent | None = None,
     explore: float = 0.3,
     behaviour: str = "mixed",
 ) -> list[Episode]:
@@ -86,7 +114,7 @@ def record(
         return [_play(environment, seed, steps, next(players), explore) for seed in tracked]
 
 
-def _play(environment: gym.Env, seed: int, steps: int, agent: WorldModelAgent | None, explore: float) -> Episode:
+def _play(environment: gym.Env, seed: int, steps: int, agent: Agent | None, explore: float) -> Episode:
     """Play one episode; without an agent, at random."""
     random = generator(seed, "probe actions")
     noise = _torch_generator(agent.device if agent else "cpu", seed, "probe actions")
@@ -108,18 +136,15 @@ def _torch_generator(device: torch.device | str, seed: int, name: str) -> torch.
 
 @torch.no_grad()
 def freeze(
-    agent: WorldModelAgent,
-    recordings: Sequence[Episode],
-    *,
-    seed: int = 0,
-    shared_noise: bool = False,
-    sample: bool = True,
+    agent: Agent, recordings: Sequence[Episode], *, seed: int = 0, shared_noise: bool = False, sample: bool = True
 ) -> list[Frozen]:
-    """Filter recorded episodes with the posterior, in chunks of rows.
+    """Filter recorded episodes with the posterior, in chunks of rows; without a world model, read its features.
 
     seed: of the posterior samples. shared_noise: all episodes get the same draws, so two latents of one step differ
     only through what their episodes showed. sample: False filters with the posterior's mean instead.
     """
+    if not isinstance(agent, WorldModelAgent):
+        return [_features(agent, one) for one in track(recordings, "reading", "episodes")]
     model = agent.world_model
     random = _torch_generator(agent.device, seed, "probe filter")
     longest = max(len(recording.observation) for recording in recordings)
@@ -146,6 +171,14 @@ def freeze(
         rows.append(filtered.map(lambda tensor: tensor.float().cpu()))
     whole = rows[0].map(lambda *parts: torch.cat(parts), *rows[1:])  # each [longest, B, ...]
     return [
-        Frozen(**vars(whole.map(lambda tensor, i=i, rows=rows: tensor[:rows, i].clone())))
+        FrozenLatents(**vars(whole.map(lambda tensor, i=i, rows=rows: tensor[:rows, i].clone())))
         for i, rows in enumerate(len(recording.action) for recording in recordings)
     ]
+
+
+def _features(agent: Agent, recording: Episode) -> FrozenFeatures:
+    """What an agent without latents makes of one episode."""
+    batch = {"observation": recording.observation[:, None], "action": recording.action[:, None]}
+    batch["is_first"] = np.arange(len(recording.action))[:, None] == 0
+    found = {name: part[:, 0].float().cpu() for name, part in agent.representations(batch).items()}
+    return FrozenFeatures(agent.seen, found, agent.modes(batch)[:, 0].float().cpu())

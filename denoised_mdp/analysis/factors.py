@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import gymnasium as gym
 import numpy as np
 
-from denoised_mdp.agents.world_model_agent import WorldModelAgent
+from denoised_mdp.agents.base import Agent
 from denoised_mdp.analysis.crossfit import (
     Division,
     EpisodeSums,
@@ -201,7 +201,7 @@ def stack(frozen: Sequence[Frozen], names: Sequence[str] | None = None) -> tuple
     """Rows of all episodes: part -> features [n, F], and the number of each row's episode [n]."""
     episodes = [one.parts() for one in frozen]
     names = list(episodes[0]) if names is None else names
-    number = np.repeat(np.arange(len(frozen)), [len(one.embedding) for one in frozen])
+    number = np.repeat(np.arange(len(frozen)), [len(next(iter(parts.values()))) for parts in episodes])
     return {name: np.concatenate([parts[name] for parts in episodes]) for name in names}, number
 
 
@@ -225,15 +225,15 @@ class QuickProbe:
         environment.close()
         self._recordings = record(make_environment, probe_seeds(0, self.episodes), self.steps, behaviour="random")
 
-    def __call__(self, agent: WorldModelAgent) -> dict[str, float]:
+    def __call__(self, agent: Agent) -> dict[str, float]:
         """Mean R^2 of signal and of noise from each latent, e.g. ``probe/noise_from_x``, and the ceilings.
 
         It is far smaller than `probe factors`, which measures recall and leakage, and shows a trend.
         What so few episodes cannot support is left out.
         """
         frozen = freeze(agent, self._recordings)
-        names = dict.fromkeys([*agent.world_model.table.names, frozen[0].seen])
         parts, episode = stack(frozen)
+        names = dict.fromkeys([*(name for name in parts if name not in REFERENCES), frozen[0].seen])
         targets = targets_of(self._factors, self._recordings)
         matrix = factor_matrix(parts, targets, episode, random_divisions(self.episodes), ["ridge"], seen=frozen[0].seen)
         scores = {}

@@ -9,6 +9,7 @@ from math import nan
 import numpy as np
 import torch
 
+from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.analysis.data import Frozen
 from denoised_mdp.analysis.factors import TOO_FEW, FactorMatrix
@@ -25,6 +26,8 @@ AT_FLOOR = 1.05
 """KL_x up to this many times its free nats sits on the floor"""
 EXPLAINED = 0.25
 """R^2 from which a latent is said to hold something"""
+VARIES = 0.01
+"""std over situations from which a feature counts as varying, relative to the size of all features"""
 EVERY = 5
 """every so many rows are decoded"""
 
@@ -36,7 +39,7 @@ class Health:
     nats: dict[str, float]
     """mean KL between posterior and prior of each latent, nats per step"""
     active: dict[str, tuple[int, int]]
-    """dimensions with at least `ACTIVE` nats, and all dimensions, of each latent's state"""
+    """dimensions with at least `ACTIVE` nats (features: that vary), and all dimensions, of each latent's state"""
     share: dict[str, float]
     """share of the reconstruction's movement that each latent explains when it alone moves; the sum need not be 1"""
     below_floor: float
@@ -51,9 +54,11 @@ class Health:
 
 
 def measure_health(
-    agent: WorldModelAgent, recordings: Sequence[Episode], frozen: Sequence[Frozen], matrix: FactorMatrix | None
+    agent: Agent, recordings: Sequence[Episode], frozen: Sequence[Frozen], matrix: FactorMatrix | None
 ) -> Health:
     """Examine an agent on held-out episodes; `matrix`: the same model's factor matrix, None without ground truth."""
+    if not isinstance(agent, WorldModelAgent):
+        return features_health(frozen, matrix)
     table, floor, decodes = agent.world_model.table, agent.world_model.free_nats, agent.decodes
     reconstructs = decodes and agent.world_model.target == "observation"
     split = {
@@ -77,14 +82,38 @@ def measure_health(
         noise=sources["noise"],
         warnings=[],
     )
-    health.warnings = warnings_of(health, table, floor)
-    for source in ("signal", "noise") if matrix else ():
-        if matrix.summary("ridge", matrix.seen, source).note == TOO_FEW:
-            health.warnings.append(
-                f"Unknown how much {source} the latents hold: R^2 from all latents together, or from the"
-                f" encoder, is {matrix.ceiling('ridge', source).text(2)}. Give more --episodes, or train longer."
-            )
+    health.warnings = warnings_of(health, table, floor) + _unknown(matrix)
     return health
+
+
+def features_health(frozen: Sequence[Frozen], matrix: FactorMatrix | None) -> Health:
+    """Of an agent without latents: which of its features vary at all, and what they hold; all else is nan."""
+    seen = frozen[0].seen
+    features = np.concatenate([one.parts()[seen] for one in frozen])  # [n, F]
+    share = np.std(features, axis=0) / max(float(np.sqrt(np.square(features).mean())), 1e-12)  # [F]
+    varying = int((share >= VARIES).sum())
+    signal, noise = (
+        {seen: matrix.summary("ridge", seen, source).value if matrix else nan} for source in ("signal", "noise")
+    )
+    warnings = []
+    if 2 * varying < len(share):
+        warnings.append(
+            f"{seen} has collapsed: {varying} of {len(share)} features differ between situations. Train another seed,"
+            " or with smaller learning rates."
+        )
+    none = {seen: nan}
+    active = {seen: (varying, len(share))}
+    return Health(none, active, none, nan, nan, signal, noise, warnings + _unknown(matrix))
+
+
+def _unknown(matrix: FactorMatrix | None) -> list[str]:
+    """Warnings of what so few episodes cannot tell."""
+    return [
+        f"Unknown how much {source} the latents hold: R^2 from all latents together, or from the encoder, is"
+        f" {matrix.ceiling('ridge', source).text(2)}. Give more --episodes, or train longer."
+        for source in ("signal", "noise")
+        if matrix and matrix.summary("ridge", matrix.seen, source).note == TOO_FEW
+    ]
 
 
 def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:

@@ -16,8 +16,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from denoised_mdp.agents.world_model_agent import WorldModelAgent
-from denoised_mdp.analysis.data import Frozen, freeze, probe_seeds, record
+from denoised_mdp.agents.base import Agent
+from denoised_mdp.analysis.data import Frozen, FrozenFeatures, freeze, probe_seeds, record
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.paired import replay
@@ -71,7 +71,7 @@ def grid_distances(values: np.ndarray) -> tuple[float, float]:
 
 def record_grid(
     make_environment: Callable[[], gym.Env],
-    agent: WorldModelAgent | None,
+    agent: Agent | None,
     physics: int,
     worlds: int,
     steps: int,
@@ -99,7 +99,7 @@ def record_grid(
     return [[cell.first(length) for cell in row] for row in grid]
 
 
-def measure_invariance(agent: WorldModelAgent, grid: Sequence[Sequence[Episode]]) -> Invariance:
+def measure_invariance(agent: Agent, grid: Sequence[Sequence[Episode]]) -> Invariance:
     """Distances of every part of the latent and of the policy's action over a grid of `record_grid`.
 
     All episodes are filtered with the same posterior noise, so they differ only in observations and actions. Posterior
@@ -117,14 +117,17 @@ def measure_invariance(agent: WorldModelAgent, grid: Sequence[Sequence[Episode]]
         parts[name] = Distances(*grid_distances(values.reshape(*shape, *values.shape[1:])), float(resampled))
     action = actions[0].reshape(*shape, *actions[0].shape[1:])  # [P, K, T, A]
     k, m = np.triu_indices(shape[1], 1)
-    change = np.abs(action[:, k] - action[:, m]).mean() * (action.shape[-1] if agent.mdp.discrete else 1)
+    change = np.abs(action[:, k] - action[:, m]).mean() * (action.shape[-1] if agent.actions.discrete else 1)
     return Invariance(parts, first[0].seen, float(change))
 
 
 def _stack_means(frozen: Sequence[Frozen]) -> dict[str, np.ndarray]:
-    """Belief and posterior mean of each part, [episodes, T, F]."""
+    """Belief and posterior mean of each part, or features without chance, [episodes, T, F]."""
     episodes = []
     for one in frozen:
+        if isinstance(one, FrozenFeatures):
+            episodes.append(one.parts())
+            continue
         modes = torch.cat([posterior.mode() for posterior in one.posterior.values()], -1)  # [T, S]
         latent = Latent(one.latent.belief, modes, one.latent.layout)
         episodes.append(dataclasses.replace(one, latent=latent).parts())
@@ -132,8 +135,10 @@ def _stack_means(frozen: Sequence[Frozen]) -> dict[str, np.ndarray]:
 
 
 @torch.no_grad()
-def _actions(agent: WorldModelAgent, frozen: Sequence[Frozen]) -> np.ndarray:
+def _actions(agent: Agent, frozen: Sequence[Frozen]) -> np.ndarray:
     """The actor's mode in every row, [episodes, T, A]."""
+    if isinstance(frozen[0], FrozenFeatures):
+        return np.stack([one.action.numpy() for one in frozen])
     seen = agent.world_model.table.seen
     features = torch.stack([one.latent.select(seen).features() for one in frozen])  # [episodes, T, F]
     return agent.policy.act(features.to(agent.device), None).float().cpu().numpy()
@@ -161,7 +166,7 @@ def variations(config: Config) -> dict[str, tuple[Config, str]]:
     return found
 
 
-def returns_under(agent: WorldModelAgent, config: Config, episodes: int) -> dict[str, EvaluationResult]:
+def returns_under(agent: Agent, config: Config, episodes: int) -> dict[str, EvaluationResult]:
     """Returns of the actor's mode under all `variations`, on the same physics seeds."""
     seeds = probe_seeds(2, episodes)
     conditions = track(list(variations(config).items()), "returns", "conditions")

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.analysis.sheets import Row, contact_sheet, stretched, video
 from denoised_mdp.errors import UserError
@@ -144,7 +145,7 @@ def _animation(groups: Sequence[Sequence[Row]], fps: int) -> bytes:
 
 
 def render(
-    agent: WorldModelAgent,
+    agent: Agent,
     make_environment: Callable[[], gym.Env],
     seeds: Sequence[int],
     stem: Path,
@@ -154,6 +155,8 @@ def render(
     hero: bool = False,
 ) -> list[Path]:
     """Play one episode per seed and `write` it; with `explore`, the agent acts as in collection."""
+    if not isinstance(agent, WorldModelAgent):
+        raise UserError(f"agent={agent.config.agent.name} has no decoder, so there is nothing to render.")
     if not agent.decodes:
         raise UserError("This model has no decoder, so there is nothing to render: train one, with model.decoder=true.")
     played = evaluate(agent, make_environment, seeds, record=len(seeds), max_steps=steps, explore=explore)

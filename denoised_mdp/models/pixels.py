@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from denoised_mdp.models.frames import center_cut, to_unit
 from denoised_mdp.models.networks import MLP, convolve, dense
 
 CONVOLUTIONS = 4
@@ -52,6 +53,16 @@ class PixelEncoder(nn.Module):
         self.side = (size - KERNEL) // 2 + 1 - (CONVOLUTIONS - 1) * (KERNEL - 1)  # of the last convolution's output
         self.head = Head(depth * self.side**2, features)
         self.compute_dtype: torch.dtype | None = None
+
+    @property
+    def like(self) -> Tensor:
+        """A weight, for its device and type."""
+        return self.convolutions[0].weight
+
+    def read(self, pictures: Tensor) -> Tensor:
+        """Stacks of frames, uint8 [N, k, H, W, 3] -> what probes read of their middle, [N, F]."""
+        stacked = pictures.permute(0, 2, 3, 1, 4).flatten(-2)  # [N, H, W, 3 k]
+        return self(to_unit(center_cut(stacked, self.size), self.like.dtype))
 
     def convolve(self, pictures: Tensor) -> Tensor:
         """[N, 3 k, S, S] -> [N, E], in the parameters' type."""

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from denoised_mdp.models.networks import convolve, convolve_as_product, dense, upsample
+from denoised_mdp.models.networks import convolve, convolve_as_product, dense, images_to_float, upsample
 from denoised_mdp.models.norms import RMSNorm
 from denoised_mdp.models.structure import CONVOLUTIONS, convolutions_for
 
@@ -54,6 +54,9 @@ class Encoder(nn.Module):
     linear layer; the embedding, of `width`, is then the flattened last convolution. `pixel_range`: pixels are scaled
     from [-0.5, 0.5] to plus and minus this.
     """
+
+    frames = 1
+    """of which one embedding is made"""
 
     def __init__(
         self,
@@ -95,6 +98,10 @@ class Encoder(nn.Module):
     def like(self) -> Tensor:
         """A weight, for its device and type."""
         return self.convolutions[0].weight
+
+    def read(self, pictures: Tensor) -> Tensor:
+        """Stacks of k frames, uint8 [N, k, H, W, 3] -> the embeddings of each side by side, [N, k width]."""
+        return self(images_to_float(pictures)).view(len(pictures), -1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Float images [N, 3, size, size] in [-0.5, 0.5] -> [N, width] in the parameters' type."""

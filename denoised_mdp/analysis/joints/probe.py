@@ -77,11 +77,12 @@ def probe_joints(
     with contextlib.closing(JointData(data)) as store, locked(folder):
         for subject in members:
             _check(subject.config, store)
+            _check_stack(subject, stack)
         train, test = _rows(store, sizes, test_pairs)
         names = _names([subject.config for subject in members], [subject.path for subject in members])
-        config, where = members[0].config, resolve_device(device)
+        config, where = _first_model(members, references), resolve_device(device)
         makers: Makers = {
-            (name, str(one.path)): lambda _, one=one: one.agent.world_model.encoder
+            (name, str(one.path)): lambda _, one=one: one.agent.picture_encoder
             for name, one in zip(names, members, strict=True)
         }
         for name in references:
@@ -108,7 +109,7 @@ def probe_joints(
 
 def _origin(name: str, subject: Subject) -> dict[str, Any]:
     """What tells whether a run's encoder is the same as before."""
-    weights = fingerprint(subject.agent.world_model.encoder)
+    weights = fingerprint(subject.agent.picture_encoder)
     return {"name": name, "path": str(subject.path), "step": subject.step, "encoder": weights}
 
 
@@ -164,10 +165,26 @@ def _check(config: Config, store: JointData) -> None:
         )
 
 
+def _check_stack(subject: Subject, stack: Sequence[int]) -> None:
+    """Refuse stacks of frames that an encoder of stacks does not read."""
+    frames = subject.agent.picture_encoder.frames
+    if frames > 1 and tuple(stack) != (frames,):
+        raise UserError(f"{subject.path}: this run's encoder reads {frames} frames at once: give --stack {frames}.")
+
+
+def _first_model(members: Sequence[Subject], references: Sequence[str]) -> Config:
+    """The configuration whose world model's encoder the references have: the first run's that has one."""
+    configs = [one.config for one in members if one.config.agent.has_model]
+    if references and not configs:
+        raise UserError("The references have a world model's encoder: name a run of one, or give --references none.")
+    return (configs or [members[0].config])[0]
+
+
 def _names(configs: Sequence[Config], paths: Sequence[Path]) -> list[str]:
     """A name for each run; runs that differ only in the seed share one."""
     titles = {config.method[0]: config.method[0] for config in configs}
     titles |= {"2b": "Denoised 2b", "2c": "Denoised 2c", "dreamer": "Dreamer", "repo": "RePo", "tia": "TIA"}
+    titles |= {"curl": "CURL", "sac_pixels": "Pixel SAC"}
     groups: list[int] = []
     for number, config in enumerate(configs):
         same = (

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from denoised_mdp.analysis.joints.data import JointData
 from denoised_mdp.models.initial import scale_initial_weights
-from denoised_mdp.models.networks import MLP, images_to_float, set_compute_dtype
+from denoised_mdp.models.networks import MLP, set_compute_dtype
 from denoised_mdp.models.vision import Encoder
 from denoised_mdp.seeding import generator, torch_seed
 
@@ -68,17 +68,17 @@ class Curve:
 class Regressor(nn.Module):
     """An encoder and a head of three layers of 256: pictures [N, stack, H, W, 3] -> encoded positions [N, K].
 
-    The embeddings of stacked frames are concatenated.
+    The embeddings of stacked frames are concatenated, unless the encoder makes one of them all.
     """
 
     def __init__(self, encoder: Encoder, outputs: int, stack: int = 1):
         super().__init__()
         self.encoder = encoder
-        self.head = MLP(encoder.width * stack, HIDDEN, outputs, LAYERS)
+        self.head = MLP(encoder.width * stack // encoder.frames, HIDDEN, outputs, LAYERS)
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 [N, stack, H, W, 3] -> [N, K]."""
-        return self.head(self.encoder(images_to_float(images)).view(len(images), -1))
+        return self.head(self.encoder.read(images))
 
 
 def fresh_encoder(init: str, seed: int, **options: Any) -> Encoder:

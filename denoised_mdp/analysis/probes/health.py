@@ -55,7 +55,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
         for name, nats in health.nats.items():
             active = "{} of {}".format(*health.active[name])
             lines.append(
-                f"  {name:8s}{nats:14.2f}{active:>10s}{health.share[name]:16.0%}"
+                f"  {name:8s}{_cell(nats, '.2f'):>14s}{active:>10s}{_cell(health.share[name], '.0%'):>16s}"
                 f"{number(health.signal[name], math.nan)[:4]:>21s}{number(health.noise[name], math.nan)[:4]:>10s}"
             )
         if not math.isnan(health.image_r2):
@@ -66,6 +66,11 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
         tree = subject.about("health", options.measured()) | dataclasses.asdict(health)
         lines.append(f"  {write_json(f'{stem}.json', tree)}")
     return lines
+
+
+def _cell(value: float, form: str) -> str:
+    """A number as `form` says; nan: it has none."""
+    return "-" if math.isnan(value) else format(value, form)
 
 
 def _factors_of(make: Callable[[], gym.Env]) -> list[Factor] | None:
