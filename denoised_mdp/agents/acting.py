@@ -46,6 +46,17 @@ class LatentCarry(Carry):
         return {"belief": self.latent.belief, "state": self.latent.state, "action": self.action}
 
 
+@dataclass(frozen=True)
+class FrameCarry(Carry):
+    """The last frames of B environments, uint8 [B, k, H, W, 3], the oldest first."""
+
+    frames: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Frames [B, k, H, W, 3]."""
+        return {"frames": self.frames}
+
+
 def as_images(observation: Any, size: int) -> tuple[Tensor, bool]:
     """One observation, or those of B environments, as uint8 [B, size, size, 3]; and whether it was a single one.
 
@@ -125,3 +136,13 @@ def check_carry(carry: Any, fresh: LatentCarry) -> None:
     ours, theirs = ([c.action, c.latent.belief, c.latent.state] for c in (fresh, carry))
     if any(a.shape != b.shape or a.device != b.device for a, b in zip(ours, theirs, strict=True)):
         raise ValueError("carry is of another agent: give what the last call of this one returned, or None")
+
+
+def check_frames(carry: Any, first: Tensor) -> None:
+    """Raise ValueError unless `carry` has the frames of these environments; first: those of a new episode."""
+    frames = carry.frames if isinstance(carry, FrameCarry) else None
+    if frames is None or frames.shape != first.shape or frames.device != first.device:
+        raise ValueError(
+            "carry is not of this agent and these environments: give what the last call of act returned, or None to"
+            " begin an episode"
+        )

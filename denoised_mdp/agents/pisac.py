@@ -65,10 +65,6 @@ class PISAC(PixelSAC):
         """phi [N, F]."""
         return self.encoder.head(hidden)
 
-    def probe_features(self, hidden: Tensor) -> Tensor:
-        """phi before LayerNorm [N, F], as Wang et al. 2022 took it."""
-        return self.encoder.head.linear(hidden)
-
     def critic_loss(self, step: Transitions, now: Tensor, following: Tensor, noise: Tensor) -> Tensor:
         """Half of the trunk's."""
         return 0.5 * super().critic_loss(step, now, following, noise)
@@ -141,6 +137,10 @@ class NormedEncoder(PixelEncoder):
             x = convolve(x.to(self.compute_dtype or pictures.dtype), layer)  # [N, depth, ...]
             x = norm(x.to(layer.weight.dtype))
         return x.flatten(1)
+
+    def probed(self, hidden: Tensor) -> Tensor:
+        """phi before LayerNorm, as Wang et al. 2022 took it; [N, E] -> [N, F]."""
+        return self.head.linear(hidden)
 
 
 class FilterResponseNorm(nn.Module):

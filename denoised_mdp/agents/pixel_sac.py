@@ -8,14 +8,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from denoised_mdp.agents.acting import Carry, Generators
+from denoised_mdp.agents.acting import FrameCarry, Generators, check_frames
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.transitions import Transitions, make_transitions
 from denoised_mdp.config import schema
@@ -29,17 +28,6 @@ from denoised_mdp.policies.critics import Critics
 
 CHUNK = 256
 """pictures that are encoded at once, to bound memory"""
-
-
-@dataclass(frozen=True)
-class FrameCarry(Carry):
-    """The last frames of B environments, uint8 [B, k, H, W, 3], the oldest first."""
-
-    frames: Tensor
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Frames [B, k, H, W, 3]."""
-        return {"frames": self.frames}
 
 
 class PixelSAC(Agent):
@@ -227,7 +215,7 @@ class PixelSAC(Agent):
         if carry is None:
             frames = first.clone()
         else:
-            _check_carry(carry, first)
+            check_frames(carry, first)
             frames = torch.cat((carry.frames[:, 1:], images[:, None]), 1)  # [B, k, H, W, 3]
             frames = torch.where(is_first[:, None, None, None, None], first, frames)
         hidden = self.encoder.convolve(self.view(frames.permute(0, 2, 3, 1, 4).flatten(-2)))  # [B, E]
@@ -256,16 +244,12 @@ class PixelSAC(Agent):
         """x: what the encoder says of the last frames, phi. The actor reads the same convolutions."""
         return "x"
 
-    def probe_features(self, hidden: Tensor) -> Tensor:
-        """What probes read as x, from the convolutions [N, E]: phi after LayerNorm, [N, F]."""
-        return self.encoder.head(hidden)
-
     def representations(
         self, batch: dict[str, np.ndarray | Tensor], generator: torch.Generator | None = None, *, sample: bool = True
     ) -> dict[str, Tensor]:
         """x, and as encoder the convolutions averaged over a coarse grid; [T, B, ...]. Chance plays no part."""
         return self._read(
-            batch, lambda hidden: {"x": self.probe_features(hidden), "encoder": self.encoder.pooled(hidden)}
+            batch, lambda hidden: {"x": self.encoder.probed(hidden), "encoder": self.encoder.pooled(hidden)}
         )
 
     def modes(self, batch: dict[str, np.ndarray | Tensor]) -> Tensor:
@@ -302,13 +286,3 @@ class PixelSAC(Agent):
         super().restore(state, weights_only=weights_only)
         if not weights_only:
             self.updates = state["updates"]
-
-
-def _check_carry(carry: Any, first: Tensor) -> None:
-    """Raise ValueError unless `carry` has the frames of these environments; first: those of a new episode."""
-    frames = carry.frames if isinstance(carry, FrameCarry) else None
-    if frames is None or frames.shape != first.shape or frames.device != first.device:
-        raise ValueError(
-            "carry is not of this agent and these environments: give what the last call of act returned, or None to"
-            " begin an episode"
-        )

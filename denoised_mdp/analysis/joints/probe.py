@@ -184,7 +184,7 @@ def _names(configs: Sequence[Config], paths: Sequence[Path]) -> list[str]:
     """A name for each run; runs that differ only in the seed share one."""
     titles = {config.method[0]: config.method[0] for config in configs}
     titles |= {"2b": "Denoised 2b", "2c": "Denoised 2c", "dreamer": "Dreamer", "repo": "RePo", "tia": "TIA"}
-    titles |= {"curl": "CURL", "sac_pixels": "Pixel SAC"}
+    titles |= {"curl": "CURL", "dbc": "DBC", "pisac": "PI-SAC", "sac_pixels": "Pixel SAC"}
     groups: list[int] = []
     for number, config in enumerate(configs):
         same = (
