@@ -14,9 +14,13 @@ SIZE, ACTIONS, BATCH = 32, 2, 5
 
 
 def small_agent(name: str, *overrides: str) -> PixelSAC:
-    """An agent of `agent=name` with tiny networks."""
-    sizes = [f"env.size={SIZE}", "agent.depth=2", "agent.features=4", "agent.hidden=8", "train.batch_size=5"]
-    return build_agent(load_config([f"agent={name}", *sizes, *overrides]), ACTIONS).double()
+    """An agent of `agent=name` with tiny networks, whose weights are lively: none of its units is dead."""
+    sizes = [f"env.size={SIZE}", "agent.depth=4", "agent.features=4", "agent.hidden=8", "train.batch_size=5"]
+    agent = build_agent(load_config([f"agent={name}", *sizes, *overrides]), ACTIONS).double()
+    with torch.no_grad():
+        for parameter in agent.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return agent
 
 
 def batch_for(agent: PixelSAC, seed: int = 0) -> dict[str, Tensor]:

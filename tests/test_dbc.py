@@ -6,6 +6,7 @@ import pytest
 import torch
 from auxiliary_case import batch_for, changed, sizes, small_agent
 from small_runs import lines, run_in_parts, tiny
+from test_oracle_sensitivity import plant, rows
 from torch import nn
 
 from denoised_mdp.agents.dbc import Bisimulation, distance
@@ -144,6 +145,8 @@ def test_a_step_of_the_losses_computed_anew():
     """Adam on both losses together, the models with weight decay; nothing else of the agent moves."""
     agent = small_agent("dbc", "agent.encoder_lr=0.01", "agent.model_lr=0.02", "agent.model_hidden=8")
     batch = batch_for(agent)
+    for name in ("encoder", "models"):
+        agent.optimizers[name].param_groups[0]["eps"] = 1.0  # else a first step is the gradient's sign alone
     step = make_transitions(batch, 3, 1, 0.99)
     now, following = agent.view(step.now), agent.view(step.following)
     twin, draws = copy.deepcopy(agent), torch.Generator().manual_seed(3)
@@ -158,8 +161,8 @@ def test_a_step_of_the_losses_computed_anew():
     metric, apart = twin.models.metric_loss(phi, step.action, step.reward, order, 0.99)
     fitted = twin.models.model_loss(phi, step.action, step.reward, after, member, noise)
     adams = [
-        torch.optim.Adam(twin.encoder.parameters(), lr=0.01),
-        torch.optim.Adam(twin.models.parameters(), lr=0.02, weight_decay=1e-7),
+        torch.optim.Adam(twin.encoder.parameters(), lr=0.01, eps=1.0),
+        torch.optim.Adam(twin.models.parameters(), lr=0.02, eps=1.0, weight_decay=1e-7),
     ]
     (0.5 * metric + fitted).backward()
     for one in adams:
@@ -184,9 +187,9 @@ def test_ends_of_episodes_are_left_out():
     batch = batch_for(agent)
     batch["is_first"][3, 1] = True  # no transition leads there
     found = []
-    for reward in (0.0, 100.0):
+    for shade in (0, 255):
         twin = copy.deepcopy(agent)
-        batch["reward"][3, 1] = reward
+        batch["observation"][2, 1] = shade
         step = make_transitions(batch, 3, 1, 0.99)
         found.append(twin.auxiliary(batch, step, agent.view(step.now), agent.view(step.following)))
     assert found[0] == found[1]
@@ -207,3 +210,48 @@ def test_a_run_resumes(tmp_path):
     run_in_parts(parts, 53)
     assert report(compare(tmp_path / "whole", tmp_path / "parts"))
     assert {name for line in lines(tmp_path / "whole") for name in line} >= {"model/distance", "policy/critic_loss"}
+
+
+# ---------------------------------------------------------------- errors that the tests must notice
+
+
+ERRORS = {  # name: (function, right, wrong, test)
+    "undiscounted": ("Bisimulation.metric_loss", "gamma * future", "future", "losses_by_their_definition"),
+    "rewards-forgotten": (
+        "Bisimulation.metric_loss",
+        "distance(reward, reward[order])[:, None] + ",
+        "",
+        "losses_by_their_definition",
+    ),
+    "futures-learn": ("Bisimulation.metric_loss", "torch.no_grad()", "torch.enable_grad()", "who_is_taught_by_what"),
+    "next-features-learn": ("Bisimulation.model_loss", "following.detach()", "following", "who_is_taught_by_what"),
+    "std-for-nothing": ("Bisimulation.model_loss", " + std.log()", "", "losses_by_their_definition"),
+    "mean-for-sample": ("Bisimulation.model_loss", "std[member] * noise", "0 * noise", "losses_by_their_definition"),
+    "linear-distance": ("distance", "F.smooth_l1_loss", "F.l1_loss", "losses_by_their_definition"),
+    "whole-metric": (
+        "DBC.auxiliary",
+        "metric_weight * metric",
+        "metric_weight * 2 * metric",
+        "a_step_of_the_losses_computed_anew",
+    ),
+    "target-encoder": (
+        "DBC.auxiliary",
+        "after = self.encoder",
+        "after = self.target_encoder",
+        "a_step_of_the_losses_computed_anew",
+    ),
+    "over-the-end": (
+        "DBC.auxiliary",
+        "step.exists.nonzero()[:, 0]",
+        "torch.arange(len(now))",
+        "ends_of_episodes_are_left_out",
+    ),
+}
+
+
+@pytest.mark.parametrize(("where", "right", "wrong", "test"), rows(ERRORS))
+def test_planted_errors_show(monkeypatch, where, right, wrong, test):
+    plant(monkeypatch, f"agents.dbc:{where}", right, wrong)
+    test = globals()[f"test_{test}"]
+    with pytest.raises(AssertionError):
+        test(*([True] if test.__code__.co_argcount else []))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from auxiliary_case import batch_for, changed, sizes, small_agent, weights
 from small_runs import lines, run_in_parts, tiny
+from test_oracle_sensitivity import plant, rows
 from torch.distributions import Independent, Normal
 
 from denoised_mdp.agents.pisac import CodeNet, FilterResponseNorm, bottleneck_loss
@@ -120,6 +121,7 @@ def test_a_predictive_step_computed_anew():
     batch = batch_for(agent)
     assert len(batch["reward"]) == 7
     twin, before = copy.deepcopy(agent), weights(agent)
+    agent.optimizers["predictive"].param_groups[0]["eps"] = 1.0  # else a first step is the gradient's sign alone
     agent.random.manual_seed(3)
     metrics = predictive(agent, batch)
     assert changed(agent, before) == {"encoder", "present", "future", "target_future"}
@@ -129,11 +131,11 @@ def test_a_predictive_step_computed_anew():
     action, reward = batch["action"], batch["reward"]
     e = twin.present(torch.cat((twin.encoder(stack(2)), action[3], action[4], action[5]), 1))
     z = e + torch.randn(5, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    b, later = (twin.future(torch.cat((twin.encoder(stack(t)).detach(), reward[t - 2 : t + 1].T), 1)) for t in (5, 6))
+    b, later = (twin.future(torch.cat((twin.target_future(stack(t)), reward[t - 2 : t + 1].T), 1)) for t in (5, 6))
     loss, bound = bottleneck_loss(z, e, b, later, 0.01)
     torch.testing.assert_close([metrics[f"model/predictive_{name}"] for name in ("loss", "bound")], [loss, bound])
     trained = [*twin.encoder.parameters(), *twin.present.parameters(), *twin.future.parameters()]
-    optimizer = torch.optim.Adam(trained, lr=0.01)
+    optimizer = torch.optim.Adam(trained, lr=0.01, eps=1.0)
     loss.backward()
     optimizer.step()
     for slow, fast in zip(twin.target_future.parameters(), twin.encoder.parameters(), strict=True):
@@ -207,7 +209,8 @@ def test_the_critics_loss_and_the_std():
     mean, raw = agent.actor.net(agent.encoder(following)).chunk(2, 1)
     action = torch.tanh(mean + raw.exp() * noise)
     log_prob = Normal(mean, raw.exp()).log_prob(mean + raw.exp() * noise) - torch.log(1 - action.square() + 1e-6)
-    value = agent.target_critics(agent.target_encoder(following), action).amin(0) - log_prob.sum(1)
+    entropy = -agent.log_temperature.exp() * log_prob.sum(1)
+    value = agent.target_critics(agent.target_encoder(following), action).amin(0) + entropy
     target = (step.reward + 0.99 * value).detach()
     errors = [(q - target).square().mean() for q in agent.critics(agent.encoder(now), step.action)]
     torch.testing.assert_close(agent.critic_loss(step, now, following, noise), 0.5 * (errors[0] + errors[1]))
@@ -252,3 +255,61 @@ def test_a_run_resumes(tmp_path):
     assert report(compare(tmp_path / "whole", tmp_path / "parts"))
     logged = {name for line in lines(tmp_path / "whole") for name in line}
     assert logged >= {"model/predictive_bound", "policy/critic_loss"}
+
+
+# ---------------------------------------------------------------- errors that the tests must notice
+
+
+ERRORS = {  # name: (function, right, wrong, test)
+    "without-log-K": ("bottleneck_loss", " + math.log(len(code))", "", "the_loss_by_its_definition"),
+    "over-codes": ("bottleneck_loss", "logsumexp(1)", "logsumexp(0)", "the_loss_by_its_definition"),
+    "further-in-full": ("bottleneck_loss", "FURTHER * beta", "beta", "the_loss_by_its_definition"),
+    "same-rewards": (
+        "PISAC.auxiliary",
+        "reward[i : i + HORIZON]",
+        "reward[:HORIZON]",
+        "a_predictive_step_computed_anew",
+    ),
+    "later-actions": ("PISAC.auxiliary", "action[:HORIZON]", "action[1:]", "a_predictive_step_computed_anew"),
+    "nearer-futures": (
+        "PISAC.auxiliary",
+        "begin + HORIZON, begin",
+        "begin + HORIZON - 1, begin - 1",
+        "a_predictive_step_computed_anew",
+    ),
+    "fast-futures": ("PISAC.auxiliary", "self.target_future(", "self.encoder(", "a_predictive_step_computed_anew"),
+    "codes-without-noise": ("PISAC.auxiliary", "e + noise, e", "e, e", "a_predictive_step_computed_anew"),
+    "over-the-end": ("PISAC.auxiliary", ".any(0)", ".all(0)", "samples_that_cross_an_end_are_left_out"),
+    "new-features": (
+        "PISAC.encode",
+        "self.phi, self.phi",
+        "self.encoder(now), self.encoder(now)",
+        "the_actor_learns_on_features_from_before_the_critics_step",
+    ),
+    "temperature-itself": (
+        "PISAC.temperature_loss",
+        "self.log_temperature *",
+        "self.log_temperature.exp() *",
+        "which_parameters_each_loss_reaches",
+    ),
+    "after-layer-norm": (
+        "PISAC.probe_features",
+        "head.linear(hidden)",
+        "head(hidden)",
+        "probes_read_what_comes_before_layer_norm",
+    ),
+    "mean-subtracted": (
+        "FilterResponseNorm.forward",
+        "vector_norm(x,",
+        "vector_norm(x - x.mean((2, 3), keepdim=True),",
+        "filter_response_norm",
+    ),
+}
+
+
+@pytest.mark.parametrize(("where", "right", "wrong", "test"), rows(ERRORS))
+def test_planted_errors_show(monkeypatch, where, right, wrong, test):
+    plant(monkeypatch, f"agents.pisac:{where}", right, wrong)
+    test = globals()[f"test_{test}"]
+    with pytest.raises(AssertionError):
+        test(*([monkeypatch] if test.__code__.co_argcount else []))
