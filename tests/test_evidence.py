@@ -23,13 +23,15 @@ FOLDER = Path(__file__).parents[1] / "scripts" / "reproduce"
 
 @pytest.fixture(scope="module")
 def evidence():
-    """The script as a module; `evidence.show` is its other half."""
-    names = ("common", "evidence_show", "evidence")
+    """The script as a module, with its part `arms`."""
+    names = ("common", "evidence_arms", "evidence_show", "evidence")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FOLDER)
         for name in names:
             patch.delitem(importlib.sys.modules, name, raising=False)
-        yield importlib.import_module("evidence")
+        script = importlib.import_module("evidence")
+        script.arms = importlib.import_module("evidence_arms")
+        yield script
         for name in names:
             del importlib.sys.modules[name]
 
@@ -135,19 +137,42 @@ def test_rows_of_other_runs_stay(evidence, grid, tmp_path, monkeypatch):
         assert (out / name).read_text() == (later / name).read_text()
 
 
-def test_runs_that_differ_in_more_than_the_seed_are_not_mixed(evidence, tmp_path):
-    def runs(*overrides):
-        return [read_run(make_run(tmp_path / f"{len(list(tmp_path.iterdir()))}", *one)) for one in overrides]
+def test_rows_of_other_settings_are_not_mixed_in(evidence, grid, tmp_path, monkeypatch):
+    """Neither are runs given later, by what runs.csv says of the earlier ones."""
+    out = tmp_path / "out"
+    call(evidence, monkeypatch, grid / "a0", "--out", out)
+    about = "model=2b", "seed=3", "distractors=camera_jitter", "model.kl.beta=0.25"
+    other = made(tmp_path / "other", *about, returns=(0.0, 1.0), recall=0.1, leakage=0.1)
+    before = (out / "runs.csv").read_text()
+    with pytest.raises(SystemExit, match=r"other and .*out: a0 .* differ in model.kl.beta"):
+        call(evidence, monkeypatch, other, "--out", out)
+    assert (out / "runs.csv").read_text() == before
+    call(evidence, monkeypatch, other, "--out", tmp_path / "another")
 
-    pair = runs(["seed=0"], ["seed=1", "model.kl.beta=0.25"])
+
+def test_an_agent_without_a_model_has_returns_alone(evidence, tmp_path, monkeypatch):
+    run = tmp_path / "a"
+    options = ("agent=sac_pixels", "distractors=camera_jitter", "env.size=32", "train.probe_every=0")
+    assert train(tiny(run, *options))
+    call(evidence, monkeypatch, run, "--out", tmp_path / "out", "--quick")
+    (row,) = rows_of(tmp_path / "out" / "runs.csv")
+    assert row["arm"] == "sac_pixels" and float(row["return"]) > 0 and int(row["updates"]) > 0
+    assert row["recall"] == row["action_change"] == row["nats_x"] == ""
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_not_mixed(evidence):
+    def runs(*overrides):
+        return [(f"run {n}", load_config(["preset=debug", *one])) for n, one in enumerate(overrides)]
+
+    pair = runs(["seed=0"], ["seed=1", "model.kl.beta=0.25", "train.total_steps=960"])
     with pytest.raises(UserError, match=r"differ in model.kl.beta: .* --by model.kl.beta"):
         evidence.refuse_mixtures(pair, [])
     evidence.refuse_mixtures(pair, ["model.kl.beta"])
-    assert evidence.arm_of(pair[1].config, ["model.kl.beta"]) == "2b beta=0.25"
+    assert evidence.arms.arm_of(pair[1][1], ["model.kl.beta"]) == "2b beta=0.25"
     with pytest.raises(UserError, match=r"one seed \(3\)"):
         evidence.refuse_mixtures(runs(["seed=3"], ["seed=3"]), [])
     with pytest.raises(UserError, match="--by model.nothing"):
-        evidence.arm_of(pair[0].config, ["model.nothing"])
+        evidence.arms.arm_of(pair[0][1], ["model.nothing"])
 
 
 @pytest.mark.parametrize(
@@ -159,10 +184,11 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_mixed(evidence, tmp_path
         (["preset=repo", "distractors.video_background.color=true"], "video_background_color", "repo"),
         (["preset=quickstart", "model.target=foreground"], "video_background_0.3", "2b foreground"),
         (["preset=quickstart", "distractors=none", "model=dreamer", "train.total_steps=7000"], "noiseless", "dreamer"),
+        (["preset=debug", "agent=sac_pixels", "distractors=camera_jitter"], "camera_jitter", "sac_pixels"),
     ],
 )
 def test_names_and_commands_follow_from_configurations(evidence, overrides, variant, arm):
     config = load_config([*overrides, "run_dir=a"])
-    assert (evidence.variant_of(config), evidence.arm_of(config, [])) == (variant, arm)
+    assert (evidence.arms.variant_of(config), evidence.arms.arm_of(config, [])) == (variant, arm)
     again = load_config([*shlex.split(evidence.overrides_of(config)), "run_dir=a"])
     assert again == config and not differences(again, config)

@@ -11,7 +11,8 @@ results lie in RUN/probes; one that is there for the checkpoint is not made agai
 runs are trained, and several can measure different runs at once, each into its own --out.
 
 runs.csv has one row per run, curves.csv what was logged during training. From these two come summary.json (numbers per
-seed), intervals.json, table.md and the pictures. No seed is left out.
+seed), intervals.json, table.md and the pictures. No seed is left out. Runs of one arm that differ in more than the seed
+are refused.
 """
 
 from __future__ import annotations
@@ -27,17 +28,15 @@ from typing import Any
 import evidence_show as show
 import numpy as np
 from common import read
+from evidence_arms import config_of, key_of, overrides_of, refuse_mixtures
 
 from denoised_mdp.analysis.factor_tables import from_tree
 from denoised_mdp.analysis.probe import Options, Probe
 from denoised_mdp.analysis.probes import PROBES, factors, invariance
 from denoised_mdp.analysis.report.data import RunData, find_runs, read_run
+from denoised_mdp.analysis.report.parts import number_of
 from denoised_mdp.analysis.results import make_folder, subjects, write_csv, write_json
 from denoised_mdp.analysis.table.write import core_hours
-from denoised_mdp.config import as_tree, differences, load_config
-from denoised_mdp.config.compose import flatten
-from denoised_mdp.config.schema import Config
-from denoised_mdp.config.validate import as_text
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError
 from denoised_mdp.options import option
@@ -48,13 +47,7 @@ from denoised_mdp.run.folder import RunFolder
 
 KEY = ("task", "variant", "arm", "seed")
 """columns that name a run"""
-LOGGED = {
-    "return": "eval/return",
-    "recall": "probe/signal_from_{seen}",
-    "leakage": "probe/noise_from_{seen}",
-    "nats_x": "model/kl_x",
-    "nats_y": "model/kl_y",
-}
+LOGGED = {"return": "eval/return", "recall": "probe/signal_from_{seen}", "leakage": "probe/noise_from_{seen}"}
 """name of a curve -> the training's metric"""
 
 
@@ -113,77 +106,14 @@ def measure(run: Path, step: int, options: dict[str, Options]) -> dict[str, dict
     return known()
 
 
-def variant_of(config: Config) -> str:
-    """The distractors in a word: names, and the strength and colour that are not usual; "noiseless" without any."""
-    words = []
-    for name, options in config.distractors.items():
-        usual = vars(DISTRACTORS[name].Options())
-        strength = options.get("strength")
-        words += [name, *([f"{strength:g}"] if strength != usual.get("strength") else [])]
-        words += ["color"] if options.get("color") and not usual["color"] else []
-    return "_".join(words) or "noiseless"
-
-
-def arm_of(config: Config, by: Sequence[str]) -> str:
-    """What is compared with other arms on the same environment: the model, what it decodes, the options `by`.
-
-    Raises:
-        UserError: there is no such option.
-    """
-    options = dict(flatten(as_tree(config)))
-    if unknown := [key for key in by if key not in options]:
-        raise UserError(f"--by {unknown[0]}: there is no such option.")
-    told = [f"{key.rpartition('.')[2]}={as_text(options[key])}" for key in by]
-    return " ".join([config.model.name, *(["foreground"] if config.foreground else []), *told])
-
-
-def key_of(config: Config, by: Sequence[str]) -> tuple[str, str, str, str]:
-    """`KEY` of a run."""
-    return config.env.task, variant_of(config), arm_of(config, by), str(config.seed)
-
-
-def refuse_mixtures(runs: Sequence[RunData], by: Sequence[str]) -> None:
-    """Runs of one arm differ in the seed alone.
-
-    Raises:
-        UserError: two of them do not.
-    """
-    first: dict[tuple, RunData] = {}
-    for run in runs:
-        *arm, seed = key_of(run.config, by)
-        one = first.setdefault(tuple(arm), run)
-        changed = differences(one.config, dataclasses.replace(run.config, seed=one.config.seed))
-        if changed:
-            raise UserError(
-                f"{one.path} and {run.path} are both {', '.join(arm)}, but differ in {changed[0]}. Tell them apart with"
-                f" --by {changed[0].partition(':')[0]}, or leave one out."
-            )
-        if first.setdefault((*arm, seed), run) is not run:
-            raise UserError(f"{first[(*arm, seed)].path} and {run.path} have one seed ({seed}): leave one out.")
-
-
-def overrides_of(config: Config) -> str:
-    """The words after `train` of the command that began a run, without seed and folder."""
-    choices = {
-        "env": config.env.suite,
-        "env.task": config.env.task,
-        "distractors": ",".join(config.distractors) or "none",
-        "model": config.model.name,
-        "policy": config.policy.name,
-    }
-    words = [f"preset={config.preset}", *(f"{key}={value}" for key, value in choices.items())]
-    usual, own = (dict(flatten(as_tree(one))) for one in (load_config(words), config))
-    changed = [key for key in own if own[key] != usual.get(key) and key not in ("run_dir", "seed")]
-    return " ".join([*words, *(f"{key}={as_text(own[key])}" for key in changed)])
-
-
 def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """A run's row of runs.csv; nan where it has no such number."""
-    matrix, invariant = from_tree(results["factors"]), results.get("invariance", {})
-    played = results["returns"]["returns"]
+    matrix, played = from_tree(results["factors"]) if "factors" in results else None, results["returns"]["returns"]
+    invariant = results.get("invariance", {"distances": {}})
+    seen = matrix.seen if matrix else ""
 
     def r_squared(part: str, source: str) -> float:
-        return matrix.summary("ridge", part, source).value
+        return matrix.summary("ridge", part, source).value if matrix else math.nan
 
     def logged(name: str) -> float:
         return at_step(run, name, step)
@@ -192,16 +122,16 @@ def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[
         "run": run.name,
         **dict(zip(KEY, key, strict=True)),
         "step": step,
-        "updates": round(logged("train/updates")),
+        "updates": round(np.nan_to_num(logged("train/updates"))),
         "cpu_hours": core_hours(run) * min(1.0, step / max(run.step, 1)),
         "return": float(np.mean(played["train"])),
         "return_unseen": float(np.mean(played["test"])) if "test" in played else math.nan,
-        "recall": r_squared(matrix.seen, "signal"),
-        "leakage": r_squared(matrix.seen, "noise"),
+        "recall": r_squared(seen, "signal"),
+        "leakage": r_squared(seen, "noise"),
         "signal_from_y": r_squared("y", "signal"),
         "noise_from_y": r_squared("y", "noise"),
-        "action_change": invariant.get("action_change", math.nan),
-        "invariance": (invariant.get("distances", {}).get(matrix.seen) or {}).get("ratio", math.nan),
+        "action_change": number_of(invariant.get("action_change")),
+        "invariance": number_of(invariant["distances"].get(seen, {}).get("ratio")),
         "nats_x": logged("model/kl_x"),
         "nats_y": logged("model/kl_y"),
         "overrides": overrides_of(run.config),
@@ -240,10 +170,12 @@ def add(runs: Sequence[RunData], out: Path, options: dict[str, Options], by: Seq
         if at not in [*list_steps(folder.checkpoints), *list_steps(folder.snapshots)]:
             print(f"{run.path}: no checkpoint{f' of step {step:,}' if step else ' yet'}", flush=True)
             continue
-        asked = {name: one for name, one in options.items() if name != "invariance" or run.config.distractors}
+        left_out = set() if run.config.distractors else {"invariance"}
+        left_out |= set() if run.config.agent.has_model else {"invariance", "factors"}
+        asked = {name: one for name, one in options.items() if name not in left_out}
         results, key = measure(run.path, at, asked), key_of(run.config, by)
         row = row_of(run, key, at, results)
-        replace_rows(out / "curves.csv", curve_rows(run, key, results["factors"]["seen"]))
+        replace_rows(out / "curves.csv", curve_rows(run, key, results.get("factors", {}).get("seen", "")))
         replace_rows(out / "runs.csv", [row])  # last: a run that is in there is whole
         numbers = ", ".join(f"{name.replace('_', ' ')} {row[name]:.3g}" for name in ("return", "recall", "leakage"))
         print(f"{' '.join(key)}: step {at:,}, {numbers}", flush=True)
@@ -266,7 +198,10 @@ def main() -> None:
     by = given.by.split(",") if given.by else []
     try:
         runs = [read_run(path) for path in find_runs(given.runs)]
-        refuse_mixtures(runs, by)
+        named = [(str(run.path), run.config) for run in runs]
+        ours = [key_of(config, by) for _, config in named]
+        kept = [row for row in read(given.out / "runs.csv") if tuple(row[name] for name in KEY) not in ours]
+        refuse_mixtures([*named, *((f"{given.out}: {row['run']}", config_of(row)) for row in kept)], by)
         make_folder(given.out)
         add(runs, given.out, options, by, given.step)
         show.write(read(given.out / "runs.csv"), read(given.out / "curves.csv"), given.out)
