@@ -4,8 +4,7 @@ import copy
 
 import pytest
 import torch
-from auxiliary_case import batch_for, changed, sizes, small_agent
-from small_runs import lines, run_in_parts, tiny
+from pixel_case import changed, lively_agent, weights, whole_batch
 from test_oracle_sensitivity import plant, rows
 from torch import nn
 
@@ -13,9 +12,6 @@ from denoised_mdp.agents.dbc import Bisimulation, distance
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.agents.transitions import make_transitions
 from denoised_mdp.config import load_config
-from denoised_mdp.errors import UserError
-from denoised_mdp.run.diff import compare, report
-from denoised_mdp.session import train
 
 B, F, A = 8, 5, 2
 
@@ -39,10 +35,10 @@ def count(module: nn.Module) -> int:
 )
 def test_sizes(options, transitions):
     agent = build_agent(load_config(["agent=dbc", *options]), 6)
-    found = sizes(agent)
+    found = agent.parameter_counts()
     assert found["encoder"] == 1_990_518 and found["critics"] == 2 * 1_108_993
     assert (count(agent.models.transitions), count(agent.models.reward)) == (transitions, 27_649)
-    assert agent.parameter_counts()["models"] == transitions + 27_649
+    assert found["models"] == transitions + 27_649
 
 
 def test_distance_is_quadratic_near_zero_and_linear_beyond_one():
@@ -143,20 +139,20 @@ def test_distances_become_those_of_the_rewards():
 
 def test_a_step_of_the_losses_computed_anew():
     """Adam on both losses together, the models with weight decay; nothing else of the agent moves."""
-    agent = small_agent("dbc", "agent.encoder_lr=0.01", "agent.model_lr=0.02", "agent.model_hidden=8")
-    batch = batch_for(agent)
+    agent = lively_agent("dbc", "agent.encoder_lr=0.01", "agent.model_lr=0.02")
+    batch = whole_batch(agent)
     for name in ("encoder", "models"):
         agent.optimizers[name].param_groups[0]["eps"] = 1.0  # else a first step is the gradient's sign alone
     step = make_transitions(batch, 3, 1, 0.99)
     now, following = agent.view(step.now), agent.view(step.following)
     twin, draws = copy.deepcopy(agent), torch.Generator().manual_seed(3)
     agent.random.manual_seed(3)
-    before = {name: value.clone() for name, value in agent.state_dict().items()}
+    before = weights(agent)
     metrics = agent.auxiliary(batch, step, now, following)
     assert changed(agent, before) == {"encoder", "models"}
 
-    order, member = torch.randperm(5, generator=draws), int(torch.randint(5, (), generator=draws))
-    noise = torch.randn(5, 4, generator=draws, dtype=torch.float64)
+    order, member = torch.randperm(6, generator=draws), int(torch.randint(5, (), generator=draws))
+    noise = torch.randn(6, 8, generator=draws, dtype=torch.float64)
     phi, after = twin.encoder(now), twin.encoder(following).detach()
     metric, apart = twin.models.metric_loss(phi, step.action, step.reward, order, 0.99)
     fitted = twin.models.model_loss(phi, step.action, step.reward, after, member, noise)
@@ -173,18 +169,18 @@ def test_a_step_of_the_losses_computed_anew():
 
 
 def test_the_losses_come_between_critics_and_actor(monkeypatch):
-    agent, order = small_agent("dbc", "agent.model_hidden=8"), []
+    agent, order = lively_agent("dbc"), []
     for name in ("critic_step", "auxiliary", "actor_step", "follow"):
         done = getattr(agent, name)
         monkeypatch.setattr(agent, name, lambda *given, name=name, done=done: order.append(name) or done(*given) or {})
-    agent.update(batch_for(agent))
-    agent.update(batch_for(agent))
+    agent.update(whole_batch(agent))
+    agent.update(whole_batch(agent))
     assert order == ["critic_step", "auxiliary", "actor_step", "follow", "critic_step", "auxiliary"]
 
 
 def test_ends_of_episodes_are_left_out():
-    agent = small_agent("dbc", "agent.model_hidden=8")
-    batch = batch_for(agent)
+    agent = lively_agent("dbc")
+    batch = whole_batch(agent)
     batch["is_first"][3, 1] = True  # no transition leads there
     found = []
     for shade in (0, 255):
@@ -199,17 +195,6 @@ def test_options():
     config = load_config(["agent=dbc"])
     assert (config.agent.members, config.agent.probabilistic, config.train.batch_size) == (5, True, 512)
     assert config.updates_due(1999) == 0 and config.updates_due(2000) == 1000 and config.updates_due(2002) == 1001
-    with pytest.raises(UserError, match="agent=dbc compares single steps"):
-        load_config(["agent=dbc", "agent.n_step=3"])
-
-
-def test_a_run_resumes(tmp_path):
-    options = ("agent=dbc", "env.size=32", "train.probe_every=0", "train.eval_episodes=1", "train.updates=3")
-    whole, parts = (tiny(tmp_path / name, *options) for name in ("whole", "parts"))
-    assert train(whole)
-    run_in_parts(parts, 53)
-    assert report(compare(tmp_path / "whole", tmp_path / "parts"))
-    assert {name for line in lines(tmp_path / "whole") for name in line} >= {"model/distance", "policy/critic_loss"}
 
 
 # ---------------------------------------------------------------- errors that the tests must notice

@@ -5,8 +5,7 @@ import math
 
 import pytest
 import torch
-from auxiliary_case import batch_for, changed, sizes, small_agent, weights
-from small_runs import lines, run_in_parts, tiny
+from pixel_case import changed, lively_agent, weights, whole_batch
 from test_oracle_sensitivity import plant, rows
 from torch.distributions import Independent, Normal
 
@@ -14,10 +13,7 @@ from denoised_mdp.agents.pisac import CodeNet, FilterResponseNorm, bottleneck_lo
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.agents.transitions import make_transitions
 from denoised_mdp.config import load_config
-from denoised_mdp.errors import UserError
 from denoised_mdp.models.frames import stack_frames
-from denoised_mdp.run.diff import compare, report
-from denoised_mdp.session import train
 
 B, C = 6, 4
 
@@ -29,10 +25,10 @@ def codes(scale: float = 1.0) -> list[torch.Tensor]:
 
 def test_sizes():
     agent = build_agent(load_config(["agent=pisac"]), 6)
-    found = sizes(agent)
+    found = agent.parameter_counts()
     assert [found[name] for name in ("encoder", "present", "future")] == [1_990_902, 31_894, 29_974]
     assert found["actor"] == 50 * 256 + 256 + 256 * 256 + 256 + 256 * 12 + 12
-    assert sum(agent.parameter_counts().values()) == sum(n for part, n in found.items() if "target" not in part)
+    assert set(found) == {"encoder", "present", "future", "actor", "critics"}
     assert agent.target_entropy == -3 and agent.log_temperature == 0
 
 
@@ -106,7 +102,7 @@ def test_the_bound_comes_near_log_k_where_the_present_tells_the_future(foretold)
 
 
 def small(*overrides: str):
-    return small_agent("pisac", "agent.code=3", "agent.code_hidden=8", *overrides)
+    return lively_agent("pisac", *overrides)
 
 
 def predictive(agent, batch):
@@ -118,7 +114,7 @@ def predictive(agent, batch):
 def test_a_predictive_step_computed_anew():
     """Present: rows up to 2 and the actions that led to rows 3 to 5. Futures: rows up to 5 and 6 with three rewards."""
     agent = small("agent.predictive_lr=0.01")
-    batch = batch_for(agent)
+    batch = whole_batch(agent)
     assert len(batch["reward"]) == 7
     twin, before = copy.deepcopy(agent), weights(agent)
     agent.optimizers["predictive"].param_groups[0]["eps"] = 1.0  # else a first step is the gradient's sign alone
@@ -130,7 +126,7 @@ def test_a_predictive_step_computed_anew():
     stack = lambda last: torch.cat(list(frames[last - 2 : last + 1]), 1)  # noqa: E731
     action, reward = batch["action"], batch["reward"]
     e = twin.present(torch.cat((twin.encoder(stack(2)), action[3], action[4], action[5]), 1))
-    z = e + torch.randn(5, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    z = e + torch.randn(6, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     b, later = (twin.future(torch.cat((twin.target_future(stack(t)), reward[t - 2 : t + 1].T), 1)) for t in (5, 6))
     loss, bound = bottleneck_loss(z, e, b, later, 0.01)
     torch.testing.assert_close([metrics[f"model/predictive_{name}"] for name in ("loss", "bound")], [loss, bound])
@@ -146,7 +142,7 @@ def test_a_predictive_step_computed_anew():
 
 def test_samples_that_cross_an_end_are_left_out():
     fresh = small()
-    batch = batch_for(fresh)
+    batch = whole_batch(fresh)
     for row, counts in ((2, True), (3, False), (6, False)):
         found = []
         for reward in (0.0, 100.0):
@@ -161,17 +157,17 @@ def test_samples_that_cross_an_end_are_left_out():
 def test_before_the_policy_learns_only_the_representation_does():
     agent = small()
     before = weights(agent)
-    metrics = agent.update(batch_for(agent), policy=False)
+    metrics = agent.update(whole_batch(agent), policy=False)
     assert changed(agent, before) == {"encoder", "present", "future", "target_future"}
     assert all(name.startswith("model/") for name in metrics) and agent.updates == 0
     before = weights(agent)
-    agent.update(batch_for(agent))
+    agent.update(whole_batch(agent))
     moved = {"encoder", "present", "future", "target_future", "actor", "critics", "log_temperature"}
     assert changed(agent, before) == moved | {"target_encoder", "target_critics"}
 
 
 def test_the_actor_learns_on_features_from_before_the_critics_step(monkeypatch):
-    agent, batch = small("agent.critic_lr=0.1"), batch_for(small())
+    agent, batch = small("agent.critic_lr=0.1"), whole_batch(small())
     before, seen = copy.deepcopy(agent.encoder), []
     sample = agent.actor.sample
     monkeypatch.setattr(agent.actor, "sample", lambda phi, noise: seen.append(phi) or sample(phi, noise))
@@ -183,9 +179,9 @@ def test_the_actor_learns_on_features_from_before_the_critics_step(monkeypatch):
 
 def test_which_parameters_each_loss_reaches():
     agent = small()
-    batch = batch_for(agent)
+    batch = whole_batch(agent)
     step = make_transitions(batch, 3, 1, 0.99)
-    now, following, noise = agent.view(step.now), agent.view(step.following), torch.randn(5, 2).double()
+    now, following, noise = agent.view(step.now), agent.view(step.following), torch.randn(6, 2).double()
     agent.phi = agent.encoder(now).detach()
     actor, log_prob = agent.actor_loss(step, now, noise)
     losses = {
@@ -203,9 +199,9 @@ def test_which_parameters_each_loss_reaches():
 
 def test_the_critics_loss_and_the_std():
     agent = small()
-    batch = batch_for(agent)
+    batch = whole_batch(agent)
     step = make_transitions(batch, 3, 1, 0.99)
-    now, following, noise = agent.view(step.now), agent.view(step.following), torch.randn(5, 2).double()
+    now, following, noise = agent.view(step.now), agent.view(step.following), torch.randn(6, 2).double()
     mean, raw = agent.actor.net(agent.encoder(following)).chunk(2, 1)
     action = torch.tanh(mean + raw.exp() * noise)
     log_prob = Normal(mean, raw.exp()).log_prob(mean + raw.exp() * noise) - torch.log(1 - action.square() + 1e-6)
@@ -218,11 +214,11 @@ def test_the_critics_loss_and_the_std():
 
 def test_probes_read_what_comes_before_layer_norm():
     agent = small()
-    batch = batch_for(agent)
+    batch = whole_batch(agent)
     found = agent.representations(batch)
-    rows = torch.arange(7)[:, None].expand(7, 5)
+    rows = torch.arange(7)[:, None].expand(7, 6)
     pictures = agent.view(stack_frames(batch["observation"], batch["is_first"], rows, 3).flatten(0, 1))
-    assert found["x"].shape == (7, 5, 4) and agent.seen == "x"
+    assert found["x"].shape == (7, 6, 8) and agent.seen == "x"
     normed = agent.encoder.head.norm(found["x"]).flatten(0, 1)
     torch.testing.assert_close(normed, agent.encoder(pictures))
     assert not torch.allclose(normed, found["x"].flatten(0, 1))
@@ -243,18 +239,6 @@ def test_options():
         assert config.env.action_repeat == (2 if task == "walker_walk" else 4)
         assert config.updates_due(steps - 4) == 0 and config.updates_due(steps) == first == config.train.policy_after
         assert config.updates_due(steps + config.env.action_repeat) == first + 1
-    with pytest.raises(UserError, match="give at least 2"):
-        load_config(["agent=pisac", "train.batch_size=1"])
-
-
-def test_a_run_resumes(tmp_path):
-    options = ("agent=pisac", "env.size=32", "train.probe_every=0", "train.eval_episodes=1", "train.updates=3")
-    whole, parts = (tiny(tmp_path / name, *options) for name in ("whole", "parts"))
-    assert train(whole)
-    run_in_parts(parts, 53)
-    assert report(compare(tmp_path / "whole", tmp_path / "parts"))
-    logged = {name for line in lines(tmp_path / "whole") for name in line}
-    assert logged >= {"model/predictive_bound", "policy/critic_loss"}
 
 
 # ---------------------------------------------------------------- errors that the tests must notice
@@ -293,7 +277,7 @@ ERRORS = {  # name: (function, right, wrong, test)
         "which_parameters_each_loss_reaches",
     ),
     "after-layer-norm": (
-        "PISAC.probe_features",
+        "NormedEncoder.probed",
         "head.linear(hidden)",
         "head(hidden)",
         "probes_read_what_comes_before_layer_norm",

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from pixel_case import SIZE, reached, tiny_agent, tiny_batch, tiny_step, weights
+from pixel_case import SIZE, changed, reached, tiny_agent, tiny_batch, tiny_step, weights
 from small_runs import lines, run_in_parts, tiny
 
 import denoised_mdp
@@ -15,6 +15,7 @@ from denoised_mdp.run.diff import compare, report
 from denoised_mdp.session import train
 
 AGENTS = ("sac_pixels", "curl")
+ALL = (*AGENTS, "dbc", "pisac")
 
 
 def test_parameters_are_those_of_the_publications():
@@ -55,7 +56,7 @@ def test_actor_temperature_and_targets_move_in_every_second_update(name):
     for number in range(4):
         before = weights(agent)
         agent.update(tiny_batch(agent, number))
-        moved = {key.split(".")[0] for key, value in weights(agent).items() if not torch.equal(value, before[key])}
+        moved = changed(agent, before)
         slow = {"actor", "log_temperature", "target_encoder", "target_critics"}
         assert moved == {"encoder", "critics"} | (slow if number % 2 == 0 else set()) | (
             {"similarity"} if name == "curl" else set()
@@ -67,7 +68,7 @@ def test_a_policy_that_must_wait_stays_as_it_is(name):
     agent = tiny_agent(name)
     before = weights(agent)
     agent.update(tiny_batch(agent), policy=False)
-    moved = {key.split(".")[0] for key, value in weights(agent).items() if not torch.equal(value, before[key])}
+    moved = changed(agent, before)
     assert moved == ({"encoder", "similarity"} if name == "curl" else set())
 
 
@@ -126,7 +127,7 @@ def test_targets_follow_at_their_rates():
                 torch.testing.assert_close(after[key] - before[key], torch.full_like(before[key], rate))
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", ALL)
 def test_acting_sees_what_a_stack_of_the_episode_shows(name):
     """Step by step as in whole episodes; what is carried from an earlier episode does not count."""
     agent, rng = tiny_agent(name), np.random.default_rng(0)
@@ -172,7 +173,7 @@ def test_log_density_of_an_action_is_that_of_its_distribution():
         assert near.double().mean() / 0.02 == pytest.approx(density.item(), rel=0.05)
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", ALL)
 def test_state_continues_bit_for_bit(name):
     """Between two updates, of which the second moves the actor only in one of two cases."""
     agent, other = tiny_agent(name), tiny_agent(name)
@@ -192,6 +193,8 @@ def test_state_continues_bit_for_bit(name):
         ["agent=curl", "train.collect_envs=2"],
         ["agent=curl", "train.collect_workers=1", "train.overlap=true"],
         ["agent=sac_pixels", "replay.memory=prefetch", "train.updates=3"],
+        ["agent=dbc", "env.size=32", "train.updates=3"],
+        ["agent=pisac", "env.size=32", "train.updates=3"],
     ],
 )
 def test_a_run_stopped_anywhere_continues_exactly(tmp_path, overrides):
@@ -217,6 +220,8 @@ def test_a_run_stopped_anywhere_continues_exactly(tmp_path, overrides):
         (["agent=curl", "agent.shift=4"], "agent.shift=4: give a crop or a shift"),
         (["agent=curl", "train.processes=2"], "train.processes=2: agent=curl learns in one process"),
         (["agent=sac_pixels", "train.cuda_graph=true"], "train.cuda_graph=true: agent=sac_pixels"),
+        (["agent=dbc", "agent.n_step=3"], "agent.n_step=3: agent=dbc compares single steps"),
+        (["agent=pisac", "train.batch_size=1"], "train.batch_size=1: agent=pisac tells futures apart"),
         (["agent.contrastive_lr=1"], "only agent=curl has this option"),
         (["agent=crul"], "Did you mean 'curl'"),
         (["env.size=84"], "sees pictures of one of these sizes: 32, 48, 64, 96"),
