@@ -239,7 +239,8 @@ def draw_arms(rows: Sequence[Row], path: Path) -> Path:
                 axes.plot([low, high], [place, place], color=colors[arm], linewidth=2.2)
                 axes.plot(own, [place] * len(own), "o", color="white", markeredgecolor=colors[arm], markersize=4)
             axes.set_yticks(range(len(arms)), map(literal, arms) if axes is line[0] else [""] * len(arms))
-            axes.set_ylim(len(arms) - 0.5, -0.5)
+            axes.set_ylim(most - 0.5, -0.5)
+            axes.set_visible(any(len(known(runs, metric)) for runs in arms.values()))
             where = f"{task}, {variant}" if axes is line[0] else ""
             axes.set_title(literal(f"{where}\n{metric.replace('_', ' ')}"), fontsize=8.5, loc="left")
             axes.grid(axis="y", visible=False)
