@@ -15,7 +15,7 @@ from denoised_mdp.agents.base import Agent
 from denoised_mdp.config import schema
 from denoised_mdp.envs.actions import Actions
 from denoised_mdp.models.base import WorldModel
-from denoised_mdp.models.initial import scale_initial_weights
+from denoised_mdp.models.initial import INITIAL
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.registry import MODELS
@@ -49,8 +49,8 @@ class WorldModelAgent(Agent):
         if wanted.model.continuation is None:
             wanted.model.continuation = can_terminate
         world_model = MODELS[config.model.kind].from_config(wanted, actions.size)
-        if config.model.init == "scaled":
-            scale_initial_weights(world_model, torch.Generator().manual_seed(torch_seed(config.seed, "weights")))
+        if config.model.init in INITIAL:
+            INITIAL[config.model.init](world_model, torch.Generator().manual_seed(torch_seed(config.seed, "weights")))
         world_model.to(device)
         mdp = world_model.mdp(discrete=actions.discrete)
         policy = POLICIES[config.policy.name](mdp, **arguments(config.policy)).to(device)

@@ -46,14 +46,14 @@ def draw(distribution: Distribution, noise: Tensor | None) -> Tensor:
 
 def can_be_plain(config: Config) -> bool:
     """Whether `PlainUpdate` repeats this configuration: y and x apart, none of the policy's later switches."""
-    apart = not any(row.parents for row in config.model.latents.values())
     switches = {"return_scale": "none", "slow_value": 0.0, "imagine_rows": None, "value": "gaussian", "norm": "none"}
     switches |= {"optimizer": "adam", "agc": None}
     model, policy = config.model, vars(config.policy)
-    apart = apart and model.kl.dyn is None and model.norm == "none" and model.convolutions in (None, "paper")
-    apart = apart and config.env.size in CONVOLUTIONS["paper"]
-    apart = apart and (model.optimizer.name, model.optimizer.agc) == ("adam", None)
-    return apart and policy["name"] == "backprop" and all(policy[name] == off for name, off in switches.items())
+    apart = not any(row.parents for row in model.latents.values()) and model.kl.dyn is None
+    paper = model.convolutions in (None, "paper") and config.env.size in CONVOLUTIONS["paper"]
+    plain = (model.norm, model.core, model.optimizer.name, model.optimizer.agc) == ("none", "gru", "adam", None)
+    backprop = policy["name"] == "backprop" and all(policy[name] == off for name, off in switches.items())
+    return apart and paper and plain and backprop
 
 
 class PlainUpdate:

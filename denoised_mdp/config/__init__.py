@@ -21,7 +21,7 @@ from denoised_mdp.envs import check_distractors
 from denoised_mdp.envs.suites import check_reward, check_task
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import read_yaml, replace_file
-from denoised_mdp.models.structure import CONVOLUTIONS, Table, convolutions_for
+from denoised_mdp.models.structure import BLOCKS, CONVOLUTIONS, Table, convolutions_for
 
 # A run may be continued although these keys changed: they do not alter what is learned up to a given step.
 MAY_CHANGE = frozenset(
@@ -181,6 +181,11 @@ def _check_model(config: Config) -> None:
     for row in model.latents.values():
         if kl.free_nats_strategy == "B" and row.free and row.beta < kl.beta and len(table.free) < len(table.rows):
             raise UserError(f"model.kl.beta={kl.beta}: strategy B needs at most model.{row.name}.beta={row.beta}.")
+    if model.core == "block" and (model.norm != "rms" or model.depth % 2):
+        raise UserError("model.core=block: needs model.norm=rms and an even model.depth.")
+    for row in model.latents.values():
+        if model.core == "block" and row.belief % BLOCKS:
+            raise UserError(f"model.{row.name}.belief={row.belief}: with model.core=block, a multiple of {BLOCKS}.")
     _check_warmup("model.optimizer.", model.optimizer.name, model.optimizer.warmup)
     _check_warmup("policy.", getattr(config.policy, "optimizer", None), getattr(config.policy, "warmup", 0))
 

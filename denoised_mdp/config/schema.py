@@ -91,6 +91,12 @@ class ModelConfig:
     embed: int | None = option(1024, "width of the observation embedding; null: the flattened convolutions", low=1)
     pixel_range: float = option(0.5, "pixels enter the encoder between minus and plus this", above=0, high=1e3)
     norm: str = option("none", NORM, choices=NORMS)
+    core: str = option(
+        "gru",
+        "gru, or block: a GRU of 8 blocks with layers of model.width around it, as DreamerV3; for large beliefs",
+        choices=("gru", "block"),
+    )
+    width: int = option(256, "width of the layers around the block GRU, with model.core=block", low=1)
     convolutions: str | None = option(
         None,
         "paper (64 and 96 pixels); strided: padded, for smaller pictures too; pooled: 5x5 and maxima, as DreamerV3,"
@@ -103,7 +109,11 @@ class ModelConfig:
         choices=("observation", "foreground"),
     )
     depth: int = option(32, "channels of the first convolution", low=1)
-    init: str = option("pytorch", "initial weights; scaled: learns sooner", choices=("pytorch", "scaled"))
+    init: str = option(
+        "pytorch",
+        "initial weights; scaled: learns sooner; truncated: of DreamerV3",
+        choices=("pytorch", "scaled", "truncated"),
+    )
     reward_hidden: int = option(400, "width of the reward nets", low=1)
     reward_layers: int = option(2, "hidden layers of the reward nets", low=1)
     reward_std: float = option(1.0, "std of the reward's likelihood; smaller: the reward counts for more", low=1e-3)
@@ -148,6 +158,7 @@ class TIAConfig(ModelConfig):
     target: str = option(
         "observation", "observation: the decoders of model=tia show the whole picture", pattern="observation"
     )
+    core: str = option("gru", "gru: the streams of model=tia have no blocks", pattern="gru")
     embed: int | None = option(490, "width of the observation embeddings; null: the flattened convolutions", low=1)
     depth: int = option(24, "channels of the first convolution", low=1)
     kl: KLConfig = group(lambda: KLConfig(alpha=1.0, free_nats_strategy="mean"), "weights of the KL terms")

@@ -27,6 +27,7 @@ class DenoisedModel(WorldModel):
 
     `table`: the factorization. `size`: image side. `depth`: channels k. `hidden`: width of the reward nets,
     `reward_layers` their hidden layers. `embed`, `pixel_range`, `convolutions`: see `Encoder`.
+    `block_width`: see `RSSM`; the decoder then begins with a `BlockInput`.
     `norm`: what follows every hidden layer.
     `target`: what `decode` learns to show, "observation" or "foreground": then observations in a batch have six
     channels, and the last three are the picture with a black background.
@@ -49,6 +50,7 @@ class DenoisedModel(WorldModel):
         pixel_range: float = 0.5,
         norm: str = "none",
         convolutions: str | None = None,
+        block_width: int | None = None,
         target: str = "observation",
         hidden: int = 400,
         reward_layers: int = 2,
@@ -69,9 +71,10 @@ class DenoisedModel(WorldModel):
             self.register_buffer("kl_share", torch.zeros(()))
         self.encoder = Encoder(size, depth, embed, pixel_range, norm, convolutions)
         width = self.encoder.width
-        self.rssm = RSSM(table, action_size, width, norm)
-        latents = self.rssm.layout.belief_size + self.rssm.layout.state_size
-        self.decoder = Decoder(latents, size, depth, width, norm=norm, convolutions=convolutions)
+        self.rssm = RSSM(table, action_size, width, norm, block_width)
+        sizes = self.rssm.layout.belief_size, self.rssm.layout.state_size
+        blocks = None if block_width is None else (*sizes, block_width)
+        self.decoder = Decoder(sum(sizes), size, depth, width, norm=norm, convolutions=convolutions, blocks=blocks)
         self.rewards = nn.ModuleDict(
             {
                 row.name: MLP(self._reward_inputs(row), hidden, 1, reward_layers, norm)
@@ -95,6 +98,7 @@ class DenoisedModel(WorldModel):
         m = config.model
         return {
             **Encoder.options(config),
+            "block_width": m.width if m.core == "block" else None,
             "target": m.target,
             "hidden": m.reward_hidden,
             "reward_layers": m.reward_layers,

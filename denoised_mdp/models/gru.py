@@ -26,7 +26,7 @@ class NormGRUCell(nn.Module):
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         """Inputs [B, I], hidden state [B, D] -> next hidden state [B, D]."""
-        return _CandidateGates.apply(self.norm(self.gates(torch.cat((x, h), -1))), h)
+        return candidate_gates(self.norm(self.gates(torch.cat((x, h), -1))), h)
 
 
 def make_gru(inputs: int, size: int, norm: str) -> nn.GRUCell | NormGRUCell:
@@ -64,8 +64,13 @@ class _Gates(torch.autograd.Function):
         return torch.cat((to_gates, to_new), -1), torch.cat((to_gates, to_new * reset), -1), to_h
 
 
-class _CandidateGates(torch.autograd.Function):
+def candidate_gates(raw: Tensor, h: Tensor) -> Tensor:
     """n = tanh(s(r) c), h' = h + s(k - 1) (n - h) of raw gates r, c, k [B, 3 D] and h [B, D] (Hafner et al. 2021)."""
+    return _CandidateGates.apply(raw, h)
+
+
+class _CandidateGates(torch.autograd.Function):
+    """See `candidate_gates`."""
 
     @staticmethod
     def forward(ctx, raw: Tensor, h: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from denoised_mdp.models.blocks import BlockTransition
 from denoised_mdp.models.distributions import DISTRIBUTIONS, Gaussian, StateDistribution
 from denoised_mdp.models.gru import gru_step, make_gru
 from denoised_mdp.models.latent import Latent, Layout
@@ -55,16 +56,18 @@ class PosteriorStage(nn.Module):
     """The joint posterior net of latents whose parents are known (Wang et al. 2022, appendix).
 
     It reads belief and state of the latents of earlier stages, the beliefs of its own, the previous belief and state
-    of later ones, and the embedding. Its hidden width is the sum of its own beliefs.
+    of later ones, and the embedding. Its hidden width is `width`, or the sum of its own beliefs.
     """
 
-    def __init__(self, rows: tuple[LatentSpec, ...], inputs: int, embed: int, norm: str = "none"):
+    def __init__(
+        self, rows: tuple[LatentSpec, ...], inputs: int, embed: int, norm: str = "none", width: int | None = None
+    ):
         super().__init__()
         self.rows, self.embed = rows, embed
         self.kinds = [DISTRIBUTIONS[row.distribution] for row in rows]
         self.gaussian = all(kind is Gaussian for kind in self.kinds)  # then one distribution serves all rows
         self.raw_widths = [kind.raw_width(row.state, row.classes) for row, kind in zip(rows, self.kinds, strict=True)]
-        self.net = MLP(inputs + embed, sum(row.belief for row in rows), sum(self.raw_widths), norm=norm)
+        self.net = MLP(inputs + embed, width or sum(row.belief for row in rows), sum(self.raw_widths), norm=norm)
 
     def split_first_layer(self, embed: Tensor) -> tuple[Tensor, Tensor]:
         """First layer's columns for the latents [hidden, inputs], and the embeddings' share [..., hidden]."""
@@ -96,20 +99,27 @@ class PosteriorStage(nn.Module):
 
 
 class RSSM(nn.Module):
-    """Factorized transition model (prior) and filter (posterior) of a table of latents."""
+    """Factorized transition model (prior) and filter (posterior) of a table of latents.
 
-    def __init__(self, table: Table, action_size: int, embed: int, norm: str = "none"):
+    `block_width`: H of `BlockTransition`, which is then the prior, and of the posteriors; None: `Transition`.
+    """
+
+    def __init__(self, table: Table, action_size: int, embed: int, norm: str = "none", block_width: int | None = None):
         super().__init__()
         self.table, self.layout, self.action_size = table, Layout(list(table.rows.values())), action_size
         self.transitions = nn.ModuleDict()
         for row in table.rows.values():
-            parents = sum(table.rows[name].belief + table.rows[name].width for name in row.parents)
-            self.transitions[row.name] = Transition(row, parents + row.width + action_size * row.sees_action, norm)
+            first, *others = [table.rows[name].belief + table.rows[name].width for name in row.parents] or [0]
+            inputs = [first, row.width, action_size * row.sees_action, *others]  # as `_prior_inputs` puts them together
+            if block_width is None:
+                self.transitions[row.name] = Transition(row, sum(inputs), norm)
+            else:
+                self.transitions[row.name] = BlockTransition(row, [size for size in inputs if size], block_width)
         self.posteriors = nn.ModuleList()
         for rows in table.stages:
             others = (row for stage in table.stages if stage is not rows for row in stage)
             inputs = sum(row.belief for row in rows) + sum(row.belief + row.width for row in others)
-            self.posteriors.append(PosteriorStage(rows, inputs, embed, norm))
+            self.posteriors.append(PosteriorStage(rows, inputs, embed, norm, block_width))
 
     @property
     def _like(self) -> Tensor:

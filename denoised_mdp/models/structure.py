@@ -15,6 +15,9 @@ from denoised_mdp.options import option
 CONVOLUTIONS = {"paper": (64, 96), "strided": (32, 48, 64, 96), "pooled": (32, 48, 64, 96)}
 """kinds of encoder and decoder (see `vision`), and the heights and widths of the pictures that each can see"""
 
+BLOCKS = 8
+"""of the block GRU; a belief has as many parts of one size"""
+
 
 def convolutions_for(size: int) -> str:
     """The kind for pictures of this size: the paper's, where it has one."""

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from denoised_mdp.models.blocks import BlockInput
 from denoised_mdp.models.networks import convolve, convolve_as_product, dense, images_to_float, upsample
 from denoised_mdp.models.norms import RMSNorm
 from denoised_mdp.models.structure import CONVOLUTIONS, convolutions_for
@@ -128,7 +129,8 @@ class Decoder(nn.Module):
     """Latents [N, inputs] -> mean images [N, channels, size, size].
 
     `convolutions`, `norm`, `depth`: as of `Encoder`. `embed`: width of the paper's first layer; others begin with as
-    many numbers as their encoder ends with.
+    many numbers as their encoder ends with. `blocks`: beliefs, states and width of a `BlockInput`, which is then the
+    first layer.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class Decoder(nn.Module):
         channels: int = 3,
         norm: str = "none",
         convolutions: str | None = None,
+        blocks: tuple[int, int, int] | None = None,
     ):
         super().__init__()
         kind, k = convolutions or convolutions_for(size), depth
@@ -156,7 +159,8 @@ class Decoder(nn.Module):
             self.side, widths = size // 2**stages, [k * multiple for multiple in MULTIPLES[kind][:stages]][::-1]
             shapes = [(5, 1, 2) if kind == "pooled" else (4, 2, 1)] * stages  # kernel, stride, padding
         layer = nn.Conv2d if kind == "pooled" else nn.ConvTranspose2d
-        self.input = nn.Linear(inputs, widths[0] * self.side**2)
+        cells = self.side**2
+        self.input = nn.Linear(inputs, widths[0] * cells) if blocks is None else BlockInput(*blocks, cells, widths[0])
         triples = zip(widths, [*widths[1:], channels], shapes, strict=True)
         self.convolutions = nn.ModuleList(layer(i, o, *shape) for i, o, shape in triples)
         self.norms = _norms(norm, widths)
@@ -164,7 +168,8 @@ class Decoder(nn.Module):
 
     def forward(self, latent: Tensor) -> Tensor:
         """[N, inputs] -> [N, channels, size, size], pictures around [-0.5, 0.5], in the compute type."""
-        x = dense(latent, self.input, self.compute_dtype or latent.dtype)  # [N, side side C]
+        dtype, blocks = self.compute_dtype or latent.dtype, isinstance(self.input, BlockInput)
+        x = self.input(latent).to(dtype) if blocks else dense(latent, self.input, dtype)  # [N, side side C]
         x = x if self.norms else F.relu(x, inplace=True)
         x = x.unflatten(1, (self.side, self.side, -1))  # [N, side, side, C]
         x = (self.norms[0](x) if self.norms else x).permute(0, 3, 1, 2)  # [N, C, side, side]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from denoised_mdp.analysis.joints.data import JointData
-from denoised_mdp.models.initial import scale_initial_weights
+from denoised_mdp.models.initial import INITIAL
 from denoised_mdp.models.networks import MLP, set_compute_dtype
 from denoised_mdp.models.vision import Encoder
 from denoised_mdp.seeding import generator, torch_seed
@@ -86,8 +86,8 @@ def fresh_encoder(init: str, seed: int, **options: Any) -> Encoder:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "joints encoder") % 2**63)
         encoder = Encoder(**options)
-    if init == "scaled":
-        scale_initial_weights(encoder, torch.Generator().manual_seed(torch_seed(seed, "joints encoder")))
+    if init in INITIAL:
+        INITIAL[init](encoder, torch.Generator().manual_seed(torch_seed(seed, "joints encoder")))
     return encoder
 
 
