@@ -48,9 +48,8 @@ class Collector:
 
     def __init__(self, config: Config, make_environment: Callable[[], gym.Env], device: torch.device | str):
         self.config, self.count = config, config.train.collect_envs
-        self.pool = EnvironmentPool(
-            make_environment, self.count, workers=config.train.collect_workers, task=config.env.task
-        )
+        workers, kind = config.train.collect_workers, config.train.workers
+        self.pool = EnvironmentPool(make_environment, self.count, workers=workers, kind=kind, task=config.env.task)
         names = ["", *(f"/{number}" for number in range(1, self.count))]
         self.seeds = [config.seed, *(int(generator(config.seed, f"env{name}").integers(2**31)) for name in names[1:])]
         self.prefill = [generator(config.seed, f"prefill{name}") for name in names]

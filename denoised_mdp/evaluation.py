@@ -65,14 +65,15 @@ def evaluate(
     max_steps: int | None = None,
     explore: float | None = None,
     workers: int = 0,
+    kind: str = "process",
 ) -> EvaluationResult:
     """Play one episode per seed and return what it earned.
 
     agent: acts with its mode and no noise (the latent is a posterior sample), or, with `explore`, as while collecting
     (see `Agent.act`); None: uniform random actions.
     record: keep the first so many episodes whole. max_steps: stop after that many actions. Everything random in an
-    episode comes from its own seed, whatever is played beside it. workers: processes that run the environments
-    (0: this one); their number changes nothing but the time.
+    episode comes from its own seed, whatever is played beside it. workers, kind: what runs the environments (see
+    `EnvironmentPool`; 0: this process); neither changes anything but the time.
 
     Raises:
         EnvironmentFailure: an environment failed, died or hung.
@@ -83,7 +84,7 @@ def evaluate(
     what = "evaluating" if max_steps is None else "playing"
     with (
         Phase(what, len(seeds), "episodes") as phase,
-        EnvironmentPool(make_environment, parallel, workers=workers, task=str(task)) as pool,
+        EnvironmentPool(make_environment, parallel, workers=workers, kind=kind, task=str(task)) as pool,
     ):
         for begin in range(0, len(seeds), parallel):
             chunk = list(seeds[begin : begin + parallel])

@@ -26,7 +26,9 @@ def looking_hooks(config: Config, make_environment: Callable[[], gym.Env], video
     train = config.train
     return {
         "log": log,
-        "evaluate": Evaluate(make_environment, evaluation_seeds(config.seed, train.eval_episodes), train.eval_workers),
+        "evaluate": Evaluate(
+            make_environment, evaluation_seeds(config.seed, train.eval_episodes), train.eval_workers, train.workers
+        ),
         "probe": Probe(make_environment),
         "render": Render(make_environment, evaluation_seeds(config.seed, 2), videos, train.exploration_noise),
     }
@@ -47,12 +49,13 @@ class Evaluate:
     make_environment: Callable[[], gym.Env]
     seeds: Sequence[int]
     workers: int = 0
+    kind: str = "process"
 
     def __call__(self, trainer: Trainer) -> None:
         """Log the mean return and its standard error."""
         began = time.perf_counter()
         with trainer.stop.at_once():
-            result = evaluate(trainer.agent, self.make_environment, self.seeds, workers=self.workers)
+            result = evaluate(trainer.agent, self.make_environment, self.seeds, workers=self.workers, kind=self.kind)
         trainer.last_evaluation = result
         metrics = {"eval/return": result.mean, "eval/standard_error": result.standard_error}
         trainer.logger.log(trainer.step, metrics | {"eval/seconds": time.perf_counter() - began})

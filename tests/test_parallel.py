@@ -1,6 +1,7 @@
 """Several processes that learn one run: equal in value to one process, to each other, and after a stop."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ from denoised_mdp.run.diff import compare
 from denoised_mdp.session import train
 
 COLUMNS = 4
+TWO = ["train.processes=2", "train.batch_size=4", "train.threads=1", "train.precision=float32"]
 SWITCHES = ["policy.return_scale=percentile", "policy.slow_value=0.1", "policy.imagine_rows=3"]
 
 
@@ -105,31 +107,50 @@ def test_noise_is_the_right_part_of_one_processs_noise(monkeypatch):
 
 
 def test_a_run_of_two_processes_resumes_bit_for_bit(tmp_path):
-    options = ["train.processes=2", "train.batch_size=4", "train.threads=1", "train.precision=float32"]
-    assert train(tiny(tmp_path / "whole", *options))
-    run_in_parts(tiny(tmp_path / "parts", *options), 60, 3)
+    assert train(tiny(tmp_path / "whole", *TWO))
+    run_in_parts(tiny(tmp_path / "parts", *TWO), 60, 3)
     assert not [part for part in compare(tmp_path / "whole", tmp_path / "parts") if part.difference]
-    assert train(tiny(tmp_path / "one", *options[1:]))
+    assert train(tiny(tmp_path / "one", *TWO[1:]))
     values = [[row["model/loss"] for row in lines(tmp_path / name) if "model/loss" in row] for name in ("whole", "one")]
     assert values[0] == pytest.approx(values[1], rel=1e-3) and len(values[0]) > 1
 
 
-def test_torchrun_starts_the_same_run(tmp_path):
-    options = ["train.processes=2", "train.batch_size=4", "train.threads=1", "train.precision=float32"]
-    assert train(tiny(tmp_path / "own", *options))
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "-m",
-        "denoised_mdp",
-    ]
-    command += ["train", *TINY, *options, f"run_dir={tmp_path / 'torchrun'}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=250)
-    assert done.returncode == 0, done.stderr
-    assert not [part for part in compare(tmp_path / "own", tmp_path / "torchrun") if part.difference]
+TORCHRUN = ["-m", "torch.distributed.run"]
+
+
+def variables(number: int, port: int) -> dict[str, str]:
+    """What a launcher of another kind sets."""
+    return {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def nodes(kind: str, port: int) -> list[tuple[list[str], dict[str, str]]]:
+    """For each node, what starts its part of a run of two processes, and its environment variables."""
+    if kind == "one":
+        return [([*TORCHRUN, "--standalone", "--nproc-per-node=2"], {})]
+    if kind == "torchrun":
+        place = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        return [([*TORCHRUN, *place, f"--node-rank={number}"], {}) for number in (0, 1)]
+    return [([], variables(number, port)) for number in (0, 1)]
+
+
+@pytest.mark.parametrize("kind", ["one", "torchrun", "variables"])
+def test_what_others_start_is_the_same_run(tmp_path, kind):
+    """On one node, and on two that share nothing but a port: the first has the run's folder, the second writes none."""
+    assert train(tiny(tmp_path / "own", *TWO))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for number, (launcher, more) in enumerate(nodes(kind, port)):
+        (tmp_path / str(number)).mkdir()
+        command = [sys.executable, *launcher, "-m", "denoised_mdp", "train", *TINY, *TWO, "run_dir=run"]
+        options = {"stderr": subprocess.PIPE, "text": True, "env": os.environ | more}
+        processes.append(subprocess.Popen(command, cwd=tmp_path / str(number), **options))
+    for process in processes:
+        _, error = process.communicate(timeout=250)
+        assert process.returncode == 0, error
+    assert not [part for part in compare(tmp_path / "own", tmp_path / "0" / "run") if part.difference]
+    assert kind == "one" or not list((tmp_path / "1").iterdir())
 
 
 def test_what_cannot_be_shared_is_refused(monkeypatch):
@@ -142,6 +163,13 @@ def test_what_cannot_be_shared_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UserError, match="set train.processes=4"):
         launched(2)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    assert launched(2) is None, "a variable alone, which others set as well, tells nothing"
+    for name, value in variables(1, 29500).items():
+        monkeypatch.setenv(name, value)
+    assert (launched(1), launched(2)) == (None, 1)
+    with pytest.raises(UserError, match="WORLD_SIZE tells of 2 processes: set train.processes=2"):
+        launched(3)
 
 
 def test_a_leader_ends_its_followers(tmp_path):

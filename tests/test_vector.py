@@ -10,8 +10,8 @@ import pytest
 from faulty_envs import Faulty
 
 from denoised_mdp import UserError
-from denoised_mdp.envs import make_env
-from denoised_mdp.envs import vector as pool_module
+from denoised_mdp.envs import make_env, vector
+from denoised_mdp.envs import workers as worker_module
 from denoised_mdp.envs.actions import Actions
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import EnvironmentFailure
@@ -19,10 +19,10 @@ from denoised_mdp.errors import EnvironmentFailure
 TOY = functools.partial(make_env, "dot", suite="toy", episode_steps=8, action_repeat=2)
 
 
-def play(workers):
+def play(workers, kind="process"):
     """Three episodes of different lengths in five environments: every number that they return."""
     log = []
-    with EnvironmentPool(TOY, 5, workers=workers) as pool:
+    with EnvironmentPool(TOY, 5, workers=workers, kind=kind) as pool:
         assert pool.actions == Actions(2)
         for seeds in ([3, 1, 4, 1, 5], [9, 2, 6]):
             rows = pool.reset(seeds)
@@ -84,7 +84,7 @@ def test_a_mistake_in_the_options_is_the_same_mistake_in_a_worker():
     assert not multiprocessing.active_children()
 
 
-class _StoppedAtTheSecond(pool_module._Worker):
+class _StoppedAtTheSecond(worker_module.ProcessWorker):
     """The request to stop comes while the second worker's process is started."""
 
     started = []
@@ -98,7 +98,7 @@ class _StoppedAtTheSecond(pool_module._Worker):
 
 
 def test_a_stop_while_workers_start_leaves_none(monkeypatch):
-    monkeypatch.setattr(pool_module, "_Worker", _StoppedAtTheSecond)
+    monkeypatch.setitem(vector.WORKERS, "process", _StoppedAtTheSecond)
     with pytest.raises(KeyboardInterrupt):
         EnvironmentPool(TOY, 3, workers=3)
     assert len(_StoppedAtTheSecond.started) == 2
@@ -111,7 +111,7 @@ def test_a_process_that_cannot_start_leaves_no_file(monkeypatch, tmp_path):
     def fail(self):
         raise OSError("no more processes")
 
-    monkeypatch.setattr(pool_module.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(worker_module.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(multiprocessing.get_context("spawn").Process, "start", fail)
     with pytest.raises(OSError, match="no more processes"):
         EnvironmentPool(TOY, 1, workers=1)
@@ -120,13 +120,13 @@ def test_a_process_that_cannot_start_leaves_no_file(monkeypatch, tmp_path):
 
 def test_an_interrupt_while_workers_import_is_not_theirs(capfd):
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    worker = pool_module._Worker(TOY, 1)
+    worker = worker_module.ProcessWorker(TOY, 1)
     try:
         assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
         os.kill(worker.process.pid, signal.SIGINT)
         assert worker.reply(120.0) == ("done", ((64, 64, 3), Actions(2), False))
         os.kill(worker.process.pid, signal.SIGINT)
-        worker.pipe.send(("reset", [3]))
+        worker.send("reset", [3])
         assert worker.reply(120.0)[0] == "done"
     finally:
         worker.end()

@@ -28,25 +28,29 @@ from denoised_mdp.errors import UserError
 
 PATIENCE = timedelta(days=30)
 """how long a follower waits for work: the leader may evaluate, render or wait for environments meanwhile"""
+VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 def launched(processes: int) -> int | None:
-    """The number of this process among those that ``torchrun`` has started; None without it.
+    """The number of this process among those that something else has started; None where we start them.
+
+    ``torchrun`` has, or whoever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as ``srun`` on several nodes.
 
     Raises:
         UserError: it has started another number than `processes`.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if not by_torchrun and (processes == 1 or not os.environ.keys() >= VARIABLES):
         return None
-    started = int(os.environ["WORLD_SIZE"])
+    started, by = int(os.environ["WORLD_SIZE"]), "torchrun has started" if by_torchrun else "WORLD_SIZE tells of"
     if started != processes:
-        raise UserError(f"torchrun has started {started} processes: set train.processes={started}.")
+        raise UserError(f"{by} {started} processes: set train.processes={started}.")
     return int(os.environ["RANK"])
 
 
 class Leader:
-    """Learns together with `processes` - 1 followers, which it starts unless ``torchrun`` has.
+    """Learns together with `processes` - 1 followers, which it starts unless they are `launched`.
 
     Args:
         agent: as it is now; followers get a copy of all its state.
@@ -100,7 +104,7 @@ class Leader:
 def follow(number: int, processes: int, port: int | None = None) -> None:
     """Learn what the leader hands out, until it says that the run is over, or is gone.
 
-    port: of the leader's store on this machine; None: as ``torchrun`` says.
+    port: of the leader's store on this machine; None: as `launched`.
     """
     for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"):  # the leader stops the run, and then us
         signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -27,7 +27,7 @@ from denoised_mdp.models.structure import BLOCKS, CONVOLUTIONS, Table, convoluti
 MAY_CHANGE = frozenset(
     {"run_dir", "preset", "replay.capacity", "replay.memory"}
     | {f"train.{key}" for key in ("total_steps", "device", "act_device", "cuda_graph", "threads", "log_every")}
-    | {"train.collect_workers", "train.eval_workers", "train.log_to"}
+    | {"train.collect_workers", "train.eval_workers", "train.workers", "train.log_to"}
     | {f"train.{key}" for key in ("eval_every", "eval_episodes", "render_every", "probe_every", "checkpoint_every")}
     | {"train.snapshot_every"}
 )
@@ -142,6 +142,8 @@ def _check(config: Config) -> None:
         raise UserError("replay.latents=true: only of a world model that learns in one process; set it to false.")
     if train.overlap and train.collect_workers == 0:
         raise UserError("train.overlap=true: the environments need their own process: set train.collect_workers=1.")
+    if train.workers == "ray" and train.collect_workers == train.eval_workers == 0:
+        raise UserError("train.workers=ray: set how many, by train.collect_workers or train.eval_workers.")
     if train.batch_size % train.processes:
         raise UserError(
             f"train.processes={train.processes}: train.batch_size={train.batch_size} must be a multiple of it, so that"

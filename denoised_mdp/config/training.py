@@ -21,6 +21,12 @@ class TrainConfig:
     segment_length: int = option(50, "rows per segment", low=2)
     collect_envs: int = option(1, "environments that collect side by side; each counts its own steps", low=1)
     collect_workers: int = option(0, "processes that run them; 0: the learner's", low=0)
+    workers: str = option(
+        "process",
+        "what runs environments outside of the learner: process (of this machine), or ray: actors of the cluster that"
+        " RAY_ADDRESS names, or of one on this machine",
+        choices=("process", "ray"),
+    )
     overlap: bool = option(False, "collect a round's steps while learning from those before; needs collect_workers")
     act_device: str = option(
         "learner",

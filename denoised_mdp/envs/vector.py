@@ -1,4 +1,4 @@
-"""Several environments that step together, in this process or in worker processes.
+"""Several environments that step together, in this process or in workers: other processes, or actors of Ray.
 
 An environment depends only on its seed and actions, so the number of workers changes nothing but the time. A worker
 that fails, dies or hangs ends the pool with an `EnvironmentFailure` that names the task, the seed and the place.
@@ -6,37 +6,28 @@ that fails, dies or hangs ends the pool with an `EnvironmentFailure` that names 
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
-import multiprocessing
-import os
-import signal
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from denoised_mdp.envs.actions import Actions
-from denoised_mdp.envs.world import CannotRestore
+from denoised_mdp.envs.ray_workers import RayWorker
+from denoised_mdp.envs.workers import ProcessWorker, Worker, about, call
 from denoised_mdp.errors import EnvironmentFailure, UserError
 
 START_SECONDS = 300.0
 """seconds that a worker may take to import and build its environments, on top of its first reply's time"""
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-ONE_THREAD["LP_NUM_THREADS"] = "0"  # threads of Mesa's software renderer besides the caller's
+WORKERS: dict[str, type[Worker]] = {"process": ProcessWorker, "ray": RayWorker}
 
 
 class EnvironmentPool:
-    """`count` environments, made by `make_environment`, in `workers` processes (0: in this one).
+    """`count` environments, made by `make_environment`, in `workers` of a `kind` (0: in this process).
 
     make_environment: a picklable function without arguments. timeout: seconds that one reset or step of the
-    pool may take before its slowest worker counts as hung. task: a name for messages.
+    pool may take before its slowest worker counts as hung. kind: of `WORKERS`. task: a name for messages.
 
     Raises:
         UserError: from `make_environment`.
@@ -49,24 +40,25 @@ class EnvironmentPool:
         count: int,
         *,
         workers: int = 0,
+        kind: str = "process",
         timeout: float = 120.0,
         task: str = "environment",
     ):
         self.count, self.timeout, self.task = count, timeout, task
         self._playing = ["while it was made"] * count  # for messages
         self._environments: list[gym.Env] = []
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
         workers = min(workers, count)
         try:
             if workers:
                 for w in range(workers):  # one by one, so that `close` knows the running ones if another cannot start
-                    self._workers.append(_Worker(make_environment, len(range(w, count, workers))))
-                about = self._replies(timeout + START_SECONDS)[0]
+                    self._workers.append(WORKERS[kind](make_environment, len(range(w, count, workers))))
+                known = self._replies(timeout + START_SECONDS)[0]
             else:
                 for _ in range(count):
                     self._environments.append(make_environment())
-                about = _about(self._environments[0])
-            self.observation_shape, self.actions, self.can_terminate = about
+                known = about(self._environments[0])
+            self.observation_shape, self.actions, self.can_terminate = known
         except BaseException:
             self.close()
             raise
@@ -100,7 +92,7 @@ class EnvironmentPool:
         for environment in self._environments:
             environment.close()
         for worker in self._workers:  # all at once: each may take a moment
-            worker.pipe.close()
+            worker.leave()
         deadline = time.monotonic() + 2.0
         for worker in self._workers:
             worker.end(max(0.0, deadline - time.monotonic()))
@@ -118,8 +110,7 @@ class EnvironmentPool:
             return [self._here(i, command, argument) for i, argument in enumerate(arguments)]
         workers = len(self._workers)
         for w, worker in enumerate(self._workers):
-            with contextlib.suppress(OSError):  # it died: its reply says so
-                worker.pipe.send((command, arguments[w::workers]))
+            worker.send(command, arguments[w::workers])
         replies: list = [None] * self.count
         for w, reply in enumerate(self._replies(self.timeout)):
             replies[w::workers] = reply
@@ -128,7 +119,7 @@ class EnvironmentPool:
     def _here(self, i: int, command: str, argument: Any) -> Any:
         """Do a worker's job in this process; system errors are the caller's."""
         try:
-            return _call(self._environments[i], command, argument)
+            return call(self._environments[i], command, argument)
         except (UserError, OSError, MemoryError):
             raise
         except Exception as error:
@@ -146,144 +137,9 @@ class EnvironmentPool:
                 when = self._playing[w + worker.index * len(self._workers)]
                 what = {
                     "error": "raised an error",
-                    "dead": f"died with its worker process (exit code {worker.process.exitcode})",
+                    "dead": f"died with its worker process ({worker.fate()})",
                     "hung": f"gave no answer within {timeout:.0f} s",
                 }[status]
                 raise EnvironmentFailure(f"{self.task} {what} {when}.\n{reply or 'It left no traceback.'}")
             replies.append(reply)
         return replies
-
-
-def _call(environment: gym.Env, command: str, argument: Any) -> Any:
-    """One command of the pool to one environment; None is not for this one."""
-    if argument is None:
-        return None
-    match command:
-        case "reset":
-            return environment.reset(seed=argument)
-        case "begin":
-            return environment.reset()
-        case "step":
-            return environment.step(argument)
-        case "get_state":
-            return environment.get_state()
-        case "set_state":
-            with contextlib.suppress(CannotRestore):
-                environment.set_state(argument)
-                return True
-            return False
-    raise ValueError(command)
-
-
-def _about(environment: gym.Env) -> tuple[tuple[int, ...], Actions, bool]:
-    """Shape of an observation, the actions, and whether episodes can terminate: yes, unless the environment says no."""
-    can_terminate = getattr(environment.unwrapped, "can_terminate", True)
-    return environment.observation_space.shape, Actions.of(environment.action_space), can_terminate
-
-
-class _Worker:
-    """A process that serves some environments, as seen from this side."""
-
-    def __init__(self, make_environment: Callable[[], gym.Env], count: int):
-        context = multiprocessing.get_context("spawn")  # a fork would share the renderer and PyTorch's threads
-        self.pipe, other = context.Pipe()
-        descriptor, trace = tempfile.mkstemp(prefix="denoised_mdp_worker_", suffix=".txt")
-        os.close(descriptor)
-        self.trace = Path(trace)
-        self._current = context.Value("i", 0, lock=False)
-        arguments = (other, make_environment, count, trace, self._current)
-        self.process = context.Process(target=_serve, args=arguments, daemon=True)
-        try:
-            with _environment_variables(ONE_THREAD), _without_interrupts():
-                self.process.start()
-            other.close()
-        except BaseException:
-            self.end()
-            raise
-
-    @property
-    def index(self) -> int:
-        """Which of its environments it was last busy with."""
-        return self._current.value
-
-    def reply(self, timeout: float) -> tuple[str, Any]:
-        """("done", value), or what went wrong ("mistake", "error", "dead" or "hung") and where."""
-        if wait([self.pipe, self.process.sentinel], timeout):
-            if self.pipe.poll():
-                with contextlib.suppress(EOFError, OSError):
-                    return self.pipe.recv()
-            self.process.join(5.0)
-            return "dead", self.trace.read_text(errors="replace")
-        if self.process.pid and hasattr(signal, "SIGUSR1"):  # let it write its traceback
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGUSR1)
-            patience = time.monotonic() + 5.0
-            while not self.trace.stat().st_size and time.monotonic() < patience:
-                time.sleep(0.05)
-        return "hung", self.trace.read_text(errors="replace")
-
-    def end(self, patience: float = 2.0) -> None:
-        """Ask the process to end; kill it after `patience` seconds."""
-        self.pipe.close()
-        if self.process.pid is not None:  # it was started
-            self.process.join(patience)
-            if self.process.is_alive():
-                self.process.kill()
-                self.process.join()
-        self.process.close()
-        self.trace.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _environment_variables(values: dict[str, str]):
-    """Set environment variables for processes started in the block, then restore them."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _without_interrupts():
-    """Block Ctrl-C for good in processes started in the block: it is meant for the process that they serve.
-
-    Here it is delivered afterwards. Ignoring it once they run would be too late: their imports take seconds.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str, current: Any) -> None:
-    """The worker: answer commands until the other side closes the pipe."""
-    with open(trace, "w") as file:
-        faulthandler.enable(file)
-        if hasattr(signal, "SIGUSR1"):
-            faulthandler.register(signal.SIGUSR1, file=file)
-        environments: list[gym.Env] = []
-        try:
-            for current.value in range(count):
-                environments.append(make_environment())
-            pipe.send(("done", _about(environments[0])))
-            while True:
-                command, arguments = pipe.recv()
-                replies = []
-                for current.value, argument in enumerate(arguments):
-                    replies.append(_call(environments[current.value], command, argument))
-                pipe.send(("done", replies))
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            pass
-        except UserError as error:
-            pipe.send(("mistake", str(error)))
-        except Exception:
-            pipe.send(("error", traceback.format_exc()))
-        for environment in environments:
-            environment.close()

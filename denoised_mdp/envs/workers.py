@@ -1,0 +1,197 @@
+"""Processes of this machine that serve environments to a pool, and what any kind of worker does with them."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+import gymnasium as gym
+
+from denoised_mdp.envs.actions import Actions
+from denoised_mdp.envs.world import CannotRestore
+from denoised_mdp.errors import UserError
+
+ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+ONE_THREAD["LP_NUM_THREADS"] = "0"  # threads of Mesa's software renderer besides the caller's
+
+
+class Worker(Protocol):
+    """Serves some environments, made by a picklable function; its first reply is `about` the first of them."""
+
+    index: int
+    """which of its environments it was last busy with"""
+
+    def __init__(self, make_environment: Callable[[], gym.Env], count: int): ...
+
+    def send(self, command: str, arguments: list) -> None:
+        """Ask for one `call` of each environment. That the worker is gone is said by `reply`."""
+
+    def reply(self, timeout: float) -> tuple[str, Any]:
+        """("done", value), or what went wrong ("mistake", "error", "dead" or "hung") and where."""
+
+    def fate(self) -> str:
+        """How it died."""
+
+    def leave(self) -> None:
+        """Let it end by itself; `end` follows."""
+
+    def end(self, patience: float = 2.0) -> None:
+        """End it in any state, after `patience` seconds by force."""
+
+
+def call(environment: gym.Env, command: str, argument: Any) -> Any:
+    """One command of the pool to one environment; None is not for this one."""
+    if argument is None:
+        return None
+    match command:
+        case "reset":
+            return environment.reset(seed=argument)
+        case "begin":
+            return environment.reset()
+        case "step":
+            return environment.step(argument)
+        case "get_state":
+            return environment.get_state()
+        case "set_state":
+            with contextlib.suppress(CannotRestore):
+                environment.set_state(argument)
+                return True
+            return False
+    raise ValueError(command)
+
+
+def about(environment: gym.Env) -> tuple[tuple[int, ...], Actions, bool]:
+    """Shape of an observation, the actions, and whether episodes can terminate: yes, unless the environment says no."""
+    can_terminate = getattr(environment.unwrapped, "can_terminate", True)
+    return environment.observation_space.shape, Actions.of(environment.action_space), can_terminate
+
+
+class ProcessWorker:
+    """A process that serves some environments, as seen from this side; see `Worker`."""
+
+    def __init__(self, make_environment: Callable[[], gym.Env], count: int):
+        context = multiprocessing.get_context("spawn")  # a fork would share the renderer and PyTorch's threads
+        self.pipe, other = context.Pipe()
+        descriptor, trace = tempfile.mkstemp(prefix="denoised_mdp_worker_", suffix=".txt")
+        os.close(descriptor)
+        self.trace = Path(trace)
+        self._current = context.Value("i", 0, lock=False)
+        arguments = (other, make_environment, count, trace, self._current)
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
+        try:
+            with _environment_variables(ONE_THREAD), _without_interrupts():
+                self.process.start()
+            other.close()
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def index(self) -> int:
+        """See `Worker`."""
+        return self._current.value
+
+    def send(self, command: str, arguments: list) -> None:
+        """See `Worker`."""
+        with contextlib.suppress(OSError):
+            self.pipe.send((command, arguments))
+
+    def fate(self) -> str:
+        """See `Worker`."""
+        return f"exit code {self.process.exitcode}"
+
+    def leave(self) -> None:
+        """See `Worker`."""
+        self.pipe.close()
+
+    def reply(self, timeout: float) -> tuple[str, Any]:
+        """See `Worker`."""
+        if wait([self.pipe, self.process.sentinel], timeout):
+            if self.pipe.poll():
+                with contextlib.suppress(EOFError, OSError):
+                    return self.pipe.recv()
+            self.process.join(5.0)
+            return "dead", self.trace.read_text(errors="replace")
+        if self.process.pid and hasattr(signal, "SIGUSR1"):  # let it write its traceback
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGUSR1)
+            patience = time.monotonic() + 5.0
+            while not self.trace.stat().st_size and time.monotonic() < patience:
+                time.sleep(0.05)
+        return "hung", self.trace.read_text(errors="replace")
+
+    def end(self, patience: float = 2.0) -> None:
+        """See `Worker`."""
+        self.pipe.close()
+        if self.process.pid is not None:  # it was started
+            self.process.join(patience)
+            if self.process.is_alive():
+                self.process.kill()
+                self.process.join()
+        self.process.close()
+        self.trace.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _environment_variables(values: dict[str, str]):
+    """Set environment variables for processes started in the block, then restore them."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _without_interrupts():
+    """Block Ctrl-C for good in processes started in the block: it is meant for the process that they serve.
+
+    Here it is delivered afterwards. Ignoring it once they run would be too late: their imports take seconds.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str, current: Any) -> None:
+    """The worker: answer commands until the other side closes the pipe."""
+    with open(trace, "w") as file:
+        faulthandler.enable(file)
+        if hasattr(signal, "SIGUSR1"):
+            faulthandler.register(signal.SIGUSR1, file=file)
+        environments: list[gym.Env] = []
+        try:
+            for current.value in range(count):
+                environments.append(make_environment())
+            pipe.send(("done", about(environments[0])))
+            while True:
+                command, arguments = pipe.recv()
+                replies = []
+                for current.value, argument in enumerate(arguments):
+                    replies.append(call(environments[current.value], command, argument))
+                pipe.send(("done", replies))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            pass
+        except UserError as error:
+            pipe.send(("mistake", str(error)))
+        except Exception:
+            pipe.send(("error", traceback.format_exc()))
+        for environment in environments:
+            environment.close()

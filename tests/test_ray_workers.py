@@ -1,0 +1,173 @@
+"""Environments in actors of Ray: the journal that brings a new actor to where a lost one was, and a real cluster."""
+
+import functools
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+from faulty_envs import Faulty
+from small_runs import run_in_parts, tiny
+from test_vector import TOY, play
+
+from denoised_mdp.collector import Collector
+from denoised_mdp.envs import ray_workers
+from denoised_mdp.envs.ray_workers import Host, Journal
+from denoised_mdp.envs.vector import EnvironmentPool
+from denoised_mdp.errors import EnvironmentFailure, UserError
+from denoised_mdp.run.diff import compare
+from denoised_mdp.session import train
+
+
+def same(one, other) -> bool:
+    """Whether two replies are equal, arrays and all."""
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def random_commands(rng: np.random.Generator, count: int):
+    """Commands for two environments, as a pool gives them: the first reset has a seed for each."""
+    yield "reset", [3, 4]
+    for _ in range(count):
+        kind = rng.choice(["step", "step", "step", "begin", "reset", "get_state"])
+        some = rng.random(2) < 0.8
+        match kind:
+            case "step":
+                yield kind, [rng.uniform(-1, 1, 2).astype(np.float32) if one else None for one in some]
+            case "begin":
+                yield kind, [True if one else None for one in some]
+            case "reset":
+                yield kind, [int(rng.integers(99)) if one else None for one in some]
+            case "get_state":
+                yield kind, [True, True]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_journal_leads_to_the_same_state(seed):
+    """Random commands; after each, other environments that follow the journal answer the next one alike."""
+    rng = np.random.default_rng(seed)
+    make = functools.partial(TOY, episode_steps=1000)
+    host, journal = Host(make, 2), Journal()
+    host.do("make", [])
+    for number, (command, arguments) in enumerate(random_commands(rng, 30)):
+        if number % 6 == 5:
+            other = Host(make, 2)
+            other.do("make", [])
+            for entry in journal.entries:
+                assert other.do(*entry)[0] == "done"
+            assert same(other.do("get_state", [True, True]), host.do("get_state", [True, True]))
+            host = other
+        status, replies, _ = host.do(command, arguments)
+        assert status == "done"
+        journal.note(command, arguments, replies)
+    assert len(journal.entries) < 30
+
+
+def test_states_and_seeds_make_a_journal_short():
+    journal = Journal()
+    for command, arguments, replies in (
+        ("reset", [1, 2], [0, 0]),
+        ("step", [0, 0], [0, 0]),
+        ("reset", [3, None], [0, None]),
+    ):
+        journal.note(command, arguments, replies)
+    assert [command for command, _ in journal.entries] == ["reset", "step", "reset"]
+    journal.note("get_state", [True, True], ["a", "b"])
+    assert journal.entries == [("set_state", ["a", "b"])]
+    journal.note("reset", [5, 6], [0, 0])
+    assert journal.entries == [("reset", [5, 6])]
+    journal.note("set_state", ["c", "d"], [True, True])
+    assert journal.entries == [("set_state", ["c", "d"])]
+
+
+def test_a_host_says_what_went_wrong_and_where():
+    host = Host(functools.partial(Faulty, "fail"), 3)
+    host.do("make", [])
+    host.do("reset", [5, 7, 6])
+    action = np.zeros(1, np.float32)
+    host.do("step", [action] * 3)
+    status, text, index = host.do("step", [action] * 3)
+    assert status == "error" and "the physics exploded" in text and index == 1
+    assert Host(functools.partial(TOY, distractors=["fog"]), 1).do("make", [])[0] == "mistake"
+
+
+def test_without_ray_one_line_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"pip install 'denoised-mdp\[ray\]'"):
+        train(tiny(tmp_path / "a", "train.workers=ray", "train.collect_workers=1"))
+    with pytest.raises(UserError, match="train.collect_workers or train.eval_workers"):
+        tiny(tmp_path / "a", "train.workers=ray")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A Ray cluster of this process's own."""
+    ray = pytest.importorskip("ray", reason="ray is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # its processes import what lies beside this file
+        ray.init(num_cpus=4, log_to_driver=False, include_dashboard=False, object_store_memory=10**8)
+    yield ray
+    ray.shutdown()
+
+
+def kill_an_actor(ray, pool: EnvironmentPool) -> None:
+    """As when its process or machine is lost; `ray.kill` would be known as a wish."""
+    pid = ray.get(pool._workers[0]._actor.__ray_call__.remote(lambda host: os.getpid()))
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_actors_play_the_same_episodes(cluster, monkeypatch):
+    monkeypatch.setattr(ray_workers, "MOST_ENTRIES", 3)
+    assert same(play(2, "ray"), play(0))
+
+
+@pytest.mark.parametrize("entries", [500, 2])
+def test_a_killed_actor_is_replaced(cluster, monkeypatch, entries):
+    monkeypatch.setattr(ray_workers, "MOST_ENTRIES", entries)
+    answers = []
+    for kind in ("process", "ray"):
+        rng = np.random.default_rng(0)
+        with EnvironmentPool(TOY, 3, workers=2 * (kind == "ray"), kind=kind) as pool:
+            answers.append(pool.reset([1, 2, 3]))
+            for step in range(3):
+                if kind == "ray" and step != 1:
+                    kill_an_actor(cluster, pool)
+                answers[-1] += pool.step(list(rng.uniform(-1, 1, (3, 2)).astype(np.float32)))
+            answers[-1] += pool.begin([True, False, True])
+    assert same(*answers)
+
+
+def test_an_environment_that_kills_every_actor_ends_the_pool(cluster):
+    with EnvironmentPool(functools.partial(Faulty, "die"), 2, workers=1, kind="ray", task="toy_faulty") as pool:
+        pool.reset([5, 7])
+        pool.step([np.zeros(1, np.float32)] * 2)
+        with pytest.raises(EnvironmentFailure, match="toy_faulty died with its worker process .an actor of Ray"):
+            pool.step([np.zeros(1, np.float32)] * 2)
+
+
+SEVERAL = ["train.collect_envs=2", "train.collect_workers=2", "train.eval_workers=2", "train.precision=float32"]
+
+
+def test_a_run_on_actors_is_the_run_on_processes(cluster, tmp_path, monkeypatch):
+    """Collected and evaluated on Ray, in parts, with an actor killed in the middle: bit-identical."""
+    assert train(tiny(tmp_path / "processes", *SEVERAL))
+    run_in_parts(tiny(tmp_path / "parts", *SEVERAL, "train.workers=ray"), 60, 2)
+    turn, turns = Collector.turn, []
+
+    def killing(collector, agent):
+        turns.append(1)
+        if len(turns) in (5, 30):
+            kill_an_actor(cluster, collector.pool)
+        return turn(collector, agent)
+
+    monkeypatch.setattr(Collector, "turn", killing)
+    assert train(tiny(tmp_path / "killed", *SEVERAL, "train.workers=ray"))
+    assert len(turns) > 30
+    for name in ("parts", "killed"):
+        assert not [part for part in compare(tmp_path / "processes", tmp_path / name) if part.difference]
