@@ -26,7 +26,10 @@ class UserError(Exception):
 
 
 class EnvironmentFailure(RuntimeError):
-    """An environment raised an error, or its worker process died or hung; the message has task, seed, traceback."""
+    """An environment raised an error, or its worker process died or hung; the message has task, seed, traceback.
+
+    Also: another process that learns the same run has died.
+    """
 
     exit_code = 4
 

@@ -77,7 +77,7 @@ class Probe:
             return
         began = time.perf_counter()
         try:
-            with trainer.stop.at_once(), Phase("probing", 1, "agent"):
+            with trainer.stop.at_once(), Phase("probing", 1, "agents"):
                 self.probe = self.probe or QuickProbe(self.make_environment)
                 scores = self.probe(trainer.agent)
         except NoGroundTruth as error:

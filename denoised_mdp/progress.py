@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import shutil
 import sys
 import time
@@ -25,7 +26,7 @@ class Phase:
     Args:
         what: a few words, e.g. "recording".
         total: how much there is to do, in `unit`.
-        unit: what is counted, in the plural.
+        unit: what is counted, in the plural, its first word in s; of one, the singular is shown.
         done: how much of it was done before.
         delay: seconds; a phase that ends sooner is not shown.
     """
@@ -42,7 +43,8 @@ class Phase:
     def text(self, now: float) -> str:
         """Return what the line says at time `now`."""
         seconds, count = now - self.began, self.done - self.first
-        text = f"{self.what}: " + (f"{self.done:,}/" if self.done else "") + f"{self.total:,} {self.unit}"
+        unit = re.sub(r"s\b", "", self.unit, count=1) if self.total == 1 else self.unit
+        text = f"{self.what}: " + (f"{self.done:,}/" if self.done else "") + f"{self.total:,} {unit}"
         if self.more:
             text += f", {self.more}"
         if seconds >= 2 and count:

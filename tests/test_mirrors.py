@@ -60,17 +60,24 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     assert main(["train", *TINY, "train.log_to=mlflow", f"run_dir={tmp_path / 'a'}"]) == 2
 
 
-def test_mlflow_keeps_one_run_over_a_resume(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["a", "Ann's run", 'a "run"'])
+def test_mlflow_keeps_one_run_over_a_resume(tmp_path, monkeypatch, name):
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri(f"file:{tmp_path / 'store'}")
-    assert train(tiny(tmp_path / "a", "train.log_to=mlflow", "train.total_steps=120"))
-    assert train(tiny(tmp_path / "a", "train.log_to=mlflow"))
+    assert train(tiny(tmp_path / name, "train.log_to=mlflow", "train.total_steps=120"))
+    assert train(tiny(tmp_path / name, "train.log_to=mlflow"))
     client = mlflow.MlflowClient()
     [run] = client.search_runs([client.get_experiment_by_name(mirrors.PROJECT).experiment_id])
-    returns = [row["eval/return"] for row in lines(tmp_path / "a") if "eval/return" in row]
+    returns = [row["eval/return"] for row in lines(tmp_path / name) if "eval/return" in row]
     assert [one.value for one in client.get_metric_history(run.info.run_id, "eval/return")] == returns
     assert run.data.params["model.kl.beta"] == "1.0" and run.info.status == "FINISHED"
+
+
+def test_mlflow_filters_have_no_escapes():
+    assert (mirrors.quoted("/a b"), mirrors.quoted("/Ann's")) == ("'/a b'", '"/Ann\'s"')
+    with pytest.raises(UserError, match="another run_dir"):
+        mirrors.quoted("""'a' "b\"""")
 
 
 def test_wandb_works_offline(tmp_path):

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from small_runs import TINY, lines, run_in_parts, tiny
 
 from denoised_mdp import parallel
+from denoised_mdp.agents import followers
 from denoised_mdp.agents.followers import Leader, launched
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import EnvironmentFailure, UserError
 from denoised_mdp.run.diff import compare
 from denoised_mdp.session import train
 
@@ -47,8 +48,9 @@ def one_rank(number: int, store, overrides: list[str], answers) -> None:
 
 
 def gradient_norms(metrics) -> dict[str, float]:
-    """Of all groups of the world model's weights."""
-    return {name: value.item() for name, value in metrics.items() if name.startswith("model/gradient")}
+    """Of all groups of the world model's weights; and metrics that are no means over rows."""
+    wanted = ("model/gradient", "model/error_under_mask")
+    return {name: value.item() for name, value in metrics.items() if name.startswith(wanted)}
 
 
 def agent_of(overrides: list[str]):
@@ -179,3 +181,28 @@ def test_a_leader_ends_its_followers(tmp_path):
     assert all(torch.isfinite(value) for value in metrics.values())
     leader.close()
     assert not any(process.is_alive() for process in leader._started) and not dist.is_initialized()
+
+
+def test_a_process_that_dies_ends_the_run_with_one_error(tmp_path):
+    config = tiny(tmp_path / "a", *TWO)
+    leader = Leader(build_agent(config, 2), config, actions=2)
+    try:
+        leader.update(batch_of())
+        leader._started[0].kill()
+        leader._started[0].join()
+        with pytest.raises(EnvironmentFailure, match="continues from the last checkpoint"):
+            leader.update(batch_of())
+    finally:
+        leader.close()
+
+
+def dead_at_once(number: int, processes: int, port: int) -> None:
+    """A follower whose imports fail, for example."""
+    sys.exit(7)
+
+
+def test_a_process_that_cannot_start_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(followers, "follow", dead_at_once)
+    config = tiny(tmp_path / "a", *TWO)
+    with pytest.raises(EnvironmentFailure, match="exit code 7"):
+        Leader(build_agent(config, 2), config, actions=2)

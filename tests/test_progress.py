@@ -256,7 +256,7 @@ COMMANDS = {
     "probe factors": (["--episodes", "3", "--steps", "12"], ["recording: 3 episodes", "filtering", "fitting probes"]),
     "probe invariance": (
         ["--episodes", "2", "--steps", "8", "--worlds", "2", "--returns", "1"],
-        ["recording: 2 episodes", "other distractors", "filtering", "returns: 3 conditions", "evaluating: 1 episodes"],
+        ["recording: 2 episodes", "other distractors", "filtering", "returns: 3 conditions", "evaluating: 1 episode"],
     ),
     "probe health": (["--episodes", "3", "--steps", "12"], ["recording", "filtering", "fitting probes", "decoding"]),
     "report": (["-o", "page.html"], ["drawing: ", "drawing probes"]),

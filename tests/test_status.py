@@ -89,3 +89,9 @@ def test_what_cannot_be_read_is_unknown(tmp_path):
     assert seen.line.split()[2:5] == ["-", "-", "-"]
     with pytest.raises(UserError, match="no run"):
         statuses([tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize("command", ["status", "table", "report"])
+def test_a_folder_without_runs_says_what_begins_one(tmp_path, capsys, command):
+    assert main([command, str(tmp_path)]) == 2
+    assert f"{tmp_path} holds no run yet: 'denoised-mdp train run_dir=" in capsys.readouterr().err

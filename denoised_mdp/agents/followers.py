@@ -24,7 +24,7 @@ from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import EnvironmentFailure, UserError
 
 PATIENCE = timedelta(days=30)
 """how long a follower waits for work: the leader may evaluate, render or wait for environments meanwhile"""
@@ -55,6 +55,9 @@ class Leader:
     Args:
         agent: as it is now; followers get a copy of all its state.
         config, how: what `build_agent` was called with: the configuration, and keyword arguments.
+
+    Raises:
+        EnvironmentFailure: a process died as it started.
     """
 
     def __init__(self, agent: Agent, config: Config, **how: Any):
@@ -70,20 +73,44 @@ class Leader:
                     spawn.Process(target=follow, args=(number, self.processes, store.port), daemon=True)
                 )
                 self._started[-1].start()
+            self._wait_for_followers(store)
             dist.init_process_group(BACKEND, store=store, rank=0, world_size=self.processes, timeout=PATIENCE)
         else:
             dist.init_process_group(BACKEND, timeout=PATIENCE)
         self._hand_out([(config, how, agent.state())] * self.processes)
 
+    def _wait_for_followers(self, store: dist.Store) -> None:
+        """Return once all are there; they would be waited for in vain if one died as it started."""
+        for number, process in enumerate(self._started, 1):
+            while not store.check([str(number)]):
+                process.join(0.05)
+                if process.exitcode is not None:
+                    for other in self._started:
+                        other.kill()
+                    raise EnvironmentFailure(
+                        f"One of the run's train.processes could not start (exit code {process.exitcode})."
+                    )
+
     def update(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
-        """See `Agent.update`; every process gets its columns of the batch [T, B, ...], and metrics are of all of it."""
+        """See `Agent.update`; every process gets its columns of the batch [T, B, ...], and metrics are of all of it.
+
+        Raises:
+            EnvironmentFailure: a process has died.
+        """
         parts = [{} for _ in range(self.processes)]
         for name, value in batch.items():
             columns = torch.as_tensor(value).cpu().chunk(self.processes, 1)  # [T, B / processes, ...] each
             for part, own in zip(parts, columns, strict=True):
                 part[name] = own.clone()  # else the whole batch would be sent with it
-        part, policy = self._hand_out([(part, policy) for part in parts])
-        return _update(self._update, part, policy)
+        try:
+            part, policy = self._hand_out([(part, policy) for part in parts])
+            return _update(self._update, part, policy)
+        except RuntimeError as error:
+            if not _gone(error):
+                raise
+            raise EnvironmentFailure(
+                "One of the run's train.processes has died. The same command continues from the last checkpoint."
+            ) from error
 
     def close(self) -> None:
         """End the followers, whatever has happened to them."""
@@ -112,6 +139,7 @@ def follow(number: int, processes: int, port: int | None = None) -> None:
         dist.init_process_group(BACKEND, timeout=PATIENCE)
     else:
         store = dist.TCPStore("127.0.0.1", port, processes, is_master=False, timeout=PATIENCE)
+        store.set(str(number), "")
         dist.init_process_group(BACKEND, store=store, rank=number, world_size=processes, timeout=PATIENCE)
     config, how, state = _receive()
     device, dtype = configure(config.train)
@@ -120,14 +148,13 @@ def follow(number: int, processes: int, port: int | None = None) -> None:
         device, dtype = configure(replace(config.train, device=f"cuda:{local}"))
     agent = build_agent(config, **how, device=device, dtype=dtype)
     agent.restore(state)
-    while True:
-        try:
-            work = _receive()
-        except RuntimeError:  # the leader was killed
-            return
-        if work is None:
-            break
-        _update(agent.update, *work)
+    try:
+        while (work := _receive()) is not None:
+            _update(agent.update, *work)
+    except RuntimeError as error:
+        if not _gone(error):
+            raise
+        return  # the leader was killed
     dist.destroy_process_group()
 
 
@@ -143,3 +170,8 @@ def _update(update: Any, batch: dict[str, Tensor], policy: bool) -> dict[str, Te
         metrics = {name: value.detach().clone() for name, value in update(batch, policy=policy).items()}
         parallel.average(metrics.values())
     return metrics
+
+
+def _gone(error: RuntimeError) -> bool:
+    """Whether an exchange failed because another process is gone; gloo raises plain errors."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)

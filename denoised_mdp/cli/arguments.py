@@ -18,6 +18,9 @@ from typing import Any
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.options import convert
 
+if typing.TYPE_CHECKING:
+    from denoised_mdp.config.schema import Config
+
 
 class Parser(argparse.ArgumentParser):
     """Reports a mistake as one `UserError`.
@@ -211,3 +214,8 @@ def suggest(*commands: Sequence[object]) -> None:
     with contextlib.suppress(OSError):
         for word, command in zip(["next:", *["     "] * len(commands)], commands, strict=False):
             print(f"{word} denoised-mdp {shlex.join(map(str, command))}", file=sys.stderr)
+
+
+def first_probe(configs: Sequence[Config]) -> str:
+    """The probe to begin with: factors need ground truth, which Gymnasium's environments do not have."""
+    return "health" if any(config.env.suite == "gym" for config in configs) else "factors"

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from denoised_mdp import __version__, progress
-from denoised_mdp.cli.arguments import Parser, add_command, add_options, suggest
+from denoised_mdp.cli.arguments import Parser, add_command, add_options, first_probe, suggest
 from denoised_mdp.cli.grid import of_grid
 from denoised_mdp.cli.machine import add_machine_commands
 from denoised_mdp.cli.probe import add_probe_commands
@@ -102,8 +102,8 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
     stop = StopRequest(last=owns_process)
     if not train(config, stop):
         return _stopped(stop.exit_code, " Everything is saved; the same command continues.")
-    run, probe = config.run_dir, "health" if config.env.suite == "gym" else "factors"  # gym has no ground truth
-    suggest(["evaluate", run, "--random"], ["render", run], ["probe", probe, run], ["report", run])
+    run = config.run_dir
+    suggest(["evaluate", run, "--random"], ["render", run], ["probe", first_probe([config]), run], ["report", run])
     return 0
 
 

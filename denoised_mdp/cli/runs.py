@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from denoised_mdp.cli.arguments import add_checkpoint, add_command, add_runs, natural, positive, suggest
+from denoised_mdp.cli.arguments import add_checkpoint, add_command, add_runs, first_probe, natural, positive, suggest
+from denoised_mdp.errors import UserError
 from denoised_mdp.progress import shown, track
 
 if TYPE_CHECKING:
@@ -246,6 +248,7 @@ def _table(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     from denoised_mdp.analysis.report.data import find_runs
     from denoised_mdp.analysis.report.page import write_report
+    from denoised_mdp.config import read_config
     from denoised_mdp.run.folder import RunFolder
     from denoised_mdp.run.logger import data_size
 
@@ -255,5 +258,9 @@ def _report(arguments: argparse.Namespace) -> int:
         path = write_report(runs, arguments.output, **options)
     print(f"{path} ({data_size(path.stat().st_size)})")
     if not any(RunFolder(run).probes.is_dir() for run in runs):
-        suggest(["probe", "factors", *runs], ["report", *arguments.runs, "-o", arguments.output])
+        configs = []
+        for run in runs:
+            with contextlib.suppress(UserError):  # of a damaged run
+                configs.append(read_config(run))
+        suggest(["probe", first_probe(configs), *runs], ["report", *arguments.runs, "-o", arguments.output])
     return 0

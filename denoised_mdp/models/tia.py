@@ -21,7 +21,7 @@ from denoised_mdp.models.rssm import RSSM
 from denoised_mdp.models.structure import LatentSpec, Table
 from denoised_mdp.models.vision import Decoder, Encoder
 from denoised_mdp.optim import clipped_step, differentiate, make_optimizer, optimize, parameters_of
-from denoised_mdp.parallel import normal
+from denoised_mdp.parallel import average, normal
 
 if TYPE_CHECKING:
     from denoised_mdp.config.schema import Config
@@ -199,14 +199,16 @@ class TIA(WorldModel):
             terms["continuation"] = self.continuation_nll(latent, is_terminal)
         with torch.no_grad():
             error, constant = (joint - images).square(), HALF_LOG_2PI * images[0].numel()
+            under_mask, all_of_it, mean = (mask * error).sum(), error.sum(), reward.mean()
+            average([under_mask, all_of_it, mean])
             metrics = {
                 "model/image_error": terms["image"] - constant,
                 "model/image_error_alone": terms["image_alone"] - constant,
                 "model/mask": mask.float().mean(),
-                "model/error_under_mask": (mask * error).sum() / error.sum(),
+                "model/error_under_mask": under_mask / all_of_it,
                 "model/reward_error": 0.5 * (predicted["x"] - reward).square().mean(),
                 "model/reward_error_y": 0.5 * (predicted["y"] - reward).square().mean(),
-                "model/reward_error_constant": 0.5 * reward.var(correction=0),
+                "model/reward_error_constant": 0.5 * (reward - mean).square().mean(),
                 "model/reward_x": predicted["x"].mean(),
             }
         metrics |= {f"model/kl_{name}": part.mean() for name, part in kl.items()}

@@ -56,7 +56,7 @@ class MLflow:
         found = self.client.get_experiment_by_name(PROJECT)
         experiment = found.experiment_id if found else self.client.create_experiment(PROJECT)
         folder = os.path.realpath(config.run_dir)
-        runs = self.client.search_runs([experiment], f"tags.run_dir = '{folder}'")
+        runs = self.client.search_runs([experiment], f"tags.run_dir = {quoted(folder)}")
         self.id = runs[0].info.run_id if runs else self._create(experiment, folder, config)
 
     def _create(self, experiment: str, folder: str, config: Config) -> str:
@@ -73,6 +73,20 @@ class MLflow:
     def close(self) -> None:
         """See `Mirror`."""
         self.client.set_terminated(self.id)
+
+
+def quoted(text: str) -> str:
+    """A string in MLflow's filters, which know no escapes: in quotation marks that it does not contain.
+
+    Raises:
+        UserError: it contains both kinds.
+    """
+    mark = '"' if "'" in text else "'"
+    if mark in text:
+        raise UserError(
+            f"{text}: MLflow cannot find a folder with both kinds of quotation marks. Choose another run_dir."
+        )
+    return f"{mark}{text}{mark}"
 
 
 class Careful:
