@@ -102,8 +102,8 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
     stop = StopRequest(last=owns_process)
     if not train(config, stop):
         return _stopped(stop.exit_code, " Everything is saved; the same command continues.")
-    run = config.run_dir
-    suggest(["evaluate", run, "--random"], ["render", run], ["probe", first_probe([config]), run], ["report", run])
+    run, look = config.run_dir, [["render", config.run_dir]] if config.agent.has_model else []
+    suggest(["evaluate", run, "--random"], *look, ["probe", first_probe([config]), run], ["report", run])
     return 0
 
 

@@ -38,6 +38,8 @@ from denoised_mdp.models.vision import Encoder
 from denoised_mdp.progress import Phase
 
 SCRATCH, CONTRASTIVE = "from scratch", "contrastive"
+NO_DECAY = (SCRATCH, "CURL")
+"""what Wang et al. 2022 finetune without a penalty of the weights"""
 MUST_AGREE = ("suite", "task", "size", "camera", "quality")
 """options of a run's environment that determine its encoder's input"""
 Makers = dict[tuple[str, str], Callable[[int], Encoder]]
@@ -129,7 +131,10 @@ def _curves(
             name, run, stack, size, seed = key
             if origin != (name, run, seed):
                 encoder, origin = makers[name, run](seed), (name, run, seed)
-            rows, decay = store.choose("train", size, seed), 0.0 if name == SCRATCH else WEIGHT_DECAY
+            rows, decay = (
+                store.choose("train", size, seed),
+                0.0 if name.partition(" · ")[0] in NO_DECAY else WEIGHT_DECAY,
+            )
             what = f"{name}, {stack} frame{'s' * (stack > 1)}, {size:,} pairs, seed {seed}"
             with _updates(what, schedule.updates) as inner:
                 options = {"stack": stack, "seed": seed, "weight_decay": decay, "progress": inner.update}

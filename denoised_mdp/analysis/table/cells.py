@@ -22,8 +22,8 @@ PAPER_VARIANTS = (
     ("video_background", "camera_jitter"),
 )
 """rows of the paper's Table 5.1, in its order"""
-PROTOCOL = ("env.episode_steps", "env.reward", "env.size", "env.quality", "env.clips", "train.eval_episodes")
-"""what two methods must share on a task, with every option of the distractors"""
+PROTOCOL = ("env.episode_steps", "env.reward", "env.quality", "env.clips", "train.eval_episodes")
+"""what two methods must share on a task, with every option of the distractors; each may see another size of picture"""
 BY = ("model.name", "policy.name")
 """options that make a method"""
 

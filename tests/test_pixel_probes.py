@@ -1,0 +1,126 @@
+"""Probes, reports and tables of agents without a world model; what they cannot do is one line."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from joints_case import make_run, small_data
+from pixel_case import SIZE, tiny_agent
+from small_runs import TINY
+
+from denoised_mdp import register_agent
+from denoised_mdp.agents.curl import CURL
+from denoised_mdp.agents.registry import AGENTS, build_agent
+from denoised_mdp.analysis.crossfit import random_divisions
+from denoised_mdp.analysis.data import FrozenFeatures, freeze, probe_seeds, record
+from denoised_mdp.analysis.factors import factor_matrix, stack, targets_of
+from denoised_mdp.analysis.health import features_health
+from denoised_mdp.analysis.invariance import measure_invariance, record_grid
+from denoised_mdp.analysis.joints.probe import probe_joints
+from denoised_mdp.analysis.joints.regression import Schedule
+from denoised_mdp.cli.main import main
+from denoised_mdp.config import load_config, schema
+from denoised_mdp.config.agents import CURLConfig
+from denoised_mdp.envs import make_env
+from denoised_mdp.envs.factors import factors
+from denoised_mdp.errors import UserError
+from denoised_mdp.options import option
+
+
+def toy():
+    return make_env("dot", suite="toy", size=SIZE, action_repeat=2, episode_steps=40)
+
+
+def test_frozen_features_are_what_acting_reads():
+    agent = tiny_agent("curl")
+    episodes = record(toy, probe_seeds(0, 3), 8, agent=agent)
+    for one, episode in zip(freeze(agent, episodes), episodes, strict=True):
+        carry, actions = None, []
+        for picture in episode.observation:
+            action, carry = agent.act(picture, carry)
+            actions.append(action)
+        np.testing.assert_allclose(one.action.numpy(), np.stack(actions), atol=1e-6)
+        read = agent.picture_encoder.read(carry.frames).detach()  # of the last frames
+        np.testing.assert_allclose(one.parts()["x"][-1], read[0].numpy(), atol=1e-5)
+        assert one.seen == "x" and one.parts()["encoder"].shape == (9, 16 * 4)
+
+
+def test_factors_and_health_are_measured_of_features():
+    agent = tiny_agent("curl")
+    episodes = record(toy, probe_seeds(0, 5), 12, behaviour="random")
+    frozen = freeze(agent, episodes)
+    environment = toy()
+    parts, episode = stack(frozen)
+    targets = targets_of(factors(environment), episodes)
+    matrix = factor_matrix(parts, targets, episode, random_divisions(5), ["ridge"], seen=frozen[0].seen)
+    assert matrix.parts == ["x", "encoder"] and set(matrix.headline("ridge")) == {"signal_recall", "leakage"}
+    health = features_health(frozen, matrix)
+    assert health.active["x"] == (8, 8) and not any("collapsed" in one for one in health.warnings)
+    still = [FrozenFeatures("x", {"x": torch.ones(4, 8)}, torch.zeros(4, 2))]
+    assert features_health(still, None).active["x"] == (0, 8)
+    assert "x has collapsed" in features_health(still, None).warnings[0]
+
+
+def test_invariance_compares_features_and_actions():
+    """Chance plays no part; pictures that do not change give distances of zero."""
+    agent = tiny_agent("curl")
+    grid = record_grid(toy, agent, 2, 2, 6)
+    found = measure_invariance(agent, grid)
+    assert set(found.parts) == {"x", "encoder", "action"} and found.parts["x"].other_noise > 0
+    assert all(one.resampled == 0 for one in found.parts.values())
+    same = measure_invariance(agent, [[row[0], row[0]] for row in grid])
+    assert same.parts["x"].other_noise == 0 and same.action_change == 0
+
+
+def test_joints_are_read_from_stacks_of_three(tmp_path):
+    run = make_run(tmp_path / "curl", "agent=curl", "agent.frames=3")
+    small_data(tmp_path / "data").close()
+    options = {"data": tmp_path / "data", "sizes": [20], "test_pairs": 10, "schedule": Schedule(2, 4, evaluations=1)}
+    lines = probe_joints([run], tmp_path / "out", stack=(3,), references=(), device="cpu", **options)
+    assert any("CURL" in line for line in lines)
+    with pytest.raises(UserError, match="reads 3 frames at once: give --stack 3"):
+        probe_joints([run], tmp_path / "one", stack=(1,), references=(), device="cpu", **options)
+    with pytest.raises(UserError, match="references have a world model's encoder"):
+        probe_joints([run], tmp_path / "two", stack=(3,), device="cpu", **options)
+
+
+def test_a_run_is_shown_and_what_it_cannot_do_is_one_line(tmp_path, capsys):
+    """From training to the table, on the command line."""
+    run = str(tmp_path / "curl")
+    assert main(["train", *TINY, "agent=curl", f"run_dir={run}"]) == 0
+    assert "render" not in capsys.readouterr().err.partition("next:")[2]
+    for probe in ("factors", "health"):
+        assert main(["probe", probe, run, "--episodes", "4", "--steps", "12"]) == 0
+    assert main(["report", run, "-o", str(tmp_path / "report.html")]) == 0
+    assert main(["status", run]) == 0 and main(["table", run, "-o", str(tmp_path / "table")]) == 0
+    assert main(["evaluate", run, "--episodes", "1"]) == 0
+    assert "curl" in (tmp_path / "table" / "runs.csv").read_text()
+    result = json.loads(next((tmp_path / "curl" / "probes").glob("factors*.json")).read_text())
+    assert (result["model"], result["policy"], result["seen"]) == ("curl", "", "x")
+    capsys.readouterr()
+    assert main(["render", run]) == 2
+    assert capsys.readouterr().err.count("agent=curl has no decoder") == 1
+    assert main(["bench", *TINY, "agent=curl"]) == 2
+    assert "bench measures world models alone" in capsys.readouterr().err
+
+
+def test_an_agent_of_ones_own_is_one_class_and_its_options():
+    @dataclass
+    class Options(CURLConfig):
+        name: str = "mine"
+        temperature: float = option(0.5, "of the similarities", above=0)
+
+    class Mine(CURL):
+        def logits(self, now, positive):
+            return super().logits(now, positive) / self.options.temperature
+
+    register_agent("mine", Mine, Options)
+    try:
+        config = load_config(["agent=mine", "env.size=96", "agent.temperature=2", "agent.depth=4", "agent.hidden=8"])
+        assert isinstance(build_agent(config, 2), Mine) and config.method == ("mine", "")
+        with pytest.raises(UserError, match="only agent=mine has this option"):
+            load_config(["agent.temperature=2"])
+    finally:
+        del AGENTS["mine"], schema.AGENTS["mine"]
