@@ -40,6 +40,13 @@ def test_counts_of_the_published_model():
     assert counts("model=dreamer", actions=2)["rssm"] == 5_979_648 - 4 * 256
 
 
+def test_rows_learned_from_for_each_action():
+    config = load_config(["preset=modern"])
+    actions = 100_000 / config.env.action_repeat
+    updates = config.updates_due(config.train.prefill_steps + 100_000) - config.updates_due(config.train.prefill_steps)
+    assert updates * config.train.batch_size * config.train.segment_length / actions == 512
+
+
 def norm_silu(x, scale):
     return F.silu(F.rms_norm(x, x.shape[-1:], scale, 1e-4))
 
