@@ -108,12 +108,11 @@ def measure(run: Path, step: int, options: dict[str, Options]) -> dict[str, dict
 
 def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """A run's row of runs.csv; nan where it has no such number."""
-    matrix, played = from_tree(results["factors"]) if "factors" in results else None, results["returns"]["returns"]
+    matrix, played = from_tree(results["factors"]), results["returns"]["returns"]
     invariant = results.get("invariance", {"distances": {}})
-    seen = matrix.seen if matrix else ""
 
     def r_squared(part: str, source: str) -> float:
-        return matrix.summary("ridge", part, source).value if matrix else math.nan
+        return matrix.summary("ridge", part, source).value
 
     def logged(name: str) -> float:
         return at_step(run, name, step)
@@ -126,12 +125,12 @@ def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[
         "cpu_hours": core_hours(run) * min(1.0, step / max(run.step, 1)),
         "return": float(np.mean(played["train"])),
         "return_unseen": float(np.mean(played["test"])) if "test" in played else math.nan,
-        "recall": r_squared(seen, "signal"),
-        "leakage": r_squared(seen, "noise"),
+        "recall": r_squared(matrix.seen, "signal"),
+        "leakage": r_squared(matrix.seen, "noise"),
         "signal_from_y": r_squared("y", "signal"),
         "noise_from_y": r_squared("y", "noise"),
         "action_change": number_of(invariant.get("action_change")),
-        "invariance": number_of(invariant["distances"].get(seen, {}).get("ratio")),
+        "invariance": number_of(invariant["distances"].get(matrix.seen, {}).get("ratio")),
         "nats_x": logged("model/kl_x"),
         "nats_y": logged("model/kl_y"),
         "overrides": overrides_of(run.config),
@@ -170,12 +169,10 @@ def add(runs: Sequence[RunData], out: Path, options: dict[str, Options], by: Seq
         if at not in [*list_steps(folder.checkpoints), *list_steps(folder.snapshots)]:
             print(f"{run.path}: no checkpoint{f' of step {step:,}' if step else ' yet'}", flush=True)
             continue
-        left_out = set() if run.config.distractors else {"invariance"}
-        left_out |= set() if run.config.agent.has_model else {"invariance", "factors"}
-        asked = {name: one for name, one in options.items() if name not in left_out}
+        asked = {name: one for name, one in options.items() if name != "invariance" or run.config.distractors}
         results, key = measure(run.path, at, asked), key_of(run.config, by)
         row = row_of(run, key, at, results)
-        replace_rows(out / "curves.csv", curve_rows(run, key, results.get("factors", {}).get("seen", "")))
+        replace_rows(out / "curves.csv", curve_rows(run, key, results["factors"]["seen"]))
         replace_rows(out / "runs.csv", [row])  # last: a run that is in there is whole
         numbers = ", ".join(f"{name.replace('_', ' ')} {row[name]:.3g}" for name in ("return", "recall", "leakage"))
         print(f"{' '.join(key)}: step {at:,}, {numbers}", flush=True)
