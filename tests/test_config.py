@@ -425,6 +425,22 @@ def test_updates_fall_due_after_the_prefill_and_then_at_an_interval_but_not_at_t
         assert config.updates_due(step) == updates * sum(step >= one for one in due)
 
 
+def test_the_first_round_may_have_updates_of_its_own():
+    config = Config()
+    config.train.prefill_steps, config.train.train_every, config.train.updates = 20, 10, 2
+    config.train.total_steps, config.train.first_updates = 60, 7
+    assert [config.updates_due(step) for step in (19, 20, 29, 30, 45, 60)] == [0, 7, 7, 9, 11, 13]
+
+
+def test_a_run_saved_before_there_were_agents_is_one_of_a_world_model(tmp_path):
+    config = load_config(["model=2c"])
+    save_config(config, tmp_path / "config.yaml")
+    tree = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    del tree["agent"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
+    assert read_config(tmp_path) == config and config.agent.has_model
+
+
 @pytest.mark.parametrize("every, expected", [(0, 0), (10, 4), (15, 3), (30, 2), (100, 2)])
 def test_evaluations_are_counted_from_the_prefill_and_one_comes_at_the_end(every, expected):
     config = Config()
