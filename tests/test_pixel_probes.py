@@ -33,8 +33,9 @@ def toy():
     return make_env("dot", suite="toy", size=SIZE, action_repeat=2, episode_steps=40)
 
 
-def test_frozen_features_are_what_acting_reads():
-    agent = tiny_agent("curl")
+@pytest.mark.parametrize("name", ["curl", "dbc", "pisac"])
+def test_frozen_features_are_what_acting_reads(name):
+    agent = tiny_agent(name)
     episodes = record(toy, probe_seeds(0, 3), 8, agent=agent)
     for one, episode in zip(freeze(agent, episodes), episodes, strict=True):
         carry, actions = None, []
@@ -74,12 +75,13 @@ def test_invariance_compares_features_and_actions():
     assert same.parts["x"].other_noise == 0 and same.action_change == 0
 
 
-def test_joints_are_read_from_stacks_of_three(tmp_path):
-    run = make_run(tmp_path / "curl", "agent=curl", "agent.frames=3")
+@pytest.mark.parametrize(("name", "title"), [("curl", "CURL"), ("dbc", "DBC"), ("pisac", "PI-SAC")])
+def test_joints_are_read_from_stacks_of_three(tmp_path, name, title):
+    run = make_run(tmp_path / name, f"agent={name}", "agent.frames=3")
     small_data(tmp_path / "data").close()
     options = {"data": tmp_path / "data", "sizes": [20], "test_pairs": 10, "schedule": Schedule(2, 4, evaluations=1)}
     lines = probe_joints([run], tmp_path / "out", stack=(3,), references=(), device="cpu", **options)
-    assert any("CURL" in line for line in lines)
+    assert any(title in line for line in lines)
     with pytest.raises(UserError, match="reads 3 frames at once: give --stack 3"):
         probe_joints([run], tmp_path / "one", stack=(1,), references=(), device="cpu", **options)
     with pytest.raises(UserError, match="references have a world model's encoder"):
