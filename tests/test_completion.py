@@ -43,7 +43,7 @@ def test_words(typed, offered):
 def test_values_that_are_offered_are_accepted(place):
     """The first and the last value of every option that does not hang on another one."""
     others = (
-        "agent=",
+        "agent",
         "policy.",
         "distractors",
         "env.suite",
@@ -51,6 +51,7 @@ def test_values_that_are_offered_are_accepted(place):
         "env.reward",
         "env=",
         "model.name",
+        "model.core",
         "model.decoder",
     )
     others += ("model.target", *(f"model.{latent}." for latent in latent_names()))

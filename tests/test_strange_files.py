@@ -390,7 +390,7 @@ def test_a_full_table_of_files_is_one_line(tmp_path):
     """Without a file more to be had, Python finds no folder for temporary files, and says that none exists."""
     full = f"import sys, tempfile; tempfile._candidate_tempdir_list = lambda: [{str(tmp_path / 'full')!r}]"
     # As a worker's trace is made.
-    worker = "from denoised_mdp.cli import main as cli; cli._doctor = lambda _: tempfile.mkstemp()"
+    worker = "from denoised_mdp.cli import machine, main as cli; machine._doctor = lambda _: tempfile.mkstemp()"
     command = [sys.executable, "-c", f"{full}; {worker}; sys.exit(cli.main(['doctor']))"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "TMPDIR" in done.stderr and "Traceback" not in done.stderr, done.stderr

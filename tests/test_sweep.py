@@ -1,5 +1,7 @@
 """Sweeps: what Hydra hands to each job, in which folder, and what it refuses."""
 
+import io
+import logging
 import os
 import pickle
 import signal
@@ -143,6 +145,19 @@ def test_a_signal_ends_the_sweep_at_once(tmp_path, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         sweep(["env=toy", "env.task=dot", "seed=1,2,3"], lambda given: next(codes))
     assert ended.value.code == 128 + signal.SIGTERM and list(codes) == [0]
+
+
+def test_a_sweep_closes_no_stream(jobs):
+    """Hydra configures logging anew; a handler that closes its stream, as absl's does, would take it along."""
+    stream = io.StringIO()
+
+    class Handler(logging.StreamHandler):
+        def close(self):
+            self.stream.close()
+
+    handler = Handler(stream)
+    assert len(jobs("env=toy", "env.task=dot", "seed=1,2")) == 2
+    assert handler.stream is stream and not stream.closed
 
 
 class Requeued(BaseException):

@@ -5,6 +5,7 @@ Of values on the command line Hydra also finds the combinations.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -92,7 +93,11 @@ def launch(arguments: Sequence[str], job: Callable[[Any], None]) -> None:
 
     OmegaConf.register_new_resolver("plain", plain, replace=True)  # for hydra.sweep.subdir
     words = ["denoised-mdp train", "--multirun", *arguments]
-    with mock.patch.object(sys, "argv", words), mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1"):  # it raises
+    with (
+        mock.patch.object(sys, "argv", words),
+        mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1"),  # it raises
+        mock.patch.object(logging, "shutdown"),  # by which Hydra would close all handlers: absl's, standard error
+    ):
         try:
             hydra.main(version_base="1.3", config_path=None, config_name="sweep")(job)()
         except (hydra.errors.HydraException, OmegaConfBaseException) as error:

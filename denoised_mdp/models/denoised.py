@@ -143,9 +143,8 @@ class DenoisedModel(WorldModel):
         images = self.float_images(observation)  # [T B, 3, H, W]
         embed = self.encoder(images).unflatten(0, observation.shape[:2])  # [T, B, E]
         latent, posterior, prior = self.rssm.observe(embed, action, is_first, noise, self.latent_before(start))
-        weighted_kl, kl = self.kl.total(
-            posterior, prior, self.table, self.kl_share if self.kl_warmup else 1.0
-        )  # scalar, {name: [T, B]}
+        share = self.kl_share if self.kl_warmup else 1.0
+        weighted_kl, kl = self.kl.total(posterior, prior, self.table, share)  # scalar, {name: [T, B]}
         shares = self.reward_shares(latent)  # {name: [T, B]}
         shown = images if self.target == "observation" else self.float_images(observation[..., 3:])  # [T B, 3, H, W]
         image_loss = self.image_nll(self.decode(latent), shown)
