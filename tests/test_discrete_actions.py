@@ -258,5 +258,5 @@ def test_another_choice_counts_as_the_whole_range(monkeypatch):
     monkeypatch.setattr(invariance, "_stack_means", lambda _: {})
     monkeypatch.setattr(invariance, "_actions", lambda *_: actions)
     monkeypatch.setattr(invariance, "freeze", lambda *_, **__: [SimpleNamespace(seen="x")] * 2)
-    agent = SimpleNamespace(mdp=SimpleNamespace(discrete=True))
+    agent = SimpleNamespace(actions=SimpleNamespace(discrete=True))
     assert invariance.measure_invariance(agent, [[None, None]] * 2).action_change == 2

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from denoised_mdp.cli.sweep import translate_multirun
 from denoised_mdp.config import MAY_CHANGE, as_tree, differences, load_config, read_config, save_config
 from denoised_mdp.config.compose import GROUPS, all_options, choices
-from denoised_mdp.config.schema import POLICIES, Config
+from denoised_mdp.config.schema import AGENTS, POLICIES, Config, ModelConfig
 from denoised_mdp.config.validate import as_text, build
 from denoised_mdp.envs import DISTRACTORS
 from denoised_mdp.errors import UserError
@@ -92,13 +92,14 @@ def groups(kind: type) -> st.SearchStrategy:
     for field in dataclasses.fields(kind):
         if field.name == "distractors":
             fields[field.name] = DISTRACTOR_OPTIONS
-        elif field.name == "latents":
+        elif field.name == "latents" and kind is ModelConfig:
             rows = {cell.name: values(cells[cell.name], cell.metadata) for cell in CELLS}
             fields |= dict.fromkeys(("x", "y"), st.fixed_dictionaries({}, optional=rows))
         elif field.name == "kind":  # of a model: chosen with its file
             fields[field.name] = st.just(field.default)
-        elif field.name == "policy":
-            fields[field.name] = st.one_of(*map(groups, POLICIES.values()))
+        elif field.name in ("agent", "policy"):
+            registry = AGENTS if field.name == "agent" else POLICIES
+            fields[field.name] = st.one_of(*map(groups, registry.values()))
         elif dataclasses.is_dataclass(hints[field.name]):
             fields[field.name] = groups(hints[field.name])
         else:
@@ -112,7 +113,15 @@ DISTRACTOR_OPTIONS = st.dictionaries(
     st.dictionaries(PRINTABLE, st.booleans() | st.integers() | st.floats(allow_nan=False) | GRAMMAR, max_size=3),
     max_size=3,
 )
-CONFIGS = groups(Config).map(lambda tree: build(Config, tree))
+
+
+def its_own(tree: dict) -> dict:
+    """Of an agent without a world model there are no options of model and policy."""
+    has_model = AGENTS[tree.get("agent", {"name": "world_model"})["name"]].has_model
+    return {group: options for group, options in tree.items() if has_model or group not in ("model", "policy")}
+
+
+CONFIGS = groups(Config).map(lambda tree: build(Config, its_own(tree)))
 
 
 @settings(REPEATABLE, max_examples=60)
@@ -131,7 +140,8 @@ def test_one_changed_option_is_the_one_difference(config, data):
     changed = build(Config, as_tree(config))
     changed.model.latents.setdefault("x", LatentSpec("x"))
     config.model.latents.setdefault("x", LatentSpec("x"))
-    name = data.draw(st.sampled_from(["env", "model.x", "model.kl", "model.optimizer", "policy", "train", "replay"]))
+    names = ["model.x", "model.kl", "model.optimizer", "policy"] if config.agent.has_model else ["agent"]
+    name = data.draw(st.sampled_from([*names, "env", "train", "replay"]))
     group = changed.model.latents["x"] if name == "model.x" else attrgetter(name)(changed)
     field = data.draw(
         st.sampled_from([field for field in dataclasses.fields(group) if field.name not in ("name", "kind")])

@@ -98,7 +98,7 @@ class CURLConfig(PixelSACConfig):
 class DBCConfig(PixelSACConfig):
     """DBC: pixel SAC whose encoder also learns distances of a bisimulation metric."""
 
-    name: str = option("dbc", "what learns and acts (choose it with agent=...)")
+    name: str = option("dbc", "what learns and acts (choose it with agent=...)", choices=("dbc",))
     members: int = option(1, "models of the next features that vote", low=1)
     probabilistic: bool = option(False, "these models predict a std as well")
     model_hidden: int = option(512, "width of the models of features and reward", low=1)
@@ -117,7 +117,7 @@ class DBCConfig(PixelSACConfig):
 class PISACConfig(PixelSACConfig):
     """PI-SAC: pixel SAC whose encoder also learns to predict the next three decisions, compressed."""
 
-    name: str = option("pisac", "what learns and acts (choose it with agent=...)")
+    name: str = option("pisac", "what learns and acts (choose it with agent=...)", choices=("pisac",))
     hidden: int = option(256, "width of the actor and the critics", low=1)
     actor_lr: float = option(3e-4, "learning rate of the actor", above=0)
     critic_lr: float = option(3e-4, "learning rate of the critics and the encoder", above=0)
