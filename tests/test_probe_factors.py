@@ -14,14 +14,17 @@ from small_runs import lines, run_in_parts, tiny
 import denoised_mdp
 from denoised_mdp.analysis import data, factor_tables, plots
 from denoised_mdp.analysis.crossfit import EpisodeSums, random_divisions
-from denoised_mdp.analysis.factors import QuickProbe, factor_matrix, stack
+from denoised_mdp.analysis.factors import UNTRAINED, QuickProbe, factor_matrix, stack
 from denoised_mdp.analysis.mlp import mlp_predictions
 from denoised_mdp.analysis.probes import PROBES
+from denoised_mdp.analysis.probes.factors import _matrix
+from denoised_mdp.analysis.results import Subject
 from denoised_mdp.analysis.ridge import fit_ridge, group_folds, r_squared
 from denoised_mdp.cli import main as cli
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.factors import NOISE, QUADRANTS, SIGNAL, Factor, factors
 from denoised_mdp.errors import UserError
+from denoised_mdp.run.load import load_run, untrained
 from denoised_mdp.session import train
 
 
@@ -218,6 +221,34 @@ def test_a_clean_x_is_a_number_where_all_latents_know_the_noise():
     case = leaking(np.random.default_rng(6), 12, 120, 3, 0.0)
     found = factor_matrix(*case, random_divisions(12), ["ridge"]).summary("ridge", "x", "noise")
     assert found.value == 0 and 0 <= found.low and 0 < found.high < 0.1
+
+
+def test_what_is_known_before_training_decides_nothing_about_the_trained_latents():
+    """A net without training that knows all is no ceiling, and one that knows nothing is told apart from too few."""
+    parts, columns, episode = constructed(episodes=12)
+    alone = factor_matrix(parts, columns, episode, random_divisions(12), ["ridge"])
+    knows_all = np.concatenate(list(columns.values()), 1)
+    for features in (knows_all, np.random.default_rng(5).normal(size=knows_all.shape)):
+        beside = factor_matrix(parts | {UNTRAINED: features}, columns, episode, random_divisions(12), ["ridge"])
+        for source in ("signal", "noise"):
+            assert beside.ceiling("ridge", source) == alone.ceiling("ridge", source)
+            found = {part: beside.summary("ridge", part, source) for part in parts}
+            assert found == {part: alone.summary("ridge", part, source) for part in parts}
+        value = beside.summary("ridge", UNTRAINED, "signal").value
+        assert value > 0.99 if features is knows_all else value < 0.05
+
+
+def test_the_untrained_reference_has_the_weights_that_training_begins_with(tmp_path):
+    """Of a run that has learned nothing, x and the reference are one; of another, they are not."""
+    assert train(tiny(tmp_path, "seed=3"))
+    config, agent, step = load_run(tmp_path, device="cpu")
+    options = PROBES["factors"].Options(episodes=5, steps=20, behaviour="random")
+    begun, trained = (_matrix(Subject(tmp_path, config, one, step), options) for one in (untrained(agent), agent))
+    x, reference = (begun.parts.index(part) for part in ("x", UNTRAINED))
+    for probe in begun.scores:
+        assert np.array_equal(begun.scores[probe][:, x], begun.scores[probe][:, reference])
+        assert np.array_equal(trained.scores[probe][:, reference], begun.scores[probe][:, reference])
+        assert not np.array_equal(trained.scores[probe][:, x], begun.scores[probe][:, x])
 
 
 def test_r_squared_is_of_all_held_out_rows_together():

@@ -38,6 +38,9 @@ from denoised_mdp.rollout import Episode
 PROBES = ("ridge", "mlp")
 REFERENCES = ("all", "encoder")
 """parts that see more than any single latent; their R^2 is the ceiling of the sample"""
+UNTRAINED = "untrained"
+"""the part that the policy would see with initial weights: the memory of any net holds the actions and some of the
+picture, so recall starts above 0"""
 CEILING = 0.2
 """least lower end of the ceiling's interval"""
 WIDEST = 0.5
@@ -83,7 +86,7 @@ class FactorMatrix:
 
         A model of one latent has no part called "all": that latent is all of them.
         """
-        found = self.summaries[probe][source]
+        found = {part: one for part, one in self.summaries[probe][source].items() if part != UNTRAINED}
         known = [found[part] for part in REFERENCES if part in found] if "all" in found else list(found.values())
         return max(known, key=lambda one: (one.low, one.value), default=Estimate(np.nan))
 
@@ -176,7 +179,8 @@ def _summarize(matrix: FactorMatrix, probe: str, draws: np.ndarray, more: np.nda
         ceiling = matrix.ceiling(probe, source)
         useless = ceiling.low < CEILING or ceiling.high - ceiling.low > WIDEST
         if "all" in found:  # knows what each latent knows, unless the fit drowns in its many features
-            useless |= max(one.value for part, one in found.items() if part != "encoder") > found["all"].value + LOST
+            latents = [one.value for part, one in found.items() if part not in ("encoder", UNTRAINED)]
+            useless |= max(latents) > found["all"].value + LOST
         found |= {
             part: Estimate(np.nan, note=TOO_FEW)
             for part, one in found.items()

@@ -12,7 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from denoised_mdp.analysis.factors import FactorMatrix
+from denoised_mdp.analysis.factors import UNTRAINED, FactorMatrix
 from denoised_mdp.envs.factors import QUADRANTS, Factor
 from denoised_mdp.run.folder import output_file
 
@@ -21,7 +21,7 @@ COLORS = {"x": "#1f5fa8", "y": "#e4572e", "z": "#3a9d6b", "all": "#6c5b9e", "enc
 DARK = LinearSegmentedColormap.from_list("dark", ["#f6f8fb", "#cfe0f2", "#7fb0dc", "#2f76ba", "#0d2f5e"])
 PALETTE = ("#1f5fa8", "#e4572e", "#3a9d6b", "#6c5b9e", "#b8860b", "#0e8ba0", "#c2477f", "#5a6b2f", "#8a94a0", "#7a4b2a")
 """of curves that are compared"""
-PART_LABELS = {"all": "all", "encoder": "encoder"}
+PART_LABELS = {UNTRAINED: "un-\ntrained"}
 NARROWEST, CELL, ROW, LINE_HEIGHT, TITLE, FOOT = 4.4, 0.56, 0.225, 0.21, 0.62, 0.72
 """inches of a factor map: least width, width and height of a cell, a line of text, above a panel, below all"""
 NUMBERS_FROM = 0.4

@@ -94,6 +94,14 @@ def load_run(run: Path | str, *, checkpoint: int | None = None, device: str = "a
     return config, agent.eval(), step
 
 
+def untrained(agent: Agent) -> Agent:
+    """The agent with the weights that its training began with, ready to act."""
+    train = agent.config.train
+    dtype = resolve_precision(train.precision, agent.device, deterministic=train.deterministic)
+    about = {"can_terminate": agent.can_terminate, "device": agent.device, "dtype": dtype}
+    return build_agent(agent.config, agent.actions, **about).eval()
+
+
 def load(run: Path | str, *, checkpoint: int | None = None, device: str = "auto") -> Agent:
     """Load the agent of a run folder, ready to act.
 

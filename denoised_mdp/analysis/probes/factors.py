@@ -78,9 +78,13 @@ def _draw(matrix: FactorMatrix, title: str, split: str, stem: Path) -> list[str]
 
 
 def _matrix(subject: Subject, options: Options) -> FactorMatrix:
-    """Record, filter and probe; "across" fits on the clips of training and tests on held-out ones."""
+    """Record, filter and probe; "across" fits on the clips of training and tests on held-out ones.
+
+    The agent with initial weights reads the same episodes: `UNTRAINED`.
+    """
     from denoised_mdp.analysis.data import freeze, probe_seeds, record
-    from denoised_mdp.analysis.factors import factor_matrix, stack, targets_of
+    from denoised_mdp.analysis.factors import UNTRAINED, factor_matrix, stack, targets_of
+    from denoised_mdp.run.load import untrained
 
     config, agent, episodes = subject.config, subject.agent, options.episodes
     with contextlib.closing(environment_maker(config)()) as environment:
@@ -95,7 +99,9 @@ def _matrix(subject: Subject, options: Options) -> FactorMatrix:
         divisions = [[_across(pair, episodes) for pair in division] for division in divisions]
     frozen = freeze(agent, recordings)
     parts, episode = stack(frozen)
-    return factor_matrix(parts, targets_of(found, recordings), episode, divisions, seen=frozen[0].seen)
+    seen = frozen[0].seen
+    parts[UNTRAINED] = stack(freeze(untrained(agent), recordings), [seen])[0][seen]
+    return factor_matrix(parts, targets_of(found, recordings), episode, divisions, seen=seen)
 
 
 def _across(pair: Split, episodes: int) -> Split:
