@@ -52,7 +52,7 @@ def test_a_run_is_measured_once_for_each_checkpoint(evidence, tmp_path, monkeypa
     longer = "train.total_steps=240"
     for more in ([], [longer]):
         assert train(tiny(run, "distractors=camera_jitter", "train.probe_every=80", *more))
-        call(evidence, monkeypatch, run, "--out", out, "--quick")
+        call(evidence, monkeypatch, run, "--out", out, "--size", "least")
         (row,) = rows_of(out / "runs.csv")
         step = 240 if more else 200
         assert (row["step"], row["variant"], row["arm"], row["seed"]) == (str(step), "camera_jitter", "2b", "0")
@@ -73,7 +73,7 @@ def test_a_run_is_measured_once_for_each_checkpoint(evidence, tmp_path, monkeypa
     before = (out / "runs.csv").read_text()
     for name, (probe, options) in evidence.MEASURES.items():
         monkeypatch.setitem(evidence.MEASURES, name, (type(probe)(probe.help, never), options))
-    call(evidence, monkeypatch, run, "--out", out, "--quick")
+    call(evidence, monkeypatch, run, "--out", out, "--size", "least")
     assert (out / "runs.csv").read_text() == before
 
 
@@ -154,7 +154,7 @@ def test_an_agent_without_a_model_has_no_nats(evidence, tmp_path, monkeypatch):
     run = tmp_path / "a"
     options = ("agent=sac_pixels", "distractors=camera_jitter", "env.size=32")
     assert train(tiny(run, *options))
-    call(evidence, monkeypatch, run, "--out", tmp_path / "out", "--quick")
+    call(evidence, monkeypatch, run, "--out", tmp_path / "out", "--size", "least")
     (row,) = rows_of(tmp_path / "out" / "runs.csv")
     assert row["arm"] == "sac_pixels" and float(row["return"]) > 0 and int(row["updates"]) > 0
     assert float(row["action_change"]) > 0 and row["nats_x"] == row["nats_y"] == ""

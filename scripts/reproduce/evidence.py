@@ -31,12 +31,13 @@ from common import read
 from evidence_arms import config_of, key_of, overrides_of, refuse_mixtures
 
 from denoised_mdp.analysis.factor_tables import from_tree
+from denoised_mdp.analysis.factors import UNTRAINED
 from denoised_mdp.analysis.probe import Options, Probe
 from denoised_mdp.analysis.probes import PROBES, factors, invariance
 from denoised_mdp.analysis.report.data import RunData, find_runs, read_run
 from denoised_mdp.analysis.report.parts import number_of
 from denoised_mdp.analysis.results import make_folder, subjects, write_csv, write_json
-from denoised_mdp.analysis.table.write import core_hours
+from denoised_mdp.analysis.table.write import core_hours, parameters
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError
 from denoised_mdp.options import option
@@ -80,12 +81,22 @@ MEASURES: dict[str, tuple[Probe, Options]] = {
     "invariance": (PROBES["invariance"], invariance.Options(returns=0)),
     "returns": (Probe("returns of held-out episodes", returns), ReturnOptions()),
 }
-QUICK: dict[str, dict[str, int]] = {
-    "factors": {"episodes": 6, "steps": 20},
-    "invariance": {"episodes": 2, "worlds": 2, "steps": 10},
-    "returns": {"episodes": 2},
+SIZES: dict[str, dict[str, dict[str, int]]] = {
+    "full": {},
+    "small": {"factors": {"episodes": 20, "steps": 150}, "invariance": {"episodes": 4, "worlds": 3, "steps": 100}},
+    "least": {
+        "factors": {"episodes": 6, "steps": 20},
+        "invariance": {"episodes": 2, "worlds": 2, "steps": 10},
+        "returns": {"episodes": 2},
+    },
 }
-"""options that measure as little as possible"""
+"""how much is measured: all of the probes' defaults, a minute or so for each run, as little as possible"""
+
+
+def measured_at(size: str, behaviour: str = "mixed") -> dict[str, Options]:
+    """The options of all `MEASURES` of one of the `SIZES`."""
+    options = {name: dataclasses.replace(one, **SIZES[size].get(name, {})) for name, (_, one) in MEASURES.items()}
+    return options | {"factors": dataclasses.replace(options["factors"], behaviour=behaviour)}
 
 
 def measure(run: Path, step: int, options: dict[str, Options]) -> dict[str, dict[str, Any]]:
@@ -109,6 +120,7 @@ def measure(run: Path, step: int, options: dict[str, Options]) -> dict[str, dict
 def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """A run's row of runs.csv; nan where it has no such number."""
     matrix, played = from_tree(results["factors"]), results["returns"]["returns"]
+    random = run.metrics.get("random/return", ((), np.full(1, math.nan)))[1]
     invariant = results.get("invariance", {"distances": {}})
 
     def r_squared(part: str, source: str) -> float:
@@ -123,10 +135,16 @@ def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[
         "step": step,
         "updates": round(np.nan_to_num(logged("train/updates"))),
         "cpu_hours": core_hours(run) * min(1.0, step / max(run.step, 1)),
+        "parameters": parameters(run.path) or math.nan,
+        "random": float(random.mean()),
+        "random_error": standard_error(random),
         "return": float(np.mean(played["train"])),
+        "return_error": standard_error(played["train"]),
         "return_unseen": float(np.mean(played["test"])) if "test" in played else math.nan,
         "recall": r_squared(matrix.seen, "signal"),
         "leakage": r_squared(matrix.seen, "noise"),
+        "recall_untrained": r_squared(UNTRAINED, "signal"),
+        "leakage_untrained": r_squared(UNTRAINED, "noise"),
         "signal_from_y": r_squared("y", "signal"),
         "noise_from_y": r_squared("y", "noise"),
         "action_change": number_of(invariant.get("action_change")),
@@ -135,6 +153,11 @@ def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[
         "nats_y": logged("model/kl_y"),
         "overrides": overrides_of(run.config),
     }
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean; nan for one value."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
 def at_step(run: RunData, metric: str, step: float) -> float:
@@ -156,13 +179,28 @@ def curve_rows(run: RunData, key: Sequence[str], seen: str) -> list[dict[str, An
 def replace_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write rows to a CSV file instead of earlier ones of the same runs, with five digits; those of others stay."""
     ours = {tuple(str(row[name]) for name in KEY) for row in rows}
-    kept = [row for row in read(path) if tuple(row[name] for name in KEY) not in ours]
+    blank = dict.fromkeys(rows[0] if rows else (), "")  # a column may be newer than a row that stays
+    kept = [blank | row for row in read(path) if tuple(row[name] for name in KEY) not in ours]
     fresh = [{k: f"{v:.5g}" if isinstance(v, float) and v == v else v for k, v in row.items()} for row in rows]
     write_csv(path, sorted([*kept, *fresh], key=lambda row: (*(row[name] for name in KEY[:3]), int(row["seed"]))))
 
 
-def add(runs: Sequence[RunData], out: Path, options: dict[str, Options], by: Sequence[str], step: int | None) -> None:
-    """Measure runs and write their rows, one run after the other."""
+def add(
+    folders: Sequence[Path], out: Path, options: dict[str, Options], by: Sequence[str] = (), step: int | None = None
+) -> None:
+    """Measure the runs in some folders and write their rows, one run after the other.
+
+    step: of the checkpoint; None: the newest of each. by: options that tell arms apart, see `arm_of`.
+
+    Raises:
+        UserError: these runs, and those that have rows already, cannot be compared.
+    """
+    runs = [read_run(path) for path in find_runs(folders)]
+    named = [(str(run.path), run.config) for run in runs]
+    ours = [key_of(config, by) for _, config in named]
+    kept = [row for row in read(out / "runs.csv") if tuple(row[name] for name in KEY) not in ours]
+    refuse_mixtures([*named, *((f"{out}: {row['run']}", config_of(row)) for row in kept)], by)
+    make_folder(out)
     for run in runs:
         folder = RunFolder(run.path)
         at = step or max(list_steps(folder.checkpoints), default=0)
@@ -186,21 +224,11 @@ def main() -> None:
     parser.add_argument("--step", type=int, help="measure there; default: the newest checkpoint of each run")
     parser.add_argument("--by", default="", help="options that tell arms apart, besides the model: a.b,c.d")
     parser.add_argument("--behaviour", choices=("mixed", "random", "agent"), default="mixed", help="of probe factors")
-    parser.add_argument("--quick", action="store_true", help="measure as little as possible: to try the script")
+    parser.add_argument("--size", default="full", choices=SIZES, help="how much to measure; default: %(default)s")
     given = parser.parse_args()
-    options = {name: usual for name, (_, usual) in MEASURES.items()}
-    options["factors"].behaviour = given.behaviour
-    if given.quick:
-        options = {name: dataclasses.replace(one, **QUICK[name]) for name, one in options.items()}
-    by = given.by.split(",") if given.by else []
     try:
-        runs = [read_run(path) for path in find_runs(given.runs)]
-        named = [(str(run.path), run.config) for run in runs]
-        ours = [key_of(config, by) for _, config in named]
-        kept = [row for row in read(given.out / "runs.csv") if tuple(row[name] for name in KEY) not in ours]
-        refuse_mixtures([*named, *((f"{given.out}: {row['run']}", config_of(row)) for row in kept)], by)
-        make_folder(given.out)
-        add(runs, given.out, options, by, given.step)
+        options = measured_at(given.size, given.behaviour)
+        add(given.runs, given.out, options, given.by.split(",") if given.by else [], given.step)
         show.write(read(given.out / "runs.csv"), read(given.out / "curves.csv"), given.out)
     except UserError as error:
         sys.exit(f"error: {error}")

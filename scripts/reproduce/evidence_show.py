@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from denoised_mdp.analysis.plots import color_of, literal, new_figure, plain_axes, save_figure
+from denoised_mdp.analysis.plots import INK, color_of, literal, new_figure, plain_axes, save_figure
 from denoised_mdp.analysis.results import write_json, write_whole
 from denoised_mdp.analysis.table.plots import draw_seeds
 from denoised_mdp.analysis.table.statistics import improvement, interval, iqm, mean
@@ -19,10 +19,13 @@ Row = Mapping[str, str]
 Arms = dict[str, list[Row]]
 """arm -> its runs, in order of the seeds"""
 METRICS = {
+    "random": "return of random actions",
     "return": "return, clips of training",
     "return_unseen": "return, unseen clips",
     "recall": "signal recall (R² of the signal from x); high is good",
     "leakage": "leakage (R² of the noise from x); low is good",
+    "recall_untrained": "the same recall before training",
+    "leakage_untrained": "the same leakage before training",
     "signal_from_y": "R² of the signal from y; low is good",
     "noise_from_y": "R² of the noise from y; high is good",
     "action_change": "mean change of an action under other distractors (range 2); low is good",
@@ -34,6 +37,10 @@ METRICS = {
 }
 """column -> line of the table"""
 DRAWN = ("return", "return_unseen", "recall", "leakage", "action_change", "nats_x")
+REFERENCES = {"return": "random", "return_unseen": "random"} | {
+    name: f"{name}_untrained" for name in ("recall", "leakage")
+}
+"""metric -> what a run has without learning"""
 CURVES = {"return": "return", "recall": "signal recall (quick probe)", "leakage": "leakage (quick probe)"}
 FIRST = "2b"
 """the arm, and all whose names begin with it, that are compared with each other arm"""
@@ -41,16 +48,16 @@ NOISELESS = "noiseless"
 
 
 def cells(rows: Sequence[Row]) -> dict[tuple[str, str], Arms]:
-    """(task, variant) -> arms."""
+    """(task, variant) -> arms, in the order of the rows."""
     found: dict[tuple[str, str], Arms] = {}
-    for row in sorted(rows, key=lambda row: (row["task"], row["variant"], row["arm"], int(row["seed"]))):
+    for row in rows:
         found.setdefault((row["task"], row["variant"]), {}).setdefault(row["arm"], []).append(row)
     return found
 
 
 def values(rows: Sequence[Row], metric: str) -> np.ndarray:
     """A metric of all runs, [runs]; nan where it is not known."""
-    return np.array([float(row[metric] or math.nan) for row in rows])
+    return np.array([float(row.get(metric) or math.nan) for row in rows])
 
 
 def known(rows: Sequence[Row], metric: str) -> np.ndarray:
@@ -133,7 +140,7 @@ def intervals(rows: Sequence[Row]) -> dict[str, Any]:
 
 def digits_of(metric: str) -> int:
     """How many decimals a table shows."""
-    return {"return": 0, "return_unseen": 0, "updates": 0, "cpu_hours": 1}.get(metric, 2)
+    return {"random": 0, "return": 0, "return_unseen": 0, "updates": 0, "cpu_hours": 2}.get(metric, 2)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -219,32 +226,43 @@ def legend(figure, panels: np.ndarray) -> None:
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=5, fontsize=8, frameon=False)
 
 
-def draw_arms(rows: Sequence[Row], path: Path) -> Path:
-    """A row of panels per task and variant, a panel per metric of `DRAWN`: a bar per arm, its interval, each seed."""
+def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> Path:
+    """A row of panels per task and variant, one per metric: of each arm a bar, its interval, seeds, `REFERENCES`."""
     found = cells(rows)
     most = max(len(arms) for arms in found.values())
-    figure = new_figure(2.2 * len(DRAWN) + 0.8, (0.34 * most + 0.8) * len(found))
+    figure = new_figure(2.2 * len(drawn) + 0.8, (0.34 * most + 0.8) * len(found) + 0.3)
     figure.set_layout_engine("constrained")
     colors = colors_of(rows)
-    panels = figure.subplots(len(found), len(DRAWN), squeeze=False)
+    panels = figure.subplots(len(found), len(drawn), squeeze=False, sharex="col")
     for line, ((task, variant), arms) in zip(panels, found.items(), strict=True):
-        for axes, metric in zip(line, DRAWN, strict=True):
+        for axes, metric in zip(line, drawn, strict=True):
             plain_axes(axes, 8)
             for place, (arm, runs) in enumerate(arms.items()):
-                own = known(runs, metric)
-                if not len(own):
-                    continue
-                value, low, high = interval(mean, [own])
-                axes.barh(place, value, 0.62, color=colors[arm], alpha=0.35)
-                axes.plot([low, high], [place, place], color=colors[arm], linewidth=2.2)
-                axes.plot(own, [place] * len(own), "o", color="white", markeredgecolor=colors[arm], markersize=4)
+                draw_arm(axes, place, runs, metric, colors[arm])
             axes.set_yticks(range(len(arms)), map(literal, arms) if axes is line[0] else [""] * len(arms))
             axes.set_ylim(most - 0.5, -0.5)
+            axes.tick_params(labelbottom=True)
             axes.set_visible(any(len(known(runs, metric)) for runs in arms.values()))
             where = f"{task}, {variant}" if axes is line[0] else ""
             axes.set_title(literal(f"{where}\n{metric.replace('_', ' ')}"), fontsize=8.5, loc="left")
             axes.grid(axis="y", visible=False)
+    figure.supxlabel(
+        "circle: a run; bar: mean over seeds, line: its 95 % interval; dotted: random actions, or an untrained net",
+        fontsize=8,
+    )
     return save_figure(figure, path)
+
+
+def draw_arm(axes, place: int, runs: Sequence[Row], metric: str, color: str) -> None:
+    """One bar of `draw_arms`."""
+    own, reference = known(runs, metric), known(runs, REFERENCES.get(metric, ""))
+    if len(own):
+        value, low, high = interval(mean, [own])
+        axes.barh(place, value, 0.62, color=color, alpha=0.35)
+        axes.plot([low, high], [place, place], color=color, linewidth=2.2)
+        axes.plot(own, [place] * len(own), "o", color="white", markeredgecolor=color, markersize=4)
+    if len(reference):
+        axes.plot([reference.mean()] * 2, [place - 0.45, place + 0.45], ":", color=INK, linewidth=1.2)
 
 
 def write(rows: Sequence[Row], curves: Sequence[Row], folder: Path) -> list[Path]:
