@@ -1,5 +1,6 @@
 """Grids of runs: which jobs a file means, what the command line may choose, what is trained and what is skipped."""
 
+import collections
 import itertools
 
 import pytest
@@ -93,8 +94,25 @@ def test_every_run_of_a_shipped_grid_composes_and_no_two_are_alike(name):
     assert len({job.name for job in jobs}) == len(jobs) == len({job.overrides for job in jobs})
     for one, other in itertools.pairwise(configs):
         assert repr(one) != repr(other)
-    if name == "paper_grid":
-        assert len(jobs) == 12 * 2 * 2 * 5
+
+
+def test_the_papers_grid_has_all_methods_of_table_5_1():
+    """Each column of the table in each of 12 cells with 5 seeds, with the action repeat of the comparison."""
+    jobs = read_grid(["sweep=paper_grid"])[1]
+    assert len(jobs) == 12 * 5 * (3 * 2 + 3)
+    columns = collections.Counter()
+    for job in (job for job in jobs if "-seed=3-" in job.name):
+        config = load_config([*job.overrides])
+        columns[config.method] += 1
+        slow = config.agent.name in ("curl", "pisac") and config.env.task != "walker_walk"
+        assert config.env.action_repeat == (4 if slow else 2)
+        assert config.train.total_steps == 1_000_000
+    assert set(columns.values()) == {12}
+    assert {method for method, *_ in columns} == {"2b", "tia", "dreamer", "dbc", "pisac", "curl"}
+    for model in ("2b", "tia", "dreamer"):
+        assert {(model, policy) in columns for policy in ("backprop", "sac")} == {True}
+    few = read_grid(["sweep=paper_grid", "sweep.policy=own", "sweep.seed=7"])[1]
+    assert len(few) == 12 * 3, "the rivals alone"
 
 
 def test_what_is_missing_is_trained_and_nothing_else(grid, tmp_path, capfd, monkeypatch):
