@@ -26,6 +26,14 @@ MOST_LINE = 2**20
 """characters of one line of JSON"""
 
 
+def cache_folder() -> Path:
+    """Return where things are kept that can be made again: ``$DENOISED_MDP_CACHE``, else one in the user's cache."""
+    if folder := os.environ.get("DENOISED_MDP_CACHE"):
+        return Path(os.path.expanduser(folder))
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(base)) / "denoised-mdp"
+
+
 def regular(path: Path | str) -> Path:
     """Return `path`, which leads to a regular file: pipes, devices and sockets may block or never end.
 

@@ -17,6 +17,7 @@ LAYERS = (
     "errors optim options progress seeding",
     "plugins",
     "files",
+    "kernels",
     "models",
     "policies",
     "envs replay",

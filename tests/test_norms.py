@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from conftest import random_batch, small_agent, small_config
 
+from denoised_mdp import kernels
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.models.gru import NormGRUCell, gru_step
@@ -48,9 +49,12 @@ def test_a_norm_is_its_equation(silu):
     torch.testing.assert_close(RMSNorm(2, silu=False)(torch.tensor([3.0, 4.0])), torch.tensor([0.848527, 1.131370]))
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("size", [8, 40])
-def test_a_norm_in_bf16_is_that_in_float32_but_for_rounding(size):
+def test_a_norm_in_bf16_is_that_in_float32_but_for_rounding(size, compiled, monkeypatch):
     """Few channels and many take different ways there."""
+    if not compiled:
+        monkeypatch.setattr(kernels, "library", lambda: None)
     torch.manual_seed(0)
     norm, results = RMSNorm(size), []
     rounded, direction = torch.randn(50, size).bfloat16(), torch.randn(50, size).bfloat16()

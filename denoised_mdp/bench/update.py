@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from denoised_mdp import kernels
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.bench.around import ACTIONS, acting, environments, evaluations, filled_replay, replays, start_up
@@ -94,6 +95,7 @@ def machine(device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "precision": precision_name(device, dtype),
+        "compiled kernels": "yes" if kernels.library() else "no",
         "torch": torch.__version__,
         "mujoco": version("mujoco"),
         "load when it began": round(os.getloadavg()[0], 1),

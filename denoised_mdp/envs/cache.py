@@ -13,14 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from denoised_mdp.errors import UserError
-
-
-def cache_folder() -> Path:
-    """Return the folder of decoded clips: ``$DENOISED_MDP_CACHE``, else one in the user's cache."""
-    if folder := os.environ.get("DENOISED_MDP_CACHE"):
-        return Path(os.path.expanduser(folder))
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(base)) / "denoised-mdp"
+from denoised_mdp.files import cache_folder
 
 
 def cached(key: str, make: Callable[[], np.ndarray], fits: Callable[[np.ndarray], bool]) -> np.ndarray:

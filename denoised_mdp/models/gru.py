@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from denoised_mdp import kernels
 from denoised_mdp.models.norms import RMSNorm
 
 
@@ -26,7 +27,10 @@ class NormGRUCell(nn.Module):
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         """Inputs [B, I], hidden state [B, D] -> next hidden state [B, D]."""
-        return candidate_gates(self.norm(self.gates(torch.cat((x, h), -1))), h)
+        raw = self.gates(torch.cat((x, h), -1))  # [B, 3 D]
+        if raw.dtype == torch.float32 and kernels.serves(raw, self.norm.scale):
+            return kernels.NormGates.apply(raw, self.norm.scale, h)
+        return candidate_gates(self.norm(raw), h)
 
 
 def make_gru(inputs: int, size: int, norm: str) -> nn.GRUCell | NormGRUCell:

@@ -1,0 +1,139 @@
+"""Norms and gates as compiled functions (`kernels.c`), on CPUs: one pass instead of a dozen operations.
+
+The machine's own C compiler makes them, once, into the cache (`files.cache_folder`). Without one, or with
+``DENOISED_MDP_KERNELS=0``, callers take their own way, whose results are equal but for rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import uuid
+from ctypes import c_int, c_long, c_void_p
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from denoised_mdp.files import cache_folder
+
+SOURCE = Path(__file__).with_suffix(".c")
+# Sums in any order, as PyTorch's; numbers that are none or infinite stay so.
+MATHEMATICS = "-fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -freciprocal-math"
+FLAGS = f"-O3 -march=native {MATHEMATICS} -fopenmp -shared -fPIC".split()
+PATIENCE = 120
+"""seconds for the compiler"""
+MOST = 2048
+"""numbers of a row, as in `kernels.c`"""
+WORTH_THREADS = 2**16
+"""numbers"""
+ARGUMENTS = {
+    "rms_norm": [c_void_p] * 3 + [c_long] + [c_int] * 4,
+    "rms_norm_back": [c_void_p] * 5 + [c_long] + [c_int] * 4,
+    "norm_gates": [c_void_p] * 4 + [c_long, c_int],
+    "norm_gates_back": [c_void_p] * 7 + [c_long, c_int],
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled functions; None if they are not wanted, or cannot be made here."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None or os.environ.get("DENOISED_MDP_KERNELS") == "0":
+        return None
+    made_from = (SOURCE.read_bytes(), _processor(), compiler.encode(), " ".join(FLAGS).encode())
+    name = hashlib.sha256(b"\n".join(made_from)).hexdigest()[:16]
+    path = cache_folder() / f"kernels-{name}.so"
+    try:
+        if not path.exists():
+            _compile(compiler, path)
+        found = ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    for function, types in ARGUMENTS.items():
+        getattr(found, function).argtypes, getattr(found, function).restype = types, None
+    return found
+
+
+def _processor() -> bytes:
+    """What its instructions are: a cache may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    except OSError:
+        return os.uname().machine.encode()
+    return b"".join(line for line in lines if line.startswith((b"flags", b"Features")))
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Make the library, whole or not at all: several processes may do it at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
+    try:
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(temporary), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def serves(x: Tensor, scale: Tensor) -> bool:
+    """Whether there is a kernel for rows of `x` [..., size] and scales [size]."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and scale.dtype == torch.float32
+        and x.shape[-1] <= MOST
+        and library() is not None
+    )
+
+
+def _shape(x: Tensor, silu: bool) -> tuple[int, ...]:
+    """Rows, their size, whether a SiLU follows, whether x is bf16, and threads: the last arguments of `rms_norm`."""
+    size, many = x.shape[-1], x.numel() > WORTH_THREADS
+    return x.numel() // size, size, silu, x.dtype == torch.bfloat16, torch.get_num_threads() if many else 1
+
+
+class RMSNorm(torch.autograd.Function):
+    """`norms.RMSNorm` of x [..., size], float32 or bf16, and float32 scales [size], of which `serves` says yes."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, scale: Tensor, silu: bool) -> Tensor:
+        x, scale = x.contiguous(), scale.contiguous()
+        ctx.save_for_backward(x, scale)
+        ctx.silu, y = silu, torch.empty_like(x)
+        library().rms_norm(x.data_ptr(), scale.data_ptr(), y.data_ptr(), *_shape(x, silu))
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, scale = ctx.saved_tensors
+        gradient, shape, to_x = gradient.contiguous(), _shape(x, ctx.silu), torch.empty_like(x)
+        to_scale = scale.new_empty(shape[-1], len(scale))  # [threads, size]
+        pointers = (tensor.data_ptr() for tensor in (gradient, x, scale, to_x, to_scale))
+        library().rms_norm_back(*pointers, *shape)
+        return to_x, to_scale.sum(0), None
+
+
+class NormGates(torch.autograd.Function):
+    """`gru.candidate_gates` of normed gates: raw [B, 3 D], scale [3 D] and h [B, D], all float32 -> h' [B, D]."""
+
+    @staticmethod
+    def forward(ctx, raw: Tensor, scale: Tensor, h: Tensor) -> Tensor:
+        raw, scale, h = raw.contiguous(), scale.contiguous(), h.contiguous()
+        ctx.save_for_backward(raw, scale, h)
+        y = torch.empty_like(h)
+        library().norm_gates(*(tensor.data_ptr() for tensor in (raw, scale, h, y)), *h.shape)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        raw, scale, h = ctx.saved_tensors
+        found = [torch.empty_like(tensor) for tensor in (raw, h, scale)]
+        tensors = gradient.contiguous(), raw, scale, h, *found
+        library().norm_gates_back(*(tensor.data_ptr() for tensor in tensors), *h.shape)
+        to_raw, to_h, to_scale = found
+        return to_raw, to_scale, to_h
