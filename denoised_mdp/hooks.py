@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import gymnasium as gym
@@ -25,7 +25,7 @@ def looking_hooks(config: Config, make_environment: Callable[[], gym.Env], video
     """The hooks of a run that change nothing in it. videos: the folder of what is rendered."""
     train = config.train
     return {
-        "log": log,
+        "log": Log(),
         "evaluate": Evaluate(
             make_environment, evaluation_seeds(config.seed, train.eval_episodes), train.eval_workers, train.workers
         ),
@@ -34,12 +34,21 @@ def looking_hooks(config: Config, make_environment: Callable[[], gym.Env], video
     }
 
 
-def log(trainer: Trainer) -> None:
-    """Write the mean of the updates' metrics since the last time, if there were any."""
-    if trainer.window:
-        metrics = {name: total / count for name, (total, count) in trainer.window.items()}
-        trainer.logger.log(trainer.step, metrics | {"train/updates": trainer.updates})
-        trainer.window = {}
+@dataclass
+class Log:
+    """Write the mean of the updates' metrics since the last time, if there were any, and the CPU time since."""
+
+    spent: float = field(default_factory=time.process_time)
+    """CPU seconds of this process, all threads, at the last time"""
+
+    def __call__(self, trainer: Trainer) -> None:
+        """Log them, with the number of updates so far."""
+        if trainer.window:
+            before, self.spent = self.spent, time.process_time()
+            metrics = {name: total / count for name, (total, count) in trainer.window.items()}
+            counted = {"train/updates": trainer.updates, "train/cpu_seconds": self.spent - before}
+            trainer.logger.log(trainer.step, metrics | counted)
+            trainer.window = {}
 
 
 @dataclass

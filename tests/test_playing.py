@@ -325,14 +325,21 @@ def learning(tmp_path, *options):
     return bare_trainer(tiny(tmp_path, *options), agent=Recorder(update=update)), calls
 
 
-def test_metrics_are_means_over_the_updates_since_the_last_entry(tmp_path):
+def test_metrics_are_means_over_the_updates_since_the_last_entry(tmp_path, monkeypatch):
+    """So is the CPU time, which passes while nothing is logged as well."""
+    times = iter((13.0, 20.0))
+    monkeypatch.setattr(hooks.time, "process_time", lambda: next(times))
     trainer, _ = learning(tmp_path)
+    log = hooks.Log(spent=10.0)
     for count in (3, 1):
         for _ in range(count):
             trainer.learn()
-        hooks.log(trainer)
-    hooks.log(trainer)  # nothing was learned since
-    assert logged(trainer) == [(0, {"a": 2.0, "train/updates": 3.0}), (0, {"a": 4.0, "train/updates": 4.0})]
+        log(trainer)
+    log(trainer)  # nothing was learned since
+    assert logged(trainer) == [
+        (0, {"a": 2.0, "train/updates": 3.0, "train/cpu_seconds": 3.0}),
+        (0, {"a": 4.0, "train/updates": 4.0, "train/cpu_seconds": 7.0}),
+    ]
 
 
 def test_the_policy_learns_after_so_many_updates_of_the_model(tmp_path):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from report_runs import add_probes, make_run
 
-from denoised_mdp.analysis.report.data import read_run
+from denoised_mdp.analysis.report.data import RunData, Speed, read_run
 from denoised_mdp.analysis.table.cells import make_table
 from denoised_mdp.analysis.table.statistics import improvement, interval, iqm, mean, median, profile
-from denoised_mdp.analysis.table.write import aggregates, by_variant, improvements
+from denoised_mdp.analysis.table.write import aggregates, by_variant, core_hours, improvements
 from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
 
@@ -65,6 +65,18 @@ def test_resamples_stay_within_tasks_and_methods_are_drawn_apart():
     assert (low, high) == (0.0, 1.0), "paired draws would always give one half"
     value, low, high = interval(mean, [np.array([1.0]), np.array([2.0, 3.0])])
     assert value == 1.75 and math.isnan(low) and math.isnan(high), "one run shows no spread"
+
+
+def test_cpu_hours_are_summed_over_the_log_or_follow_from_the_clock():
+    """Of a run that began before they were logged, the clock counts, with the threads."""
+    steps = np.array([100.0, 200.0, 300.0])
+    spent = (steps, np.array([1800.0, 3600.0, 1800.0]))
+    clock = {"machine": [{"threads": 2}], "speed": Speed(3600.0, 300)}
+    begun = {"train/updates": (steps, steps)}
+    assert core_hours(RunData(None, metrics=begun | {"train/cpu_seconds": spent}, **clock)) == 2
+    late = {"train/cpu_seconds": tuple(part[1:] for part in spent)}
+    assert core_hours(RunData(None, metrics=begun | late, **clock)) == 2 * 1
+    assert math.isnan(core_hours(RunData(None, metrics=begun)))
 
 
 def grid(folder, *overrides, methods=("2b", "dreamer"), seeds=(0, 1, 2), offset=0.0, step=240):

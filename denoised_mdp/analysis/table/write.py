@@ -41,7 +41,8 @@ def write_table(table: Table, folder: Path) -> list[Path]:
         "Brackets: 95 % intervals of a bootstrap over runs, stratified by task and distractors; none where a cell has"
         " but one run. IQM: mean of the middle half of all runs. A dash: a cell has no run with a score.",
         "Recall, leakage and invariance (how far other distractors move what the policy sees; low is good) are means"
-        " over runs with probes of the same options and step. Core hours: wall-clock hours times threads.",
+        " over runs with probes of the same options and step. Core hours: CPU hours of the learner, or wall-clock"
+        " hours times threads where these were not logged.",
     ]
     lines = [line for title, rows in parts.items() for line in (f"## {title}", "", *markdown(rows), "")]
     missing = table.missing or ["nothing"]
@@ -135,7 +136,13 @@ def parameters(path: Path) -> int | None:
 
 
 def core_hours(run: RunData) -> float:
-    """Wall-clock hours of training times its threads; nan where either is unknown."""
+    """CPU hours of the learner's process, but for what came after its last entry, where they were logged throughout.
+
+    Else, as of runs of earlier versions, wall-clock hours of training times its threads; nan where either is unknown.
+    """
+    begun, spent = (run.metrics.get(f"train/{name}", ((), ())) for name in ("updates", "cpu_seconds"))
+    if len(spent[0]) and spent[0][0] == begun[0][0]:
+        return float(np.sum(spent[1]) / 3600)
     threads = [start.get("threads") for start in run.machine]
     if run.speed is None or not threads or not isinstance(threads[-1], int):
         return math.nan
