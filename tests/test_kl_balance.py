@@ -1,4 +1,4 @@
-"""Options of the KL: dyn parts the gradients of posteriors and priors, warmup lets the weight grow."""
+"""Options of the KL: dyn parts the gradients of posteriors and priors, weights move with the updates."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from conftest import STRUCTURES, random_batch, small_agent
 
 from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.distributions import DISTRIBUTIONS
-from denoised_mdp.models.losses import KLWeights, kl_per_latent
+from denoised_mdp.models.losses import KLSchedule, KLWeights, kl_per_latent
 from denoised_mdp.models.structure import Table
 
 BETAS = {"x": 0.5, "y": 0.25, "z": 0.125}
@@ -101,10 +101,15 @@ def test_the_value_is_the_sum_of_both_sides_and_metrics_are_nats():
         torch.testing.assert_close(kl[name], part)
 
 
-def updated(alpha, warmup=0, updates=1):
-    """Loss of a small model's last update, and the model; its KL weight is alpha or grows to it."""
+def updated(alpha, warmup=0, updates=1, relax=1.0, relax_after=0, beta=None):
+    """Loss of a small model's last update, and the model; its KL weight is alpha or moves from or to it."""
     agent = small_agent("2c")
-    model = DenoisedModel(agent.world_model.table, 2, depth=2, embed=16, hidden=8, kl_warmup=warmup).double()
+    rows = [
+        dataclasses.replace(row, beta=beta or row.beta) if row.free else row
+        for row in agent.world_model.table.rows.values()
+    ]
+    schedule = KLSchedule(warmup, relax, relax_after)
+    model = DenoisedModel(Table(rows), 2, depth=2, embed=16, hidden=8, kl_schedule=schedule).double()
     model.kl = KLWeights(alpha, free_nats=0.1)
     torch.manual_seed(0)
     for parameter in model.parameters():
@@ -121,6 +126,25 @@ def test_the_weight_grows_with_the_updates():
 
 
 def test_a_grown_weight_stays_and_is_saved():
-    assert updated(2.0, warmup=4, updates=3)[1].state_dict()["kl_share"].item() == 0.75
-    assert updated(2.0, warmup=4, updates=6)[1].kl_share.item() == 1.0
-    assert "kl_share" not in updated(2.0)[1].state_dict()
+    assert updated(2.0, warmup=4, updates=3)[1].state_dict()["kl_schedule.updates"].item() == 3
+    assert updated(2.0, warmup=4, updates=6)[1].kl_schedule.weights()[0].item() == 1.0
+    assert not any("kl_schedule" in key for key in updated(2.0)[1].state_dict())
+
+
+@pytest.mark.parametrize("strategy", ["A", "B", "mean"])
+def test_a_relaxed_signal_leaves_the_noise_its_price(strategy):
+    """The factor is of the signal's terms alone."""
+    table = table_of("2c")
+    distributions, _ = sides(table)
+    plain, kl = kl_per_latent(*distributions), KLWeights(2.0, free_nats=0.1, free_nats_strategy=strategy)
+    noise = sum(2.0 * BETAS[name] * plain[name].mean() for name in ("y", "z"))
+    whole, _ = kl.total(*distributions, table)
+    relaxed, _ = kl.total(*distributions, table, 1.0, 0.25)
+    torch.testing.assert_close(relaxed, noise + 0.25 * (whole - noise))
+
+
+def test_the_signal_is_relaxed_after_its_updates():
+    """Updates 1 and 2 cost the whole, the third a quarter."""
+    assert updated(2.0, relax=0.25, relax_after=2, updates=2)[0] == updated(2.0, updates=2)[0]
+    assert updated(2.0, relax=0.25, relax_after=2, updates=3)[0] < updated(2.0, updates=3)[0] - 1e-6
+    assert updated(2.0, relax=0.25)[0] == pytest.approx(updated(2.0, beta=0.25)[0], rel=1e-9)

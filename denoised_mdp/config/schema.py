@@ -67,6 +67,13 @@ class KLConfig:
         None, "weight of what teaches the priors (1 is usual); null: alpha times beta, as of the posteriors", above=0
     )
     warmup: int = option(0, "updates in which alpha grows from 0 to its value; 0: it has it from the start", low=0)
+    relax: float = option(
+        1.0,
+        "factor of the signal's weight after model.kl.relax_after updates: with noise in y, x may learn more",
+        above=0,
+        high=1,
+    )
+    relax_after: int = option(0, "updates before the signal's KL has the factor model.kl.relax", low=0)
 
 
 @dataclass
@@ -169,8 +176,9 @@ class TIAConfig(ModelConfig):
 
     def check(self, table: Table) -> None:
         """Two streams; see `ModelConfig.check`."""
-        if self.kl.warmup:
-            raise ValueError("model.kl.warmup is of the other models")
+        for key in ("warmup", "relax"):
+            if getattr(self.kl, key) != getattr(KLConfig, key):
+                raise ValueError(f"model.kl.{key} is of the other models")
         x, *others = table.rows.values()
         apart = not any(row.parents or row.reward_sees for row in table.rows.values())
         if not (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from denoised_mdp.models.base import Filtered, Learned, WorldModel
 from denoised_mdp.models.latent import Latent
-from denoised_mdp.models.losses import HALF_LOG_2PI, KLWeights, image_nll, scalar_nll
+from denoised_mdp.models.losses import HALF_LOG_2PI, KLSchedule, KLWeights, image_nll, scalar_nll
 from denoised_mdp.models.networks import MLP, images_to_float
 from denoised_mdp.models.rssm import RSSM
 from denoised_mdp.models.structure import LatentSpec, Table
@@ -32,9 +32,8 @@ class DenoisedModel(WorldModel):
     `target`: what `decode` learns to show, "observation" or "foreground": then observations in a batch have six
     channels, and the last three are the picture with a black background.
     `reward_std`: std of the Gaussian on the reward; the paper's is 1. `continuation`: add a head that predicts where
-    episodes terminate, see `WorldModel.add_continuation`. `kl_warmup`: updates in which the weight of the KL grows
-    from 0, so that latents may learn to see before it costs. `lr`, `eps`, `descent`: of `optim.make_optimizer`.
-    `clip`: largest gradient norm.
+    episodes terminate, see `WorldModel.add_continuation`. `kl`, `kl_schedule`: see `KLWeights`, `KLSchedule`. `lr`,
+    `eps`, `descent`: of `optim.make_optimizer`. `clip`: largest gradient norm.
     """
 
     decodes = True
@@ -57,7 +56,7 @@ class DenoisedModel(WorldModel):
         reward_std: float = 1.0,
         continuation: bool = False,
         kl: KLWeights | None = None,
-        kl_warmup: int = 0,
+        kl_schedule: KLSchedule | None = None,
         lr: float = 6e-4,
         eps: float = 1e-7,
         clip: float | None = 100.0,
@@ -66,9 +65,7 @@ class DenoisedModel(WorldModel):
         super().__init__()
         self.table, self.action_size, self.size, self.target = table, action_size, size, target
         self.reward_std, self.kl, self.clip = reward_std, kl or KLWeights(), clip
-        self.kl_warmup = kl_warmup
-        if kl_warmup:
-            self.register_buffer("kl_share", torch.zeros(()))
+        self.kl_schedule = kl_schedule or KLSchedule()
         self.encoder = Encoder(size, depth, embed, pixel_range, norm, convolutions)
         width = self.encoder.width
         self.rssm = RSSM(table, action_size, width, norm, block_width)
@@ -105,7 +102,7 @@ class DenoisedModel(WorldModel):
             "reward_std": m.reward_std,
             "continuation": bool(m.continuation),
             "kl": KLWeights(config.alpha, m.kl.free_nats, m.kl.free_nats_strategy, m.kl.dyn),
-            "kl_warmup": m.kl.warmup,
+            "kl_schedule": KLSchedule(m.kl.warmup, m.kl.relax, m.kl.relax_after),
             **vars(m.optimizer),
         }
 
@@ -116,8 +113,7 @@ class DenoisedModel(WorldModel):
     def update(self, batch: dict[str, Tensor], generator: torch.Generator) -> Learned:
         """One step on the variational bound; see `WorldModel.update`."""
         noise = self.draw_noise(*batch["reward"].shape, generator=generator)
-        if self.kl_warmup:
-            self.kl_share.add_(1 / self.kl_warmup).clamp_(max=1.0)  # in place: a graph replays it
+        self.kl_schedule.step()
         loss, latent, shares, metrics = self.loss(**batch, noise=noise)
         metrics["model/gradient"] = optimize(loss, self.optimizers["model"], self.clip)
         reward = sum(shares[row.name] for row in self.table.seen if row.rewarded)  # [T, B]
@@ -143,8 +139,8 @@ class DenoisedModel(WorldModel):
         images = self.float_images(observation)  # [T B, 3, H, W]
         embed = self.encoder(images).unflatten(0, observation.shape[:2])  # [T, B, E]
         latent, posterior, prior = self.rssm.observe(embed, action, is_first, noise, self.latent_before(start))
-        share = self.kl_share if self.kl_warmup else 1.0
-        weighted_kl, kl = self.kl.total(posterior, prior, self.table, share)  # scalar, {name: [T, B]}
+        weights = self.kl_schedule.weights()
+        weighted_kl, kl = self.kl.total(posterior, prior, self.table, *weights)  # scalar, {name: [T, B]}
         shares = self.reward_shares(latent)  # {name: [T, B]}
         shown = images if self.target == "observation" else self.float_images(observation[..., 3:])  # [T B, 3, H, W]
         image_loss = self.image_nll(self.decode(latent), shown)

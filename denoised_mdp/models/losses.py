@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.models.structure import Table
 from denoised_mdp.parallel import average
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+Scalar = float | Tensor
 
 
 class _SquaredError(torch.autograd.Function):
@@ -86,22 +87,25 @@ class KLWeights:
     dyn: float | None = None
 
     def total(
-        self, posterior: Distributions, prior: Distributions, table: Table, share: float | Tensor = 1.0
+        self, posterior: Distributions, prior: Distributions, table: Table, share: Scalar = 1.0, signal: Scalar = 1.0
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The weighted scalar, mean over T and B, and KL of each latent, {name: [T, B]} nats.
 
-        share: of alpha, a scalar. With dyn the first is share * weighted(KL(posterior || sg prior)) + dyn sum of
-        clamped KL(sg posterior || prior).
+        share: of alpha. signal: of the weight of the signal's rows; see `KLSchedule` for both. With dyn the first is
+        share * weighted(KL(posterior || sg prior)) + dyn sum of clamped KL(sg posterior || prior).
         """
         if self.dyn is None:
             kl = kl_per_latent(posterior, prior)
-            return share * self.weighted(kl, table), kl
+            return share * self.weighted(kl, table, signal), kl
         kl, to_prior = one_sided_kls(posterior, prior)
         alike = Table([replace(row, beta=1.0) for row in table.rows.values()])
-        return share * self.weighted(kl, table) + replace(self, alpha=self.dyn).weighted(to_prior, alike), kl
+        return share * self.weighted(kl, table, signal) + replace(self, alpha=self.dyn).weighted(to_prior, alike), kl
 
-    def weighted(self, kl: dict[str, Tensor], table: Table) -> Tensor:
-        """KL of each latent {name: [T, B]} nats -> the weighted scalar alpha * (...), mean over T and B."""
+    def weighted(self, kl: dict[str, Tensor], table: Table, relaxed: Scalar = 1.0) -> Tensor:
+        """KL of each latent {name: [T, B]} nats -> the weighted scalar alpha * (...), mean over T and B.
+
+        relaxed: factor of the signal's share.
+        """
         signal, noise = table.free, [row for row in table.rows.values() if not row.free]
         total = torch.zeros((), device=next(iter(kl.values())).device, dtype=next(iter(kl.values())).dtype)
         if signal:
@@ -118,6 +122,33 @@ class KLWeights:
                 total = share * together.clamp(min=self.free_nats).mean()
             if share != beta:
                 total = total + (beta - share) * together.mean()
+            total = relaxed * total
         for row in noise:  # no free nats here: information must not hide in the noise
             total = total + row.beta * kl[row.name].mean()
         return self.alpha * total
+
+
+class KLSchedule(nn.Module):
+    """How weights of the KL move with the updates.
+
+    warmup: updates in which all weights grow from 0, so that latents may learn to see before it costs. relax: factor
+    of the signal's weight after `relax_after` updates. A strong background leaves the signal while that is dear; once
+    the noise latents hold it, a cheaper signal can take in what is worth few nats, such as a thin body.
+    """
+
+    def __init__(self, warmup: int = 0, relax: float = 1.0, relax_after: int = 0):
+        super().__init__()
+        self.warmup, self.relax, self.relax_after = warmup, relax, relax_after
+        if warmup or relax != 1:
+            self.register_buffer("updates", torch.zeros(()))
+
+    def step(self) -> None:
+        """One more update."""
+        if self.warmup or self.relax != 1:
+            self.updates.add_(1)  # in place: a graph replays it
+
+    def weights(self) -> tuple[Scalar, Scalar]:
+        """Factors of all weights, and of the signal's alone, in the current update, which is the first after 1 step."""
+        share = (self.updates / self.warmup).clamp(max=1.0) if self.warmup else 1.0
+        signal = torch.where(self.updates > self.relax_after, self.relax, 1.0) if self.relax != 1 else 1.0
+        return share, signal
