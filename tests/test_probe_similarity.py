@@ -1,6 +1,7 @@
 """The probes of similarity and equivalence: planted representations, and whole small runs."""
 
 import csv
+import dataclasses
 import json
 import math
 
@@ -153,6 +154,10 @@ def test_intervals_of_means_over_pairs_are_over_runs():
     assert math.isnan(tables.over_runs({}).value)
     rows = tables.over_episodes(np.repeat([0.0, 1.0, 2.0], [1, 2, 3]), np.repeat([0, 1, 2], [1, 2, 3]))
     assert rows.value == pytest.approx(8 / 6) and rows.low < rows.value < rows.high
+    wide = tables.over_episodes(np.repeat([0.0, 1.0, 1.0], 4), np.repeat([0, 1, 2], 4))
+    assert wide.low < 0 and wide.high > 1, "widened for three episodes"
+    assert wide.within(0.0, 1.0) == dataclasses.replace(wide, low=0.0, high=1.0)
+    assert math.isnan(Estimate(0.5).within(0.0, 1.0).low)
 
 
 def test_roles_follow_what_the_policy_sees():
@@ -306,6 +311,18 @@ def test_true_signatures_are_the_rewards_that_follow(runs):
             assert own[4].reshape(4, 3)[2, number] == pytest.approx(expected, abs=1e-5)
     agent.mdp = None
     assert signatures.seen_latents(agent, column, rows) is None
+
+
+def test_true_signatures_of_other_episodes_are_refused_in_one_line(runs):
+    """Of episodes with other seeds or that end too soon, and of actions that are no continuous ones."""
+    config = load_run(runs[0])[0]
+    column = [row[0] for row in record_grid(environment_maker(config), None, 3, 2, 30)]
+    rows, actions = rows_of(column[0]), signatures.random_actions(2, 4, 3)
+    seeds, short = probe_seeds(0, 3), [*column[:2], column[2].first(int(rows[-1]))]
+    for episodes, own, said in ((column, seeds[::-1], "does not repeat"), (short, seeds, "ends before row")):
+        with pytest.raises(UserError, match=said) as raised:
+            signatures.true_signatures(config, episodes, own, rows, actions)
+        assert "\n" not in str(raised.value)
 
 
 def test_distances_that_follow_rewards_have_rank_correlation_one():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,11 @@ class Estimate:
     def known(self) -> bool:
         """Whether there is a number."""
         return math.isfinite(self.value)
+
+    def within(self, least: float, most: float) -> Estimate:
+        """The same of a number that cannot lie elsewhere: a widened interval may, and is cut, which loses nothing."""
+        low, high = np.clip((self.low, self.high), least, most)
+        return replace(self, low=float(low), high=float(high))
 
     def text(self, digits: int = 3) -> str:
         """The number, its interval and its note, if any."""

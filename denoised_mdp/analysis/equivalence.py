@@ -7,6 +7,7 @@ construction. Distances are Euclidean, of standardized columns. For y, twins are
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,10 +76,10 @@ def equivalence(values: np.ndarray, step: np.ndarray) -> Equivalence:
     rows = np.tile(episode, len(twins))
     ratio = over_episodes(near / far.mean(), rows) if far.mean() > 0 else Estimate(np.nan)
     return Equivalence(
-        ratio,
-        over_episodes(share_above(near, far), rows),
-        over_episodes(share_above(near, close), rows) if len(close) else Estimate(np.nan),
-        over_episodes(np.concatenate(found).astype(float), rows),
+        ratio.within(0.0, math.inf),
+        over_episodes(share_above(near, far), rows).within(0.0, 1.0),
+        over_episodes(share_above(near, close), rows).within(0.0, 1.0) if len(close) else Estimate(np.nan),
+        over_episodes(np.concatenate(found).astype(float), rows).within(0.0, 1.0),
         1 / len(episode),
     )
 

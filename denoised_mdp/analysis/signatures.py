@@ -48,8 +48,11 @@ def true_signatures(
     Nothing is drawn. The physics is that of the episodes, which began with `seeds`.
 
     Raises:
-        UserError: the environment cannot be put back into a state, or its actions are discrete.
+        UserError: the environment cannot be put back into a state, its actions are discrete, an episode lacks a row, or
+            was not played with its seed, or its physics depends on the distractors.
     """
+    if any(len(episode.action) <= rows[-1] for episode in episodes):
+        raise UserError(f"An episode ends before row {rows[-1]}, whose signature is wanted: leave it out.")
     kept = {name: options for name, options in config.distractors.items() if name == "tv"}  # part of its task
     quiet = dataclasses.replace(config, distractors=kept)
     found = []
@@ -67,7 +70,10 @@ def true_signatures(
                     stepper.step(action)
                 if row in rows:
                     if not np.allclose(core.signal(), episode.signal[row], atol=1e-4):
-                        raise AssertionError("the physics without distractors differs from that of the episode")
+                        raise UserError(
+                            f"The physics of the episode with seed {seed} does not repeat without distractors, so there"
+                            " are no true signatures. Leave them out (--sequences 0)."
+                        )
                     found.append(signature(core, stepper, actions))
     return np.stack(found)
 

@@ -201,7 +201,11 @@ def _check_segments(config: Config) -> None:
     """Refuse a replay that could lack a whole segment of one episode when an update is due."""
     train, length = config.train, config.batch_spec.segment_length
     if length > config.episode_rows:
-        raise UserError(f"train.segment_length={length}: an episode has only {config.episode_rows} rows.")
+        wants = f"train.segment_length={length}" if config.agent.has_model else f"agent={config.agent.name}"
+        raise UserError(
+            f"{wants}: an episode of env.episode_steps={config.env.episode_steps} has only {config.episode_rows} rows,"
+            f" and {length} are needed."
+        )
     least = (length - 1) * config.turn_steps  # each environment has played one then
     if train.prefill_steps < least:
         raise UserError(f"train.prefill_steps={train.prefill_steps}: one segment needs at least {least:,}.")

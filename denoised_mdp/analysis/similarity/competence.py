@@ -34,7 +34,7 @@ def competence(points: Sequence[Point], matrix: np.ndarray, to_state: np.ndarray
         for i, j in itertools.combinations(members, 2):
             if points[i].run != points[j].run:
                 pairs.setdefault((points[i].run, points[j].run), []).append(matrix[i, j])
-        aligned = over_runs({pair: float(np.mean(values)) for pair, values in pairs.items()})
+        aligned = over_runs({pair: float(np.mean(values)) for pair, values in pairs.items()}).within(0.0, 1.0)
         bins.append({"from": edges[number], "to": edges[number + 1], "agents": len(members), "alignment": aligned})
     aligned, steps = to_state[known], np.array([float(points[i].step) for i in known])
     return {

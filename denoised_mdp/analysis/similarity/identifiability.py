@@ -6,6 +6,7 @@ World models are outside of the family for which theory promises it; here it is 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -41,4 +42,4 @@ def _agreement(known: Alignments, points: Sequence[Point], shuffled: bool) -> Ma
         linear[key] = linear_similarity(parts[i], whole[j][order], known.fit)
         if i < j:
             canonical[key] = mean_cca(parts[i], parts[j][order], known.fit)
-    return {"linear R2": over_runs(linear), "mean CCA": over_runs(canonical)}
+    return {"linear R2": over_runs(linear).within(-math.inf, 1.0), "mean CCA": over_runs(canonical).within(-1.0, 1.0)}

@@ -71,13 +71,13 @@ class Alignments:
 
     def estimate(self, first: np.ndarray, second: np.ndarray) -> Estimate:
         """Alignment of two lists of neighbours, with its interval over episodes."""
-        return over_episodes(overlap(first, membership(second)), self.episode)
+        return over_episodes(overlap(first, membership(second)), self.episode).within(0.0, 1.0)
 
     def mean(self, values: Mapping[tuple[int, ...], np.ndarray]) -> Estimate:
         """The mean of overlaps [n] of runs or pairs; its interval is over runs or, of fewer than 3, over episodes."""
         if len({run for key in values for run in key}) >= LEAST_RUNS or not values:
-            return over_runs({key: float(rows.mean()) for key, rows in values.items()})
-        found = over_episodes(np.mean(list(values.values()), 0), self.episode)
+            return over_runs({key: float(rows.mean()) for key, rows in values.items()}).within(0.0, 1.0)
+        found = over_episodes(np.mean(list(values.values()), 0), self.episode).within(0.0, 1.0)
         return dataclasses.replace(found, note="interval over episodes, not over runs")
 
 
