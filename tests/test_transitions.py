@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from denoised_mdp.agents.transitions import make_transitions
-from denoised_mdp.models.frames import center_cut, cut, random_cut, stack_frames, to_unit
+from denoised_mdp.models.frames import center_cut, cut, pick, random_cut, stack_frames, to_unit
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.replay.segments import choose_segments
 
@@ -116,6 +116,20 @@ def test_random_cuts_are_uniform_and_one_for_all_frames_of_a_picture():
     counts = torch.bincount(corner, minlength=100).view(10, 10)[:4, :4]
     assert counts.sum() == 4000 and counts.min() > 190 and counts.max() < 310  # 250 each
     assert torch.equal(center_cut(picture[:1], 6), picture[:1, 2:8, 2:8])
+
+
+@pytest.mark.parametrize("low, high", [(0, 5), (-3, 5), (0, 7)])
+def test_random_cuts_equal_cuts_from_the_same_corners(low, high):
+    pictures = torch.randint(0, 256, (6, 12, 12, 9), dtype=torch.uint8)
+    corners = torch.randint(low, high + 1, (2, 6), generator=torch.Generator().manual_seed(1))
+    found = random_cut(pictures, low, high, 7, torch.Generator().manual_seed(1))
+    assert torch.equal(found, cut(pictures, *corners, 7)) and found.is_contiguous()
+
+
+def test_picked_pictures_keep_their_memory_format():
+    pictures, rows = torch.randn(4, 3, 5, 6).contiguous(memory_format=torch.channels_last), torch.tensor([2, 0])
+    found = pick(pictures, rows)
+    assert torch.equal(found, pictures[rows]) and found.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_pixels_are_between_zero_and_one():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from denoised_mdp.agents.pixel_sac import PixelSAC
 from denoised_mdp.agents.transitions import Transitions
 from denoised_mdp.config.agents import DBCConfig
+from denoised_mdp.models.frames import pick
 from denoised_mdp.optim import adam, clipped_step, differentiate
 
 WEIGHT_DECAY = 1e-7
@@ -49,9 +50,9 @@ class DBC(PixelSAC):
     ) -> dict[str, Tensor]:
         """One step of the encoder and the models: see `Bisimulation`. Pairs are random."""
         kept = step.exists.nonzero()[:, 0]  # [B'], all but where an episode ends
-        phi = self.encoder(now[kept])  # [B', F]
+        phi = self.encoder(pick(now, kept))  # [B', F]
         with torch.no_grad():
-            after = self.encoder(following[kept])  # [B', F]
+            after = self.encoder(pick(following, kept))  # [B', F]
         order = torch.randperm(len(kept), generator=self.random, device=phi.device)
         member = int(torch.randint(self.options.members, (), generator=self.random, device=phi.device))
         noise = torch.randn(phi.shape, generator=self.random, device=phi.device, dtype=phi.dtype)  # [B', F]

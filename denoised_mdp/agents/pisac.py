@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from denoised_mdp.agents.pixel_sac import PixelSAC
 from denoised_mdp.agents.transitions import Transitions
 from denoised_mdp.config.agents import PISACConfig
-from denoised_mdp.models.frames import stack_frames
+from denoised_mdp.models.frames import pick, stack_frames
 from denoised_mdp.models.networks import MLP, convolve
 from denoised_mdp.models.pixels import PixelActor, PixelEncoder
 from denoised_mdp.optim import adam, optimize
@@ -69,11 +69,11 @@ class PISAC(PixelSAC):
         """Half of the trunk's."""
         return 0.5 * super().critic_loss(step, now, following, noise)
 
-    def critic_step(self, step: Transitions, now: Tensor, following: Tensor) -> dict[str, Tensor]:
-        """See `PixelSAC.critic_step`; keeps phi from before it for the actor."""
-        with torch.no_grad():
-            self.phi = self.encoder(now)  # [B, F]
-        return super().critic_step(step, now, following)
+    def learned_from(self, now: Tensor) -> Tensor:
+        """See `PixelSAC.learned_from`; keeps phi, from before the critics' step, for the actor."""
+        phi = super().learned_from(now)
+        self.phi = phi.detach()
+        return phi
 
     def encode(self, now: Tensor) -> tuple[Tensor, Tensor]:
         """phi [B, F] from before the critics' step, for the actor and for the critics."""
@@ -91,7 +91,7 @@ class PISAC(PixelSAC):
         ahead = slice(begin + 1, begin + HORIZON + 2)
         kept = (~batch["is_first"][ahead].any(0)).nonzero()[:, 0]  # [B'], all of one episode
         action, reward = batch["action"][ahead][:, kept], batch["reward"][ahead][:, kept]  # [4, B', ...]
-        e = self.present(self.encoder(now[kept]), action[:HORIZON].transpose(0, 1).flatten(1))  # [B', C]
+        e = self.present(self.encoder(pick(now, kept)), action[:HORIZON].transpose(0, 1).flatten(1))  # [B', C]
         rows = torch.arange(begin + HORIZON, begin + HORIZON + 2, device=kept.device)[:, None].expand(-1, len(kept))
         futures = stack_frames(batch["observation"][:, kept], batch["is_first"][:, kept], rows, self.options.frames)
         with torch.no_grad():

@@ -145,7 +145,11 @@ class PixelSAC(Agent):
             action, log_prob = self.actor.sample(self.actor_input(hidden), noise)  # [B, A], [B]
             value = self.target_critics(self.target_encoder(following), action).amin(0)  # [B]
             target = step.reward + step.discount * (value - self.log_temperature.exp() * log_prob)  # [B]
-        return step.mean((self.critics(self.encoder(now), step.action) - target).square()).sum()
+        return step.mean((self.critics(self.learned_from(now), step.action) - target).square()).sum()
+
+    def learned_from(self, now: Tensor) -> Tensor:
+        """phi of the pictures [B, 3 k, S, S] that the critics and the encoder learn from, [B, F]."""
+        return self.encoder(now)
 
     def critic_step(self, step: Transitions, now: Tensor, following: Tensor) -> dict[str, Tensor]:
         """One step of the critics and the encoder."""

@@ -26,7 +26,11 @@ def stack_frames(observation: Tensor, is_first: Tensor, rows: Tensor, frames: in
     picked = torch.maximum(rows - back, begin.gather(0, rows))  # [k, K, B]
     column = torch.arange(rows.shape[1], device=rows.device)  # [B]
     pictures = observation[picked, column]  # [k, K, B, H, W, 3]
-    return pictures.permute(1, 2, 3, 4, 0, 5).flatten(-2)  # [K, B, H, W, 3 k]
+    stacked = pictures.new_empty(*pictures.shape[1:-1], frames, pictures.shape[-1])  # [K, B, H, W, k, 3]
+    for frame in range(frames):
+        for channel in range(pictures.shape[-1]):  # sooner than three bytes at a time
+            stacked[..., frame, channel] = pictures[frame, ..., channel]
+    return stacked.flatten(-2)  # [K, B, H, W, 3 k]
 
 
 def cut(pictures: Tensor, top: Tensor, left: Tensor, size: int) -> Tensor:
@@ -47,13 +51,22 @@ def random_cut(pictures: Tensor, low: int, high: int, size: int, generator: torc
     from -p to p, at their own size.
     """
     corners = torch.randint(low, high + 1, (2, len(pictures)), generator=generator, device=pictures.device)
-    return cut(pictures, *corners, size)
+    if low < 0 or high > min(pictures.shape[1:3]) - size:
+        return cut(pictures, *corners, size)
+    within = pictures.unfold(1, size, 1).unfold(2, size, 1)  # [N, H - S + 1, W - S + 1, C, S, S], a view
+    number = torch.arange(len(pictures), device=pictures.device)
+    return within[(number, *corners)].permute(0, 2, 3, 1)  # lines are copied whole
 
 
 def center_cut(pictures: Tensor, size: int) -> Tensor:
     """The square in the middle: [N, H, W, C] -> [N, size, size, C]."""
     begin = (pictures.shape[1] - size) // 2
     return pictures[:, begin : begin + size, begin : begin + size]
+
+
+def pick(pictures: Tensor, rows: Tensor) -> Tensor:
+    """Some of [N, C, H, W], in the same memory format: rows int [M] -> [M, C, H, W]. Indexing alone would change it."""
+    return pictures.permute(0, 2, 3, 1)[rows].permute(0, 3, 1, 2)
 
 
 def to_unit(pictures: Tensor, dtype: torch.dtype) -> Tensor:
