@@ -68,14 +68,15 @@ def test_resamples_stay_within_tasks_and_methods_are_drawn_apart():
 
 
 def test_cpu_hours_are_summed_over_the_log_or_follow_from_the_clock():
-    """Of a run that began before they were logged, the clock counts, with the threads."""
+    """Logged for two thirds of the updates only, they are scaled; without any, the clock counts, with the threads."""
     steps = np.array([100.0, 200.0, 300.0])
     spent = (steps, np.array([1800.0, 3600.0, 1800.0]))
     clock = {"machine": [{"threads": 2}], "speed": Speed(3600.0, 300)}
     begun = {"train/updates": (steps, steps)}
     assert core_hours(RunData(None, metrics=begun | {"train/cpu_seconds": spent}, **clock)) == 2
     late = {"train/cpu_seconds": tuple(part[1:] for part in spent)}
-    assert core_hours(RunData(None, metrics=begun | late, **clock)) == 2 * 1
+    assert core_hours(RunData(None, metrics=begun | late, **clock)) == pytest.approx(1.5 * 3 / 2)
+    assert core_hours(RunData(None, metrics=begun, **clock)) == 2 * 1
     assert math.isnan(core_hours(RunData(None, metrics=begun)))
 
 

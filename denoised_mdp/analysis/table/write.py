@@ -136,13 +136,14 @@ def parameters(path: Path) -> int | None:
 
 
 def core_hours(run: RunData) -> float:
-    """CPU hours of the learner's process, but for what came after its last entry, where they were logged throughout.
+    """CPU hours of the learner's process until its last entry; logged for a part of the updates, scaled to all.
 
-    Else, as of runs of earlier versions, wall-clock hours of training times its threads; nan where either is unknown.
+    Of a run that logged none, wall-clock hours of training times its threads; nan where either is unknown.
     """
-    begun, spent = (run.metrics.get(f"train/{name}", ((), ())) for name in ("updates", "cpu_seconds"))
-    if len(spent[0]) and spent[0][0] == begun[0][0]:
-        return float(np.sum(spent[1]) / 3600)
+    if "train/cpu_seconds" in run.metrics:
+        (steps, spent), (at, updates) = run.metrics["train/cpu_seconds"], run.metrics["train/updates"]
+        before = max(updates[at < steps[0]], default=0.0)
+        return float(spent.sum() / 3600 * updates[-1] / (updates[-1] - before))
     threads = [start.get("threads") for start in run.machine]
     if run.speed is None or not threads or not isinstance(threads[-1], int):
         return math.nan
