@@ -1,0 +1,81 @@
+"""What a pose is worth: how much of a picture's error the background explains, and how much the body.
+
+    python scripts/reproduce/pose_worth.py                 # of the environment alone
+    python scripts/reproduce/pose_worth.py runs/evidence/* # and what the filters of these runs leave
+
+Half the squared error of pictures in [0, 1], summed over pixels and channels, mean over frames: nats under a Gaussian
+of variance 1, the model's likelihood. Episodes of `cheetah_run` under random actions; the exact matte says which pixels
+the body covers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+
+import numpy as np
+import torch
+
+import denoised_mdp
+from denoised_mdp.analysis.data import Episode, freeze
+from denoised_mdp.config import load_config
+from denoised_mdp.config.schema import Config
+from denoised_mdp.run.environments import environment_maker
+
+
+def play(config: Config, episodes: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Observations uint8 [N, T, H, W, 6] (picture and body on black) and the actions before them [N, T, A]."""
+    random, seen, acted = np.random.default_rng(0), [], []
+    with contextlib.closing(environment_maker(config, foreground=True)()) as environment:
+        for seed in range(episodes):
+            frames, actions = [environment.reset(seed=seed)[0]], [np.zeros(environment.action_space.shape, np.float32)]
+            for _ in range(steps - 1):
+                actions.append(random.uniform(-1, 1, environment.action_space.shape).astype(np.float32))
+                frames.append(environment.step(actions[-1])[0])
+            seen.append(frames), acted.append(actions)
+    return np.array(seen), np.array(acted)
+
+
+def nats(error: np.ndarray, where: np.ndarray | None = None) -> float:
+    """Errors [F, H, W, 3] -> nats per frame, of the pixels `where` [F, H, W]."""
+    each = 0.5 * np.square(error).sum(-1)  # [F, H, W]
+    return float((each if where is None else each * where).sum((1, 2)).mean())
+
+
+def worth(strength: float) -> None:
+    """Print the errors of the mean picture, and of one that knows the background but not the pose."""
+    options = ["preset=quickstart", "model.target=foreground", f"distractors.video_background.strength={strength}"]
+    seen, _ = play(load_config([*options, "run_dir=none"]), 6, 100)
+    picture, black = np.split(seen.reshape(-1, *seen.shape[2:]) / 255, 2, -1)  # [F, H, W, 3] each
+    body = black.max(-1, keepdims=True) > 0  # [F, H, W, 1]
+    often, color = body.mean(0), (black * body).sum(0) / np.maximum(body.sum(0), 1)  # [H, W, 1], [H, W, 3]
+    behind = (picture * ~body).sum(0) / np.maximum((~body).sum(0), 1)  # [H, W, 3]: where the body hides it, its mean
+    guess = often * color + (1 - often) * np.where(body, behind, picture)  # [F, H, W, 3]
+    print(f"strength {strength}: the body covers {body.mean():.1%}")
+    print(f"  mean picture                              {nats(picture - picture.mean(0)):6.1f} nats")
+    print(f"  background known, body where it mostly is {nats(picture - guess):6.1f}")
+    print(f"  mean picture of the body on black         {nats(black - black.mean(0)):6.1f}")
+
+
+def left(path: str) -> None:
+    """Print the error of a run's filtered pictures, on the body and elsewhere."""
+    agent = denoised_mdp.load(path)
+    seen, actions = play(agent.config, 6, 150)
+    empty = np.zeros((seen.shape[1], 0), np.float32)
+    episodes = [Episode(*one, empty, empty) for one in zip(seen[..., :3], actions, strict=True)]
+    with torch.no_grad():
+        shown = [agent.world_model.decode(one.latent).float() for one in freeze(agent, episodes)]  # [T, 3, H, W] each
+    error = torch.stack(shown).permute(0, 1, 3, 4, 2).numpy() + 0.5 - seen[..., :3] / 255  # [N, T, H, W, 3]
+    late, body = error[:, 20:].reshape(-1, *error.shape[2:]), seen[:, 20:, ..., 3:].max(-1) > 0  # once filtered
+    body = body.reshape(late.shape[:3])  # [F, H, W]
+    print(f"{path}: {nats(late):.1f} nats are left, {nats(late, body):.1f} on the body")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", help="folders of runs with a world model")
+    runs = parser.parse_args().runs
+    for strength in (1.0, 0.3):
+        worth(strength)
+    for run in runs:
+        left(run)
