@@ -21,7 +21,7 @@ ERRORS = {  # name: (function, right, wrong, test, its arguments: tmp_path is a 
     "larger-critic": (CRITIC, ".amin(0)", ".amax(0)", BELLMAN, ()),
     "entropy-left-out": (CRITIC, " - self.log_temperature.exp() * log_prob", "", BELLMAN, ()),
     "mean-of-both": (CRITIC, ".square()).sum()", ".square()).mean()", BELLMAN, ()),
-    "encoder-detached": (CRITIC, "self.encoder(now)", "self.encoder(now).detach()", ROUTES, ()),
+    "encoder-detached": (CRITIC, "self.learned_from(now)", "self.learned_from(now).detach()", ROUTES, ()),
     "actor-teaches-the-encoder": (
         "agents.pixel_sac:PixelSAC.encode",
         "torch.no_grad()",
