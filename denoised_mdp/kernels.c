@@ -149,12 +149,22 @@ INLINE void norm_rows_back(const void *gradient, const void *x, const float *sca
         for (int c = 0; c < size; c++) to_scale[c] += sum[r * size + c];
 }
 
-#define SIZES(call, half)            \
-    switch (size) {                  \
-    case 8: call(8, half); break;    \
-    case 16: call(16, half); break;  \
-    case 32: call(32, half); break;  \
-    default: call(size, half);       \
+/* CALL with a constant size where it is a usual small one: a loop over so few is unrolled. */
+#define SIZES(size, half)               \
+    switch (size) {                     \
+    case 6: CALL(6, half); break;       \
+    case 8: CALL(8, half); break;       \
+    case 12: CALL(12, half); break;     \
+    case 16: CALL(16, half); break;     \
+    case 24: CALL(24, half); break;     \
+    case 32: CALL(32, half); break;     \
+    default: CALL(size, half);          \
+    }
+#define EITHER(size)                    \
+    if (half) {                         \
+        SIZES(size, 1)                  \
+    } else {                            \
+        SIZES(size, 0)                  \
     }
 #define PART(t) const long first = rows * t / threads, last = rows * (t + 1) / threads
 
@@ -165,11 +175,7 @@ void rms_norm(const void *x, const float *scale, void *y, long rows, int size, i
     for (int t = 0; t < threads; t++) {
         PART(t);
 #define CALL(size, half) norm_rows(x, scale, y, first, last, size, silu, half)
-        if (half) {
-            SIZES(CALL, 1)
-        } else {
-            SIZES(CALL, 0)
-        }
+        EITHER(size)
 #undef CALL
     }
 }
@@ -183,11 +189,7 @@ void rms_norm_back(const void *gradient, const void *x, const float *scale, void
         PART(t);
         float *own = to_scale + (long)t * size;
 #define CALL(size, half) norm_rows_back(gradient, x, scale, to_x, own, first, last, size, silu, half)
-        if (half) {
-            SIZES(CALL, 1)
-        } else {
-            SIZES(CALL, 0)
-        }
+        EITHER(size)
 #undef CALL
     }
 }
@@ -231,5 +233,95 @@ void norm_gates_back(const float *restrict gradient, const float *restrict raw, 
         for (int c = 0; c < 3 * size; c++) to_scale[c] += to_raw[c] * normal[c];
         back_to_inputs(to_raw, normal, scale, &factor, 1, 3 * size);
         gradient += size, raw += 3 * size, h += size, to_raw += 3 * size, to_h += size;
+    }
+}
+
+/* Filter response normalization, and a learned threshold: max(gamma f x + beta, tau) of x [pictures, pixels, channels],
+   with f = 1 / sqrt(mean of x^2 over a picture's pixels + 1e-6). gamma, beta, tau [channels]. */
+INLINE void power_of(float *factor, const void *x, long picture, long pixels, int channels, int half)
+{
+    float v[MOST];
+    for (int c = 0; c < channels; c++) factor[c] = 0;
+    for (long p = 0; p < pixels; p++) {
+        load(v, x, (picture * pixels + p) * channels, channels, half);
+        for (int c = 0; c < channels; c++) factor[c] += v[c] * v[c];
+    }
+    for (int c = 0; c < channels; c++) factor[c] = 1.0f / sqrtf(factor[c] / pixels + 1e-6f);
+}
+
+INLINE void responses(const void *x, const float *gamma, const float *beta, const float *tau, void *y, long picture,
+                      long pixels, int channels, int half)
+{
+    float v[MOST], factor[MOST];
+    power_of(factor, x, picture, pixels, channels, half);
+    for (int c = 0; c < channels; c++) factor[c] *= gamma[c];
+    for (long p = 0; p < pixels; p++) {
+        const long at = (picture * pixels + p) * channels;
+        load(v, x, at, channels, half);
+        for (int c = 0; c < channels; c++) {
+            float z = v[c] * factor[c] + beta[c];
+            v[c] = z <= tau[c] ? tau[c] : z;
+        }
+        store(y, at, v, channels, half);
+    }
+}
+
+INLINE void responses_back(const void *gradient, const void *x, const float *gamma, const float *beta, const float *tau,
+                           void *to_x, float *to_parameters, long picture, long pixels, int channels, int half)
+{
+    float *to_gamma = to_parameters, *to_beta = to_gamma + channels, *to_tau = to_beta + channels;
+    float v[MOST], g[MOST], factor[MOST], sum[MOST];
+    power_of(factor, x, picture, pixels, channels, half);
+    for (int c = 0; c < channels; c++) sum[c] = to_beta[c] = to_tau[c] = 0;
+    for (long p = 0; p < pixels; p++) {
+        const long at = (picture * pixels + p) * channels;
+        load(v, x, at, channels, half);
+        load(g, gradient, at, channels, half);
+        for (int c = 0; c < channels; c++) {
+            float above = v[c] * factor[c] * gamma[c] + beta[c] <= tau[c] ? 0.0f : g[c];
+            sum[c] += above * v[c];
+            to_beta[c] += above;
+            to_tau[c] += g[c] - above;
+        }
+    }
+    for (int c = 0; c < channels; c++) {
+        to_gamma[c] = sum[c] * factor[c];
+        sum[c] *= factor[c] * factor[c] / pixels;
+    }
+    for (long p = 0; p < pixels; p++) {
+        const long at = (picture * pixels + p) * channels;
+        load(v, x, at, channels, half);
+        load(g, gradient, at, channels, half);
+        for (int c = 0; c < channels; c++) {
+            float above = v[c] * factor[c] * gamma[c] + beta[c] <= tau[c] ? 0.0f : g[c];
+            v[c] = gamma[c] * factor[c] * (above - v[c] * sum[c]);
+        }
+        store(to_x, at, v, channels, half);
+    }
+}
+
+void response_norm(const void *x, const float *gamma, const float *beta, const float *tau, void *y, long pictures,
+                   long pixels, int channels, int half, int threads)
+{
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long picture = 0; picture < pictures; picture++) {
+#define CALL(channels, half) responses(x, gamma, beta, tau, y, picture, pixels, channels, half)
+        EITHER(channels)
+#undef CALL
+    }
+}
+
+/* to_parameters [pictures, 3, channels]: of gamma, beta and tau, from each picture. */
+void response_norm_back(const void *gradient, const void *x, const float *gamma, const float *beta, const float *tau,
+                        void *to_x, float *to_parameters, long pictures, long pixels, int channels, int half,
+                        int threads)
+{
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long picture = 0; picture < pictures; picture++) {
+        float *own = to_parameters + picture * 3 * channels;
+#define CALL(channels, half) \
+    responses_back(gradient, x, gamma, beta, tau, to_x, own, picture, pixels, channels, half)
+        EITHER(channels)
+#undef CALL
     }
 }

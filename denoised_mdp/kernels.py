@@ -36,6 +36,8 @@ ARGUMENTS = {
     "rms_norm_back": [c_void_p] * 5 + [c_long] + [c_int] * 4,
     "norm_gates": [c_void_p] * 4 + [c_long, c_int],
     "norm_gates_back": [c_void_p] * 7 + [c_long, c_int],
+    "response_norm": [c_void_p] * 5 + [c_long] * 2 + [c_int] * 3,
+    "response_norm_back": [c_void_p] * 7 + [c_long] * 2 + [c_int] * 3,
 }
 
 
@@ -93,8 +95,12 @@ def serves(x: Tensor, scale: Tensor) -> bool:
 
 def _shape(x: Tensor, silu: bool) -> tuple[int, ...]:
     """Rows, their size, whether a SiLU follows, whether x is bf16, and threads: the last arguments of `rms_norm`."""
-    size, many = x.shape[-1], x.numel() > WORTH_THREADS
-    return x.numel() // size, size, silu, x.dtype == torch.bfloat16, torch.get_num_threads() if many else 1
+    size = x.shape[-1]
+    return x.numel() // size, size, silu, x.dtype == torch.bfloat16, _threads(x)
+
+
+def _threads(x: Tensor) -> int:
+    return torch.get_num_threads() if x.numel() > WORTH_THREADS else 1
 
 
 class RMSNorm(torch.autograd.Function):
@@ -137,3 +143,30 @@ class NormGates(torch.autograd.Function):
         library().norm_gates_back(*(tensor.data_ptr() for tensor in tensors), *h.shape)
         to_raw, to_h, to_scale = found
         return to_raw, to_scale, to_h
+
+
+class ResponseNorm(torch.autograd.Function):
+    """`pisac.FilterResponseNorm` of x [N, H, W, C], float32 or bf16; gamma, beta and tau of C numbers are float32."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, gamma: Tensor, beta: Tensor, tau: Tensor) -> Tensor:
+        tensors = [tensor.contiguous() for tensor in (x, gamma, beta, tau)]
+        ctx.save_for_backward(*tensors)
+        y = torch.empty_like(tensors[0])
+        library().response_norm(*(tensor.data_ptr() for tensor in (*tensors, y)), *_pictures(x))
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x, gamma, beta, tau = ctx.saved_tensors
+        gradient, to_x = gradient.contiguous(), torch.empty_like(x)
+        to_each = gamma.new_empty(len(x), 3, gamma.numel())  # [N, 3, C]
+        tensors = gradient, x, gamma, beta, tau, to_x, to_each
+        library().response_norm_back(*(tensor.data_ptr() for tensor in tensors), *_pictures(x))
+        return to_x, *(part.view_as(gamma) for part in to_each.sum(0))
+
+
+def _pictures(x: Tensor) -> tuple[int, ...]:
+    """Pictures, their pixels and channels, whether x is bf16, and threads: the last arguments of `response_norm`."""
+    number, height, width, channels = x.shape
+    return number, height * width, channels, x.dtype == torch.bfloat16, _threads(x)

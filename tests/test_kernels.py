@@ -14,7 +14,22 @@ from denoised_mdp.models.gru import NormGRUCell
 from denoised_mdp.models.norms import EPS, RMSNorm
 
 needs_compiler = pytest.mark.skipif(kernels.library() is None, reason="no C compiler")
-SHAPES = [(1, 1), (70, 3), (0, 8), (1, 8), (64, 8), (65, 8), (33, 16), (31, 32), (5, 200), (3, 513), (2, 2048)]
+SHAPES = [
+    (1, 1),
+    (70, 3),
+    (0, 8),
+    (1, 8),
+    (64, 8),
+    (65, 8),
+    (33, 16),
+    (31, 32),
+    (99, 6),
+    (99, 12),
+    (50, 24),
+    (5, 200),
+    (3, 513),
+    (2, 2048),
+]
 
 
 def plain(x, scale, silu):
@@ -83,6 +98,26 @@ def test_gates_are_their_equation(shape):
     expected = with_gradients(exact, [raw.double(), scale.double(), h.double()], direction)
     ours = with_gradients(kernels.NormGates.apply, [raw, scale, h], direction)
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 5, 4, 7), (2, 9, 9, 16), (40, 20, 20, 8)])
+def test_response_norms_are_their_equation(shape):
+    torch.manual_seed(0)
+    x, direction = torch.randn(shape), torch.randn(shape)
+    parameters = [torch.randn(shape[-1], 1, 1) for _ in range(3)]
+
+    def exact(x, gamma, beta, tau):
+        x = x.permute(0, 3, 1, 2)
+        y = gamma * x * (x.square().mean((2, 3), keepdim=True) + 1e-6).rsqrt() + beta
+        return torch.maximum(y, tau).permute(0, 2, 3, 1)
+
+    expected = with_gradients(exact, [x.double(), *(p.double() for p in parameters)], direction)
+    ours = with_gradients(kernels.ResponseNorm.apply, [x, *parameters], direction)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+    ours = with_gradients(kernels.ResponseNorm.apply, [x.bfloat16(), *parameters], direction)
+    expected = with_gradients(exact, [x.bfloat16().double(), *(p.double() for p in parameters)], direction.bfloat16())
+    torch.testing.assert_close(ours[:2], expected[:2], rtol=2.0**-8, atol=1e-5)
 
 
 @needs_compiler

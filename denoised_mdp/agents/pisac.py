@@ -14,6 +14,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from denoised_mdp import kernels
 from denoised_mdp.agents.pixel_sac import PixelSAC
 from denoised_mdp.agents.transitions import Transitions
 from denoised_mdp.config.agents import PISACConfig
@@ -131,12 +132,11 @@ class NormedEncoder(PixelEncoder):
         self.norms = nn.ModuleList(FilterResponseNorm(layer.out_channels) for layer in self.convolutions)
 
     def convolve(self, pictures: Tensor) -> Tensor:
-        """[N, 3 k, S, S] -> [N, E]; norms are in the parameters' type."""
-        x = pictures
+        """[N, 3 k, S, S] -> [N, E], in the parameters' type."""
+        x = pictures.to(self.compute_dtype or pictures.dtype)
         for layer, norm in zip(self.convolutions, self.norms, strict=True):
-            x = convolve(x.to(self.compute_dtype or pictures.dtype), layer)  # [N, depth, ...]
-            x = norm(x.to(layer.weight.dtype))
-        return x.flatten(1)
+            x = norm(convolve(x, layer))  # [N, depth, ...]
+        return x.flatten(1).to(layer.weight.dtype)
 
     def probed(self, hidden: Tensor) -> Tensor:
         """phi before LayerNorm, as Wang et al. 2022 took it; [N, E] -> [N, F]."""
@@ -152,11 +152,15 @@ class FilterResponseNorm(nn.Module):
         self.beta, self.tau = (nn.Parameter(torch.zeros(channels, 1, 1)) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, C, H, W] -> the same shape."""
+        """[N, C, H, W] -> the same shape and type; what is in between is in the parameters' type."""
+        rows, given = x.permute(0, 2, 3, 1), x.dtype  # [N, H, W, C]
+        if kernels.serves(rows, self.gamma):
+            return kernels.ResponseNorm.apply(rows, self.gamma, self.beta, self.tau).permute(0, 3, 1, 2)
+        x = x.to(self.gamma.dtype)
         power = torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True).square() / x[0, 0].numel()  # [N, C, 1, 1]
         scale = self.gamma * (power + 1e-6).rsqrt()  # [N, C, 1, 1]
         # max(y, tau) as relu(y - tau) + tau: several times sooner.
-        return torch.addcmul(self.beta - self.tau, x, scale).relu_() + self.tau
+        return (torch.addcmul(self.beta - self.tau, x, scale).relu_() + self.tau).to(given)
 
 
 class CodeNet(nn.Module):
