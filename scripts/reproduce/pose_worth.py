@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import denoised_mdp
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.analysis.data import Episode, freeze
 from denoised_mdp.config import load_config
 from denoised_mdp.config.schema import Config
@@ -57,9 +58,8 @@ def worth(strength: float) -> None:
     print(f"  mean picture of the body on black         {nats(black - black.mean(0)):6.1f}")
 
 
-def left(path: str) -> None:
-    """Print the error of a run's filtered pictures, on the body and elsewhere."""
-    agent = denoised_mdp.load(path)
+def left(agent: WorldModelAgent) -> tuple[float, float]:
+    """Nats per frame that are left of filtered pictures, on the body and elsewhere."""
     seen, actions = play(agent.config, 6, 150)
     empty = np.zeros((seen.shape[1], 0), np.float32)
     episodes = [Episode(*one, empty, empty) for one in zip(seen[..., :3], actions, strict=True)]
@@ -68,7 +68,7 @@ def left(path: str) -> None:
     error = torch.stack(shown).permute(0, 1, 3, 4, 2).numpy() + 0.5 - seen[..., :3] / 255  # [N, T, H, W, 3]
     late, body = error[:, 20:].reshape(-1, *error.shape[2:]), seen[:, 20:, ..., 3:].max(-1) > 0  # once filtered
     body = body.reshape(late.shape[:3])  # [F, H, W]
-    print(f"{path}: {nats(late):.1f} nats are left, {nats(late, body):.1f} on the body")
+    return nats(late, body), nats(late, ~body)
 
 
 if __name__ == "__main__":
@@ -78,4 +78,5 @@ if __name__ == "__main__":
     for strength in (1.0, 0.3):
         worth(strength)
     for run in runs:
-        left(run)
+        body, elsewhere = left(denoised_mdp.load(run))
+        print(f"{run}: {body:.1f} nats are left on the body, {elsewhere:.1f} elsewhere")
