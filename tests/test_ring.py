@@ -79,29 +79,22 @@ def test_one_command_measures_what_is_finished_and_names_the_rest(ring, grid, tm
 
 def test_rows_stand_in_the_grids_order_and_none_is_lost(ring, grid):
     keys = ring.expected(grid)
-    rows = [
-        row(arm, variant, seed)
-        for arm, variant, seed in [
-            ("2b", "camera_jitter", 1),
-            ("2b", "camera_jitter", 0),
-            ("own", "noiseless", 7),
-            ("2b", "noiseless", 0),
-            ("dreamer", "noiseless", 0),
-        ]
+    order = [
+        ("dot", "noiseless", "dreamer", "0"),
+        ("dot", "noiseless", "2b", "0"),
+        ("dot", "noiseless", "own", "7"),
+        ("dot", "camera_jitter", "2b", "2"),
+        ("dot", "camera_jitter", "2b", "10"),
     ]
-    order = [(one["variant"], one["arm"], one["seed"]) for one in ring.in_order(rows, keys)]
-    assert order == [
-        ("noiseless", "dreamer", "0"),
-        ("noiseless", "2b", "0"),
-        ("noiseless", "own", "7"),
-        ("camera_jitter", "2b", "0"),
-        ("camera_jitter", "2b", "1"),
-    ]
+    for found in (order[::-1], sorted(order)):
+        assert ring.in_order(found, keys) == order
+    rows = [row(arm, variant, seed) for _, variant, arm, seed in order]
     absent = ring.missing(rows, keys)
     assert absent == [
         "- dot, noiseless, dreamer: seed 1",
         "- dot, noiseless, 2b: seed 1",
         "- dot, camera_jitter, dreamer: seed 0, 1",
+        "- dot, camera_jitter, 2b: seed 0, 1",
     ]
     assert ring.missing([row("2b") | {"task": "another"}], keys) == [], "tasks without any run are not expected"
 

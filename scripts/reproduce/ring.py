@@ -62,27 +62,32 @@ NOTES = (
 )
 
 
+def name_of(row: show.Row) -> Key:
+    """The columns of a row that name its run."""
+    return tuple(row[name] for name in evidence.KEY)
+
+
 def expected(sweep: str) -> list[Key]:
     """All runs of a grid, in its order."""
     return [key_of(load_config([*job.overrides]), ()) for job in read_grid([f"sweep={sweep}"])[1]]
 
 
-def in_order(rows: Sequence[show.Row], keys: Sequence[Key]) -> list[show.Row]:
-    """Rows sorted by the grid's distractors, then its methods; those of others last."""
-    tasks, variants, arms, _ = (list(dict.fromkeys(names)) for names in zip(*keys, strict=True))
+def in_order(found: Sequence[Key], keys: Sequence[Key]) -> list[Key]:
+    """Names of runs sorted by the grid's tasks, distractors, methods, then by seeds; what it does not have is last."""
+    axes = [list(dict.fromkeys(names)) for names in list(zip(*keys, strict=True))[:3]]
 
-    def place(row: show.Row) -> tuple:
-        listed = ((tasks, row["task"]), (variants, row["variant"]), (arms, row["arm"]))
-        return *((names.index(name) if name in names else len(names), name) for names, name in listed), int(row["seed"])
+    def place(key: Key) -> tuple:
+        listed = zip(axes, key[:3], strict=True)
+        return *((names.index(name) if name in names else len(names), name) for names, name in listed), int(key[3])
 
-    return sorted(rows, key=place)
+    return sorted(found, key=place)
 
 
 def missing(rows: Sequence[show.Row], keys: Sequence[Key]) -> list[str]:
     """A line for each method and cell of the grid that lacks seeds; of the tasks that some row has."""
-    known, tasks = {tuple(row[name] for name in evidence.KEY) for row in rows}, {row["task"] for row in rows}
+    known, tasks = {name_of(row) for row in rows}, {row["task"] for row in rows}
     absent: dict[tuple[str, ...], list[str]] = {}
-    for *where, seed in keys:
+    for *where, seed in in_order(keys, keys):
         if (*where, seed) not in known and where[0] in tasks:
             absent.setdefault(tuple(where), []).append(seed)
     return [f"- {', '.join(where)}: seed {', '.join(seeds)}" for where, seeds in absent.items()]
@@ -163,7 +168,8 @@ def over_distractors(rows: Sequence[show.Row]) -> dict[str, dict[str, dict[str, 
 
 def write(rows: Sequence[show.Row], keys: Sequence[Key], out: Path) -> None:
     """Write all that follows from the rows; prints the table."""
-    rows = in_order(rows, keys)
+    named = {name_of(row): row for row in rows}
+    rows = [named[key] for key in in_order(list(named), keys)]
     text = table(rows, missing(rows, keys))
     print(text)
     write_whole(out / "table.md", text)
