@@ -2,9 +2,10 @@
 
     python scripts/reproduce/pose_worth.py                 # of the environment alone
     python scripts/reproduce/pose_worth.py runs/evidence/* # and what the filters of these runs leave
+    python scripts/reproduce/pose_worth.py --task walker_walk --repeat 2
 
 Half the squared error of pictures in [0, 1], summed over pixels and channels, mean over frames: nats under a Gaussian
-of variance 1, the model's likelihood. Episodes of `cheetah_run` under random actions; the exact matte says which pixels
+of variance 1, the model's likelihood. Episodes under random actions; the exact matte says which pixels
 the body covers.
 """
 
@@ -43,16 +44,16 @@ def nats(error: np.ndarray, where: np.ndarray | None = None) -> float:
     return float((each if where is None else each * where).sum((1, 2)).mean())
 
 
-def worth(strength: float) -> None:
+def worth(task: str, repeat: int, strength: float) -> None:
     """Print the errors of the mean picture, and of one that knows the background but not the pose."""
     options = ["preset=quickstart", "model.target=foreground", f"distractors.video_background.strength={strength}"]
-    seen, _ = play(load_config([*options, "run_dir=none"]), 6, 100)
+    seen, _ = play(load_config([*options, f"env.task={task}", f"env.action_repeat={repeat}", "run_dir=none"]), 6, 100)
     picture, black = np.split(seen.reshape(-1, *seen.shape[2:]) / 255, 2, -1)  # [F, H, W, 3] each
     body = black.max(-1, keepdims=True) > 0  # [F, H, W, 1]
     often, color = body.mean(0), (black * body).sum(0) / np.maximum(body.sum(0), 1)  # [H, W, 1], [H, W, 3]
     behind = (picture * ~body).sum(0) / np.maximum((~body).sum(0), 1)  # [H, W, 3]: where the body hides it, its mean
     guess = often * color + (1 - often) * np.where(body, behind, picture)  # [F, H, W, 3]
-    print(f"strength {strength}: the body covers {body.mean():.1%}")
+    print(f"{task}, strength {strength}: the body covers {body.mean():.1%}")
     print(f"  mean picture                              {nats(picture - picture.mean(0)):6.1f} nats")
     print(f"  background known, body where it mostly is {nats(picture - guess):6.1f}")
     print(f"  mean picture of the body on black         {nats(black - black.mean(0)):6.1f}")
@@ -74,9 +75,11 @@ def left(agent: WorldModelAgent) -> tuple[float, float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", help="folders of runs with a world model")
-    runs = parser.parse_args().runs
+    parser.add_argument("--task", default="cheetah_run")
+    parser.add_argument("--repeat", type=int, default=4, help="steps that an action lasts")
+    given = parser.parse_args()
     for strength in (1.0, 0.3):
-        worth(strength)
-    for run in runs:
+        worth(given.task, given.repeat, strength)
+    for run in given.runs:
         body, elsewhere = left(denoised_mdp.load(run))
         print(f"{run}: {body:.1f} nats are left on the body, {elsewhere:.1f} elsewhere")
