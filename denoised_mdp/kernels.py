@@ -17,7 +17,7 @@ from ctypes import c_int, c_long, c_void_p
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from denoised_mdp.files import cache_folder
 
@@ -91,6 +91,12 @@ def serves(x: Tensor, scale: Tensor) -> bool:
         and x.shape[-1] <= MOST
         and library() is not None
     )
+
+
+def used_by(agent: nn.Module) -> bool:
+    """Whether the agent computes with kernels here: it has norms (`compiled`), and this machine has the kernels."""
+    compiled = [part for part in agent.modules() if getattr(part, "compiled", False)]
+    return any(serves(scale, scale) for part in compiled for scale in part.parameters())
 
 
 def _shape(x: Tensor, silu: bool) -> tuple[int, ...]:

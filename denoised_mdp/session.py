@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from denoised_mdp import kernels
 from denoised_mdp.agents.followers import Leader, follow, launched
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.collector import Collector, Overlap, Sequential
@@ -65,6 +66,8 @@ class Session:
         self.agent = self.player = build_agent(config, actions, can_terminate=ends, device=device, dtype=dtype)
         if config.train.overlap or config.train.act_device != "learner":  # played by a copy of the agent
             self.player = build_agent(config, actions, can_terminate=ends, device=act_device, dtype=act_dtype).eval()
+        if kernels.used_by(self.agent):
+            self.precision += " with compiled norms"
         how = Overlap if config.train.overlap else Sequential
         self.collecting = how(self.collector, self.agent, self.player)
         parts.callback(self.collecting.close)
@@ -162,8 +165,8 @@ class Session:
         """Say that the run does not continue in the arithmetic in which it began."""
         if before != self.precision:
             warnings.warn(
-                f"the run began in {before} and goes on in {self.precision} on this machine; set"
-                " train.precision to keep to one",
+                f"the run began in {before} and goes on in {self.precision} on this machine: results differ by"
+                " rounding. train.precision keeps to one; compiled norms need a C compiler",
                 stacklevel=2,
             )
 

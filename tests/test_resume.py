@@ -11,6 +11,7 @@ import yaml
 from small_runs import TINY, lines, run_in_parts, tiny
 
 import denoised_mdp
+from denoised_mdp import kernels
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, read_config
 from denoised_mdp.device import set_generator_state
@@ -185,6 +186,15 @@ def test_a_run_saved_before_an_option_existed_continues(tmp_path):
 def test_metrics_that_measure_time_are_known_by_name(tmp_path):
     assert is_wall_clock("eval/seconds") and is_wall_clock("train/steps_per_second")
     assert not is_wall_clock("eval/return") and not is_wall_clock("seconds/return")
+
+
+@pytest.mark.skipif(kernels.library() is None, reason="no C compiler")
+def test_a_run_tells_that_it_goes_on_without_compiled_norms(tmp_path, monkeypatch):
+    config = tiny(tmp_path / "run", "train.total_steps=160", "model.norm=rms")
+    run_in_parts(config, 90)
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    with pytest.warns(UserWarning, match="with compiled norms and goes on in float32 on this machine"):
+        assert train(config)
 
 
 def test_what_a_gpu_saved_loads_on_a_cpu(tmp_path):

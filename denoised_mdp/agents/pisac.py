@@ -146,6 +146,8 @@ class NormedEncoder(PixelEncoder):
 class FilterResponseNorm(nn.Module):
     """Divide each channel of a picture by its root mean square, scale, shift, and cut below a learned threshold tau."""
 
+    compiled = True
+
     def __init__(self, channels: int):
         super().__init__()
         self.gamma = nn.Parameter(torch.ones(channels, 1, 1))

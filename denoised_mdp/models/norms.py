@@ -15,6 +15,8 @@ FEW = 16  # up to here means in bf16 are products with a matrix: a reduction ove
 class RMSNorm(nn.Module):
     """scale x / sqrt(mean x^2 + 1e-4) over the last axis, [..., size], then SiLU unless `silu` is False; no shift."""
 
+    compiled = True
+
     def __init__(self, size: int, *, silu: bool = True):
         super().__init__()
         self.scale, self.silu = nn.Parameter(torch.ones(size)), silu
