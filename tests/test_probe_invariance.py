@@ -240,7 +240,8 @@ def test_factors_of_runs_are_written_and_read_back(run, tmp_path):
     assert tree["options"]["split"] == "across"
     with open(tmp_path / f"{stem}.csv") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * 4 * len(matrix.factors)
+    assert {row["part"] for row in rows} == {"x", "y", "encoder", "untrained", "all"}
+    assert len(rows) == 2 * 5 * len(matrix.factors)
     row = next(row for row in rows if (row["probe"], row["part"], row["factor"]) == ("mlp", "y", "camera_jitter/dx"))
     column = [factor.name for factor in matrix.factors].index("camera_jitter/dx")
     assert float(row["r2"]) == pytest.approx(matrix.scores["mlp"][:, 1, column].mean(), abs=1e-6)

@@ -37,18 +37,18 @@ def runs_on(accept):
 
 
 def keeps_the_window(log):
-    def wrong(trainer):
+    def wrong(self, trainer):
         window = trainer.window
-        log(trainer)
+        log(self, trainer)
         trainer.window = window
 
     return wrong
 
 
 def sums(log):
-    def wrong(trainer):
+    def wrong(self, trainer):
         trainer.window = {name: (total, 1) for name, (total, _) in trainer.window.items()}
-        log(trainer)
+        log(self, trainer)
 
     return wrong
 
@@ -79,8 +79,8 @@ TRAINER = {
     "another-ring": (Trainer, "accept", argument_changed("turn", lambda turn: turn[::-1]), RETURNS),
     "returns-run-on": (Trainer, "accept", runs_on, RETURNS),
     "reward-not-stored": (Rings, "add", argument_changed("reward", lambda _: 0.0), STORED),
-    "metrics-summed": (hooks, "log", sums, MEANS),
-    "window-kept": (hooks, "log", keeps_the_window, MEANS),
+    "metrics-summed": (hooks.Log, "__call__", sums, MEANS),
+    "window-kept": (hooks.Log, "__call__", keeps_the_window, MEANS),
     "policy-one-update-early": (
         Trainer,
         "learn",

@@ -180,9 +180,10 @@ class WorldModelAgent(Agent):
         )
 
     def parameter_counts(self) -> dict[str, int]:
-        """Number of parameters of each part of the world model and of the policy."""
+        """Number of parameters of each part of the world model and of the policy that has any."""
         modules = dict(self.world_model.named_children()) | dict(self.policy.named_children())
-        return {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
+        counts = {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
+        return {name: count for name, count in counts.items() if count}
 
 
 def register_policy(name: str, policy: type[Policy], options: type) -> None:
