@@ -57,7 +57,6 @@ class Session:
         """Build all parts; `parts`: gets what closes them."""
         config, run = self.config, self.run
         device, dtype = configure(config.train)
-        self.precision = precision_name(device, dtype)
         act_device, act_dtype = configure_acting(config.train, device)
         make_environment = environment_maker(config)
         self.collector = Collector(config, environment_maker(config, foreground=config.foreground), act_device)
@@ -66,8 +65,7 @@ class Session:
         self.agent = self.player = build_agent(config, actions, can_terminate=ends, device=device, dtype=dtype)
         if config.train.overlap or config.train.act_device != "learner":  # played by a copy of the agent
             self.player = build_agent(config, actions, can_terminate=ends, device=act_device, dtype=act_dtype).eval()
-        if kernels.used_by(self.agent):
-            self.precision += " with compiled norms"
+        self.precision = precision_name(device, dtype) + " with compiled norms" * kernels.used_by(self.agent)
         how = Overlap if config.train.overlap else Sequential
         self.collecting = how(self.collector, self.agent, self.player)
         parts.callback(self.collecting.close)
