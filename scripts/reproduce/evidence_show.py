@@ -228,7 +228,7 @@ def legend(figure, panels: np.ndarray) -> None:
 
 def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> Path:
     """A row of panels per task and variant, one per metric: of each arm a bar, its interval, seeds, `REFERENCES`."""
-    found = cells(rows)
+    found, drawn = cells(rows), [metric for metric in drawn if len(known(rows, metric))]
     most = max(len(arms) for arms in found.values())
     figure = new_figure(2.2 * len(drawn) + 0.8, (0.34 * most + 0.8) * len(found) + 0.3)
     figure.set_layout_engine("constrained")
@@ -247,7 +247,7 @@ def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> 
             axes.set_title(literal(f"{where}\n{metric.replace('_', ' ')}"), fontsize=8.5, loc="left")
             axes.grid(axis="y", visible=False)
     figure.supxlabel(
-        "circle: a run; bar: mean over seeds, line: its 95 % interval; dotted: random actions, or an untrained net",
+        "circle: a run; bar: mean over seeds, line: its 95 % interval\ndotted: random actions, or an untrained net",
         fontsize=8,
     )
     return save_figure(figure, path)
