@@ -72,11 +72,14 @@ class WorldModelAgent(Agent):
             self._keep(learned.latent.features())
         if not policy:
             return learned.metrics
-        signal = learned.latent.select(self.world_model.table.seen)
-        ends = batch["is_terminal"], batch["is_first"]
-        signal = PolicyBatch(signal.belief, signal.state, batch["action"], learned.reward, *ends)
+        starts = self.policy_batch(batch, learned.latent, learned.reward)
         with without_gradients(self.world_model):
-            return learned.metrics | self.policy.update(signal, self.mdp, self.random)
+            return learned.metrics | self.policy.update(starts, self.mdp, self.random)
+
+    def policy_batch(self, batch: dict[str, Tensor], latent: Latent, reward: Tensor) -> PolicyBatch:
+        """What the policy learns from: detached latents [T, B, ...] of a batch on the device, their reward [T, B]."""
+        seen = latent.select(self.world_model.table.seen)
+        return PolicyBatch(seen.belief, seen.state, batch["action"], reward, batch["is_terminal"], batch["is_first"])
 
     @property
     def latent_size(self) -> int:

@@ -38,7 +38,6 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
-from denoised_mdp.models.mdp import PolicyBatch
 from denoised_mdp.optim import without_gradients
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.environments import environment_maker
@@ -73,9 +72,8 @@ def policy_alone(agent: WorldModelAgent, config: Config) -> tuple[Learn, Show]:
         with without_gradients(model):
             noise = model.draw_noise(*batch["reward"].shape, generator=agent.random)  # [T, B, S]
             latent = model.filter(batch["observation"], batch["action"], batch["is_first"], noise).latent
-            seen = latent.map(torch.detach).select(model.table.seen)
-            ends = batch["is_terminal"], batch["is_first"]
-            starts = PolicyBatch(seen.belief, seen.state, batch["action"], model.seen_reward(seen).detach(), *ends)
+            reward = model.seen_reward(latent.select(model.table.seen))  # [T, B]
+            starts = agent.policy_batch(batch, latent.map(torch.detach), reward.detach())
             return agent.policy.update(starts, agent.mdp, agent.random)
 
     def show(metrics: dict[str, Tensor]) -> dict[str, Any]:
@@ -85,21 +83,18 @@ def policy_alone(agent: WorldModelAgent, config: Config) -> tuple[Learn, Show]:
     return learn, show
 
 
-def new_agent(run: RunFolder, config: Config, part: str, seed: int) -> WorldModelAgent:
-    """Initial weights, of the policy alone where that is the `part` to learn."""
+def learn(run: RunFolder, config: Config, part: str, seed: int | None, updates: int, every: int) -> None:
+    """Train initial weights of a part on the stored rows and print a line `every` so many updates."""
     device, dtype = configure(config.train)
-    agent = build_agent(config, load_state(run)[1]["action_size"], device=device, dtype=dtype)
+    _, state = load_state(run)
+    agent = build_agent(config, state["action_size"], device=device, dtype=dtype)
     if part == "policy":
         agent.world_model.load_state_dict(denoised_mdp.load(run.path).world_model.state_dict())
-    agent.random.manual_seed(seed)
-    return agent
-
-
-def learn(run: RunFolder, config: Config, part: str, seed: int, updates: int, every: int) -> None:
-    """Train on the stored rows and print a line `every` so many updates."""
-    agent, random = new_agent(run, config, part, seed), generator(seed, "replay")
+    if seed is not None:
+        agent.random.manual_seed(seed)
     update, show = PARTS[part](agent, config)
-    with contextlib.closing(Rings.open(run.replay, load_state(run)[1]["replay"], read_only=True)) as replay:
+    random = generator(config.seed if seed is None else seed, "replay")
+    with contextlib.closing(Rings.open(run.replay, state["replay"], read_only=True)) as replay:
         seconds = 0.0
         for number in range(1, updates + 1):
             before = time.process_time()
@@ -116,7 +111,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="folder of a run")
     parser.add_argument("--learn", choices=PARTS, default="model", help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of noise and rows; default: %(default)s")
+    parser.add_argument("--seed", type=int, help="of noise and rows; default: the run's")
     parser.add_argument("--updates", type=int, default=1500)
     parser.add_argument("--every", type=int, default=300, help="updates between two lines")
     parser.add_argument("--options", nargs="*", default=[], help="what to change: options of `denoised-mdp train`")
