@@ -31,7 +31,6 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, precision_name
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.losses import image_nll, scalar_nll
-from denoised_mdp.models.mdp import PolicyBatch
 from denoised_mdp.optim import without_gradients
 from denoised_mdp.run.folder import output_file
 from denoised_mdp.run.machine import GIB, cpu_name, peak_memory, random_batch
@@ -250,12 +249,9 @@ def update_parts(agent: WorldModelAgent, config: Config, repeats: int) -> dict[s
             with part("optimizer"):
                 torch.nn.utils.clip_grad_norm_(model.parameters(), model.clip or float("inf"))
                 optimizer.step()
-            seen, reward = latent.map(torch.detach).select(model.table.seen), model.seen_reward(latent).detach()
-            signal = PolicyBatch(
-                seen.belief, seen.state, batch["action"], reward, batch["is_terminal"], batch["is_first"]
-            )
+            starts = agent.policy_batch(batch, latent.map(torch.detach), model.seen_reward(latent).detach())
             with part("policy"), without_gradients(model):
-                agent.policy.update(signal, agent.mdp, agent.random)
+                agent.policy.update(starts, agent.mdp, agent.random)
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}
 
 
