@@ -188,9 +188,9 @@ ENDS_ERRORS = {  # name: (check, policy, function, right, wrong)
     "flags-forgotten": (
         check_updates,
         SACPolicy,
-        ACTING,
-        'ends = batch["is_terminal"]',
-        'ends = batch["is_terminal"] & False',
+        "agents.world_model_agent:WorldModelAgent.policy_batch",
+        'batch["is_terminal"]',
+        'batch["is_terminal"] & False',
     ),
 }
 
