@@ -266,6 +266,11 @@ INLINE void responses(const void *x, const float *gamma, const float *beta, cons
     }
 }
 
+INLINE float above_threshold(float gradient, float z, float tau)
+{
+    return z <= tau ? 0.0f : gradient;
+}
+
 INLINE void responses_back(const void *gradient, const void *x, const float *gamma, const float *beta, const float *tau,
                            void *to_x, float *to_parameters, long picture, long pixels, int channels, int half)
 {
@@ -278,7 +283,7 @@ INLINE void responses_back(const void *gradient, const void *x, const float *gam
         load(v, x, at, channels, half);
         load(g, gradient, at, channels, half);
         for (int c = 0; c < channels; c++) {
-            float above = v[c] * factor[c] * gamma[c] + beta[c] <= tau[c] ? 0.0f : g[c];
+            float above = above_threshold(g[c], v[c] * factor[c] * gamma[c] + beta[c], tau[c]);
             sum[c] += above * v[c];
             to_beta[c] += above;
             to_tau[c] += g[c] - above;
@@ -293,7 +298,7 @@ INLINE void responses_back(const void *gradient, const void *x, const float *gam
         load(v, x, at, channels, half);
         load(g, gradient, at, channels, half);
         for (int c = 0; c < channels; c++) {
-            float above = v[c] * factor[c] * gamma[c] + beta[c] <= tau[c] ? 0.0f : g[c];
+            float above = above_threshold(g[c], v[c] * factor[c] * gamma[c] + beta[c], tau[c]);
             v[c] = gamma[c] * factor[c] * (above - v[c] * sum[c]);
         }
         store(to_x, at, v, channels, half);

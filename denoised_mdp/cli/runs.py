@@ -66,6 +66,13 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     )
     export.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest")
 
+    _add_compare(commands)
+    _add_status(commands)
+    _add_table(commands)
+    _add_report(commands)
+
+
+def _add_compare(commands: argparse._SubParsersAction) -> None:
     compare = add_command(
         commands,
         "compare",
@@ -77,6 +84,8 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     compare.add_argument("second", type=Path, metavar="RUN_B", help="folder of another run")
     compare.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest of each")
 
+
+def _add_status(commands: argparse._SubParsersAction) -> None:
     status = add_command(
         commands,
         "status",
@@ -86,8 +95,6 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
         examples=("denoised-mdp status runs/sweep",),
     )
     status.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folder of a run or of runs")
-    _add_table(commands)
-    _add_report(commands)
 
 
 def _add_report(commands: argparse._SubParsersAction) -> None:
