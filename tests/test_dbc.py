@@ -70,7 +70,7 @@ def test_losses_by_their_definition(probabilistic):
                     future = huber(mean[i][k] - mean[j][k])
                 d = huber(phi[i][k] - phi[j][k])
                 total += (d - huber(reward[i] - reward[j]) - 0.9 * future) ** 2 / (3 * B * F)
-                apart += d / (3 * B * F)
+                apart += abs(phi[i][k] - phi[j][k]) / (3 * B * F)
                 error = (mean[i][k] - data["following"][i, k].item()) / std[i][k]
                 likelihood += (0.5 * error**2 + torch.tensor(std[i][k]).log().item()) / (3 * B * F)
     assert loss.item() == pytest.approx(total, rel=1e-6) and between.item() == pytest.approx(apart, rel=1e-6)

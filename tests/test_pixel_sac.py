@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from pixel_case import SIZE, changed, reached, tiny_agent, tiny_batch, tiny_step, weights
+from pixel_case import SIZE, changed, lively_agent, reached, tiny_agent, tiny_batch, tiny_step, weights, whole_batch
 from small_runs import lines, run_in_parts, tiny
 
 import denoised_mdp
@@ -158,6 +158,44 @@ def test_acting_samples_only_where_it_explores():
     with pytest.raises(ValueError, match="carry is not of this agent"):
         agent.act(np.stack([picture] * 2), carry)
     assert agent.carry(**carry.tensors()) == carry
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_bf16_keeps_features_apart_that_lie_beside_one_large_number(name):
+    """Heads, actor and critics have all bits: what pictures have in common may be a thousand times what they differ."""
+    agent = lively_agent(name).float()
+    with torch.no_grad():
+        for head in {part for part in (agent.encoder, agent.actor) if hasattr(part, "head")}:
+            head.head.linear.bias += torch.linspace(-30.0, 30.0, 8)
+    agent.compute_in(torch.bfloat16)
+    pictures = torch.rand(16, 9, agent.view_size, agent.view_size)
+    action = torch.rand(16, 2) * 2 - 1
+    with torch.no_grad():
+        hidden = agent.encoder.convolve(pictures)  # [16, E], what bf16 may round
+        seen = agent.actor_input(hidden)
+        given = agent.encoder.head(hidden), agent.actor.mode(seen), agent.critics(agent.encoder.head(hidden), action)
+        agent.compute_in(None)
+        exact = agent.encoder.head(hidden), agent.actor.mode(seen), agent.critics(agent.encoder.head(hidden), action)
+    assert not torch.equal(hidden, agent.encoder.convolve(pictures)), "convolutions were in bf16"
+    assert 0 < exact[0].std(0).mean() < 0.1 * exact[0].std(), "pictures are close"
+    assert all(map(torch.equal, given, exact))
+
+
+@pytest.mark.parametrize("name", ["dbc", "pisac"])
+@pytest.mark.parametrize("left", [0, 1])
+def test_batches_with_too_few_whole_samples_teach_the_policy_alone(name, left):
+    """Where episodes are short, all but `left` columns of a batch may cross an end."""
+    agent, fresh = lively_agent(name), lively_agent(name)
+    fresh.load_state_dict(agent.state_dict())
+    batch = whole_batch(agent)
+    batch["is_first"][agent.options.frames :, left:] = True
+    for one in (agent, fresh):
+        one.random.manual_seed(0)
+    fresh.auxiliary = lambda *about: {}
+    metrics = agent.update(batch)
+    assert metrics.keys() == fresh.update(batch).keys() and "policy/critic_loss" in metrics
+    for key, value in agent.state_dict().items():
+        assert value.isfinite().all() and torch.equal(value, fresh.state_dict()[key]), key
 
 
 def test_log_density_of_an_action_is_that_of_its_distribution():

@@ -130,4 +130,4 @@ def test_random_actions_count_once_for_a_seed(ring):
     rows = [row("2b", seed=0, random=10, **{"return": 1}), row("2b", seed=1, random=14)]
     rows += [row(arm, seed=0, random=10) for arm in ("dreamer", "tia")]
     (line,) = [line for line in ring.cell_table({"all": rows}) if "random actions" in line]
-    assert "| 12 [10, 14] |" in line, "not 11, the mean over runs"
+    assert "| 12 |" in line, "not 11, the mean over runs"

@@ -19,6 +19,7 @@ from denoised_mdp.config.agents import BatchSpec
 from denoised_mdp.device import set_generator_state
 from denoised_mdp.envs.actions import Actions
 from denoised_mdp.models.cuda_graph import GraphedUpdate
+from denoised_mdp.models.networks import set_compute_dtype
 
 
 class Agent(nn.Module, ABC):
@@ -99,6 +100,10 @@ class Agent(nn.Module, ABC):
     def update(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
         """`update_eagerly`, or the CUDA graph of it; nothing is copied to the host here."""
         return (self.graph or self.update_eagerly)(batch, policy=policy)
+
+    def compute_in(self, dtype: torch.dtype | None) -> None:
+        """Evaluate large products in this type (None: the weights' own); which ones is the agent's to know."""
+        set_compute_dtype(self, dtype)
 
     def use_graph(self) -> None:
         """From now on replay updates as one CUDA graph; on a GPU only."""

@@ -48,8 +48,10 @@ class DBC(PixelSAC):
     def auxiliary(
         self, batch: dict[str, Tensor], step: Transitions, now: Tensor, following: Tensor
     ) -> dict[str, Tensor]:
-        """One step of the encoder and the models: see `Bisimulation`. Pairs are random."""
+        """One step of the encoder and the models: see `Bisimulation`. Pairs are random; without two samples, none."""
         kept = step.exists.nonzero()[:, 0]  # [B'], all but where an episode ends
+        if len(kept) < 2:
+            return {}
         phi = self.encoder(pick(now, kept))  # [B', F]
         with torch.no_grad():
             after = self.encoder(pick(following, kept))  # [B', F]
@@ -129,7 +131,7 @@ class Bisimulation(nn.Module):
             order: int [B], a permutation; the partner j of each i.
 
         Returns:
-            The loss, and the mean distance |phi_i - phi_j|, detached: 0 says that all features have collapsed.
+            The loss, and the mean of |phi_i - phi_j|, not smooth, detached: 0 says that all features have collapsed.
         """
         with torch.no_grad():
             mean, std = self(features, action)  # [M, B, F]
@@ -139,7 +141,8 @@ class Bisimulation(nn.Module):
                 future = distance(mean, mean[:, order])  # [M, B, F]
             target = distance(reward, reward[order])[:, None] + gamma * future  # [M, B, F]
         between = distance(features, features[order])  # [B, F]
-        return (between - target).square().mean(), between.detach().mean()
+        apart = (features - features[order]).detach().abs().mean()
+        return (between - target).square().mean(), apart
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:

@@ -91,6 +91,8 @@ class PISAC(PixelSAC):
         begin = self.options.frames - 1  # the row of `now`
         ahead = slice(begin + 1, begin + HORIZON + 2)
         kept = (~batch["is_first"][ahead].any(0)).nonzero()[:, 0]  # [B'], all of one episode
+        if len(kept) < 2:  # too few for the codes' norm, and nothing to tell apart
+            return {}
         action, reward = batch["action"][ahead][:, kept], batch["reward"][ahead][:, kept]  # [4, B', ...]
         e = self.present(self.encoder(pick(now, kept)), action[:HORIZON].transpose(0, 1).flatten(1))  # [B', C]
         rows = torch.arange(begin + HORIZON, begin + HORIZON + 2, device=kept.device)[:, None].expand(-1, len(kept))

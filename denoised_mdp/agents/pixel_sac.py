@@ -84,6 +84,12 @@ class PixelSAC(Agent):
         self._optimizers["actor"] = adam(self.actor.parameters(), lr=options.actor_lr)
         self._optimizers["temperature"] = adam([self.log_temperature], lr=options.temperature_lr, betas=(0.5, 0.999))
 
+    def compute_in(self, dtype: torch.dtype | None) -> None:
+        """See `Agent.compute_in`: the convolutions alone. Features may be close; they need all bits, as do values."""
+        super().compute_in(None)
+        for encoder in (part for part in self.modules() if isinstance(part, PixelEncoder)):
+            encoder.compute_dtype = dtype
+
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Every optimizer by name."""
@@ -98,7 +104,7 @@ class PixelSAC(Agent):
         """What is learned from uint8 [N, H, W, 3 k]: randomly cut, or shifted, or whole; [N, 3 k, S, S] in [0, 1]."""
         crop, shift = self.options.crop, self.options.shift
         if crop is not None:
-            pictures = random_cut(pictures, 0, self.size - crop, crop, self.random)
+            pictures = random_cut(pictures, 0, self.size - crop - 1, crop, self.random)
         elif shift:
             pictures = random_cut(pictures, -shift, shift, self.size, self.random)
         return to_unit(pictures, self._like.dtype)

@@ -15,7 +15,6 @@ from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.config import schema
 from denoised_mdp.config.agents import AgentConfig
 from denoised_mdp.envs.actions import Actions
-from denoised_mdp.models.networks import set_compute_dtype
 from denoised_mdp.seeding import torch_seed
 
 AGENTS: dict[str, type[Agent]] = {
@@ -39,7 +38,7 @@ def build_agent(
 
     actions: those of the environment; a number stands for so many continuous ones. can_terminate: the environment ends
     episodes other than by a time limit. device: where it lives. dtype: compute type of large products
-    (`networks.set_compute_dtype`). The global generator is left as it was.
+    (`Agent.compute_in`). The global generator is left as it was.
     """
     actions = Actions(actions) if isinstance(actions, int) else actions
     with torch.random.fork_rng(devices=[]):
@@ -47,7 +46,7 @@ def build_agent(
         agent = AGENTS[config.agent.name].from_config(config, actions, can_terminate=can_terminate, device=device)
     agent.config, agent.actions, agent.can_terminate = copy.deepcopy(config), actions, can_terminate
     agent.random.manual_seed(torch_seed(config.seed, "update"))
-    set_compute_dtype(agent, dtype)
+    agent.compute_in(dtype)
     if config.train.cuda_graph and agent.device.type == "cuda":
         agent.use_graph()
     return agent

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from denoised_mdp.models.frames import center_cut, to_unit
-from denoised_mdp.models.networks import MLP, convolve, dense
+from denoised_mdp.models.networks import MLP, convolve
 
 CONVOLUTIONS = 4
 KERNEL = 3
@@ -23,17 +23,19 @@ POOLED = 4
 
 
 class Head(nn.Module):
-    """Flattened convolutions [..., E] -> features [..., F]: a linear layer, then LayerNorm."""
+    """Flattened convolutions [..., E] -> features [..., F]: a linear layer, then LayerNorm.
+
+    In the parameters' type: what tells pictures apart is often a small part of a large common offset, and LayerNorm
+    magnifies what fewer bits leave of it.
+    """
 
     def __init__(self, inputs: int, features: int):
         super().__init__()
         self.linear, self.norm = nn.Linear(inputs, features), nn.LayerNorm(features)
-        self.compute_dtype: torch.dtype | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., E] -> [..., F]."""
-        linear = dense(hidden, self.linear, self.compute_dtype or hidden.dtype)  # [..., F]
-        return self.norm(linear.to(self.norm.weight.dtype))
+        return self.norm(self.linear(hidden))
 
 
 class PixelEncoder(nn.Module):

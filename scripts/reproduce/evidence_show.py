@@ -12,7 +12,7 @@ import numpy as np
 from denoised_mdp.analysis.plots import INK, color_of, literal, new_figure, plain_axes, save_figure
 from denoised_mdp.analysis.results import write_json, write_whole
 from denoised_mdp.analysis.table.plots import draw_seeds
-from denoised_mdp.analysis.table.statistics import improvement, interval, iqm, mean
+from denoised_mdp.analysis.table.statistics import FEWEST, improvement, interval, iqm, mean
 from denoised_mdp.analysis.table.write import estimate, markdown
 
 Row = Mapping[str, str]
@@ -41,7 +41,15 @@ REFERENCES = {"return": "random", "return_unseen": "random"} | {
     name: f"{name}_untrained" for name in ("recall", "leakage")
 }
 """metric -> what a run has without learning"""
+SHORT = {"return_unseen": "return, unseen clips", "action_change": "action change", "nats_x": "nats of x"}
+"""metric -> its name in a picture, where it is another"""
+WIDEST = 4
+"""panels side by side"""
 CURVES = {"return": "return", "recall": "signal recall (quick probe)", "leakage": "leakage (quick probe)"}
+HOW = (
+    "Intervals: percentiles of a bootstrap over runs, stratified by task; with three to five runs they are too narrow,"
+    " so compare the seeds."
+)
 FIRST = "2b"
 """the arm, and all whose names begin with it, that are compared with each other arm"""
 NOISELESS = "noiseless"
@@ -145,7 +153,7 @@ def digits_of(metric: str) -> int:
 
 def table(rows: Sequence[Row]) -> str:
     """A Markdown table per task and variant, then the comparisons and the commands."""
-    lines = ["Mean over seeds [95 % interval, stratified bootstrap over runs] (each seed in order).", ""]
+    lines = [f"Mean over seeds [95 % interval, from {FEWEST} seeds on] (each seed in order). {HOW}", ""]
     for (task, variant), arms in cells(rows).items():
         heads = [f"{arm} (seeds {', '.join(row['seed'] for row in runs)})" for arm, runs in arms.items()]
         body = []
@@ -184,12 +192,12 @@ def text_of(found: Mapping[str, float], digits: int) -> str:
 
 
 def draw_curves(rows: Sequence[Row], path: Path) -> Path:
-    """A row of panels per task and variant: `CURVES` over updates, mean and band over seeds."""
+    """A row of panels per task and variant: `CURVES` over updates, each seed and the mean over seeds."""
     found = cells(rows)
-    figure = new_figure(3.4 * len(CURVES), 2.5 * len(found) + 0.4)
+    figure = new_figure(3.4 * len(CURVES), 2.5 * len(found) + 0.5)
     figure.set_layout_engine("constrained")
     colors = colors_of(rows)
-    panels = figure.subplots(len(found), len(CURVES), squeeze=False)
+    panels = figure.subplots(len(found), len(CURVES), squeeze=False, sharex="row")
     for line, ((task, variant), arms) in zip(panels, found.items(), strict=True):
         for axes, (metric, label) in zip(line, CURVES.items(), strict=True):
             plain_axes(axes, 8)
@@ -199,11 +207,11 @@ def draw_curves(rows: Sequence[Row], path: Path) -> Path:
             for arm, points in arms.items():
                 curves = list(curves_of(points, metric))
                 if curves:
-                    draw_seeds(axes, curves, colors[arm], arm)
+                    draw_seeds(axes, curves, colors[arm], arm, bands=False)
                     highest = max(highest, *(float(own.max()) for _, own in curves))
-            axes.set_ylim(0, 1.05 * highest)  # a band may be much wider
+            axes.set_ylim(0, 1.05 * highest)
             axes.set_xlabel("thousand updates")
-    legend(figure, panels)
+    legend(figure, panels, "thin: one seed; thick: mean over seeds, or the only one")
     return save_figure(figure, path)
 
 
@@ -220,34 +228,42 @@ def colors_of(rows: Sequence[Row]) -> dict[str, str]:
     return {arm: color_of(number) for number, arm in enumerate(sorted({row["arm"] for row in rows}))}
 
 
-def legend(figure, panels: np.ndarray) -> None:
+def legend(figure, panels: np.ndarray, title: str) -> None:
     """One legend below all panels."""
     lines = {line.get_label(): line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]}
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    place = {"loc": "outside lower center", "ncols": 5, "fontsize": 8, "frameon": False}
+    figure.legend(lines.values(), lines.keys(), title=title, title_fontsize=8, **place)
 
 
 def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> Path:
-    """A row of panels per task and variant, one per metric: of each arm a bar, its interval, seeds, `REFERENCES`."""
+    """Panels per task and variant, one per metric: of each arm a bar, its seeds and interval, and `REFERENCES`."""
     found, drawn = cells(rows), [metric for metric in drawn if len(known(rows, metric))]
-    most = max(len(arms) for arms in found.values())
-    figure = new_figure(2.2 * len(drawn) + 0.8, (0.34 * most + 0.8) * len(found) + 0.3)
+    lines_each = -(-len(drawn) // WIDEST)
+    columns = -(-len(drawn) // lines_each)
+    heights = [0.3 * len(arms) + 0.75 for arms in found.values() for _ in range(lines_each)]
+    figure = new_figure(2.4 * columns + 0.8, sum(heights) + 0.5)
     figure.set_layout_engine("constrained")
     colors = colors_of(rows)
-    panels = figure.subplots(len(found), len(drawn), squeeze=False, sharex="col")
+    panels = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
+    panels = panels.reshape(len(found), lines_each * columns)
     for line, ((task, variant), arms) in zip(panels, found.items(), strict=True):
-        for axes, metric in zip(line, drawn, strict=True):
+        for axes in line[len(drawn) :]:
+            axes.set_visible(False)
+        for number, (axes, metric) in enumerate(zip(line, drawn, strict=False)):
             plain_axes(axes, 8)
             for place, (arm, runs) in enumerate(arms.items()):
                 draw_arm(axes, place, runs, metric, colors[arm])
-            axes.set_yticks(range(len(arms)), map(literal, arms) if axes is line[0] else [""] * len(arms))
-            axes.set_ylim(most - 0.5, -0.5)
-            axes.tick_params(labelbottom=True)
+            names = map(literal, arms) if number % columns == 0 else [""] * len(arms)
+            axes.set_yticks(range(len(arms)), names)
+            axes.set_ylim(len(arms) - 0.5, -0.5)
+            axes.set_xlim(0, 1.08 * max([1e-3, *known(rows, metric), *known(rows, REFERENCES.get(metric, ""))]))
             axes.set_visible(any(len(known(runs, metric)) for runs in arms.values()))
-            where = f"{task}, {variant}" if axes is line[0] else ""
-            axes.set_title(literal(f"{where}\n{metric.replace('_', ' ')}"), fontsize=8.5, loc="left")
+            where = f"{task}, {variant}\n" if number == 0 else "\n" if number < columns else ""
+            axes.set_title(literal(f"{where}{SHORT.get(metric, metric)}"), fontsize=8.5, loc="left")
             axes.grid(axis="y", visible=False)
     figure.supxlabel(
-        "circle: a run; bar: mean over seeds, line: its 95 % interval\ndotted: random actions, or an untrained net",
+        f"circle: a run; bar: mean over seeds; line: its 95 % interval, from {FEWEST} seeds on\n"
+        "dotted: random actions, or an untrained net",
         fontsize=8,
     )
     return save_figure(figure, path)

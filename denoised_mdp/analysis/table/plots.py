@@ -49,11 +49,11 @@ def draw_curves(table: Table, path: Path) -> Path:
     return save_figure(figure, path)
 
 
-def draw_seeds(axes, curves: Sequence[Curve], color: str, label: str) -> None:
+def draw_seeds(axes, curves: Sequence[Curve], color: str, label: str, *, bands: bool = True) -> None:
     """Mean, 95 % band and each run of the curves of one method; steps are shown in thousands."""
     steps, values, half, count = band(curves)
     axes.plot(steps / 1000, values, color=color, label=literal(label), linewidth=1.6)
-    many = count >= BAND_FROM
+    many = bands & (count >= BAND_FROM)
     axes.fill_between(steps / 1000, values - half, values + half, where=many, color=color, alpha=0.16, lw=0)
     for own, one in curves if len(curves) > 1 else ():
         axes.plot(own / 1000, one, color=color, linewidth=0.6, alpha=0.5)

@@ -16,6 +16,8 @@ from scipy.stats import trim_mean
 Scores = Sequence[np.ndarray]
 """of each task, [runs]"""
 RESAMPLES = 5000
+FEWEST = 3
+"""runs of a task; the interval of fewer would be their range, or a point"""
 
 
 def iqm(tasks: Scores) -> np.ndarray:
@@ -52,12 +54,9 @@ def resampled(tasks: Scores, rng: np.random.Generator, count: int = RESAMPLES) -
 def interval(
     statistic: Callable[..., np.ndarray], *methods: Scores, seed: int = 0, count: int = RESAMPLES
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`statistic` of the methods' scores, and its 95 % percentile interval; nan where a task has but one run.
-
-    One run shows no spread: resampling it would claim certainty.
-    """
+    """`statistic` of the methods' scores, and its 95 % percentile interval; nan where a task has too few runs."""
     value = statistic(*methods)
-    if any(len(task) < 2 for tasks in methods for task in tasks):
+    if any(len(task) < FEWEST for tasks in methods for task in tasks):
         return value, np.full_like(value, math.nan), np.full_like(value, math.nan)
     rng = np.random.default_rng(seed)
     values = statistic(*(resampled(tasks, rng, count) for tasks in methods))  # [count, ...]
