@@ -238,7 +238,7 @@ def draw(learned: dict[str, np.ndarray], path: Path) -> None:
             axis.set_title(f"{title}: steps to {name}", fontsize=8.5, color=INK)
             if number:
                 axis.plot(*STATE[SPOTS[number - 1]], "x", color="white", markersize=7)
-    figure.colorbar(field, ax=panels, label="steps", shrink=0.6)
+    figure.colorbar(field, ax=panels, label="steps (yellow: 110 or more; white: no way)", shrink=0.6)
     for axis in panels[-1]:
         axis.set_xlabel("position")
     for axis in panels[:, 0]:
