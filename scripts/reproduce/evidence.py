@@ -126,6 +126,9 @@ def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[
     def r_squared(part: str, source: str) -> float:
         return matrix.summary("ridge", part, source).value
 
+    def ratio_of(latent: str) -> float:
+        return number_of(invariant["distances"].get(latent, {}).get("ratio"))
+
     def logged(name: str) -> float:
         return at_step(run, name, step)
 
@@ -148,7 +151,8 @@ def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[
         "signal_from_y": r_squared("y", "signal"),
         "noise_from_y": r_squared("y", "noise"),
         "action_change": number_of(invariant.get("action_change")),
-        "invariance": number_of(invariant["distances"].get(matrix.seen, {}).get("ratio")),
+        "invariance": ratio_of(matrix.seen),
+        "invariance_y": 1 / (ratio_of("y") or math.nan),
         "nats_x": logged("model/kl_x"),
         "nats_y": logged("model/kl_y"),
         "overrides": overrides_of(run.config),

@@ -30,6 +30,7 @@ METRICS = {
     "noise_from_y": "R² of the noise from y; high is good",
     "action_change": "mean change of an action under other distractors (range 2); low is good",
     "invariance": "distance of x, other distractors / other states; low is good",
+    "invariance_y": "distance of y, other states / other distractors; low is good",
     "nats_x": "nats per step of x",
     "nats_y": "nats per step of y",
     "updates": "updates",
