@@ -50,7 +50,7 @@ COLUMNS = {
 }
 """of the table of a cell: metric -> head"""
 NOTES = (
-    "Mean over seeds [95 % interval, stratified bootstrap over runs]; no interval of one run. IQM: mean of the middle"
+    "Mean over seeds [95 % interval, stratified bootstrap over runs], from three runs on. IQM: mean of the middle"
     " half of the runs of all distractors. A dash: not known, or not defined.",
     f"Above random: runs whose mean return of 10 episodes exceeds that of the run's random actions by {ERRORS} standard"
     " errors of the difference.",
