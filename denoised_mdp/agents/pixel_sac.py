@@ -86,9 +86,9 @@ class PixelSAC(Agent):
 
     def compute_in(self, dtype: torch.dtype | None) -> None:
         """See `Agent.compute_in`: the convolutions alone. Features may be close; they need all bits, as do values."""
-        super().compute_in(None)
-        for encoder in (part for part in self.modules() if isinstance(part, PixelEncoder)):
-            encoder.compute_dtype = dtype
+        for part in self.modules():
+            if isinstance(part, PixelEncoder):
+                part.compute_dtype = dtype
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:

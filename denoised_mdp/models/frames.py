@@ -47,8 +47,8 @@ def cut(pictures: Tensor, top: Tensor, left: Tensor, size: int) -> Tensor:
 def random_cut(pictures: Tensor, low: int, high: int, size: int, generator: torch.Generator) -> Tensor:
     """`cut` from corners uniform from `low` to `high`, one for each picture [N, H, W, C] and all its frames.
 
-    A crop (Laskin et al. 2020): from 0 to what is left over. A shift of pictures padded by p (Kostrikov et al. 2020):
-    from -p to p, at their own size.
+    A crop (Laskin et al. 2020): from 0 to one less than is left over. A shift of pictures padded by p (Kostrikov et
+    al. 2020): from -p to p, at their own size.
     """
     corners = torch.randint(low, high + 1, (2, len(pictures)), generator=generator, device=pictures.device)
     if low < 0 or high > min(pictures.shape[1:3]) - size:

@@ -11,7 +11,7 @@ import numpy as np
 
 from denoised_mdp.analysis.plots import INK, color_of, literal, new_figure, plain_axes, save_figure
 from denoised_mdp.analysis.results import write_json, write_whole
-from denoised_mdp.analysis.table.plots import draw_seeds
+from denoised_mdp.analysis.table.plots import draw_seeds, legend_below
 from denoised_mdp.analysis.table.statistics import FEWEST, improvement, interval, iqm, mean
 from denoised_mdp.analysis.table.write import estimate, markdown
 
@@ -212,7 +212,7 @@ def draw_curves(rows: Sequence[Row], path: Path) -> Path:
                     highest = max(highest, *(float(own.max()) for _, own in curves))
             axes.set_ylim(0, 1.05 * highest)
             axes.set_xlabel("thousand updates")
-    legend(figure, panels, "thin: one seed; thick: mean over seeds, or the only one")
+    legend_below(figure, panels, columns=5, title="thin: one seed; thick: mean over seeds, or the only one")
     return save_figure(figure, path)
 
 
@@ -229,13 +229,6 @@ def colors_of(rows: Sequence[Row]) -> dict[str, str]:
     return {arm: color_of(number) for number, arm in enumerate(sorted({row["arm"] for row in rows}))}
 
 
-def legend(figure, panels: np.ndarray, title: str) -> None:
-    """One legend below all panels."""
-    lines = {line.get_label(): line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]}
-    place = {"loc": "outside lower center", "ncols": 5, "fontsize": 8, "frameon": False}
-    figure.legend(lines.values(), lines.keys(), title=title, title_fontsize=8, **place)
-
-
 def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> Path:
     """Panels per task and variant, one per metric: of each arm a bar, its seeds and interval, and `REFERENCES`."""
     found, drawn = cells(rows), [metric for metric in drawn if len(known(rows, metric))]
@@ -250,7 +243,7 @@ def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> 
     for line, ((task, variant), arms) in zip(panels, found.items(), strict=True):
         for axes in line[len(drawn) :]:
             axes.set_visible(False)
-        for number, (axes, metric) in enumerate(zip(line, drawn, strict=False)):
+        for number, (axes, metric) in enumerate(zip(line[: len(drawn)], drawn, strict=True)):
             plain_axes(axes, 8)
             for place, (arm, runs) in enumerate(arms.items()):
                 draw_arm(axes, place, runs, metric, colors[arm])

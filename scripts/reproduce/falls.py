@@ -1,6 +1,6 @@
 """Where cheetah_run loses its return: how often the body lies on its back, and how fast it is upright and there.
 
-    python scripts/reproduce/falls.py runs/quickstart runs/evidence/cheetah_run-* -o results/tuning/falls.csv
+    python scripts/reproduce/falls.py runs/quickstart runs/evidence/cheetah_run-*    # writes results/tuning/falls.csv
 
 Ten held-out episodes of each run, those of `denoised-mdp evaluate`, with the clips of training. On its back: the
 torso's pitch is more than a quarter turn from upright.
@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from pathlib import Path
 
 import numpy as np
 
 from denoised_mdp.analysis.report.data import find_runs
 from denoised_mdp.analysis.results import write_csv
+from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.load import load_run
@@ -26,6 +28,8 @@ EPISODES = 10
 def falls(run: Path) -> dict[str, object]:
     """A row: what the newest checkpoint of a run does in `EPISODES` episodes."""
     config, agent, _ = load_run(run)
+    if config.env.task != "cheetah_run":
+        raise UserError(f"{run}: its task is {config.env.task}; only cheetah_run falls on its back.")
     make = environment_maker(config)
     with contextlib.closing(make()) as environment:
         names = list(environment.unwrapped.signal_names)
@@ -33,18 +37,22 @@ def falls(run: Path) -> dict[str, object]:
     signal = np.stack([episode.signal for episode in result.episodes])  # [E, T + 1, factors]
     over = np.cos(signal[..., names.index("qpos/rooty")]) < 0  # [E, T + 1]
     speed = signal[..., names.index("qvel/rootx")]  # [E, T + 1], m/s
+    fell = over.any(1)  # [E]
     return {
         "run": run.name,
         "return": f"{result.mean:.0f}",
         "standard_error": f"{result.standard_error:.0f}",
         "on_its_back": f"{over.mean():.2f}",
-        "episodes_with_a_fall": int(over.any(1).sum()),
-        "speed_upright": f"{speed[~over].mean():.2f}",
-        "speed_on_its_back": f"{speed[over].mean():.2f}" if over.any() else "",
-        "return_without_a_fall": f"{np.array(result.returns)[~over.any(1)].mean():.0f}"
-        if not over.any(1).all()
-        else "",
+        "episodes_with_a_fall": int(fell.sum()),
+        "speed_upright": mean_of(speed[~over], 2),
+        "speed_on_its_back": mean_of(speed[over], 2),
+        "return_without_a_fall": mean_of(np.array(result.returns)[~fell], 0),
     }
+
+
+def mean_of(values: np.ndarray, digits: int) -> str:
+    """As text; nothing where there are none."""
+    return f"{values.mean():.{digits}f}" if len(values) else ""
 
 
 def main() -> None:
@@ -54,10 +62,13 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("results/tuning/falls.csv"))
     given = parser.parse_args()
     rows = []
-    for run in find_runs(given.runs):
-        rows.append(falls(run))
-        print(*rows[-1].values(), flush=True)
-        write_csv(given.output, rows)
+    try:
+        for run in find_runs(given.runs):
+            rows.append(falls(run))
+            print(*rows[-1].values(), flush=True)
+            write_csv(given.output, rows)
+    except UserError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

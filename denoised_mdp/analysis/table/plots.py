@@ -44,9 +44,15 @@ def draw_curves(table: Table, path: Path) -> Path:
         axes.set_xlabel("thousand environment steps")
     for row in panels:
         row[0].set_ylabel("return")
-    lines = {line.get_label(): line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]}
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    legend_below(figure, panels)
     return save_figure(figure, path)
+
+
+def legend_below(figure, panels: np.ndarray, *, columns: int = 4, title: str | None = None) -> None:
+    """One legend below all panels: each line's label once."""
+    lines = {line.get_label(): line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]}
+    place = {"loc": "outside lower center", "ncols": columns, "fontsize": 8, "frameon": False}
+    figure.legend(lines.values(), lines.keys(), title=title, title_fontsize=8, **place)
 
 
 def draw_seeds(axes, curves: Sequence[Curve], color: str, label: str, *, bands: bool = True) -> None:

@@ -16,7 +16,7 @@ from denoised_mdp.analysis.report.parts import ratio_of_signal, recall_of
 from denoised_mdp.analysis.results import write_csv, write_whole
 from denoised_mdp.analysis.table.cells import Table
 from denoised_mdp.analysis.table.plots import draw
-from denoised_mdp.analysis.table.statistics import improvement, interval, iqm, mean, median
+from denoised_mdp.analysis.table.statistics import FEWEST, improvement, interval, iqm, mean, median
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.folder import RunFolder
 
@@ -39,7 +39,7 @@ def write_table(table: Table, folder: Path) -> list[Path]:
     }
     notes = [
         "Brackets: 95 % intervals of a bootstrap over runs, stratified by task and distractors; none where a cell has"
-        " but one run. IQM: mean of the middle half of all runs. A dash: a cell has no run with a score.",
+        f" less than {FEWEST} runs. IQM: mean of the middle half of all runs. A dash: a cell has no run with a score.",
         "Recall, leakage and invariance (how far other distractors move what the policy sees; low is good) are means"
         " over runs with probes of the same options and step. Core hours: CPU hours of the learner, or wall-clock"
         " hours times threads where these were not logged.",
