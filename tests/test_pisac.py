@@ -32,6 +32,22 @@ def test_sizes():
     assert agent.target_entropy == -3 and agent.log_temperature == 0
 
 
+def test_first_weights_are_uniform_within_glorots_bound():
+    agent = build_agent(load_config(["agent=pisac", "env.size=32"]), 6)
+    last = {net.net[-1] for net in (agent.present, agent.future)}
+    found = [layer for layer in agent.modules() if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d)]
+    for layer in found:
+        assert not layer.bias.any()
+        if layer not in last:
+            taps = layer.weight[0, 0].numel()
+            fans = taps * (layer.weight.shape[0] + layer.weight.shape[1])
+            bound, std = math.sqrt(6 / fans), layer.weight.std().item()
+            assert layer.weight.abs().max() <= bound
+            assert std == pytest.approx(bound / math.sqrt(3), rel=5 / math.sqrt(layer.weight.numel()))
+    for target, source in ((agent.target_encoder, agent.encoder), (agent.target_critics, agent.critics)):
+        assert all(map(torch.equal, target.state_dict().values(), source.state_dict().values()))
+
+
 def test_the_loss_by_its_definition():
     z, e, b, later = codes()
     density = lambda mean, code: Independent(Normal(mean, 1.0), 1).log_prob(code)  # noqa: E731
@@ -245,6 +261,7 @@ def test_options():
 
 
 ERRORS = {  # name: (function, right, wrong, test)
+    "not-glorots": ("glorot", "xavier_uniform_", "kaiming_uniform_", "first_weights_are_uniform_within_glorots_bound"),
     "without-log-K": ("bottleneck_loss", " + math.log(len(code))", "", "the_loss_by_its_definition"),
     "over-codes": ("bottleneck_loss", "logsumexp(1)", "logsumexp(0)", "the_loss_by_its_definition"),
     "further-in-full": ("bottleneck_loss", "FURTHER * beta", "beta", "the_loss_by_its_definition"),

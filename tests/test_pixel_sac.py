@@ -25,6 +25,22 @@ def test_parameters_are_those_of_the_publications():
     assert (agent.encoder.side, agent.encoder.head.linear.in_features) == (35, 39_200)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_optimizers_are_those_of_the_publications(name):
+    agent = tiny_agent(name)
+    for part, optimizer in agent.optimizers.items():
+        (group,) = optimizer.param_groups
+        momentum = 0.5 if part == "temperature" and name != "pisac" else 0.9
+        decay = 1e-7 if (name, part) == ("dbc", "models") else 0
+        assert (group["betas"], group["eps"], group["weight_decay"]) == ((momentum, 0.999), 1e-8, decay), part
+    rates = {part: optimizer.param_groups[0]["lr"] for part, optimizer in agent.optimizers.items()}
+    usual = {"critics": 1e-3, "actor": 1e-3, "temperature": 1e-4}
+    auxiliary = {"curl": {"contrastive": 1e-3}, "dbc": {"models": 1e-3, "encoder": 1e-3}}
+    assert rates == (
+        dict.fromkeys([*usual, "predictive"], 3e-4) if name == "pisac" else usual | auxiliary.get(name, {})
+    )
+
+
 def test_initial_weights_are_orthogonal_and_those_of_convolutions_in_the_middle_tap():
     agent = tiny_agent("sac_pixels", "agent.depth=32")
     for layer in agent.encoder.convolutions[1:]:

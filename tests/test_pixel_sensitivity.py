@@ -12,6 +12,7 @@ STACK, LOGITS = "models.frames:stack_frames", "agents.curl:CURL.logits"
 BELLMAN = test_pixel_sac.test_the_critic_loss_is_the_soft_bellman_error
 ROUTES = test_pixel_sac.test_the_critics_teach_the_encoder_and_the_actor_does_not
 DELAY = test_pixel_sac.test_actor_temperature_and_targets_move_in_every_second_update
+OPTIMIZERS = test_pixel_sac.test_optimizers_are_those_of_the_publications
 BRUTE = test_transitions.test_every_transition_is_the_one_of_its_episode
 BILINEAR = test_curl.test_logits_are_bilinear_and_keys_are_the_target_encoders
 
@@ -31,6 +32,14 @@ ERRORS = {  # name: (function, right, wrong, test, its arguments: tmp_path is a 
     ),
     "actor-always": (UPDATE, "self.updates % options.actor_every == 0", "True", DELAY, ("curl",)),
     "targets-stand-still": (UPDATE, "self.follow()", "pass", DELAY, ("curl",)),
+    "temperature-of-usual-momentum": (
+        "agents.pixel_sac:PixelSAC.add_optimizers",
+        ", betas=(0.5, 0.999)",
+        "",
+        OPTIMIZERS,
+        ("curl",),
+    ),
+    "models-without-decay": ("agents.dbc:DBC.add_optimizers", ", weight_decay=WEIGHT_DECAY", "", OPTIMIZERS, ("dbc",)),
     "over-the-end": (TRANSITIONS, "(~is_first[ahead])", "(is_first[ahead] | True)", BRUTE, ("tmp_path", 3, 1, True)),
     "undiscounted": (TRANSITIONS, "powers * same", "same", BRUTE, ("tmp_path", 3, 3, False)),
     "bootstraps-from-the-dead": (TRANSITIONS, " * alive", "", BRUTE, ("tmp_path", 3, 1, False)),
