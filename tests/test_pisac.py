@@ -32,7 +32,7 @@ def test_sizes():
     assert agent.target_entropy == -3 and agent.log_temperature == 0
 
 
-def test_first_weights_are_uniform_within_glorots_bound():
+def test_first_weights_are_glorots_but_the_last():
     agent = build_agent(load_config(["agent=pisac", "env.size=32"]), 6)
     last = {net.net[-1] for net in (agent.present, agent.future)}
     found = [layer for layer in agent.modules() if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d)]
@@ -44,6 +44,10 @@ def test_first_weights_are_uniform_within_glorots_bound():
             bound, std = math.sqrt(6 / fans), layer.weight.std().item()
             assert layer.weight.abs().max() <= bound
             assert std == pytest.approx(bound / math.sqrt(3), rel=5 / math.sqrt(layer.weight.numel()))
+    for layer in last:
+        std = math.sqrt(1e-4 / 128)
+        assert layer.weight.std().item() == pytest.approx(std, rel=0.04)  # 6,400 numbers: five standard errors
+        assert layer.weight.abs().max() <= 2 * std / 0.8796
     for target, source in ((agent.target_encoder, agent.encoder), (agent.target_critics, agent.critics)):
         assert all(map(torch.equal, target.state_dict().values(), source.state_dict().values()))
 
@@ -261,7 +265,7 @@ def test_options():
 
 
 ERRORS = {  # name: (function, right, wrong, test)
-    "not-glorots": ("glorot", "xavier_uniform_", "kaiming_uniform_", "first_weights_are_uniform_within_glorots_bound"),
+    "not-glorots": ("glorot", "xavier_uniform_", "kaiming_uniform_", "first_weights_are_glorots_but_the_last"),
     "without-log-K": ("bottleneck_loss", " + math.log(len(code))", "", "the_loss_by_its_definition"),
     "over-codes": ("bottleneck_loss", "logsumexp(1)", "logsumexp(0)", "the_loss_by_its_definition"),
     "further-in-full": ("bottleneck_loss", "FURTHER * beta", "beta", "the_loss_by_its_definition"),

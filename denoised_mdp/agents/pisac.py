@@ -26,6 +26,7 @@ from denoised_mdp.optim import adam, optimize
 HORIZON = 3
 """decisions between present and future"""
 FURTHER = 0.6
+STD_OF_TRUNCATED = 0.87962566  # of a standard normal, cut at two standard deviations
 """weight, in beta, of the code's distance from the future one decision later"""
 
 
@@ -178,7 +179,7 @@ class CodeNet(nn.Module):
         layers = [nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, code)]
         self.net = nn.Sequential(*layers)
         glorot(self)
-        std = math.sqrt(1e-4 / hidden)
+        std = math.sqrt(1e-4 / hidden) / STD_OF_TRUNCATED
         nn.init.trunc_normal_(layers[-1].weight, 0.0, std, -2 * std, 2 * std)
         self.norm = nn.BatchNorm1d(code, eps=1e-3, track_running_stats=False)  # codes serve the loss alone
 
