@@ -61,11 +61,7 @@ ERRORS = {  # name: (function, right, wrong)
     "adversary-of-nothing": ("TIA.teach_adversary", "reward, self.reward_std", "0 * reward, self.reward_std"),
     "one-step": ("TIA.teach_adversary", "range(self.adversary_steps)", "range(1)"),
     "alone-paints-for-nothing": ("TIA.losses", "self.alone_weight *", "0.0 *"),
-    "mask-mirrored": (
-        "TIA.terms",
-        "mask * painted_x + (1.0 - mask) * painted_y",
-        "mask * painted_y + (1.0 - mask) * painted_x",
-    ),
+    "mask-mirrored": ("TIA.terms", "painted_y, painted_x, mask", "painted_x, painted_y, mask"),
     "features-for-pictures": ("TIA.paint", "both[:, :3]", "both[:, 3:]"),
     "noise-swapped": ("TIA._filter", "noises[row.name]", "noise.flip(-1)[..., : row.width]"),
     "one-encoder": ("TIA._filter", "stream.encoder(images)", "self.x.encoder(images)"),

@@ -11,12 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from denoised_mdp.models.base import Filtered, Learned, WorldModel
 from denoised_mdp.models.latent import Latent, Layout
 from denoised_mdp.models.losses import HALF_LOG_2PI, KLWeights, image_nll, scalar_nll
-from denoised_mdp.models.networks import MLP, convolve, images_to_float
+from denoised_mdp.models.networks import MLP, images_to_float
 from denoised_mdp.models.rssm import RSSM
 from denoised_mdp.models.structure import LatentSpec, Table
 from denoised_mdp.models.vision import Decoder, Encoder
@@ -183,7 +184,7 @@ class TIA(WorldModel):
         """
         latent = filtered.latent
         painted_x, painted_y, mask = self.paint(latent)
-        joint = mask * painted_x + (1.0 - mask) * painted_y  # [T B, 3, H, W]
+        joint = torch.lerp(painted_y, painted_x, mask)  # [T B, 3, H, W]
         predicted = {name: self.rewards[name](latent.features(name)).squeeze(-1) for name in ("x", "y")}  # [T, B]
         terms = {
             "image": image_nll(joint, images),
@@ -226,20 +227,26 @@ class TIA(WorldModel):
         }
 
     def paint(self, latent: Latent) -> tuple[Tensor, Tensor, Tensor]:
-        """Latents [..., D], [..., S] -> pictures of x and of y [N, 3, H, W], and the mask [N, 1, H, W] in (0, 1)."""
+        """Latents [..., D], [..., S] -> pictures of x and of y, and the mask in (0, 1), [N, 3, H, W] each.
+
+        The three channels of the mask are equal: one, spread over those of a picture, would be slow loops over three.
+        For the same reason the pictures are copies, not views of half the channels.
+        """
         painted = [self.decoders[name](latent.features(name).flatten(0, -2)) for name in ("x", "y")]  # [N, 6, H, W]
         features = torch.cat([both[:, 3:] for both in painted], 1)  # [N, 6, H, W]
-        return *(both[:, :3] for both in painted), convolve(features, self.mask).sigmoid()
+        weight, bias = (p.to(features.dtype) for p in (self.mask.weight, self.mask.bias))
+        mask = F.conv2d(features, weight.expand(3, -1, -1, -1), bias.expand(3)).sigmoid()  # [N, 3, H, W]
+        return *(both[:, :3].contiguous(memory_format=torch.channels_last) for both in painted), mask
 
     def decode(self, latent: Latent) -> Tensor:
         """Latents [..., D], [..., S] -> joint pictures [N, 3, H, W]; see `WorldModel.decode`."""
         painted_x, painted_y, mask = self.paint(latent)
-        return mask * painted_x + (1.0 - mask) * painted_y
+        return torch.lerp(painted_y, painted_x, mask)
 
     def show(self, title: str, latent: Latent) -> Tensor:
         """The picture of one stream, or the mask in shades of grey; see `WorldModel.show`."""
         painted_x, painted_y, mask = self.paint(latent)
-        return {"signal": painted_x, "noise": painted_y, "mask": (mask - 0.5).expand_as(painted_x)}[title]
+        return {"signal": painted_x, "noise": painted_y, "mask": mask - 0.5}[title]
 
     def float_images(self, observation: Tensor) -> Tensor:
         """uint8 [..., H, W, 3] -> floats [N, 3, H, W] in [-0.5, 0.5] in the parameters' type."""
