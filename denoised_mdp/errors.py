@@ -52,6 +52,7 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
     options = [str(option) for option in options]
     word = word[:MOST_WORD]
     near = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
+    near = near or [option for option in options if len(word) > 2 and option.startswith(word)]
     if near:
         return f" Did you mean '{near[0]}'?"
     return f" Choose one of: {', '.join(options)}." if options else ""

@@ -15,6 +15,7 @@ from denoised_mdp.config import as_tree, save_config
 from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, configure_acting, precision_name
+from denoised_mdp.errors import UserError
 from denoised_mdp.hooks import looking_hooks
 from denoised_mdp.progress import Training, shown
 from denoised_mdp.replay.batches import Batches, choose_source
@@ -246,9 +247,12 @@ def train(config: Config, stop: StopRequest | None = None) -> bool:
         follow(number, config.train.processes)
         raise SystemExit(0)  # the leader says how the run ended
     run, stop = RunFolder.create(config.run_dir), stop or StopRequest()
+    if run.exported:
+        raise UserError(f"{run.path} is an exported agent, which has weights alone. Choose another run_dir.")
     with run.lock(), stop, shown(), contextlib.suppress(Stop):
         with stop.at_once():  # nothing is lost, because nothing was done
-            prepare(config, run)  # one that is refused here is no failure of the run in this folder
+            if not prepare(config, run):  # one that is refused here is no failure of the run in this folder
+                return True
         with recorded(run.error):
             return _train(config, run, stop)
     return False

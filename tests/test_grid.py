@@ -86,6 +86,12 @@ def test_a_mistake_is_one_line(grid, words, parts, said):
     assert "\n" not in str(raised.value)
 
 
+def test_a_file_without_its_ending_is_suggested(grid):
+    grid()
+    with pytest.raises(UserError, match="Did you mean 'mine.yaml'"):
+        read_grid(["sweep=mine"])
+
+
 @pytest.mark.parametrize("name", ["paper_grid", "evidence", "ring"])
 def test_every_run_of_a_shipped_grid_composes_and_no_two_are_alike(name):
     jobs = read_grid([f"sweep={name}"])[1]

@@ -105,6 +105,16 @@ def test_what_cannot_be_used_is_answered_in_one_line(task, words):
     assert words in str(caught.value)
 
 
+def test_messages_name_the_option_that_was_given():
+    for words, said in (
+        (["env=gym", "distractors=none"], "env.id=: Name an environment"),
+        (["env=gym", "distractors=none", "env.id=gym_envs:Bal"], "env.id=gym_envs:Bal: "),
+        (["env.id=Reacher-v5"], "A Gymnasium environment needs env=gym."),
+    ):
+        with pytest.raises(UserError, match=said):
+            load_config(words)
+
+
 def test_distractors_that_need_to_know_the_scene_do_not_fit():
     with pytest.raises(UserError, match="camera_jitter"):
         make_env("gym_envs:Ball", suite="gym", distractors=["video_background"])

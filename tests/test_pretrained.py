@@ -13,6 +13,7 @@ from denoised_mdp.cli.main import main
 from denoised_mdp.config import read_config
 from denoised_mdp.errors import UserError
 from denoised_mdp.run import folder as folders
+from denoised_mdp.run.diff import compare
 from denoised_mdp.run.pretrained import compact, export
 from denoised_mdp.session import train
 
@@ -62,6 +63,20 @@ def test_an_export_is_replaced_by_another_and_exported_unchanged(run, tmp_path):
     assert export(run, tmp_path / "b") == first
     assert files(first) == files(export(run, tmp_path / "new" / "b"))
     assert files(export(first, tmp_path / "again" / "b")) == files(first)
+
+
+def test_an_export_is_neither_trained_nor_compared(run, tmp_path, capsys):
+    out = export(run, tmp_path / "b")
+    before = files(out)
+    with pytest.raises(UserError, match="is an exported agent, which has weights alone. Choose another run_dir"):
+        train(tiny(out, "train.snapshot_every=80"))
+    assert files(out) == before, "no lock, no log of a failure"
+    for pair in ((run, out), (out, run)):
+        with pytest.raises(UserError, match=f"{out} is an exported agent"):
+            compare(*pair)
+    (tmp_path / "file").touch()
+    assert main(["export", str(run), "--output", str(tmp_path / "file")]) == 2
+    assert "Choose another --output" in capsys.readouterr().err
 
 
 def test_what_is_no_export_is_not_replaced(run, tmp_path):

@@ -9,10 +9,12 @@ import pytest
 from report_runs import add_probes, add_video, make_run
 
 from denoised_mdp.analysis.report import plots as report_plots
-from denoised_mdp.analysis.report.data import read_run, speed_of
+from denoised_mdp.analysis.report.data import RunData, read_run, speed_of
 from denoised_mdp.analysis.report.groups import band, confidence, differing_options, group_runs
 from denoised_mdp.analysis.report.page import render, write_report
+from denoised_mdp.analysis.report.parts import media_part
 from denoised_mdp.cli.main import main
+from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
 
 T_975 = {1: 12.706205, 2: 4.302653, 3: 3.182446}  # quantiles of Student's t, from printed tables
@@ -237,6 +239,13 @@ def test_missing_parts_are_told(tmp_path):
     text = Tags(page_of(run)).text
     for told in ("There is no metrics.jsonl", "There is no video", "No results of probes", "No returns were logged"):
         assert told in text
+
+
+def test_no_video_is_asked_of_an_agent_that_cannot_decode(tmp_path):
+    run = RunData(tmp_path)
+    for words, told in ((["model=repo"], 1), (["model=repo", "model.decoder=false"], 0), (["agent=curl"], 0)):
+        run.config, problems = load_config(["preset=quickstart", *words]), []
+        assert media_part(run, problems) is None and len(problems) == told
 
 
 def test_command(tmp_path, capsys):

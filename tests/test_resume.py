@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from small_runs import TINY, lines, run_in_parts, tiny
+from small_runs import TINY, lines, run_in_parts, run_units, tiny
 
 import denoised_mdp
 from denoised_mdp import kernels
 from denoised_mdp.cli.main import main
-from denoised_mdp.config import load_config, read_config
+from denoised_mdp.config import load_config, read_config, save_config
 from denoised_mdp.device import set_generator_state
 from denoised_mdp.envs.options import fitting_distractors
 from denoised_mdp.errors import UserError
@@ -181,6 +181,23 @@ def test_a_run_saved_before_an_option_existed_continues(tmp_path):
         train(tiny(path, "distractors=camera_jitter", "distractors.camera_jitter.dynamic=false"))
     assert train(tiny(path, "distractors=camera_jitter", "train.total_steps=160"))
     assert read_config(path).distractors == {"camera_jitter": {"strength": 1.0, "dynamic": True}}
+
+
+def test_a_run_that_was_made_longer_stays_so(tmp_path, capsys):
+    """Its first command finds nothing to do, and changes nothing; nor does it after the end of the longer one."""
+    first, longer = (tiny(tmp_path / "a", f"train.total_steps={steps}") for steps in (200, 240))
+    run_in_parts(first)
+    run_units(longer, 5)
+    save_config(longer, tmp_path / "a" / "config.yaml")  # as any training does
+    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert train(first)
+    said = "beyond train.total_steps=200: nothing to do; train.total_steps=240 goes on."
+    assert capsys.readouterr().out.strip().endswith(said)
+    assert all(path.read_bytes() == data for path, data in before.items() if path.name != ".lock")
+    run_in_parts(longer)
+    assert train(first) and capsys.readouterr().out.endswith("nothing to do.\n")
+    assert read_config(tmp_path / "a" / "config.yaml").train.total_steps == 240
 
 
 def test_metrics_that_measure_time_are_known_by_name(tmp_path):

@@ -128,7 +128,9 @@ def _read(source: str) -> dict[str, Any]:
     """The parts of a grid's file."""
     own = source.endswith((".yaml", ".yml"))
     if not own and source not in choices("sweep"):
-        raise UserError(f"sweep={source}: unknown choice.{did_you_mean(source, choices('sweep'))}")
+        near = f"{source}.yaml"
+        hint = f" Did you mean '{near}'?" if Path(near).is_file() else did_you_mean(source, choices("sweep"))
+        raise UserError(f"sweep={source}: unknown choice.{hint}")
     file = Path(source) if own else config_folder() / "sweep" / f"{source}.yaml"
     try:
         tree = read_yaml(file)

@@ -17,7 +17,8 @@ CHOSEN = ("name", "kind")
 INTRODUCTION = """\
 usage: denoised-mdp train [key=value ...] [--multirun | --cfg | --dry-run]
 
-Train a Denoised MDP online and save everything in a run folder. To resume or extend a run, repeat its command.
+Train a Denoised MDP online and save everything in a run folder.
+To resume a run, repeat its command; to extend it, with a larger train.total_steps.
 Steps are environment steps before action repeat. Defaults are the paper's (Wang et al. 2022).
 
   -m, --multirun   train one run for each combination of values, with Hydra's sweepers and launchers
@@ -30,7 +31,7 @@ examples
   denoised-mdp train env.task=walker_walk distractors=video_background,camera_jitter model.kl.beta=0.25
   denoised-mdp train preset=debug env.clips=/data/videos    (a folder or a glob of videos)
   denoised-mdp train --multirun preset=quickstart seed=1,2,3
-  denoised-mdp train --multirun sweep=ring --dry-run
+  denoised-mdp train sweep=ring --dry-run
   denoised-mdp train --multirun 'distractors=[video_background,camera_jitter],[camera_jitter],none' seed=1,2
 """
 

@@ -116,12 +116,17 @@ def read_config(path: str | os.PathLike) -> Config:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """Return one line per option that differs and must not when a run continues; see `MAY_CHANGE`."""
+    """Return one line per option that differs and must not when a run continues; see `MAY_CHANGE`.
+
+    Of another choice, such as ``model=``, the choice alone: most of its options differ as well.
+    """
     before, after = (dict(flatten(as_tree(config))) for config in (old, new))
-    lines = []
+    chosen = [key for key in before if key.endswith(".name") and key in after and before[key] != after[key]]
+    implied = tuple(key.removesuffix("name") for key in chosen)
+    lines = [f"{key.removesuffix('.name')}: {before[key]} -> {after[key]}" for key in chosen]
     for key in dict.fromkeys([*before, *after]):
         values = [side.get(key, "absent") for side in (before, after)]
-        if key not in MAY_CHANGE and values[0] != values[1]:
+        if key not in MAY_CHANGE and values[0] != values[1] and not key.startswith(implied):
             lines.append(f"{key}: {as_text(values[0])} -> {as_text(values[1])}")
     return lines
 
@@ -132,7 +137,9 @@ def _check(config: Config) -> None:
     try:
         limit = check_task(env.task, env.suite)
     except UserError as error:
-        raise UserError(f"env.task={env.task}: {error}") from None
+        needs = " A Gymnasium environment needs env=gym." if re.search(r"-v\d+$", env.task) else ""
+        key, needs = ("env.id", "") if env.suite == "gym" else ("env.task", needs)
+        raise UserError(f"{key}={env.task}: {error}{needs}") from None
     env.episode_steps = min(env.episode_steps, limit or env.episode_steps)
     check_reward(env.reward, env.suite)
     config.agent.check(config)

@@ -242,7 +242,10 @@ def value_of(key: str, text: str) -> Any:
         override = parse(key, text)
         sets = [] if override.is_sweep_override() else [override.value()]
     if len(sets) != 1:
-        raise UserError(f"{key}={text}: several values need --multirun without sweep=, which trains one run for each.")
+        raise UserError(
+            f"{key}={text}: several values. To train a run for each, add --multirun, or choose among those of sweep= by"
+            " sweep.AXIS=..."
+        )
     return sets[0]
 
 

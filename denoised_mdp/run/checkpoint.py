@@ -161,9 +161,9 @@ def load(
         steps = sorted({found for found, _ in candidates})
         candidates = [(found, path) for found, path in candidates if found == step]
     if not candidates:
-        existing = ", ".join(f"{found:,}" for found in steps) or "none"
         wanted = "" if step is None else f" of step {step:,}"
-        raise UserError(f"There is no checkpoint{wanted} in {folder} (steps with one: {existing}).")
+        existing = f" (steps with one: {', '.join(f'{found:,}' for found in steps)})" if steps else ""
+        raise UserError(f"There is no checkpoint{wanted} in {folder}{existing}.")
     problems = []
     for found, path in candidates:
         try:

@@ -71,6 +71,9 @@ def compare(first: Path | str, second: Path | str, *, checkpoint: int | None = N
         UserError: a folder is not a run, or the checkpoint is missing or damaged.
     """
     runs = [RunFolder.existing(path) for path in (first, second)]
+    for run in runs:
+        if run.exported:
+            raise UserError(f"{run.path} is an exported agent, which has weights alone: compare two runs.")
     loaded = [load_state(run, checkpoint) for run in runs]
     verdicts = [_metrics(runs, checkpoint), _tensorboard(runs, checkpoint)]
     if loaded[0][0] != loaded[1][0]:

@@ -9,9 +9,10 @@ import struct
 import sys
 import warnings
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 
-from denoised_mdp.errors import UserError, did_you_mean, one_line
+from denoised_mdp.errors import UserError, one_line
 from denoised_mdp.files import read_yaml, regular, replacing, unfinished_name
 
 _LOCK = ".lock"
@@ -54,8 +55,8 @@ class RunFolder:
         self.diagnostics = self.path / "diagnostics"
 
     @classmethod
-    def create(cls, path: Path | str) -> RunFolder:
-        """Open `path` for a new run (created if missing) or to resume one.
+    def create(cls, path: Path | str, option: str = "run_dir") -> RunFolder:
+        """Open `path` for a new run (created if missing) or to resume one; option: what sets it, for messages.
 
         Raises:
             UserError: the folder cannot be created, or holds something else.
@@ -68,9 +69,7 @@ class RunFolder:
             ours = {_LOCK, unfinished_name(run.config).name}  # what a start that was killed at once may leave
             strangers = sorted(entry.name for entry in run.path.iterdir() if entry.name not in ours)
         except OSError as error:
-            raise UserError(
-                f"The run folder {path} cannot be used ({error.strerror}). Choose another run_dir."
-            ) from error
+            raise UserError(f"The folder {path} cannot be used ({error.strerror}). Choose another {option}.") from error
         if strangers and os.path.lexists(run.config) and not is_ours(run.config):
             raise UserError(
                 f"{path} is not a run folder: its config.yaml is not a run's configuration. Choose an empty or new"
@@ -83,6 +82,11 @@ class RunFolder:
                 " run_dir."
             )
         return run
+
+    @property
+    def exported(self) -> bool:
+        """Whether it holds an exported agent: weights, and nothing of a training."""
+        return self.checkpoints.is_dir() and not (self.replay.exists() or self.metrics.exists())
 
     @property
     def own(self) -> tuple[Path, ...]:
@@ -99,9 +103,11 @@ class RunFolder:
         """
         run = cls(path)
         if not run.config.is_file():
-            runs = sorted(str(config.parent) for config in run.path.parent.glob("*/config.yaml"))
+            runs = {config.parent.name: config.parent for config in sorted(run.path.parent.glob("*/config.yaml"))}
             problem = "has no config.yaml" if run.path.exists() else "does not exist"
-            raise UserError(f"There is no run at {path}: it {problem}.{did_you_mean(str(path), runs)}")
+            near = get_close_matches(run.path.name, runs, n=1, cutoff=0.5)
+            hint = f" Did you mean '{runs[near[0]]}'?" if near else ""
+            raise UserError(f"There is no run at {path}: it {problem}.{hint}")
         return run
 
     @contextlib.contextmanager

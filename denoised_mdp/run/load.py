@@ -22,8 +22,10 @@ from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.state import AGENT_PARTS, load_state, refuse_nonfinite
 
 
-def prepare(config: Config, run: RunFolder) -> None:
+def prepare(config: Config, run: RunFolder) -> bool:
     """Write the configuration into a new run folder, or check that it matches an existing run.
+
+    Returns whether there is anything to do: a run that was made longer since stays as it is.
 
     Raises:
         UserError: it holds a run with another configuration, or one that has lost its checkpoints.
@@ -43,12 +45,19 @@ def prepare(config: Config, run: RunFolder) -> None:
             )
         save_config(config, run.config)  # an earlier start in this folder failed: nothing is lost
         checkpoints.expect_first(run.checkpoints)
-        return
+        return True
     if changed:
         raise UserError(
             f"{run.path} holds a run of another configuration ({'; '.join(changed)}). Choose another run_dir,"
             " or repeat the command that began it to continue."
         )
+    step, end = checkpoints.list_steps(run.checkpoints)[-1], config.train.total_steps
+    if step < end + config.turn_steps:  # within the last turn, something may still be due
+        return True
+    longer = read_config(run.config).train.total_steps
+    goes_on = f"; train.total_steps={longer} goes on" if step < longer else ""
+    print(f"{run.path} is at step {step:,} already, beyond train.total_steps={end}: nothing to do{goes_on}.")
+    return False
 
 
 def lost_rows(run: RunFolder, state: dict[str, Any]) -> str | None:

@@ -195,7 +195,9 @@ def plain_section(tree: Mapping[str, Any]) -> Section:
 def media_part(run: RunData, problems: list[str]) -> dict[str, Any] | None:
     """A run's newest video and contact sheet as data URIs; `problems` says what is missing or broken."""
     if run.media is None:
-        problems.append("There is no video of signal and noise yet: denoised-mdp render RUN makes one.")
+        config = run.config
+        if config is None or config.agent.has_model and getattr(config.model, "decoder", True):
+            problems.append("There is no video of signal and noise yet: denoised-mdp render RUN makes one.")
         return None
     stem = run.media
     video, sheet = (stem.with_name(stem.name + suffix) for suffix in (".mp4", ".png"))
