@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import json
+import re
 
 import numpy as np
 import pytest
@@ -12,9 +14,10 @@ from report_runs import matrix_of
 from small_runs import lines, run_in_parts, tiny
 
 import denoised_mdp
-from denoised_mdp.analysis import data, factor_tables, plots
+from denoised_mdp.analysis import data, factor_tables, plots, results
 from denoised_mdp.analysis.crossfit import EpisodeSums, random_divisions
 from denoised_mdp.analysis.factors import UNTRAINED, QuickProbe, factor_matrix, stack
+from denoised_mdp.analysis.health import _unknown
 from denoised_mdp.analysis.mlp import mlp_predictions
 from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.probes.factors import _matrix
@@ -177,6 +180,10 @@ def test_a_sample_that_cannot_tell_gives_no_number():
     assert np.isnan(matrix.headline("ridge")["leakage"])
     assert "too few episodes" in "\n".join(factor_tables.factor_lines(matrix))
     assert "leakage too few episodes" in factor_tables.headline_text(matrix, "ridge", "train")
+    assert (
+        f"nothing to read (R^2 from all latents together: {matrix.ceiling('ridge', 'noise').text()})"
+        in matrix.reason("ridge", "noise")
+    )
     many = factor_matrix(*leaking(np.random.default_rng(5), 36, 100, 100, 0.6, 0.6), random_divisions(36), ["ridge"])
     found = many.summary("ridge", "x", "noise")
     assert found.low < 0.6 < found.high and found.low > 0.4
@@ -189,6 +196,38 @@ def test_the_only_latent_is_a_ceiling_where_the_encoder_knows_less():
     matrix = factor_matrix(parts, columns, episode, random_divisions(24), ["ridge"])
     found = matrix.summary("ridge", "x", "noise")
     assert matrix.ceiling("ridge", "noise") == found and found.low < 0.6 < found.high
+
+
+@pytest.mark.parametrize("order", [("x", "encoder"), ("encoder", "x")])
+def test_where_the_only_latent_is_withheld_the_encoder_is_the_ceiling_that_is_named(order):
+    """Four short episodes tell something of a light from the encoder, and nothing from x."""
+    parts, columns, episode = leaking(np.random.default_rng(3), 4, 20, 3, 0.4)
+    (light,) = columns.values()
+    parts["encoder"] = np.random.default_rng(9).normal(size=(len(light), 6))
+    parts["encoder"][:, :1] += light
+    parts = {part: parts[part] for part in order}
+    matrix = factor_matrix(parts, columns, episode, random_divisions(4), ["ridge"])
+    assert matrix.summary("ridge", "x", "noise").note == "too few episodes"
+    ceiling = matrix.ceiling("ridge", "noise")
+    assert ceiling.known and ceiling == matrix.summary("ridge", "encoder", "noise")
+    reason = matrix.reason("ridge", "noise")
+    assert f"(R^2 from the encoder: {ceiling.text()})" in reason
+    assert f"    leakage: {reason}" in factor_tables.factor_lines(matrix)
+    assert _unknown(matrix) == [f"Unknown how much noise the latents hold: {reason}"]
+
+
+def test_an_agent_with_nothing_but_x_is_told_what_x_reads():
+    parts, columns, episode = leaking(np.random.default_rng(3), 4, 20, 3, 0.4)
+    matrix = factor_matrix({"x": parts["x"]}, columns, episode, random_divisions(4), ["ridge"])
+    assert not matrix.ceiling("ridge", "noise").known
+    assert re.search(r"\(R\^2 from x: 0\.\d+ \[.*\]\)", matrix.reason("ridge", "noise"))
+    again = factor_tables.from_tree(json.loads(json.dumps(results.finite(factor_tables.as_tree(matrix)))))
+    assert again.reason("ridge", "noise") == matrix.reason("ridge", "noise")
+    mean = factor_tables.pooled([matrix, matrix])
+    assert mean.reason("ridge", "noise") == f"no run has a number; of the first: {matrix.reason('ridge', 'noise')}"
+    earlier = factor_tables.as_tree(matrix)
+    del earlier["reasons"]
+    assert factor_tables.from_tree(earlier).reason("ridge", "noise") == "too few episodes. Give more --episodes."
 
 
 @pytest.mark.parametrize("parts", [["x", "encoder"], ["x", "y", "z", "all", "encoder"]])
@@ -215,6 +254,9 @@ def test_all_latents_that_know_less_than_one_of_them_show_that_episodes_are_too_
     assert matrix.ceiling("ridge", "noise").low > 0.9
     assert matrix.scores["ridge"][0, 0, 0] < 0.1  # of 0.3
     assert matrix.summary("ridge", "x", "noise").note == "too few episodes"
+    whole, one = (matrix.mean("ridge")[matrix.parts.index(part), 0] for part in ("all", "y"))
+    told = f"all latents together ({max(whole, 0):.2f}) read less than y alone ({one:.2f}): the fit drowns in features"
+    assert told in matrix.reason("ridge", "noise")
 
 
 def test_a_clean_x_is_a_number_where_all_latents_know_the_noise():

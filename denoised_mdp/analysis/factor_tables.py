@@ -48,10 +48,7 @@ def factor_lines(matrix: FactorMatrix) -> list[str]:
         lines.append(f"  {probe:6s} {', '.join(heads)}")
         for name, source in HEADLINES.items():
             if matrix.summary(probe, matrix.seen, source).note == TOO_FEW:
-                lines.append(
-                    f"    {name}: too few episodes, or nothing to read (R^2 of all latents together, or of the"
-                    f" encoder: {matrix.ceiling(probe, source).text()}). Give more --episodes."
-                )
+                lines.append(f"    {name}: {matrix.reason(probe, source)}")
     return lines
 
 
@@ -65,6 +62,7 @@ def as_tree(matrix: FactorMatrix) -> dict[str, Any]:
         "scores": {probe: scores.tolist() for probe, scores in matrix.scores.items()},
         "intervals": {probe: ends.tolist() for probe, ends in matrix.intervals.items()},
         "baseline": matrix.baseline.tolist(),
+        "reasons": matrix.reasons,
         "summaries": {
             probe: {
                 source: {part: dataclasses.asdict(one) for part, one in found.items()}
@@ -101,8 +99,12 @@ def from_tree(tree: Mapping[str, Any]) -> FactorMatrix:
         }
         for probe, sources in tree["summaries"].items()
     }
-    seen = str(tree.get("seen", "x"))
-    return FactorMatrix(found, list(tree["parts"]), scores, intervals, np.array(tree["baseline"]), summaries, seen)
+    seen, baseline = str(tree.get("seen", "x")), np.array(tree["baseline"])
+    reasons = {
+        probe: {source: str(reason) for source, reason in sources.items()}
+        for probe, sources in tree.get("reasons", {}).items()  # earlier versions gave none
+    }
+    return FactorMatrix(found, list(tree["parts"]), scores, intervals, baseline, summaries, seen, reasons)
 
 
 def factor_rows(subject: Subject, matrix: FactorMatrix) -> list[dict[str, Any]]:
@@ -155,7 +157,7 @@ def pooled(matrices: Sequence[FactorMatrix]) -> FactorMatrix:
     """One matrix whose seeds are runs: each run's mean over its own probe seeds.
 
     A summary is the mean over the runs where it is known, with a 95 % interval over three or more (Student's t). Its
-    note says where fewer than all count.
+    note says where fewer than all count. A reason is that of the first run: it counts where no run has a number.
     """
     first = matrices[0]
     scores = {probe: np.stack([matrix.mean(probe) for matrix in matrices]) for probe in first.scores}
@@ -168,7 +170,11 @@ def pooled(matrices: Sequence[FactorMatrix]) -> FactorMatrix:
         for probe, sources in first.summaries.items()
     }
     baseline = np.stack([matrix.baseline.mean(0) for matrix in matrices])
-    return FactorMatrix(first.factors, first.parts, scores, intervals, baseline, summaries, first.seen)
+    reasons = {
+        probe: {source: f"no run has a number; of the first: {reason}" for source, reason in sources.items()}
+        for probe, sources in first.reasons.items()
+    }
+    return FactorMatrix(first.factors, first.parts, scores, intervals, baseline, summaries, first.seen, reasons)
 
 
 def _pool(runs: Sequence[Estimate]) -> Estimate:

@@ -9,8 +9,8 @@ to find anything: an R^2 of 0 from x then says nothing about x.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import gymnasium as gym
 import numpy as np
@@ -48,6 +48,8 @@ WIDEST = 0.5
 LOST = 0.03
 """largest R^2 by which all latents together may fall short of one"""
 TOO_FEW = "too few episodes"
+SPOKEN = {"all": "all latents together", "encoder": "the encoder"}
+"""names of parts in sentences, where they are others"""
 
 
 @dataclass
@@ -66,6 +68,8 @@ class FactorMatrix:
     """probe -> "signal" or "noise" -> part -> `summary`"""
     seen: str = "x"
     """the part that the policy sees: signal recall and leakage are of that one"""
+    reasons: dict[str, dict[str, str]] = field(default_factory=dict)
+    """probe -> "signal" or "noise" -> why the summary of `seen` is withheld, and what to do, where it is"""
 
     def mean(self, probe: str) -> np.ndarray:
         """Mean over seeds, [parts, factors]."""
@@ -84,11 +88,13 @@ class FactorMatrix:
     def ceiling(self, probe: str, source: str) -> Estimate:
         """The best summary of the `REFERENCES`: what such a probe can find in these episodes at all.
 
-        A model of one latent has no part called "all": that latent is all of them.
+        A model of one latent has no part called "all": that latent is all of them. Withheld summaries do not count.
         """
-        found = {part: one for part, one in self.summaries[probe][source].items() if part != UNTRAINED}
-        known = [found[part] for part in REFERENCES if part in found] if "all" in found else list(found.values())
-        return max(known, key=lambda one: (one.low, one.value), default=Estimate(np.nan))
+        return best_reference(self.summaries[probe][source])[1]
+
+    def reason(self, probe: str, source: str) -> str:
+        """Why signal recall ("signal") or leakage ("noise") is withheld; a file of an earlier version does not say."""
+        return self.reasons.get(probe, {}).get(source) or f"{TOO_FEW}. Give more --episodes."
 
     def headline(self, probe: str) -> dict[str, float]:
         """Signal recall and leakage: how much of the signal, and of the noise, the policy sees."""
@@ -176,16 +182,45 @@ def _summarize(matrix: FactorMatrix, probe: str, draws: np.ndarray, more: np.nda
         high = np.minimum(high + more[:, columns].mean(1), 1.0)
         ends = zip(matrix.parts, values, low, high, strict=True)
         found |= {part: Estimate(float(value), float(a), float(b)) for part, value, a, b in ends}
-        ceiling = matrix.ceiling(probe, source)
-        useless = ceiling.low < CEILING or ceiling.high - ceiling.low > WIDEST
-        if "all" in found:  # knows what each latent knows, unless the fit drowns in its many features
-            latents = [one.value for part, one in found.items() if part not in ("encoder", UNTRAINED)]
-            useless |= max(latents) > found["all"].value + LOST
-        found |= {
-            part: Estimate(np.nan, note=TOO_FEW)
-            for part, one in found.items()
-            if part not in REFERENCES and (useless or one.high - one.low > WIDEST)
-        }
+        useless = _useless(found)
+        why = {part: useless or _uncertain(part, one) for part, one in found.items() if part not in REFERENCES}
+        if why.get(matrix.seen):
+            matrix.reasons.setdefault(probe, {})[source] = why[matrix.seen]
+        found |= {part: Estimate(np.nan, note=TOO_FEW) for part, reason in why.items() if reason}
+
+
+def best_reference(found: Mapping[str, Estimate]) -> tuple[str, Estimate]:
+    """Name and summary of the part that is the ceiling, see `FactorMatrix.ceiling`; found: part -> summary."""
+    parts = REFERENCES if "all" in found else [part for part in found if part != UNTRAINED]
+    known = [(part, found[part]) for part in parts if part in found and found[part].known]
+    order = {part: (np.nan_to_num(one.low, nan=-np.inf), one.value) for part, one in known}  # nan: means of two runs
+    return max(known, key=lambda pair: order[pair[0]], default=("", Estimate(np.nan)))
+
+
+def _useless(found: Mapping[str, Estimate]) -> str:
+    """Why these episodes cannot tell what any latent holds, see `FactorMatrix.summary`; empty if they can."""
+    part, ceiling = best_reference(found)
+    if ceiling.low < CEILING:
+        told = f"R^2 from {SPOKEN.get(part, part)}: {ceiling.text()}"
+        return f"too few episodes, or nothing to read ({told}). Give more --episodes, or train longer."
+    if reason := _uncertain(part, ceiling):
+        return reason
+    if "all" in found:  # knows what each latent knows, unless the fit drowns in its many features
+        latents = {part: one.value for part, one in found.items() if part not in ("encoder", UNTRAINED)}
+        best, whole = max(latents, key=latents.__getitem__), found["all"].value
+        if latents[best] > whole + LOST:
+            return (
+                f"all latents together ({whole:.2f}) read less than {best} alone ({latents[best]:.2f}): the fit drowns"
+                " in features. Give more --episodes."
+            )
+    return ""
+
+
+def _uncertain(part: str, found: Estimate) -> str:
+    """A sentence about an interval that is too wide; empty if it is not."""
+    if found.high - found.low > WIDEST:
+        return f"too uncertain (R^2 from {SPOKEN.get(part, part)}: {found.text()}). Give more --episodes."
+    return ""
 
 
 def _by_factor(values: np.ndarray, owner: np.ndarray) -> np.ndarray:

@@ -109,8 +109,7 @@ def features_health(frozen: Sequence[Frozen], matrix: FactorMatrix | None) -> He
 def _unknown(matrix: FactorMatrix | None) -> list[str]:
     """Warnings of what so few episodes cannot tell."""
     return [
-        f"Unknown how much {source} the latents hold: R^2 from all latents together, or from the encoder, is"
-        f" {matrix.ceiling('ridge', source).text(2)}. Give more --episodes, or train longer."
+        f"Unknown how much {source} the latents hold: {matrix.reason('ridge', source)}"
         for source in ("signal", "noise")
         if matrix and matrix.summary("ridge", matrix.seen, source).note == TOO_FEW
     ]
