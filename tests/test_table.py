@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from report_runs import add_probes, make_run
 
 from denoised_mdp.analysis.report.data import RunData, Speed, read_run
 from denoised_mdp.analysis.table.cells import make_table
+from denoised_mdp.analysis.table.plots import draw_seeds
 from denoised_mdp.analysis.table.statistics import improvement, interval, iqm, mean, median, profile
 from denoised_mdp.analysis.table.write import aggregates, by_variant, core_hours, improvements
 from denoised_mdp.cli.main import main
@@ -147,6 +149,19 @@ def test_options_tell_methods_apart_and_a_step_makes_lengths_equal(tmp_path):
     assert [list(scores) for scores in table.scores("2b · beta=1.0")] == [[0.0, 0.0, 0.0]]
     with pytest.raises(UserError, match="no such option. Did you mean 'model.kl.beta'"):
         table_of(tmp_path, step=240, by=["model.kl.bet"])
+
+
+def test_a_mean_is_a_line_only_where_all_seeds_count():
+    """One run ends at 480, the other at 720, where the mean of those left jumps from 15 to 30."""
+    axes = Figure().subplots()
+    curves = [(np.array([240.0, 480.0]), np.array([0.0, 10.0])), (np.array([240.0, 480.0, 720.0]), np.full(3, 20.0))]
+    curves[1][1][2] = 30.0
+    draw_seeds(axes, curves, "red", "2b")
+    line, dotted, *runs = axes.lines
+    assert line.get_xydata().tolist() == [[0.24, 10.0], [0.48, 15.0]] and line.get_linestyle() == "-"
+    assert dotted.get_xydata().tolist()[-1] == [0.72, 30.0] and dotted.get_linestyle() == ":"
+    assert line.get_linewidth() == dotted.get_linewidth() and len(runs) == 2
+    assert axes.get_legend_handles_labels()[1] == ["2b"]
 
 
 def test_the_command_writes_every_format(tmp_path, capsys):

@@ -44,10 +44,7 @@ def curves_plot(groups: Sequence[Group], metric: str, ylabel: str) -> str | None
             continue
         steps, mean, half, count = band(curves)
         few = {"marker": "o", "markersize": 3} if len(steps) < 15 else {}
-        whole = count == len(curves)
-        axes.plot(steps[whole] / 1000, mean[whole], color=color, linewidth=1.7, **few)
-        if not whole.all():
-            axes.plot(steps / 1000, mean, color=color, linewidth=1.7, linestyle=":")
+        draw_mean(axes, steps, mean, count == len(curves), color=color, linewidth=1.7, **few)
         extent += [value for _, values in curves for value in (values.min(), values.max())]
         if len(curves) > 1:
             low, high, many = mean - half, mean + half, count >= BAND_FROM
@@ -67,6 +64,14 @@ def curves_plot(groups: Sequence[Group], metric: str, ylabel: str) -> str | None
     axes.set_xlabel("thousand environment steps")
     axes.set_ylabel(ylabel)
     return svg_uri(figure)
+
+
+def draw_mean(axes, steps: np.ndarray, mean: np.ndarray, whole: np.ndarray, **style) -> None:
+    """Draw a mean over runs [n]: a line where all runs count, `whole` [n]; dotted elsewhere, where it can jump."""
+    axes.plot(steps[whole] / 1000, mean[whole], **style)
+    if not whole.all():
+        dotted = {key: value for key, value in style.items() if key in ("color", "linewidth")}
+        axes.plot(steps / 1000, mean, linestyle=":", **dotted)
 
 
 def bars_plot(heights: Mapping[str, float], ylabel: str) -> str | None:

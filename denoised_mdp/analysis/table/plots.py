@@ -10,7 +10,7 @@ import numpy as np
 from denoised_mdp.analysis.plots import color_of, literal, new_figure, plain_axes, save_figure
 from denoised_mdp.analysis.report.data import Curve
 from denoised_mdp.analysis.report.groups import band
-from denoised_mdp.analysis.report.plots import BAND_FROM
+from denoised_mdp.analysis.report.plots import BAND_FROM, draw_mean
 from denoised_mdp.analysis.table.cells import Table
 from denoised_mdp.analysis.table.statistics import interval, iqm, mean, median, profile
 
@@ -56,9 +56,12 @@ def legend_below(figure, panels: np.ndarray, *, columns: int = 4, title: str | N
 
 
 def draw_seeds(axes, curves: Sequence[Curve], color: str, label: str, *, bands: bool = True) -> None:
-    """Mean, 95 % band and each run of the curves of one method; steps are shown in thousands."""
+    """Mean, 95 % band and each run of the curves of one method; steps are shown in thousands.
+
+    The mean is dotted where some runs are missing: it can jump where one ends.
+    """
     steps, values, half, count = band(curves)
-    axes.plot(steps / 1000, values, color=color, label=literal(label), linewidth=1.6)
+    draw_mean(axes, steps, values, count == len(curves), color=color, label=literal(label), linewidth=1.6)
     many = bands & (count >= BAND_FROM)
     axes.fill_between(steps / 1000, values - half, values + half, where=many, color=color, alpha=0.16, lw=0)
     for own, one in curves if len(curves) > 1 else ():
