@@ -17,6 +17,7 @@ from denoised_mdp.analysis.crossfit import Estimate
 from denoised_mdp.analysis.data import probe_seeds
 from denoised_mdp.analysis.invariance import record_grid
 from denoised_mdp.analysis.probes import PROBES
+from denoised_mdp.analysis.similarity import plots as similarity_plots
 from denoised_mdp.analysis.similarity import tables
 from denoised_mdp.analysis.similarity.competence import classical_map, competence, rank_correlation, spearman
 from denoised_mdp.analysis.similarity.identifiability import identifiability
@@ -339,3 +340,22 @@ def test_a_roster_names_groups_and_stages(runs):
     points = [point for point, _ in roster.agents(False, None, "cpu")]
     assert [point.step for point in points] == [0, 120] * 3
     assert isinstance(tables.over_runs({(0,): 1.0}), Estimate)
+
+
+def test_every_dot_beside_the_truth_is_drawn_whole():
+    """Of alignments that differ little, the largest is not at the end of the axis; one of 0 is not cut at its start."""
+    rows = [
+        {"group": "2b", "role": "x", "truth": truth, "newest": True, "step": 5, "mutual_knn": {"value": value}}
+        for truth, values in (("state", (0.50, 0.51)), ("noise", (0.49, 0.0)))
+        for value in values
+    ]
+    for own in (rows, rows[:3]):
+        figure = similarity_plots.truth_figure({"truth": own, "chance": 0.1, "k": 3, "rows": 20})
+        (axes,) = figure.axes
+        figure.canvas.draw()
+        dots = [line for line in axes.lines if line.get_marker() == "o"]
+        right = axes.get_window_extent().x1
+        radius = (dots[0].get_markersize() / 2 + 1) * figure.dpi / 72
+        places = [axes.transData.transform((line.get_xdata()[0], 0))[0] for line in dots]
+        assert len(dots) == len(own) and max(places) + radius <= right
+        assert not any(line.get_clip_on() for line in dots)

@@ -104,7 +104,7 @@ def truth_figure(tree: Mapping[str, Any]) -> Figure:
                     color, at = ("#1f5fa8", "#e4572e")[number], place + 0.2 * (number - 0.5)
                     face = color if row["newest"] else "white"
                     value = number_of(row["mutual_knn"]["value"])
-                    axes.plot(value, at, "o", ms=5.5, mec=color, mfc=face, alpha=0.85)
+                    axes.plot(value, at, "o", ms=5.5, mec=color, mfc=face, alpha=0.85, clip_on=False)
     axes.set_yticks(range(len(lines)), [f"{literal(group)} · {ROLES.get(role, role)}" for group, role in lines])
     _finish(axes, tree, len(lines))
     return figure
@@ -221,7 +221,7 @@ def _finish(axes, tree: Mapping[str, Any], lines: int) -> None:
     plain_axes(axes, 8.5)
     axes.grid(axis="x", color=LINE, linewidth=0.6)
     axes.set_ylim(lines - 0.5, -0.5)
-    axes.set_xlim(0, None)
+    axes.set_xlim(0, 1.05 * max(axes.dataLim.x1, tree["chance"]))  # room for the rightmost dot
     axes.axvline(tree["chance"], color=FAINT, linestyle="--", linewidth=0.9)
     axes.set_xlabel(f"share of common neighbours (k = {tree['k']}, {tree['rows']} situations)")
 
