@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pictures import assert_whole
 from report_runs import add_probes, make_run
 from small_runs import tiny
 
@@ -126,6 +127,24 @@ def test_numbers_follow_from_the_runs(evidence, grid, tmp_path, monkeypatch, cap
     curve = [r for r in rows_of(out / "curves.csv") if (r["arm"], r["seed"], r["metric"]) == ("dreamer", "2", "return")]
     assert [(r["updates"], float(r["value"])) for r in curve] == [("1", 0.0), ("2", 42.0)]
     assert "| 110 [100, 120] (100, 110, 120) | 41 [40, 42] (40, 41, 42) |" in capsys.readouterr().out
+
+
+def test_the_picture_says_which_arms_have_no_line_and_why(evidence, monkeypatch, tmp_path):
+    """Below the panel of the quick probe, and only where an arm lacks one."""
+    show, figures = importlib.import_module("evidence_show"), []
+    monkeypatch.setattr(show, "save_figure", lambda figure, path: figures.append(figure) or path)
+    about = {"task": "dot", "variant": "camera_jitter", "seed": "0", "value": "0.5"}
+    rows = [
+        about | {"arm": arm, "metric": metric, "updates": updates}
+        for arm, metrics in {"2b": ("return", "recall", "leakage"), "tia": ("return", "leakage")}.items()
+        for metric in metrics
+        for updates in ("1000", "2000")
+    ]
+    show.draw_curves(rows, tmp_path / "curves.png")
+    returns, recall, leakage = (axes.get_xlabel() for axes in figures[0].axes)
+    assert returns == leakage == "thousand updates"
+    assert recall == "thousand updates\nno line: too few episodes for a value of tia"
+    assert_whole(figures[0])
 
 
 def test_rows_of_other_runs_stay(evidence, grid, tmp_path, monkeypatch):

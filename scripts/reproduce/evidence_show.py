@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ SHORT = {"return_unseen": "return, unseen clips", "action_change": "action chang
 WIDEST = 4
 """panels side by side"""
 CURVES = {"return": "return", "recall": "signal recall (quick probe)", "leakage": "leakage (quick probe)"}
+PROBED = ("recall", "leakage")
+"""those of `CURVES` whose values the quick probe withholds where its few episodes cannot support one"""
 HOW = (
     "Intervals: percentiles of a bootstrap over runs, stratified by task; with three to five runs they are too narrow,"
     " so compare the seeds."
@@ -204,16 +207,24 @@ def draw_curves(rows: Sequence[Row], path: Path) -> Path:
             plain_axes(axes, 8)
             axes.set_title(literal(f"{task}, {variant}"), fontsize=8)
             axes.set_ylabel(label)
-            highest = 1.0
-            for arm, points in arms.items():
-                curves = list(curves_of(points, metric))
-                if curves:
-                    draw_seeds(axes, curves, colors[arm], arm, bands=False)
-                    highest = max(highest, *(float(own.max()) for _, own in curves))
+            drawn = {arm: curves for arm, points in arms.items() if (curves := list(curves_of(points, metric)))}
+            for arm, curves in drawn.items():
+                draw_seeds(axes, curves, colors[arm], arm, bands=False)
+            highest = max([1.0, *(float(own.max()) for curves in drawn.values() for _, own in curves)])
             axes.set_ylim(0, 1.05 * highest)
             axes.set_xlabel("thousand updates")
-    legend_below(figure, panels, columns=5, title="thin: one seed; thick: mean over seeds, or the only one")
+            if metric in PROBED:
+                note_absent(axes, [arm for arm in arms if arm not in drawn])
+    title = "thin: one seed; thick: mean over seeds, or the only one; dotted: without some of the seeds"
+    legend_below(figure, panels, columns=5, title=title)
     return save_figure(figure, path)
+
+
+def note_absent(axes, arms: Sequence[str]) -> None:
+    """Say below a panel of the quick probe why it has no line of these arms."""
+    if arms:
+        text = textwrap.fill(f"no line: too few episodes for a value of {', '.join(arms)}", 52)
+        axes.set_xlabel(f"{axes.get_xlabel()}\n{literal(text)}")
 
 
 def curves_of(points: Sequence[Row], metric: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
