@@ -62,8 +62,9 @@ class Columns:
                     raise ValueError(f"{found:,} rows instead of {places:,}")
             except (OSError, ValueError) as error:
                 self.close()  # those that were opened before it
+                reason = getattr(error, "strerror", None) or error  # its text would repeat the path
                 raise UserError(
-                    f"{path} is missing or damaged ({error}). Restore it, or start in a new run_dir."
+                    f"{path} is missing or damaged ({reason}). Restore it, or start in a new run_dir."
                 ) from error
         self.places = min(len(file.rows) for file in self._files.values())
 

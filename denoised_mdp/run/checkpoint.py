@@ -164,14 +164,14 @@ def load(
         wanted = "" if step is None else f" of step {step:,}"
         existing = f" (steps with one: {', '.join(f'{found:,}' for found in steps)})" if steps else ""
         raise UserError(f"There is no checkpoint{wanted} in {folder}{existing}.")
-    problems = []
+    problems: dict[str, None] = {}  # each once: rows that are lost are so for every checkpoint
     for found, path in candidates:
         try:
             tree = _read(path, found, map_location)
             if accept and (reason := accept(tree)):
                 raise _Damaged(reason)
         except _Damaged as error:
-            problems.append(str(error))
+            problems[str(error)] = None
             continue
         if problems:
             warnings.warn(f"{'; '.join(problems)}; using {path.name} instead", stacklevel=2)
