@@ -125,6 +125,7 @@ def test_page_holds_what_the_run_tells(tmp_path):
     kinds = [tag for tag, _ in tags.found]
     assert kinds.count("video") == 1 and kinds.count("script") == 0
     assert sum(attributes.get("class") == "heatmap" for _, attributes in tags.found) == 1
+    assert "actions without sampling, always the same episodes" in tags.text  # tanh(mean) is no mode
     for text in ("12.5", "y is unused", "3 of 6", "0.0625"[:5], "0.375", "0.90", "0.20", "model.kl.beta"):
         assert text in tags.text, text
 
@@ -231,6 +232,16 @@ def test_broken_parts_are_told(tmp_path, kind):
     for name, (_, told) in DAMAGE[kind].items():
         assert told in problems, name
     assert "Traceback" not in page
+
+
+def test_titles_of_a_run_whose_configuration_cannot_be_read_have_no_seed(tmp_path):
+    run = make_run(tmp_path / "run")
+    add_probes(run)
+    add_video(run)
+    assert "run · seed 0 · step 200" in Tags(page_of(run)).text
+    (run / "config.yaml").write_text("")
+    text = Tags(page_of(run)).text
+    assert "run · step 200" in text and "seed None" not in text
 
 
 def test_missing_parts_are_told(tmp_path):

@@ -29,7 +29,7 @@ from denoised_mdp.files import read_bytes
 from denoised_mdp.progress import duration, track
 
 RETURNS = {
-    "eval/return": ("Return of held-out episodes", "the actor's mode, always the same episodes"),
+    "eval/return": ("Return of held-out episodes", "actions without sampling, always the same episodes"),
     "train/return": ("Return while collecting", "with exploration noise"),
 }
 MODEL = {
@@ -154,7 +154,13 @@ def other_metrics(groups: Sequence[Group]) -> dict[str, tuple[str, str]]:
 
 def title_of(run: RunData, tree: Mapping[str, Any]) -> str:
     """Run, step and options of a result."""
-    return " · ".join(filter(None, (f"{run.name} · seed {run.seed} · step {tree['step']:,}", options_text(tree))))
+    return " · ".join(filter(None, (_place(run, tree["step"]), options_text(tree))))
+
+
+def _place(run: RunData, step: int) -> str:
+    """Folder, seed and step; without the seed if the configuration cannot be read."""
+    seed = [] if run.seed is None else [f"seed {run.seed}"]
+    return " · ".join([run.name, *seed, f"step {step:,}"])
 
 
 def factor_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +208,7 @@ def media_part(run: RunData, problems: list[str]) -> dict[str, Any] | None:
     stem = run.media
     video, sheet = (stem.with_name(stem.name + suffix) for suffix in (".mp4", ".png"))
     part = {
-        "title": f"{run.name} · seed {run.seed} · step {int(stem.name.rpartition('_')[2]):,}",
+        "title": _place(run, int(stem.name.rpartition("_")[2])),
         "video": safely(problems, f"The video {video.name}", lambda: video_uri(video)),
         "sheet": safely(problems, f"The picture {sheet.name}", lambda: picture_uri(sheet)),
     }
