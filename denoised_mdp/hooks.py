@@ -53,7 +53,7 @@ class Log:
 
 @dataclass
 class Evaluate:
-    """Play held-out episodes with the actor's mode, always the same ones."""
+    """Play held-out episodes without sampling actions, always the same ones."""
 
     make_environment: Callable[[], gym.Env]
     seeds: Sequence[int]

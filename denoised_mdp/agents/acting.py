@@ -107,7 +107,9 @@ def check_explore(explore: Any) -> None:
     """Raise ValueError unless `explore` is None or a number of at least 0."""
     number = isinstance(explore, Real) and not isinstance(explore, bool | np.bool_)
     if explore is not None and not (number and 0 <= explore < math.inf):
-        raise ValueError(f"explore is {explore!r}: give None for the actor's mode, or how much to explore, at least 0")
+        raise ValueError(
+            f"explore is {explore!r}: give None to act without sampling, or how much to explore, at least 0"
+        )
 
 
 def check_generator(generator: Any, batch: int, device: torch.device) -> None:

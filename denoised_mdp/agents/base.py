@@ -126,7 +126,7 @@ class Agent(nn.Module, ABC):
             observation: uint8 [H, W, 3], or [B, H, W, 3] of B environments at once.
             carry: what the last call returned; None begins an episode in every environment.
             is_first: bool [B], where this observation begins an episode; what `carry` holds there does not count.
-            explore: None takes the actor's mode; a number samples the actor and explores by so much, see
+            explore: None acts without sampling; a number samples the actor and explores by so much, see
                 `LatentMDP.explore`: the std of added noise, or the probability of a uniformly random choice.
             sample: False filters with the posterior's mean instead of a sample, if there is one.
             generator: source of all noise, or one for each of the B environments (default: PyTorch's global one).

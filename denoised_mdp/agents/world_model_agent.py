@@ -169,7 +169,7 @@ class WorldModelAgent(Agent):
 
     @torch.no_grad()
     def modes(self, batch: dict[str, np.ndarray | Tensor]) -> Tensor:
-        """The actor's mode on what it sees, filtered with the posterior's mean; see `Agent.modes`."""
+        """Actions without sampling on what the actor sees, filtered with the posterior's mean; see `Agent.modes`."""
         batch = self.to_device(batch)
         noise = torch.zeros_like(self.world_model.draw_noise(*batch["action"].shape[:2]))
         filtered = self.world_model.filter(batch["observation"], batch["action"], batch["is_first"], noise)

@@ -136,7 +136,7 @@ def _stack_means(frozen: Sequence[Frozen]) -> dict[str, np.ndarray]:
 
 @torch.no_grad()
 def _actions(agent: Agent, frozen: Sequence[Frozen]) -> np.ndarray:
-    """The actor's mode in every row, [episodes, T, A]."""
+    """The policy's action without sampling in every row, [episodes, T, A]."""
     if isinstance(frozen[0], FrozenFeatures):
         return np.stack([one.action.numpy() for one in frozen])
     seen = agent.world_model.table.seen
@@ -167,7 +167,7 @@ def variations(config: Config) -> dict[str, tuple[Config, str]]:
 
 
 def returns_under(agent: Agent, config: Config, episodes: int) -> dict[str, EvaluationResult]:
-    """Returns of the actor's mode under all `variations`, on the same physics seeds."""
+    """Returns without sampling actions under all `variations`, on the same physics seeds."""
     seeds = probe_seeds(2, episodes)
     conditions = track(list(variations(config).items()), "returns", "conditions")
     return {name: evaluate(agent, environment_maker(changed, split), seeds) for name, (changed, split) in conditions}

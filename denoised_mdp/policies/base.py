@@ -32,7 +32,7 @@ class Policy(nn.Module, ABC):
     def act(self, features: Tensor, noise: Tensor | None) -> Tensor:
         """Actions in [-1, 1] or one-hot, [B, A], for features [B, F].
 
-        noise [B, A] standard normal: a sample; None: the mode, in closed form.
+        noise [B, A] standard normal: a sample; None: without sampling, in closed form (tanh(mean), or the likeliest).
         """
         return self.actor.mode(features) if noise is None else self.actor.sample(features, noise)
 
