@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +12,10 @@ import numpy as np
 import torch
 
 from denoised_mdp.agents.base import Agent
-from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.progress import Phase
 from denoised_mdp.rollout import Episode, Recorder
-from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.environments import environment_maker, warn_without_clips
 from denoised_mdp.run.load import load_run
 from denoised_mdp.seeding import generator
 
@@ -69,7 +67,7 @@ def evaluate(
 ) -> EvaluationResult:
     """Play one episode per seed and return what it earned.
 
-    agent: acts with its mode and no noise (the latent is a posterior sample), or, with `explore`, as while collecting
+    agent: acts without sampling actions (the latent is a posterior sample), or, with `explore`, as while collecting
     (see `Agent.act`); None: uniform random actions.
     record: keep the first so many episodes whole. max_steps: stop after that many actions. Everything random in an
     episode comes from its own seed, whatever is played beside it. workers, kind: what runs the environments (see
@@ -152,7 +150,7 @@ def evaluate_run(
     workers: see `evaluate`.
     """
     config, agent, _ = load_run(run, checkpoint=checkpoint, device=device)
-    if split != "train" and not random and not any(DISTRACTORS[name].shows_clips for name in config.distractors):
-        warnings.warn(f"This run shows no clips: --split {split} changes nothing.", stacklevel=2)
+    if not random:  # played beside the agent, which has warned
+        warn_without_clips(run, config, split)
     seeds = evaluation_seeds(config.seed if seed is None else seed, episodes)
     return evaluate(None if random else agent, environment_maker(config, split), seeds, workers=workers)

@@ -178,7 +178,13 @@ def test_a_tiny_run_from_training_to_video(tmp_path, capsys):
     assert cli.main(["evaluate", str(folder), "--episodes", "1", "--random", "--split", "test"]) == 0
     printed, told = capsys.readouterr()
     assert "nan" not in printed and "+-" not in printed and f"mean return   {returns[0]:8.2f}\n" in printed
-    assert "This run shows no clips: --split test changes nothing" in told
+    warning = f"warning: {folder} shows no clips: --split test changes nothing."
+    assert told.count(warning) == 1
+    few = ["--episodes", "3", "--steps", "4"]
+    for words in (["render", "--output", str(tmp_path / "test")], ["probe", "health", *few]):
+        place = 2 if words[0] == "probe" else 1
+        assert cli.main([*words[:place], str(folder), "--split", "test", *words[place:]]) == 0
+        assert capsys.readouterr().err.count(warning) == 1
 
     assert cli.main(["render", str(folder), "--output", str(tmp_path / "look")]) == 0
     assert sorted(path.suffix for path in tmp_path.glob("look.*")) == [".mp4", ".png"]

@@ -61,7 +61,7 @@ def test_without_ground_truth_probes_say_so(folder):
     done = run(["probe", "factors", "runs/ball", *few], folder)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()  # nothing was recorded
-    assert line == "denoised-mdp: error: This environment has no ground truth: no factor can be probed."
+    assert line == "denoised-mdp: error: runs/ball: This environment has no ground truth: no factor can be probed."
     done = run(["probe", "health", "runs/ball", *few], folder)
     assert done.returncode == 0 and "nats per step" in done.stdout and "has no ground truth" in done.stdout
     assert "knows little of the signal" not in done.stdout

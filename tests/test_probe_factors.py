@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import small_agent
 from pictures import assert_whole
-from report_runs import matrix_of
+from report_runs import make_run, matrix_of
 from small_runs import lines, run_in_parts, tiny
 
 import denoised_mdp
@@ -25,7 +25,7 @@ from denoised_mdp.analysis.results import Subject
 from denoised_mdp.analysis.ridge import fit_ridge, group_folds, r_squared
 from denoised_mdp.cli import main as cli
 from denoised_mdp.envs import make_env
-from denoised_mdp.envs.factors import NOISE, QUADRANTS, SIGNAL, Factor, factors
+from denoised_mdp.envs.factors import NOISE, QUADRANTS, SIGNAL, Factor, NoGroundTruth, factors
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.load import load_run, untrained
 from denoised_mdp.session import train
@@ -278,6 +278,19 @@ def test_what_is_known_before_training_decides_nothing_about_the_trained_latents
             assert found == {part: alone.summary("ridge", part, source) for part in parts}
         value = beside.summary("ridge", UNTRAINED, "signal").value
         assert value > 0.99 if features is knows_all else value < 0.05
+
+
+@pytest.mark.parametrize("name", ["factors", "distance"])
+def test_a_run_without_ground_truth_is_named_before_any_run_is_probed(tmp_path, monkeypatch, name):
+    def never(*given, **options):
+        raise AssertionError("a run was loaded")
+
+    monkeypatch.setattr("denoised_mdp.run.load.load_run", never)
+    runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", "seed=1")]
+    runs.append(make_run(tmp_path / "ball", "env=gym", "env.task=gym_envs:SmallBall-v0"))
+    probe = PROBES[name]
+    with pytest.raises(NoGroundTruth, match=re.escape(f"{runs[2]}: This environment has no ground truth")):
+        probe.run(runs, probe.Options())
 
 
 def test_the_untrained_reference_has_the_weights_that_training_begins_with(tmp_path):

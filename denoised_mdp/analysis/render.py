@@ -27,7 +27,7 @@ from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.networks import float_to_images
 from denoised_mdp.progress import track
 from denoised_mdp.rollout import Episode
-from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.environments import environment_maker, warn_without_clips
 from denoised_mdp.run.folder import RunFolder, output_file
 from denoised_mdp.run.load import load_run
 
@@ -180,10 +180,10 @@ def render_run(
 
     output: a path without suffix (default: videos/<split>_<step> in the run folder). episodes: at least 2, for the
     swap. steps: actions per episode (None: whole episodes). explore: act as in collection, which shows more of what
-    the body can do than the actor's mode. seed: of the episodes (default:
-    the run's own). hero: see `write`.
+    the body can do than acting without sampling. seed: of the episodes (default: the run's own). hero: see `write`.
     """
     config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
+    warn_without_clips(run, config, split)
     seeds = evaluation_seeds(config.seed if seed is None else seed, max(2, episodes))
     stem = Path(output) if output else RunFolder(run).videos / f"{split}_{step:09d}{'_hero' if hero else ''}"
     explore = config.train.exploration_noise if explore else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from denoised_mdp.analysis.probe import Options
+from denoised_mdp.config import read_config
 from denoised_mdp.config.schema import Config
+from denoised_mdp.envs.factors import NoGroundTruth, factors
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import track
+from denoised_mdp.run.environments import environment_maker, warn_without_clips
 from denoised_mdp.run.folder import RunFolder, output_file, refuse_own
 
 if TYPE_CHECKING:
@@ -64,11 +68,12 @@ class Subject:
         return make_folder(output or folder.probes) / "_".join(filter(None, words))
 
 
-def subjects(runs: Sequence[Path], options: Options) -> Iterator[Subject]:
-    """Load the runs one by one, after checking that all exist.
+def subjects(runs: Sequence[Path], options: Options, *, ground_truth: bool = False) -> Iterator[Subject]:
+    """Load the runs one by one, after checking that all exist and, with `ground_truth`, that all have one.
 
     Raises:
-        UserError: a folder is not a run, or two runs' results would have the same name in `options.output`.
+        UserError: a folder is not a run, two runs' results would have the same name in `options.output`, or an
+            environment lacks the ground truth.
     """
     from denoised_mdp.run.load import load_run  # it imports PyTorch
 
@@ -76,9 +81,31 @@ def subjects(runs: Sequence[Path], options: Options) -> Iterator[Subject]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if options.output is not None and twice:
         raise UserError(f"Several runs are named {twice[0]}: in one --output, their results would replace each other.")
+    if ground_truth:
+        _refuse_without_ground_truth(runs)
     for run in track(runs, "probing", "runs") if len(runs) > 1 else runs:
         config, agent, step = load_run(run, checkpoint=options.checkpoint, device=options.device)
+        warn_without_clips(run, config, getattr(options, "split", ""))
         yield Subject(Path(run), config, agent, step)
+
+
+def _refuse_without_ground_truth(runs: Sequence[Path]) -> None:
+    """Make the environment of each run, of those that differ in the seed one, and ask for its factors.
+
+    Raises:
+        NoGroundTruth: one has none; the message names its run.
+    """
+    asked = set()
+    for run in runs:
+        config = read_config(RunFolder.existing(run).config)
+        if (key := str((vars(config.env), config.distractors))) in asked:
+            continue
+        asked.add(key)
+        try:
+            with contextlib.closing(environment_maker(config)()) as environment:
+                factors(environment)
+        except NoGroundTruth as error:
+            raise NoGroundTruth(f"{run}: {error}") from error
 
 
 def number(mean: float, spread: float) -> str:

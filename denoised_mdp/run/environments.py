@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import gymnasium as gym
 from denoised_mdp import envs
 from denoised_mdp.config import read_config
 from denoised_mdp.config.schema import Config
+from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.suites import all_tasks
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.folder import RunFolder, is_pretrained
@@ -26,6 +28,12 @@ def environment_maker(config: Config, split: str = "train", **options: Any) -> C
     """
     own = dict(vars(config.env), distractors=config.distractors, split=split, clips_seed=config.seed)
     return functools.partial(envs.make_env, own.pop("task"), **own | options)
+
+
+def warn_without_clips(run: Path | str, config: Config, split: str) -> None:
+    """Warn that held-out clips were asked for of a run whose environment shows none."""
+    if split == "test" and not any(DISTRACTORS[name].shows_clips for name in config.distractors):
+        warnings.warn(f"{run} shows no clips: --split {split} changes nothing.", stacklevel=3)
 
 
 def make_env(source: str | os.PathLike, /, **options: Any) -> gym.Env:

@@ -55,7 +55,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
     from denoised_mdp.run.machine import peak_memory
 
     lines = []
-    for subject in subjects(runs, options):
+    for subject in subjects(runs, options, ground_truth=True):
         began = time.perf_counter()
         stem = subject.stem("distance", options.output, options.variant())
         found = _measure(subject, options)

@@ -40,7 +40,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
 
     lines, results = [], []
     usual, split, variant = Options(), options.split, options.variant()
-    for subject in subjects(runs, options):
+    for subject in subjects(runs, options, ground_truth=True):
         stem = subject.stem("factors", options.output, variant)
         matrix = _matrix(subject, options)
         write_json(f"{stem}.json", subject.about("factors", options.measured()) | as_tree(matrix))
@@ -88,7 +88,7 @@ def _matrix(subject: Subject, options: Options) -> FactorMatrix:
 
     config, agent, episodes = subject.config, subject.agent, options.episodes
     with contextlib.closing(environment_maker(config)()) as environment:
-        found = factors(environment)  # refuses an environment without ground truth, before it is played
+        found = factors(environment)
     divisions = random_divisions(episodes, options.seeds)
     acting = {"agent": agent, "explore": config.train.exploration_noise, "behaviour": options.behaviour}
     recordings = []
