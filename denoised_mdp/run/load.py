@@ -52,9 +52,9 @@ def prepare(config: Config, run: RunFolder) -> bool:
             " or repeat the command that began it to continue."
         )
     step, end = checkpoints.list_steps(run.checkpoints)[-1], config.train.total_steps
-    if step < end + config.turn_steps:  # within the last turn, something may still be due
-        return True
     longer = read_config(run.config).train.total_steps
+    if not end + config.turn_steps <= step < longer + config.turn_steps:  # in the last turn something may still be due
+        return True
     goes_on = f"; train.total_steps={longer} goes on" if step < longer else ""
     print(f"{run.path} is at step {step:,} already, beyond train.total_steps={end}: nothing to do{goes_on}.")
     return False
