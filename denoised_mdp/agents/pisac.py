@@ -26,8 +26,9 @@ from denoised_mdp.optim import adam, optimize
 HORIZON = 3
 """decisions between present and future"""
 FURTHER = 0.6
-STD_OF_TRUNCATED = 0.87962566  # of a standard normal, cut at two standard deviations
 """weight, in beta, of the code's distance from the future one decision later"""
+STD_OF_TRUNCATED = 0.87962566
+"""of a standard normal, cut at two standard deviations"""
 
 
 class PISAC(PixelSAC):

@@ -137,9 +137,10 @@ def _check(config: Config) -> None:
     try:
         limit = check_task(env.task, env.suite)
     except UserError as error:
-        needs = " A Gymnasium environment needs env=gym." if re.search(r"-v\d+$", env.task) else ""
-        key, needs = ("env.id", "") if env.suite == "gym" else ("env.task", needs)
-        raise UserError(f"{key}={env.task}: {error}{needs}") from None
+        if env.suite == "gym":
+            raise UserError(f"env.id={env.task}: {error}") from None
+        hint = " A Gymnasium environment needs env=gym." if re.search(r"-v\d+$", env.task) else ""
+        raise UserError(f"env.task={env.task}: {error}{hint}") from None
     env.episode_steps = min(env.episode_steps, limit or env.episode_steps)
     check_reward(env.reward, env.suite)
     config.agent.check(config)

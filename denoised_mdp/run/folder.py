@@ -84,9 +84,14 @@ class RunFolder:
         return run
 
     @property
+    def trained(self) -> bool:
+        """Whether it holds anything of a training beside weights."""
+        return self.replay.exists() or self.metrics.exists()
+
+    @property
     def exported(self) -> bool:
         """Whether it holds an exported agent: weights, and nothing of a training."""
-        return self.checkpoints.is_dir() and not (self.replay.exists() or self.metrics.exists())
+        return self.checkpoints.is_dir() and not self.trained
 
     @property
     def own(self) -> tuple[Path, ...]:

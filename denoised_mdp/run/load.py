@@ -31,8 +31,10 @@ def prepare(config: Config, run: RunFolder) -> bool:
         UserError: it holds a run with another configuration, or one that has lost its checkpoints.
     """
     has_log = run.metrics.exists() and run.metrics.stat().st_size > 0
-    changed = differences(read_config(run.config), config) if run.config.exists() else []
-    if not checkpoints.list_steps(run.checkpoints):
+    before = read_config(run.config) if run.config.exists() else None
+    changed = differences(before, config) if before else []
+    steps = checkpoints.list_steps(run.checkpoints)
+    if not steps:
         if has_log and not checkpoints.expects_first(run.checkpoints):
             raise UserError(
                 f"{run.path} holds a run that has lost its checkpoints. Put {run.checkpoints} back, or choose another"
@@ -51,8 +53,8 @@ def prepare(config: Config, run: RunFolder) -> bool:
             f"{run.path} holds a run of another configuration ({'; '.join(changed)}). Choose another run_dir,"
             " or repeat the command that began it to continue."
         )
-    step, end = checkpoints.list_steps(run.checkpoints)[-1], config.train.total_steps
-    longer = read_config(run.config).train.total_steps
+    step, end = steps[-1], config.train.total_steps
+    longer = before.train.total_steps if before else end
     if not end + config.turn_steps <= step < longer + config.turn_steps:  # in the last turn something may still be due
         return True
     goes_on = f"; train.total_steps={longer} goes on" if step < longer else ""

@@ -34,7 +34,7 @@ def export(run: Path | str, output: Path | str, checkpoint: int | None = None) -
     refuse_nonfinite(source, step, state["agent"]["weights"])
     config = dataclasses.replace(read_config(source.config), run_dir=Path(output).name)
     target = RunFolder.create(output, "--output")
-    if target.replay.exists() or target.metrics.exists():
+    if target.trained:
         raise UserError(f"{output} holds a training. Choose another --output.")
     weights = {name: compact(weight) for name, weight in state["agent"]["weights"].items()}
     tree = {name: state[name] for name in AGENT_PARTS}
