@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from denoised_mdp.errors import UserError
+from denoised_mdp.options import DEVICE
 
 if TYPE_CHECKING:
     from denoised_mdp.config.schema import TrainConfig
@@ -47,7 +48,7 @@ def resolve_device(name: str, option: str = "device", otherwise: str = "cpu or a
 
     option: where the name comes from, otherwise: what could be chosen instead; for the message.
     """
-    if not isinstance(name, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", name):
+    if not isinstance(name, str) or not re.fullmatch(DEVICE, name):
         raise UserError(f"{option} {name}: must be auto, cpu, cuda or cuda:N.")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -44,15 +44,19 @@ def one_line(text: object, most: int) -> str:
     return line if len(line) <= most else f"{line[: most * 2 // 3]} ... {line[-most // 3 :]}"
 
 
+def nearest(word: str, options: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """Return the option most like `word`, or None where none is as similar as `cutoff` (0 to 1)."""
+    return next(iter(difflib.get_close_matches(word[:MOST_WORD], list(options), n=1, cutoff=cutoff)), None)
+
+
 def did_you_mean(word: str, options: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the option nearest to `word`, or all options when none is near.
 
     The result begins with a space, so that it can follow a sentence.
     """
     options = [str(option) for option in options]
-    word = word[:MOST_WORD]
-    near = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
-    near = near or [option for option in options if len(word) > 2 and option.startswith(word)]
+    begun_well = (option for option in options if len(word) > 2 and option.startswith(word))
+    near = nearest(word, options) or next(begun_well, None)
     if near:
-        return f" Did you mean '{near[0]}'?"
+        return f" Did you mean '{near}'?"
     return f" Choose one of: {', '.join(options)}." if options else ""

@@ -106,14 +106,19 @@ class Render:
     seeds: Sequence[int]
     folder: Path
     explore: float
+    possible: bool = True
+    """the agent can show pictures, as far as is known"""
 
     def __call__(self, trainer: Trainer) -> None:
-        """Write a video and a picture, and log the picture; where that is impossible, warn."""
+        """Write a video and a picture, and log the picture; where that fails, warn; where it never can work, once."""
+        if not self.possible:
+            return
         stem = self.folder / f"step_{trainer.step:09d}"
         try:
             with trainer.stop.at_once():
                 paths = render(trainer.agent, self.make_environment, self.seeds, stem, explore=self.explore)
         except UserError as error:  # a picture is not worth a run
+            self.possible = trainer.agent.decodes
             warnings.warn(f"no video of step {trainer.step:,}: {error}", stacklevel=2)
         else:
             trainer.logger.image(trainer.step, "rows", imageio.imread(paths[0]))

@@ -41,6 +41,13 @@ def make_optimizer(
     return optimizer
 
 
+@torch.no_grad()
+def follow(target: nn.Module, source: nn.Module, rate: float) -> None:
+    """Move the target's parameters by `rate` of the way to the source's: an exponential moving average."""
+    for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
+        slow.lerp_(fast, rate)
+
+
 class LaProp(torch.optim.Optimizer):
     """Momentum of normalized gradients (Ziyin et al. 2020), as in DreamerV3 (Hafner et al. 2025).
 

@@ -11,7 +11,8 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-LARGEST = 2**63 - 1  # whole number; arrays and tensors hold no larger one
+DEVICE = r"auto|cpu|cuda(:[0-9]{1,4})?"  # forms of a device's name
+LARGEST = 2**63 - 1  # whole number; arrays, tensors, TensorBoard and files hold no larger one
 
 
 def option(default: Any, help: str, **limits: Any) -> Any:

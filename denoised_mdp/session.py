@@ -147,7 +147,7 @@ class Session:
 
     def new_replay(self) -> Rings:
         """Make the files of an empty replay."""
-        capacity, slack = self.config.replay_capacity, self.config.replay_slack
+        capacity, slack = self.config.replay_capacity, self.replay_slack
         count, shape = self.collector.count, self.collector.pool.observation_shape
         sizes = count, capacity, shape, self.collector.pool.actions.size, slack
         print(f"replay: up to {capacity:,} rows, {data_size(Rings.bytes_needed(*sizes))} on disk in {self.run.replay}")
@@ -158,7 +158,12 @@ class Session:
         rings = len(state["replay"].get("lanes", [0]))
         if not len(state["episode_return"]) == rings == self.collector.count:
             raise ValueError("it is of another number of environments")
-        return Rings.open(self.run.replay, state["replay"], self.config.replay_capacity, self.config.replay_slack)
+        return Rings.open(self.run.replay, state["replay"], self.config.replay_capacity, self.replay_slack)
+
+    @property
+    def replay_slack(self) -> int:
+        """See `Config.replay_slack`."""
+        return self.config.replay_slack(self.collector.pool.can_terminate)
 
     def warn_of_another_precision(self, before: str) -> None:
         """Say that the run does not continue in the arithmetic in which it began."""

@@ -34,7 +34,8 @@ class Trainer:
         collector: `collect(updates)` plays the environments and returns turns.
         batches: takes rows, gives batches.
         logger: takes metrics.
-        hooks: what comes due, by the names of `schedule.every`. ``save`` is also called when the loop ends or fails.
+        hooks: what comes due, by the names of `schedule.every`. ``save`` is also called when the loop ends or a
+            hook fails.
         stop: ends the loop when requested.
         schedule: when updates and hooks are due.
         nan_check: looks at rewards and metrics.

@@ -102,7 +102,8 @@ def test_alpha_and_replay_follow_the_environment_unless_set():
     assert load_config([]).replay_capacity == 1000 * (500 + 1)  # one row per action, one more per episode
     assert load_config(["train.total_steps=1001", "train.prefill_steps=200"]).replay_capacity == 2 * 501
     limited = load_config(["replay.capacity=777", "train.checkpoint_every=3000"])
-    assert (limited.replay_capacity, limited.replay_slack, load_config([]).replay_slack) == (777, 3000, 0)
+    assert (limited.replay_capacity, limited.replay_slack(False), load_config([]).replay_slack(False)) == (777, 3000, 0)
+    assert load_config(["train.checkpoint_every=3000"]).replay_slack(True) == 3000, "early ends add first rows"
 
 
 @pytest.mark.parametrize("model", choices("model"))

@@ -79,7 +79,7 @@ def test_the_replay_is_counted_with_the_rows_between_checkpoints(tmp_path, capsy
     code, text = examine(tmp_path, capsys, *overrides)
     assert code == 0 and "100 rows and 20 more" in text
     config = load_config([*TINY, *overrides])
-    Replay(tmp_path / "replay", config.replay_capacity, (64, 64, 3), 2, config.replay_slack).close()
+    Replay(tmp_path / "replay", config.replay_capacity, (64, 64, 3), 2, config.replay_slack(False)).close()
     size = sum(path.stat().st_size for path in (tmp_path / "replay").iterdir())
     assert f"({size:,} bytes) when full" in text
 

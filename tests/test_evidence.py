@@ -119,14 +119,14 @@ def test_numbers_follow_from_the_runs(evidence, grid, tmp_path, monkeypatch, cap
     assert gain["difference"]["value"] == pytest.approx(110 - 41)
     _, low, high = interval(lambda a, b: a[0].mean(-1) - b[0].mean(-1), ours, theirs)
     assert (gain["difference"]["low"], gain["difference"]["high"]) == (pytest.approx(low), pytest.approx(high))
-    assert 58 <= low < 69 < high <= 80, "the extremes of all resamples"
+    assert 69 - 3 * 11 < low < 69 - 11 and 69 + 11 < high < 69 + 3 * 11, "wider than the extremes of all resamples"
     assert gain["improvement"]["value"] == 1
     assert compared["2b", "2b noiseless", "return"]["ratio"]["value"] == pytest.approx(110 / 220)
     assert compared["2b", "2b noiseless", "return"]["ratio"]["low"] is None, "one run shows no spread"
     assert ("2b", "2b noiseless", "leakage") not in compared
     curve = [r for r in rows_of(out / "curves.csv") if (r["arm"], r["seed"], r["metric"]) == ("dreamer", "2", "return")]
     assert [(r["updates"], float(r["value"])) for r in curve] == [("1", 0.0), ("2", 42.0)]
-    assert "| 110 [100, 120] (100, 110, 120) | 41 [40, 42] (40, 41, 42) |" in capsys.readouterr().out
+    assert "| 110 [83, 137] (100, 110, 120) | 41 [38, 44] (40, 41, 42) |" in capsys.readouterr().out
 
 
 def test_the_picture_says_which_arms_have_no_line_and_why(evidence, monkeypatch, tmp_path):

@@ -76,6 +76,7 @@ def test_the_command_line_chooses_values_and_adds_those_of_an_option(grid):
         ([], {"runs": ["a"]}, "each of its runs"),
         ([], {"runs": [{"sed": 1}]}, "Did you mean 'seed'"),
         ([], {"runs": [{"seed": 5}]}, "runs: seed: there is no '5'"),
+        ([], {"axes": {"a": {"a": {}, "a-b": {"seed": 1}}, "b": {"b-c": {}, "c": {}}}, "runs": [{}]}, "named a-b-c"),
         (["sweep.seed=5"], {"runs": [{"seed": 1}]}, "no run has all these values"),
     ],
 )

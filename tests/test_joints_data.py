@@ -119,6 +119,12 @@ def test_stacks_begin_with_the_episode(whole):
     data.close()
 
 
+def test_a_folder_whose_first_writing_was_killed_can_be_used(tmp_path):
+    (tmp_path / "manifest.json.tmp").write_text("{")
+    collect(tmp_path, plan(), acts()).close()
+    JointData(tmp_path).close()
+
+
 def test_damage_and_other_plans_are_told(whole, tmp_path):
     collect(tmp_path, plan(), acts()).close()
     with pytest.raises(UserError, match="another command .frames: 8 instead of 9"):

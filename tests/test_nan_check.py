@@ -134,6 +134,12 @@ def test_the_device_is_waited_for_only_when_the_lag_is_used_up(tmp_path):
     check.check(wait=True)  # nothing is left
 
 
+def test_an_update_without_metrics_has_nothing_to_check(tmp_path):
+    check = NanCheck(RunFolder(tmp_path))
+    check.add(1, 1, {}, {})
+    check.check(wait=True)
+
+
 def test_one_flag_per_update_is_read(tmp_path, monkeypatch):
     """All metrics of an update cost one wait together, not one each."""
     reads, real = [], torch.Tensor.__bool__

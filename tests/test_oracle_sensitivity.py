@@ -57,12 +57,7 @@ LATENT_ERRORS = {  # name: (structure, function, right, wrong)
         "new_belief, new_state, old_state[row.name]",
         "new_belief, old_state, old_state[row.name]",
     ),
-    "swapped-posterior": (
-        "2c",
-        STEP,
-        "(old_belief[row.name], old_state[row.name])",
-        "(old_state[row.name], old_belief[row.name])",
-    ),
+    "swapped-posterior": ("2c", STEP, "(old_belief[name], old_state[name])", "(old_state[name], old_belief[name])"),
     "posterior-forgets-parents": ("2c", STEP, "for name in new_state for", "for name in reversed(new_state) for"),
     "belief-survives-reset": ("2b", FILTER, "belief * kept", "belief"),
     "state-survives-reset": ("2b", FILTER, "state * kept", "state"),
@@ -158,7 +153,7 @@ SAC_ERRORS = {  # name: (function, right, wrong)
     "entropy-sign": ("policies.sac:SACPolicy.temperature_loss", "+ self.target_entropy", "- self.target_entropy"),
     "temperature-itself": ("policies.sac:SACPolicy.temperature_loss", "_temperature *", "_temperature.exp() *"),
     "targets-in-actor-loss": ("policies.sac:SACPolicy.actor_loss", "self.critics", "self.targets"),
-    "tau-mirrored": (SAC, "lerp_(source, self.tau)", "lerp_(source, 1 - self.tau)"),
+    "tau-mirrored": (SAC, "self.critics, self.tau)", "self.critics, 1 - self.tau)"),
 }
 
 ACTING = "agents.world_model_agent:WorldModelAgent.update_eagerly"

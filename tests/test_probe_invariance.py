@@ -102,9 +102,9 @@ def test_variations_change_the_distractors_and_nothing_else():
     found = variations(config)
     assert list(found) == [
         "as trained",
-        "unseen clips",
         "video_background at strength 0.5",
         "camera_jitter at strength 2",
+        "unseen clips",
         "no distractors",
     ]
     assert found["as trained"] == (config, "train") and found["unseen clips"] == (config, "test")

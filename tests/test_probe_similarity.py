@@ -191,6 +191,48 @@ def test_twins_are_found_where_the_distractors_are_ignored_and_not_where_they_ar
     assert blind.chance == 1 / 20
 
 
+def test_runs_of_one_folder_name_are_told_apart(planted):
+    first, second = (
+        dataclasses.replace(point, name="seed0") for point in planted.points if point.newest and point.run in (0, 3)
+    )
+    known = tables.Alignments([first, second], planted.situations, 10)
+    own, other = known.of(first), known.of(second)
+    assert (own != other).any() and known.estimate(own, other).value < 0.9
+
+
+def clouds(rng, physics, worlds=2, moments=4, dims=3):
+    """[P, K, T, F]: an episode's place, its moments about it, and what each world adds."""
+    place, moment = rng.normal(size=(physics, 1, 1, dims)), rng.normal(size=(physics, 1, moments, dims))
+    return place + 0.3 * moment + 0.5 * rng.normal(size=(physics, worlds, moments, dims))
+
+
+def test_intervals_of_twins_contain_the_truth():
+    """Both twins and random pairs come from the same few episodes; counting the twins alone, half of them miss it."""
+    rng, names = np.random.default_rng(0), ("ratio", "auroc", "hard_auroc")
+
+    def of(physics):
+        return twins.equivalence(clouds(rng, physics), np.broadcast_to(20 * np.arange(4), (physics, 4)))
+
+    many = [of(60) for _ in range(8)]
+    truth = {name: np.mean([getattr(one, name).value for one in many]) for name in names}
+    few = [of(10) for _ in range(60)]
+    for name in names:
+        found = [getattr(one, name) for one in few]
+        assert np.mean([one.low <= truth[name] <= one.high for one in found]) >= 0.85, name
+        widths = np.mean([one.high - one.low for one in found])
+        assert widths < 2 * 3.92 * np.std([one.value for one in found]), "and they are not wide for nothing"
+
+
+def test_distances_of_twins_are_compared_with_those_of_all_other_pairs():
+    rng = np.random.default_rng(1)
+    near = [rng.random(3), rng.random(5), rng.random(2)]
+    far = {(f, g): 2 * rng.random(4 + f) for f in range(3) for g in range(3) if f != g}
+    together, others = np.concatenate(near), np.concatenate(list(far.values()))
+    assert twins.ratio_of_distances(near, far).value == pytest.approx(together.mean() / others.mean())
+    assert twins.area(near, far).value == pytest.approx(twins.share_above(together, others).mean())
+    assert math.isnan(twins.area(near, {(0, 0): np.zeros(0)}).value)
+
+
 def test_auroc_counts_ties_half_and_is_that_of_all_pairs():
     values, others = np.array([1.0, 2.0, 2.0]), np.array([0.0, 2.0, 3.0, 3.0])
     brute = [np.mean([(o > v) + 0.5 * (o == v) for o in others]) for v in values]

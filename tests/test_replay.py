@@ -11,6 +11,7 @@ import pytest
 
 from denoised_mdp.errors import UserError
 from denoised_mdp.replay.ring import Replay
+from denoised_mdp.replay.rings import Rings
 
 SHAPE, ACTIONS = (4, 5, 3), 2
 
@@ -333,6 +334,21 @@ def test_size_on_disk_is_as_announced_and_sparse(tmp_path):
     files = [path.stat() for path in tmp_path.iterdir()]
     assert sum(file.st_size for file in files) == Replay.bytes_needed(1000, (64, 64, 3), 6, 24)
     assert sum(file.st_blocks * 512 for file in files) < 200_000
+
+
+def test_what_cannot_be_opened_leaves_no_file_open(tmp_path):
+    rings = Rings(tmp_path, 2, 20, SHAPE, ACTIONS)
+    for lane in range(2):
+        for number in range(5):
+            rings.add(lane, *row(number, number == 0))
+    state = rings.state()
+    rings.close()
+    state["lanes"][1]["total"] = 9
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(3):
+        with pytest.raises(UserError, match="lacks"):
+            Rings.open(tmp_path, state)
+    assert len(os.listdir("/dev/fd")) == before
 
 
 def test_another_environment_is_refused(tmp_path):

@@ -13,6 +13,7 @@ import denoised_mdp
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
+from denoised_mdp.errors import UserError
 from denoised_mdp.models.distributions import Gaussian
 from denoised_mdp.models.repo import RePo, balanced_kl
 from denoised_mdp.run.diff import compare, report
@@ -62,6 +63,12 @@ def test_options_are_those_of_the_paper():
     torch.nn.init.zeros_(actor.net.output.bias)
     _, std = actor(torch.randn(3, 9))
     torch.testing.assert_close(std, torch.full((3, 2), math.log(2) + 0.1))
+
+
+@pytest.mark.parametrize("option", ["warmup=5", "relax=0.5"])
+def test_a_schedule_of_the_kl_weight_is_refused(option):
+    with pytest.raises(UserError, match=rf"no schedule: leave out model.kl.{option.split('=')[0]}"):
+        load_config(["model=repo", f"model.kl.{option}"])
 
 
 def test_pixels_enter_the_encoder_between_minus_one_and_one():

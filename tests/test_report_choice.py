@@ -8,7 +8,7 @@ from report_runs import add_probes, make_run
 from test_report import Tags, page_of
 
 from denoised_mdp.analysis.report import plots as report_plots
-from denoised_mdp.analysis.report.choice import at_common_step, common_options
+from denoised_mdp.analysis.report.choice import common_options, results_at_common_step
 from denoised_mdp.analysis.report.data import find_runs, read_run
 from denoised_mdp.analysis.report.groups import group_runs
 from denoised_mdp.analysis.report.parts import compared_options, overview
@@ -61,7 +61,7 @@ def test_probes_of_another_size_or_step_are_not_averaged(tmp_path):
     read = read_run(runs[3])
     options = common_options([read], "factors")
     assert json.loads(options)["episodes"] == 36 and len(read.probes["factors"]) == 2
-    assert len(at_common_step([read], "factors", options)) == 1
+    assert len(results_at_common_step([read], "factors", options)) == 1
 
 
 def test_what_a_sample_cannot_tell_is_said_and_not_averaged(tmp_path):

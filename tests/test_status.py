@@ -49,6 +49,17 @@ def test_a_lock_of_another_process_means_running(tmp_path):
     assert not run.in_use() and status_of(run.path).state == "stopped"
 
 
+def test_asking_in_the_process_that_trains_keeps_its_lock(tmp_path):
+    run = RunFolder(make_run(tmp_path / "a"))
+    program = f"from denoised_mdp.run.folder import RunFolder; print(RunFolder({str(run.path)!r}).in_use())"
+    with run.lock():
+        assert not RunFolder(tmp_path / "a").in_use(), "it does not see its own"
+        other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert other.stdout == "True\n"
+    with run.lock():
+        pass
+
+
 def test_a_failing_run_leaves_its_error_and_a_later_success_removes_it(tmp_path, capsys, monkeypatch):
     def fail(*_):
         raise UserError("no clips at /data")

@@ -55,10 +55,10 @@ class DBC(PixelSAC):
         phi = self.encoder(pick(now, kept))  # [B', F]
         with torch.no_grad():
             after = self.encoder(pick(following, kept))  # [B', F]
-        order = torch.randperm(len(kept), generator=self.random, device=phi.device)
+        order = torch.randperm(len(kept), generator=self.random, device=phi.device)  # [B']
         member = int(torch.randint(self.options.members, (), generator=self.random, device=phi.device))
         noise = torch.randn(phi.shape, generator=self.random, device=phi.device, dtype=phi.dtype)  # [B', F]
-        action, reward = step.action[kept], step.reward[kept]
+        action, reward = step.action[kept], step.reward[kept]  # [B', A], [B']
         metric, apart = self.models.metric_loss(phi, action, reward, order, self.options.gamma)
         fitted = self.models.model_loss(phi, action, reward, after, member, noise)
         optimizers = self.optimizers["encoder"], self.optimizers["models"]
@@ -115,7 +115,7 @@ class Bisimulation(nn.Module):
         reads; noise [B, F]: standard normal, of the sample that R reads (unused unless probabilistic).
         """
         mean, std = self(features, action)  # [M, B, F]
-        likelihood = (0.5 * ((mean - following.detach()) / std).square() + std.log()).mean()
+        likelihood = (0.5 * ((mean - following.detach()) / std).square() + std.log()).mean()  # scalar
         predicted = mean[member] + std[member] * noise if self.probabilistic else mean[member]  # [B, F]
         return likelihood + F.mse_loss(self.reward(predicted).squeeze(-1), reward)
 
@@ -141,7 +141,7 @@ class Bisimulation(nn.Module):
                 future = distance(mean, mean[:, order])  # [M, B, F]
             target = distance(reward, reward[order])[:, None] + gamma * future  # [M, B, F]
         between = distance(features, features[order])  # [B, F]
-        apart = (features - features[order]).detach().abs().mean()
+        apart = (features - features[order]).detach().abs().mean()  # scalar
         return (between - target).square().mean(), apart
 
 

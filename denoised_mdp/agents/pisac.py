@@ -21,7 +21,7 @@ from denoised_mdp.config.agents import PISACConfig
 from denoised_mdp.models.frames import pick, stack_frames
 from denoised_mdp.models.networks import MLP, convolve
 from denoised_mdp.models.pixels import PixelActor, PixelEncoder
-from denoised_mdp.optim import adam, optimize
+from denoised_mdp.optim import adam, follow, optimize
 
 HORIZON = 3
 """decisions between present and future"""
@@ -105,9 +105,7 @@ class PISAC(PixelSAC):
         noise = torch.randn(e.shape, generator=self.random, device=e.device, dtype=e.dtype)  # [B', C]
         loss, bound = bottleneck_loss(e + noise, e, b, later, self.options.beta)
         norm = optimize(loss, self.optimizers["predictive"], None)
-        with torch.no_grad():
-            for slow, fast in zip(self.target_future.parameters(), self.encoder.parameters(), strict=True):
-                slow.lerp_(fast, self.options.future_tau)
+        follow(self.target_future, self.encoder, self.options.future_tau)
         return {
             "model/predictive_loss": loss.detach(),
             "model/predictive_bound": bound.detach(),

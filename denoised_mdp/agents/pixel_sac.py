@@ -23,7 +23,7 @@ from denoised_mdp.envs.actions import Actions
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.frames import center_cut, random_cut, stack_frames, to_unit
 from denoised_mdp.models.pixels import PixelActor, PixelEncoder, initialize
-from denoised_mdp.optim import adam, optimize, without_gradients
+from denoised_mdp.optim import adam, follow, optimize, without_gradients
 from denoised_mdp.policies.critics import Critics
 
 CHUNK = 256
@@ -199,14 +199,10 @@ class PixelSAC(Agent):
             "policy/temperature": self.log_temperature.exp().detach(),
         }
 
-    @torch.no_grad()
     def follow(self) -> None:
         """Move the targets towards what they follow."""
-        pairs = [(self.target_critics, self.critics, self.options.tau)]
-        pairs += [(self.target_encoder, self.encoder, self.options.encoder_tau)]
-        for target, source, rate in pairs:
-            for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
-                slow.lerp_(fast, rate)
+        follow(self.target_critics, self.critics, self.options.tau)
+        follow(self.target_encoder, self.encoder, self.options.encoder_tau)
 
     @torch.no_grad()
     def act(

@@ -9,7 +9,7 @@ episodes (Rubin 1981), since episodes are independent and their rows are not.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -129,6 +129,13 @@ def interval(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     known = np.isfinite(draws).any(0)
     low, high = np.nanquantile(np.where(known, draws, 0.0), (0.025, 0.975), axis=0)
     return np.where(known, low, np.nan), np.where(known, high, np.nan)
+
+
+def estimate(statistic: Callable[[np.ndarray], np.ndarray], episodes: int) -> Estimate:
+    """A function of the episodes' weights, [draws, E] -> [draws], and its interval over episodes."""
+    (value,) = statistic(np.ones((1, episodes)))
+    low, high = interval(widened(statistic(bootstrap_weights(episodes)), value, episodes))
+    return Estimate(float(value), float(low), float(high))
 
 
 def half_of(episodes: np.ndarray, seed: int) -> np.ndarray:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from denoised_mdp.agents.base import Agent
-from denoised_mdp.analysis.crossfit import Estimate
+from denoised_mdp.analysis.crossfit import Estimate, estimate
 from denoised_mdp.analysis.similarity.arrays import standardized
 from denoised_mdp.analysis.similarity.tables import over_episodes
 from denoised_mdp.analysis.situations import features, rows_of
@@ -62,26 +62,69 @@ def equivalence(values: np.ndarray, step: np.ndarray) -> Equivalence:
     time = step.reshape(-1)  # [n]
     flat = standardized(values.reshape(physics * worlds * moments, -1))
     flat = flat.reshape(physics, worlds, moments, -1).transpose(1, 0, 2, 3).reshape(worlds, physics * moments, -1)
-    other = episode[:, None] != episode  # [n, n]
     gap = np.abs(time[:, None] - time)
-    hard = ~other & (gap >= NEAR) & (gap <= FAR)
-    twins, randoms, hards, found = [], [], [], []
-    for first, second in itertools.permutations(range(worlds), 2):
-        across = distances(flat[first], flat[second])  # [n, n]
-        twins.append(np.diag(across))
-        randoms.append(across[other])
-        hards.append(distances(flat[first], flat[first])[hard])
-        found.append(across.argmin(1) == np.arange(len(across)))
-    near, far, close = (np.concatenate(parts) for parts in (twins, randoms, hards))
-    rows = np.tile(episode, len(twins))
-    ratio = over_episodes(near / far.mean(), rows) if far.mean() > 0 else Estimate(np.nan)
+    hard = (episode[:, None] == episode) & (gap >= NEAR) & (gap <= FAR)  # [n, n]
+    pairs = list(itertools.permutations(range(worlds), 2))
+    across = np.stack([distances(flat[first], flat[second]) for first, second in pairs])  # [W, n, n]
+    alone = np.stack([distances(one, one) for one in flat])  # [K, n, n]
+    twins = np.diagonal(across, axis1=1, axis2=2)  # [W, n]
+    near = [twins[:, episode == e].ravel() for e in range(physics)]
+    blocks = across.reshape(len(pairs), physics, moments, physics, moments)
+    far = {(f, g): blocks[:, f, :, g].ravel() for f, g in itertools.permutations(range(physics), 2)}
+    close = {(f, f): alone[:, hard & (episode == f)].ravel() for f in range(physics)}
+    found = across.argmin(2) == np.arange(physics * moments)  # [W, n]
     return Equivalence(
-        ratio.within(0.0, math.inf),
-        over_episodes(share_above(near, far), rows).within(0.0, 1.0),
-        over_episodes(share_above(near, close), rows).within(0.0, 1.0) if len(close) else Estimate(np.nan),
-        over_episodes(np.concatenate(found).astype(float), rows).within(0.0, 1.0),
+        ratio_of_distances(near, far).within(0.0, math.inf),
+        area(near, far).within(0.0, 1.0),
+        area(near, close).within(0.0, 1.0),
+        over_episodes(found.ravel().astype(float), np.tile(episode, len(pairs))).within(0.0, 1.0),
         1 / len(episode),
     )
+
+
+Pairs = Mapping[tuple[int, int], np.ndarray]
+"""two episodes -> distances of pairs of their rows"""
+
+
+def ratio_of_distances(near: Sequence[np.ndarray], others: Pairs) -> Estimate:
+    """Mean distance of twins over that of other pairs. The interval draws episodes, and with them both kinds of pairs.
+
+    near: distances of the twins of each episode. others: of episodes f and g; they weigh the product of their weights.
+    """
+    count, size = np.zeros((2, len(near), len(near)))  # [P, P] each
+    for (f, g), values in others.items():
+        count[f, g], size[f, g] = len(values), values.sum()
+    top, twins = np.array([values.sum() for values in near]), np.array([len(values) for values in near])  # [P] each
+
+    def statistic(weights: np.ndarray) -> np.ndarray:
+        usual = _over_pairs(weights, size) / _over_pairs(weights, count)  # [draws]
+        return (weights @ top) / (weights @ twins) / usual  # [draws]
+
+    return estimate(statistic, len(near)) if size.any() else Estimate(np.nan)
+
+
+def area(near: Sequence[np.ndarray], others: Pairs) -> Estimate:
+    """AUROC: the probability that twins are nearer than other pairs; arguments as of `ratio_of_distances`."""
+    count, wins = np.zeros((len(near), len(near))), np.zeros((len(near),) * 3)  # [P, P]; [P of the twins, P, P]
+    lengths, twins = np.array([len(values) for values in near]), np.concatenate(near)  # [P], [n]
+    for (f, g), values in others.items():
+        count[f, g] = len(values)
+        if len(values):
+            shares = share_above(twins, values)
+            wins[:, f, g] = [part.sum() * len(values) for part in np.split(shares, np.cumsum(lengths)[:-1])]
+    if not count.any():
+        return Estimate(np.nan)
+
+    def statistic(weights: np.ndarray) -> np.ndarray:
+        won = np.einsum("dfg,df,dg->d", np.tensordot(weights, wins, 1), weights, weights)
+        return won / (weights @ lengths) / _over_pairs(weights, count)  # [draws]
+
+    return estimate(statistic, len(near))
+
+
+def _over_pairs(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The sum of values [P, P], each times the weights [draws, P] of both of its episodes: [draws]."""
+    return np.einsum("df,fg,dg->d", weights, values, weights)
 
 
 def distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 
 from denoised_mdp.analysis.crossfit import Estimate, confidence
 from denoised_mdp.analysis.factors import TOO_FEW, FactorMatrix
+from denoised_mdp.analysis.probe import CLIPS
 from denoised_mdp.analysis.results import Subject
 from denoised_mdp.config import differences
 from denoised_mdp.envs.factors import Factor
@@ -21,12 +22,7 @@ HEADLINES = {"signal recall": "signal", "leakage": "noise"}
 
 def headline_text(matrix: FactorMatrix, probe: str, split: str) -> str:
     """The lines below a heat map's title."""
-    clips = {
-        "train": "clips of training",
-        "test": "unseen clips",
-        "across": "fitted on clips of training, tested on unseen ones",
-    }[split]
-    lines = [f"R² on held-out episodes · {probe} · {clips}"]
+    lines = [f"R² on held-out episodes · {probe} · {CLIPS[split]}"]
     for name, source in HEADLINES.items():
         if matrix.summaries[probe][source]:
             lines.append(f"{name} {matrix.summary(probe, matrix.seen, source).text(2)}")

@@ -8,6 +8,7 @@ to find anything: an R^2 of 0 from x then says nothing about x.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -259,9 +260,8 @@ class QuickProbe:
     episodes, steps = 12, 150
 
     def __init__(self, make_environment: Callable[[], gym.Env]):
-        environment = make_environment()
-        self._factors = factors(environment)
-        environment.close()
+        with contextlib.closing(make_environment()) as environment:
+            self._factors = factors(environment)
         self._recordings = record(make_environment, probe_seeds(0, self.episodes), self.steps, behaviour="random")
 
     def __call__(self, agent: Agent) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
 
 import numpy as np
 import torch
@@ -135,7 +135,8 @@ def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
         )
     signal, noise = health.signal, health.noise
     seen = [row.name for row in table.seen]
-    best = max(seen, key=signal.__getitem__)  # of the rows that the policy sees, the one that knows most
+    # of the rows that the policy sees, the one that knows most; what is not known (nan) compares with nothing
+    best = max(seen, key=lambda name: signal[name] if signal[name] == signal[name] else -inf)
     for name in table.noise:
         if table.rows[name].sees_action:  # the agent moves it
             continue

@@ -26,7 +26,7 @@ from denoised_mdp.evaluation import EvaluationResult, evaluate
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.progress import track
 from denoised_mdp.rollout import Episode
-from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.environments import environment_maker, other_worlds
 
 
 @dataclass
@@ -147,12 +147,10 @@ def _actions(agent: Agent, frozen: Sequence[Frozen]) -> np.ndarray:
 def variations(config: Config) -> dict[str, tuple[Config, str]]:
     """Conditions of the return: name -> (configuration, split of the clips); the first is as trained.
 
-    The others are unseen clips, another strength of each distractor that has one (twice, or half where twice is not
-    allowed), and no distractors.
+    The others are another strength of each distractor that has one (twice, or half where twice is not allowed), and
+    `other_worlds`.
     """
     found = {"as trained": (config, "train")}
-    if {"video_background", "tv"} & set(config.distractors):
-        found["unseen clips"] = (config, "test")
     for name, options in config.distractors.items():
         limits = {field.name: field.metadata for field in dataclasses.fields(DISTRACTORS[name].Options)}
         strength = options.get("strength")
@@ -161,9 +159,7 @@ def variations(config: Config) -> dict[str, tuple[Config, str]]:
         strength = 2 * strength if 2 * strength <= limits["strength"].get("high", math.inf) else strength / 2
         changed = config.distractors | {name: options | {"strength": strength}}
         found[f"{name} at strength {strength:g}"] = (dataclasses.replace(config, distractors=changed), "train")
-    if config.distractors and "tv" not in config.distractors:  # without its television, it is another task
-        found["no distractors"] = (dataclasses.replace(config, distractors={}), "train")
-    return found
+    return found | other_worlds(config)
 
 
 def returns_under(agent: Agent, config: Config, episodes: int) -> dict[str, EvaluationResult]:

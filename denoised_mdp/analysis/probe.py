@@ -11,11 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.options import option
+from denoised_mdp.options import DEVICE, option
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """heads of the columns, and rows"""
 TRAIN_OR_TEST = "background clips: those of training, or held-out ones"
+CLIPS = {
+    "train": "clips of training",
+    "test": "unseen clips",
+    "across": "fitted on clips of training, tested on unseen ones",
+}
+"""split of the clips -> its name in titles"""
 
 
 @dataclass
@@ -24,7 +30,7 @@ class Options:
 
     output: Path | None = option(None, "default: RUN/probes", metavar="FOLDER")
     checkpoint: int | None = option(None, "default: the newest", low=0, metavar="STEP")
-    device: str = option("auto", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|cuda(:\d+)?")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N", pattern=DEVICE)
 
     def measured(self) -> dict[str, Any]:
         """The options that decide a result's numbers; its file holds them."""

@@ -7,7 +7,6 @@ measure time instead of content.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +22,7 @@ from denoised_mdp.envs.paired import replay
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import track
 from denoised_mdp.rollout import Episode
-from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.environments import environment_maker, other_worlds
 
 FIRST, APART = 10, 20
 """first row of an episode that counts (filters have settled), and decisions from one row to the next"""
@@ -53,17 +52,10 @@ class Situations:
 def worlds_of(config: Config) -> dict[str, tuple[Config, str]]:
     """The worlds in which an agent is looked at: name -> (configuration, split of the clips).
 
-    Its own twice (with independent noise), then with unseen clips, then without distractors. A task whose television
-    is part of it keeps its distractors.
+    Its own twice (with independent noise), then `other_worlds`.
     """
-    found = {HOME: (config, "train")}
-    if config.distractors:
-        found[AWAY] = (config, "train")
-    if {"video_background", "tv"} & set(config.distractors):
-        found["unseen clips"] = (config, "test")
-    if config.distractors and "tv" not in config.distractors:
-        found["no distractors"] = (dataclasses.replace(config, distractors={}), "train")
-    return found
+    own = (HOME, AWAY) if config.distractors else (HOME,)
+    return {name: (config, "train") for name in own} | other_worlds(config)
 
 
 def rows_of(episode: Episode, first: int = FIRST, apart: int = APART) -> np.ndarray:

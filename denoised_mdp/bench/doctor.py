@@ -21,7 +21,9 @@ from denoised_mdp.config import differences, read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, configure_acting, precision_name, resolve_device
 from denoised_mdp.envs.actions import Actions
+from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.video import SPLITS, open_clips
+from denoised_mdp.envs.workers import about
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import duration
 from denoised_mdp.replay.rings import Rings
@@ -83,14 +85,15 @@ class Doctor:
         _row("device", f"{device}, {precision_name(device, dtype)}, {torch.get_num_threads()} CPU threads")
         acting = self.attempt(lambda: configure_acting(config.train, device))
         self.attempt(self.check_run_folder)
-        for name, size in (("video_background", config.env.size), ("tv", TV_ROWS)):
-            if name in config.distractors:
-                self.attempt(functools.partial(self.check_clips, config.distractors[name], size))
+        for name, options in config.distractors.items():
+            if DISTRACTORS[name].shows_clips:
+                size = TV_ROWS if name == "tv" else config.env.size
+                self.attempt(functools.partial(self.check_clips, options, size))
         environment = self.attempt(environment_maker(config, foreground=config.foreground))
         if environment is not None:
             action_seconds = self.attempt(lambda: self.check_environment(environment))
-            actions = Actions.of(environment.action_space)
-            self.attempt(lambda: self.check_replay(environment.observation_space.shape, actions.size))
+            shape, actions, can_terminate = about(environment)
+            self.attempt(lambda: self.check_replay(shape, actions, can_terminate))
             environment.close()
             agent = build_agent(config, actions, device=device, dtype=dtype)
             self.show_parameters(agent)
@@ -170,10 +173,10 @@ class Doctor:
             self.notes.append(f"An action takes {1000 * action:.0f} ms: rendering will be the bottleneck.{hint}")
         return action
 
-    def check_replay(self, observation_shape: tuple[int, ...], actions: int) -> None:
+    def check_replay(self, observation_shape: tuple[int, ...], actions: Actions, can_terminate: bool) -> None:
         """Compare the replay's size with the free disk."""
-        rows, slack = self.config.replay_capacity, self.config.replay_slack
-        needed = Rings.bytes_needed(self.config.train.collect_envs, rows, observation_shape, actions, slack)
+        rows, slack = self.config.replay_capacity, self.config.replay_slack(can_terminate)
+        needed = Rings.bytes_needed(self.config.train.collect_envs, rows, observation_shape, actions.size, slack)
         folder = Path(self.config.run_dir).absolute()
         place = next(path for path in [folder, *folder.parents] if path.exists())
         free = shutil.disk_usage(place).free

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import re
 import shlex
 import sys
@@ -15,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.errors import UserError, did_you_mean
-from denoised_mdp.options import convert
+from denoised_mdp.errors import UserError, did_you_mean, nearest
+from denoised_mdp.options import DEVICE, convert
 
 if typing.TYPE_CHECKING:
     from denoised_mdp.config.schema import Config
@@ -74,8 +73,8 @@ class Parser(argparse.ArgumentParser):
         """What could have been meant by an unknown flag: another flag, or key=value."""
         name, _, value = flag.partition("=")
         flags = [known for known in self._option_string_actions if known.startswith("--")]
-        near = difflib.get_close_matches(name, flags, n=1, cutoff=0.8 if self.keyed else 0.6)
-        what, hint = f"unknown flag '{name}'", f" Did you mean '{near[0]}'?" if near else ""
+        near = nearest(name, flags, cutoff=0.8 if self.keyed else 0.6)
+        what, hint = f"unknown flag '{name}'", f" Did you mean '{near}'?" if near else ""
         if self.keyed and (not near or _key(name, exact=True)):
             value = value or next(iter(words[words.index(flag) + 1 :]), "")
             value = "VALUE" if not value or value.startswith("-") or "=" in value else value
@@ -92,8 +91,8 @@ def _key(flag: str, exact: bool = False) -> str | None:
     word, keys = flag.lstrip("-").replace("-", "_"), [*GROUPS, *all_options()]
     ends = {key.rpartition(".")[2]: key for key in reversed(keys)}  # of several keys with one end, the first
     names = ends | {key: key for key in keys}
-    near = [word] if word in names else difflib.get_close_matches(word, [] if exact else names, n=1, cutoff=0.6)
-    return names[near[0]] if near else None
+    near = word if word in names else None if exact else nearest(word, names, cutoff=0.6)
+    return names[near] if near else None
 
 
 def add_command(
@@ -126,7 +125,7 @@ def natural(text: str) -> int:
 
 def device(text: str) -> str:
     """Check the form of a device's name, for argparse."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+    if not re.fullmatch(DEVICE, text):
         raise argparse.ArgumentTypeError(f"must be auto, cpu, cuda or cuda:N, not '{text}'")
     return text
 

@@ -10,8 +10,6 @@ from denoised_mdp.config.compose import GROUPS, all_options, choices
 from denoised_mdp.envs.suites import all_tasks
 from denoised_mdp.errors import UserError
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 def script(shell: str) -> str:
     """Return what `shell` must evaluate to complete ``denoised-mdp``.

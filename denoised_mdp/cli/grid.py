@@ -67,7 +67,9 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
         for combination in itertools.product(*(axis.of(block) for axis in axes.values())):
             names, parts = zip(*combination, strict=True)
             own = (f"{key}={as_text(value)}" for part in (tree["options"], *parts) for key, value in part.items())
-            jobs.setdefault("-".join(names), Job("-".join(names), (*own, *shared)))
+            job = Job("-".join(names), (*own, *shared))
+            if jobs.setdefault(job.name, job) != job:  # else one of them would not be trained, without a word
+                raise UserError(f"sweep={source}: two different runs would be named {job.name}. Rename a value.")
     if not jobs:
         raise UserError(f"sweep={source}: no run has all these values. Leave out one of {', '.join(said)}.")
     return Path(source).stem, list(jobs.values())

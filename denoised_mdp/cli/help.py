@@ -6,11 +6,11 @@ import dataclasses
 import textwrap
 from typing import Any
 
+from denoised_mdp.config import load_config
 from denoised_mdp.config.compose import choices
 from denoised_mdp.config.schema import AGENTS, MODELS, POLICIES, Config, ModelConfig
 from denoised_mdp.config.validate import as_text
 from denoised_mdp.envs.options import DISTRACTORS
-from denoised_mdp.models.structure import LatentSpec
 from denoised_mdp.options import walk
 
 CHOSEN = ("name", "kind")
@@ -19,7 +19,8 @@ usage: denoised-mdp train [key=value ...] [--multirun | --cfg | --dry-run]
 
 Train a Denoised MDP online and save everything in a run folder.
 To resume a run, repeat its command; to extend it, with a larger train.total_steps.
-Steps are environment steps before action repeat. Defaults are the paper's (Wang et al. 2022).
+Steps are environment steps before action repeat. Defaults are the paper's (Wang et al. 2022). A suite, a model,
+an agent or a preset may set other values: 'denoised-mdp config ...' prints those that a run gets.
 
   -m, --multirun   train one run for each combination of values, with Hydra's sweepers and launchers
   -n, --dry-run    with sweep=: list its runs, their folders, states and expected hours, and train nothing
@@ -43,11 +44,13 @@ def train_help() -> str:
     sections = [("run", run)]
     common = _rows(ModelConfig(), "model.")
     sections += [(titles["env"], _rows(config.env, "env."))]
-    sections += [(titles["model"], _rows(LatentSpec("x"), "model.x.") + common)]
+    sections += [(titles["model"], _rows(load_config([]).model.latents["x"], "model.x.") + common)]
     for name, kind in MODELS.items():
         if own := [row for row in _rows(kind(), "model.") if row not in common]:
             sections.append((f"model={name}: what differs or comes on top", own))
-    sections += [(f"agent={name}", own) for name, kind in AGENTS.items() if (own := _rows(kind(), "agent."))]
+    sections += [
+        (f"agent={name}", own) for name in AGENTS if (own := _rows(load_config([f"agent={name}"]).agent, "agent."))
+    ]
     sections += [(f"policy={name}", _rows(kind(), "policy.")) for name, kind in POLICIES.items()]
     chosen = [row for name, kind in DISTRACTORS.items() for row in _rows(kind.Options(), f"distractors.{name}.")]
     sections += [("options of the chosen distractors", chosen)]

@@ -8,6 +8,8 @@ from pathlib import Path
 from denoised_mdp.cli.arguments import add_command, add_count, add_options, positive
 from denoised_mdp.errors import UserError, did_you_mean
 
+SHELLS = ("bash", "zsh", "fish")  # that completion knows
+
 
 def add_machine_commands(commands: argparse._SubParsersAction) -> None:
     """Add ``doctor``, ``bench`` and ``completion``."""
@@ -48,7 +50,7 @@ def add_machine_commands(commands: argparse._SubParsersAction) -> None:
             "fish: denoised-mdp completion fish > ~/.config/fish/completions/denoised-mdp.fish",
         ),
     )
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.add_argument("shell", choices=SHELLS)
 
 
 def _completion(arguments: argparse.Namespace) -> int:

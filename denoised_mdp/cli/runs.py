@@ -49,7 +49,7 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
         "--output", type=Path, metavar="PATH", help="where to write PATH.png and PATH.mp4 (default: in RUN/videos)"
     )
     render.add_argument(
-        "--hero", action="store_true", help="few large pictures for a page's top: PATH.png and a small PATH.webp"
+        "--hero", action="store_true", help="large images for a web page: PATH.png and a small animated PATH.webp"
     )
 
     export = add_command(
@@ -149,7 +149,7 @@ def _add_table(commands: argparse._SubParsersAction) -> None:
         more,
         examples=(
             "denoised-mdp table runs/grid -o results/grid",
-            "denoised-mdp table runs/grid --step 200000 --by model.name,policy.name,model.kl.beta",
+            "denoised-mdp table runs/grid --step 205000 --by model.name,policy.name,model.kl.beta",
         ),
     )
     table.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folder of a run or of runs")

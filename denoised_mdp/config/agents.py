@@ -46,11 +46,13 @@ class PixelSACConfig(AgentConfig):
 
     name: str = option("sac_pixels", "what learns and acts (choose it with agent=...)", choices=("sac_pixels",))
     has_model: ClassVar[bool] = False
-    frames: int = option(3, "frames that are seen at once", low=1)
+    frames: int = option(3, "stacked frames", low=1)
     n_step: int = option(1, "rewards of a target before it bootstraps", low=1)
-    crop: int | None = option(None, "learn from random squares of so many pixels, act on the middle; null: no", low=24)
-    shift: int = option(0, "shift pictures at random by at most so many pixels, as DrQ-v2 does (4); 0: no", low=0)
-    features: int = option(50, "width of what the encoder says", low=1)
+    crop: int | None = option(
+        None, "side of the random crops to learn from; acting uses the center crop; null: none", low=24
+    )
+    shift: int = option(0, "random shift of the images, up to this many pixels (DrQ-v2: 4); 0: none", low=0)
+    features: int = option(50, "size of the encoder's feature vector", low=1)
     depth: int = option(32, "channels of each convolution", low=1)
     hidden: int = option(1024, "width of the actor and the critics", low=1)
     gamma: float = option(0.99, "discount per action", above=0, high=1)
@@ -61,7 +63,7 @@ class PixelSACConfig(AgentConfig):
     target_entropy: float | None = option(None, "entropy aimed at; null: minus the number of actions")
     tau: float = option(0.01, "rate at which the target critics follow", above=0, high=1)
     encoder_tau: float = option(0.05, "rate at which the target encoder follows", above=0, high=1)
-    actor_every: int = option(2, "the actor and the targets move in every so many-th update", low=1)
+    actor_every: int = option(2, "update the actor and the targets once in this many updates", low=1)
 
     def batch_spec(self, config: Config) -> BatchSpec:
         """Transitions of `n_step` rewards, after the frames that are stacked with their first."""
@@ -84,7 +86,7 @@ class CURLConfig(PixelSACConfig):
     """CURL: pixel SAC whose encoder also learns to recognize another crop of the same picture."""
 
     name: str = option("curl", "what learns and acts (choose it with agent=...)", choices=("curl",))
-    crop: int | None = option(84, "learn from random squares of so many pixels, act on the middle", low=24)
+    crop: int | None = option(84, "side of the random crops to learn from; acting uses the center crop", low=24)
     contrastive_lr: float = option(1e-3, "learning rate of the encoder for the contrastive loss", above=0)
 
     def check(self, config: Config) -> None:
@@ -99,7 +101,7 @@ class DBCConfig(PixelSACConfig):
     """DBC: pixel SAC whose encoder also learns distances of a bisimulation metric."""
 
     name: str = option("dbc", "what learns and acts (choose it with agent=...)", choices=("dbc",))
-    members: int = option(1, "models of the next features that vote", low=1)
+    members: int = option(1, "size of the ensemble of transition models", low=1)
     probabilistic: bool = option(False, "these models predict a std as well")
     model_hidden: int = option(512, "width of the models of features and reward", low=1)
     metric_weight: float = option(0.5, "weight of the distances' loss beside that of the models", low=0)
@@ -126,12 +128,12 @@ class PISACConfig(PixelSACConfig):
     target_entropy: float | None = option(None, "entropy aimed at; null: minus half the number of actions")
     tau: float = option(0.005, "rate at which the target critics follow", above=0, high=1)
     encoder_tau: float = option(0.005, "rate at which the target encoder follows", above=0, high=1)
-    actor_every: int = option(1, "the actor and the targets move in every so many-th update", low=1)
-    code: int = option(50, "numbers of a code", low=1)
-    code_hidden: int = option(128, "width of the nets of codes", low=1)
+    actor_every: int = option(1, "update the actor and the targets once in this many updates", low=1)
+    code: int = option(50, "size of a code", low=1)
+    code_hidden: int = option(128, "width of the code networks", low=1)
     beta: float = option(0.01, "weight of the code's compression", low=0)
-    predictive_lr: float = option(3e-4, "learning rate of the encoder and the nets of codes", above=0)
-    future_tau: float = option(0.05, "rate at which the encoder of futures follows", above=0, high=1)
+    predictive_lr: float = option(3e-4, "learning rate of the encoder and the code networks", above=0)
+    future_tau: float = option(0.05, "rate at which the target encoder of future frames follows", above=0, high=1)
 
     def batch_spec(self, config: Config) -> BatchSpec:
         """Five rows: present, the future after three decisions, and the one after four."""

@@ -35,7 +35,7 @@ class BackpropConfig:
     gamma: float = option(0.99, "discount per action", above=0, high=1)
     lambda_: float = option(0.95, "mixture of the lambda-return", low=0, high=1)
     discount_weights: bool = option(True, "later imagined steps count less, gamma each, in both losses")
-    entropy: float = option(0.0, "weight of the actor's entropy; keeps it off the limits of its actions", low=0)
+    entropy: float = option(0.0, "weight of the actor's entropy; keeps actions away from their limits", low=0)
     return_scale: str = option(
         "none",
         "percentile: divide returns by the range of most of them, if above 1; one entropy then fits all tasks",
@@ -66,7 +66,7 @@ class ReinforceConfig(BackpropConfig):
         choices=("gaussian", "twohot"),
     )
     gamma: float = option(1 - 1 / 333, "discount per action", above=0, high=1)
-    entropy: float = option(3e-4, "weight of the actor's entropy; keeps it off the limits of its actions", low=0)
+    entropy: float = option(3e-4, "weight of the actor's entropy; keeps actions away from their limits", low=0)
     return_scale: str = option(
         "percentile",
         "percentile: divide returns by the range of most of them, if above 1; one entropy then fits all tasks",

@@ -75,6 +75,12 @@ class KLConfig:
     )
     relax_after: int = option(0, "updates before the signal's KL has the factor model.kl.relax", low=0)
 
+    def refuse_schedule(self) -> None:
+        """Raise ValueError if the weights change over time."""
+        for key in ("warmup", "relax"):
+            if getattr(self, key) != getattr(KLConfig, key):
+                raise ValueError(f"its KL terms have no schedule: leave out model.kl.{key}")
+
 
 @dataclass
 class OptimizerConfig:
@@ -156,6 +162,10 @@ class RePoConfig(ModelConfig):
     )
     decoder: bool = option(True, "learn a decoder, for viewing only: half the cost of an update")
 
+    def check(self, table: Table) -> None:
+        """No schedule of the KL's weight, which a dual variable sets; see `ModelConfig.check`."""
+        self.kl.refuse_schedule()
+
 
 @dataclass
 class TIAConfig(ModelConfig):
@@ -176,9 +186,7 @@ class TIAConfig(ModelConfig):
 
     def check(self, table: Table) -> None:
         """Two streams; see `ModelConfig.check`."""
-        for key in ("warmup", "relax"):
-            if getattr(self.kl, key) != getattr(KLConfig, key):
-                raise ValueError(f"model.kl.{key} is of the other models")
+        self.kl.refuse_schedule()
         x, *others = table.rows.values()
         apart = not any(row.parents or row.reward_sees for row in table.rows.values())
         if not (
@@ -275,14 +283,14 @@ class Config:
         steps = math.ceil(self.train.total_steps / self.turn_steps) * self.env.action_repeat  # of each environment
         return math.ceil(steps / self.env.episode_steps) * self.episode_rows * self.train.collect_envs
 
-    @property
-    def replay_slack(self) -> int:
+    def replay_slack(self, can_terminate: bool) -> int:
         """Rows kept beyond the capacity, so that a checkpoint still finds its rows when the next one is due.
 
         Twice the actions between two checkpoints leave room for the first rows of episodes; 0 when the replay
-        holds all rows of the run.
+        holds all rows of the run. It may not where episodes can terminate: each that does adds a first row.
         """
-        return 0 if self.replay.capacity is None else 2 * self.train.checkpoint_every // self.env.action_repeat
+        evicts = self.replay.capacity is not None or can_terminate
+        return 2 * self.train.checkpoint_every // self.env.action_repeat if evicts else 0
 
 
 AGENTS: Registry[type[AgentConfig]] = Registry(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from denoised_mdp.options import option
+from denoised_mdp.options import DEVICE, option
 
 
 @dataclass
@@ -16,7 +16,7 @@ class TrainConfig:
     train_every: int = option(1000, "steps between two rounds of updates; the first follows the prefill", low=1)
     updates: int = option(100, "updates per round", low=1)
     first_updates: int | None = option(None, "updates of the first round; null: as many as of the others", low=1)
-    policy_after: int = option(0, "updates of the world model before the policy begins to learn", low=0)
+    policy_after: int = option(0, "updates of the representation before the policy begins to learn", low=0)
     batch_size: int = option(50, "segments per batch", low=1)
     segment_length: int = option(50, "rows per segment", low=2)
     collect_envs: int = option(1, "environments that collect side by side; each counts its own steps", low=1)
@@ -31,7 +31,7 @@ class TrainConfig:
     act_device: str = option(
         "learner",
         "where the agent acts while it collects: learner (where it learns), cpu, cuda or cuda:N",
-        pattern=r"learner|cpu|cuda(:\d+)?",
+        pattern=DEVICE.replace("auto", "learner"),
     )
     exploration_noise: float = option(
         0.3, "std of the noise added to actions while collecting; of Discrete ones, share drawn at random", low=0
@@ -45,7 +45,7 @@ class TrainConfig:
     snapshot_every: int = option(0, "steps between snapshots: weights alone, all of them kept; 0: never", low=0)
     log_every: int = option(1000, "steps between log entries", low=1)
     log_to: str = option("none", "service that gets a copy of all metrics", choices=("none", "wandb", "mlflow"))
-    device: str = option("auto", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|cuda(:\d+)?")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N", pattern=DEVICE)
     precision: str = option(
         "auto",
         "arithmetic of the large products (tf32: of a GPU's; a CPU takes float32)",
@@ -65,7 +65,7 @@ class TrainConfig:
 class ReplayConfig:
     """The replay on disk."""
 
-    capacity: int | None = option(None, "rows kept; null: all rows of the run", low=1)
+    capacity: int | None = option(None, "rows kept; null: all rows of the run, if episodes do not end early", low=1)
     memory: str = option(
         "auto",
         "where batches come from: disk; prefetch (disk, read while learning); device (a copy in its memory);"

@@ -41,7 +41,7 @@ def make_env(
 
     Args:
         task: a task of the suite, see `tasks`: 'domain_task' of the DeepMind Control Suite.
-        suite: "dmc", "robodesk", "toy", or one that `denoised_mdp.envs.suites.register_suite` made known.
+        suite: "dmc", "robodesk", "toy", "gym", or one that `denoised_mdp.envs.suites.register_suite` made known.
         distractors: name -> options, e.g. ``{"video_background": {"color": True}, "camera_jitter": {}}``; see
             `DISTRACTORS`. Names also work: ``["video_background", "camera_jitter"]``. The order of application is
             fixed.

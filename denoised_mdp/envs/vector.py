@@ -6,6 +6,7 @@ that fails, dies or hangs ends the pool with an `EnvironmentFailure` that names 
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -89,14 +90,18 @@ class EnvironmentPool:
 
     def close(self) -> None:
         """Close the environments and end the workers in any state."""
-        for environment in self._environments:
-            environment.close()
+        with contextlib.ExitStack() as all_of_them:  # one that fails to close keeps no other open
+            for environment in self._environments:
+                all_of_them.callback(environment.close)
+            all_of_them.callback(self._end_workers)
+        self._environments, self._workers = [], []
+
+    def _end_workers(self) -> None:
         for worker in self._workers:  # all at once: each may take a moment
             worker.leave()
         deadline = time.monotonic() + 2.0
         for worker in self._workers:
             worker.end(max(0.0, deadline - time.monotonic()))
-        self._environments, self._workers = [], []
 
     def __enter__(self) -> EnvironmentPool:
         return self

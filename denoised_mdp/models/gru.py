@@ -52,19 +52,19 @@ class _Gates(torch.autograd.Function):
     def forward(ctx, x: Tensor, hidden: Tensor, h: Tensor) -> Tensor:
         size = h.shape[-1]
         gates = (x[:, : 2 * size] + hidden[:, : 2 * size]).sigmoid_()  # [B, 2 D]: reset, update
-        inner = hidden[:, 2 * size :]
-        new = torch.addcmul(x[:, 2 * size :], gates[:, :size], inner).tanh_()
+        inner = hidden[:, 2 * size :]  # [B, D]
+        new = torch.addcmul(x[:, 2 * size :], gates[:, :size], inner).tanh_()  # [B, D]
         ctx.save_for_backward(gates, inner, new, h)
-        return torch.lerp(new, h, gates[:, size:])
+        return torch.lerp(new, h, gates[:, size:])  # [B, D]
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         gates, inner, new, h = ctx.saved_tensors
-        reset, update = gates.chunk(2, -1)
-        to_h = gradient * update
-        to_new = torch.ops.aten.tanh_backward(gradient - to_h, new)
-        to_gates = torch.cat((to_new * inner, gradient * (h - new)), -1)
-        to_gates = torch.ops.aten.sigmoid_backward(to_gates, gates)
+        reset, update = gates.chunk(2, -1)  # [B, D] each
+        to_h = gradient * update  # [B, D]
+        to_new = torch.ops.aten.tanh_backward(gradient - to_h, new)  # [B, D]
+        to_gates = torch.cat((to_new * inner, gradient * (h - new)), -1)  # [B, 2 D]
+        to_gates = torch.ops.aten.sigmoid_backward(to_gates, gates)  # [B, 2 D]
         return torch.cat((to_gates, to_new), -1), torch.cat((to_gates, to_new * reset), -1), to_h
 
 
@@ -78,17 +78,17 @@ class _CandidateGates(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, raw: Tensor, h: Tensor) -> Tensor:
-        reset, candidate, update = raw.chunk(3, -1)
-        reset, update = reset.sigmoid(), (update - 1.0).sigmoid_()
-        new = (reset * candidate).tanh_()
+        reset, candidate, update = raw.chunk(3, -1)  # [B, D] each
+        reset, update = reset.sigmoid(), (update - 1.0).sigmoid_()  # [B, D] each
+        new = (reset * candidate).tanh_()  # [B, D]
         ctx.save_for_backward(reset, candidate, update, new, h)
-        return torch.lerp(h, new, update)
+        return torch.lerp(h, new, update)  # [B, D]
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        reset, candidate, update, new, h = ctx.saved_tensors
-        to_update = torch.ops.aten.sigmoid_backward(gradient * (new - h), update)
-        to_new = gradient * update
-        inner = torch.ops.aten.tanh_backward(to_new, new)
-        to_reset = torch.ops.aten.sigmoid_backward(inner * candidate, reset)
+        reset, candidate, update, new, h = ctx.saved_tensors  # [B, D] each
+        to_update = torch.ops.aten.sigmoid_backward(gradient * (new - h), update)  # [B, D]
+        to_new = gradient * update  # [B, D]
+        inner = torch.ops.aten.tanh_backward(to_new, new)  # [B, D]
+        to_reset = torch.ops.aten.sigmoid_backward(inner * candidate, reset)  # [B, D]
         return torch.cat((to_reset, inner * reset, to_update), -1), gradient - to_new

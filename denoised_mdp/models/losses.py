@@ -107,19 +107,19 @@ class KLWeights:
         relaxed: factor of the signal's share.
         """
         signal, noise = table.free, [row for row in table.rows.values() if not row.free]
-        total = torch.zeros((), device=next(iter(kl.values())).device, dtype=next(iter(kl.values())).dtype)
+        total = torch.zeros((), device=next(iter(kl.values())).device, dtype=next(iter(kl.values())).dtype)  # scalar
         if signal:
             beta, together = signal[0].beta, kl[signal[0].name]  # [T, B]
             for row in signal[1:]:
-                together = together + kl[row.name]
+                together = together + kl[row.name]  # [T, B]
             share = noise[0].beta if self.free_nats_strategy == "B" and noise else beta
             if self.free_nats_strategy == "mean":
-                mean = together.mean()
+                mean = together.mean()  # scalar
                 whole = mean.detach().clone()
                 average([whole])  # of several processes, all of the batch decides whether it is free
-                total = share * torch.where(whole < self.free_nats, self.free_nats, mean)
+                total = share * torch.where(whole < self.free_nats, self.free_nats, mean)  # scalar
             else:
-                total = share * together.clamp(min=self.free_nats).mean()
+                total = share * together.clamp(min=self.free_nats).mean()  # scalar
             if share != beta:
                 total = total + (beta - share) * together.mean()
             total = relaxed * total

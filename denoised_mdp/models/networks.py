@@ -106,7 +106,7 @@ def upsample(x: Tensor, layer: nn.ConvTranspose2d, *, relu: bool = False) -> Ten
     if x.shape[-2:] == (1, 1):
         k = layer.kernel_size[0]
         columns = weight.permute(0, 2, 3, 1).flatten(1)  # [C, k k O]
-        y = (x.flatten(1) @ columns).unflatten(1, (k, k, -1)).permute(0, 3, 1, 2)
+        y = (x.flatten(1) @ columns).unflatten(1, (k, k, -1)).permute(0, 3, 1, 2)  # [N, O, k, k]
     elif x.device.type == "cpu" and layer.out_channels <= MAX_PHASE_CHANNELS and layer.kernel_size[0] % 2 == 0:
         y = _SubPixel.apply(x, weight, layer.padding[0])
     else:
@@ -124,16 +124,16 @@ class _BiasReLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y: Tensor, bias: Tensor, relu: bool) -> Tensor:
         lines = y.permute(0, 2, 3, 1).flatten(2) + bias.repeat(y.shape[3])  # [N, H, W O]
-        y = (lines.relu_() if relu else lines).unflatten(2, (-1, len(bias))).permute(0, 3, 1, 2)
+        y = (lines.relu_() if relu else lines).unflatten(2, (-1, len(bias))).permute(0, 3, 1, 2)  # [N, O, H, W]
         ctx.save_for_backward(*([y] if relu else []))
         return y
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         for y in ctx.saved_tensors:
-            gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
+            gradient = torch.ops.aten.threshold_backward(gradient, y, 0)  # [N, O, H, W]
         n, channels, _, width = gradient.shape
-        lines = gradient.permute(0, 2, 3, 1).reshape(-1, width * channels)
+        lines = gradient.permute(0, 2, 3, 1).reshape(-1, width * channels)  # [N H, W O]
         return gradient, lines.sum(0).view(width, channels).sum(0), None
 
 
@@ -151,14 +151,15 @@ class _SubPixel(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.padding = padding
         channels, out, k, _ = weight.shape
+        # [C, O, m, a, n, b] -> [a, b, O, C, m, n]
         phases = weight.view(channels, out, k // 2, 2, k // 2, 2).flip(2, 4).permute(3, 5, 1, 0, 2, 4)
-        kernel = phases.reshape(4 * out, channels, k // 2, k // 2)
+        kernel = phases.reshape(4 * out, channels, k // 2, k // 2)  # [4 O, C, k/2, k/2]
         kernel = F.pad(kernel, (0, 0, 0, 0, 0, 0, 0, -4 * out % 16))  # whole vectors of channels are faster
         kernel = kernel.contiguous(memory_format=torch.channels_last)
         y = F.conv2d(x, kernel, None, 1, k // 2 - 1).permute(0, 2, 3, 1)  # [N, H'/2, W'/2, a b O ...]
         n, h, w, _ = y.shape
-        y = y[..., : 4 * out].unflatten(3, (2, 2, out)).transpose(2, 3).reshape(n, 2 * h, 2 * w, out)
-        y = y[:, padding : 2 * h - padding, padding : 2 * w - padding]
+        y = y[..., : 4 * out].unflatten(3, (2, 2, out)).transpose(2, 3).reshape(n, 2 * h, 2 * w, out)  # [N, H, W, O]
+        y = y[:, padding : 2 * h - padding, padding : 2 * w - padding]  # less the borders
         return y.permute(0, 3, 1, 2)
 
     @staticmethod

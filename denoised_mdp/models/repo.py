@@ -101,8 +101,8 @@ class RePo(DenoisedModel):
         before = self.latent_before(start)
         latent, posterior, prior = self.rssm.observe(self.embed(observation), action, is_first, noise, before)
         shares = self.reward_shares(latent)  # {name: [T, B]}
-        reward_loss = scalar_nll(sum(shares.values()), reward, self.reward_std).mean()
-        excess = balanced_kl(posterior, prior, self.kl_balance).mean() - self.kl_limit
+        reward_loss = scalar_nll(sum(shares.values()), reward, self.reward_std).mean()  # scalar
+        excess = balanced_kl(posterior, prior, self.kl_balance).mean() - self.kl_limit  # scalar
         beta = self.log_beta.detach().exp()
         loss = reward_loss + beta * excess
         metrics = {

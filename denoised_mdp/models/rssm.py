@@ -80,11 +80,11 @@ class PosteriorStage(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Context [B, inputs] and the split first layer -> states [B, S_rows], and the parameters to be stacked."""
         hidden = self.net.activations[0](torch.addmm(projection, context, weight.t()))  # [B, hidden]
-        raw = self.net.output(hidden)
+        raw = self.net.output(hidden)  # [B, raw]
         if self.gaussian:
             posterior = Gaussian.from_raw(raw)
             return posterior.sample(noise), (posterior.mean, posterior.std)
-        noises = noise.split([row.width for row in self.rows], -1)
+        noises = noise.split([row.width for row in self.rows], -1)  # [B, S] each
         parts = self.distributions((raw,)).values()
         return torch.cat([part.sample(own) for part, own in zip(parts, noises, strict=True)], -1), (raw,)
 
@@ -165,7 +165,7 @@ class RSSM(nn.Module):
             beliefs.append(belief)
             states.append(state)
             parameters.append(stages)
-        latent = Latent(torch.stack(beliefs), torch.stack(states), self.layout)
+        latent = Latent(torch.stack(beliefs), torch.stack(states), self.layout)  # [T, B, ...]
         posterior: Distributions = {}
         for stage, steps in zip(self.posteriors, zip(*parameters, strict=True), strict=True):
             posterior |= stage.distributions(tuple(map(torch.stack, zip(*steps, strict=True))))
@@ -180,29 +180,26 @@ class RSSM(nn.Module):
         embedding contributes [B, hidden].
         """
         old_belief, old_state = self.layout.split_belief(old.belief), self.layout.split_state(old.state)
-        noises = noise.split([sum(row.width for row in stage.rows) for stage in self.posteriors], -1)
+        noises = noise.split([sum(row.width for row in stage.rows) for stage in self.posteriors], -1)  # [B, S] each
         new_belief: dict[str, Tensor] = {}
         new_state: dict[str, Tensor] = {}
         samples, parameters = [], []
         for number, stage in enumerate(self.posteriors):
-            context = [part for name in new_state for part in (new_belief[name], new_state[name])]
+            earlier = [part for name in new_state for part in (new_belief[name], new_state[name])]
             for row in stage.rows:
                 inputs = self._prior_inputs(row, new_belief, new_state, old_state[row.name], action)
                 new_belief[row.name] = self.transitions[row.name](inputs, old_belief[row.name])
-            context += [new_belief[row.name] for row in stage.rows]
-            context += [
-                part
-                for later in self.table.stages[number + 1 :]
-                for row in later
-                for part in (old_belief[row.name], old_state[row.name])
-            ]
+            own = [new_belief[row.name] for row in stage.rows]
+            rest = [row.name for later in self.table.stages[number + 1 :] for row in later]
+            later = [part for name in rest for part in (old_belief[name], old_state[name])]  # of the step before
+            context = [*earlier, *own, *later]  # [B, ...] each
             sample, tensors = stage(torch.cat(context, -1), weights[number], projection[number], noises[number])
             new_state |= zip(
                 [row.name for row in stage.rows], sample.split([row.width for row in stage.rows], -1), strict=True
             )
             samples.append(sample)
             parameters.append(tensors)
-        state = samples[0] if len(samples) == 1 else torch.cat(samples, -1)
+        state = samples[0] if len(samples) == 1 else torch.cat(samples, -1)  # [B, S]
         return torch.cat(list(new_belief.values()), -1), state, parameters
 
     @staticmethod

@@ -34,14 +34,14 @@ class BackpropPolicy(ImaginingPolicy):
         continuation = mdp.continuation(features)  # [H, N]
         returns = lambda_returns(reward, value, continuation, self.gamma, self.lambda_)  # [H - 1, N]
         decay = self.gamma if self.discount_weights else 1.0
-        weight = decay ** torch.arange(len(returns), device=returns.device, dtype=returns.dtype)[:, None]
+        weight = decay ** torch.arange(len(returns), device=returns.device, dtype=returns.dtype)[:, None]  # [H - 1, 1]
         start = batch.continues.flatten()[None]  # [1, N]
         weight = weight * torch.cat((start, continuation[:-2].detach())).cumprod(0)  # [H - 1, N]
-        actor_loss, scale = -(weight * returns).mean(), {}
+        actor_loss, scale = -(weight * returns).mean(), {}  # scalar
         if self.scale is not None:
             scale["policy/return_scale"] = self.scale(returns)
             actor_loss = actor_loss / scale["policy/return_scale"]
         if log_probs:
-            actor_loss = actor_loss + self.entropy * torch.stack(log_probs).mean()
+            actor_loss = actor_loss + self.entropy * torch.stack(log_probs).mean()  # scalar
         value_loss = self.value_loss(raw[:-1], features[:-1], returns, weight)
         return actor_loss, value_loss, self.metrics(actor_loss, value_loss, reward, returns, value, actions) | scale

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.networks import MLP
 from denoised_mdp.models.scalars import SCALARS
-from denoised_mdp.optim import make_optimizer, optimize
+from denoised_mdp.optim import follow, make_optimizer, optimize
 from denoised_mdp.parallel import gather, normal
 from denoised_mdp.policies.actor import make_actor
 from denoised_mdp.policies.base import Policy
@@ -122,10 +122,10 @@ class ImaginingPolicy(Policy):
         imagined latents 1..H and the actions [H, N, A] that led to them. The actor reads the *detached* latent:
         gradients flow through the dynamics, not through the actor's input.
         """
-        belief, state = batch.belief.flatten(0, 1), batch.state.flatten(0, 1)
+        belief, state = batch.belief.flatten(0, 1), batch.state.flatten(0, 1)  # [N, D_x], [N, S_x]
         features, actions = [torch.cat((belief, state), -1)], []
         for state_noise, action_noise in zip(*noise, strict=True):
-            seen = features[-1].detach()
+            seen = features[-1].detach()  # [N, F]
             if log_probs is None:
                 action = self.actor.sample(seen, action_noise)
             else:
@@ -186,7 +186,5 @@ class ImaginingPolicy(Policy):
         actor_norm = optimize(actor_loss, self.optimizers["actor"], self.clip, keep_graph=True)
         value_norm = optimize(value_loss, self.optimizers["value"], self.clip)
         if self.slow_value is not None:
-            with torch.no_grad():
-                for slow, fast in zip(self.slow_value.parameters(), self.value.parameters(), strict=True):
-                    slow.lerp_(fast, self.follow)
+            follow(self.slow_value, self.value, self.follow)
         return metrics | {"policy/actor_gradient": actor_norm, "policy/value_gradient": value_norm}

@@ -107,10 +107,20 @@ class Replay:
             UserError: a file is missing, truncated, of another shape, or lacks rows that `state` counts; or
                 the disk is too small for the files to grow.
         """
-        folder, total = Path(folder), state["total"]
-        columns = Columns(
-            folder, _layout(state["observation_shape"], state["action_size"]), state["places"], writable=not read_only
-        )
+        layout = _layout(state["observation_shape"], state["action_size"])
+        columns = Columns(Path(folder), layout, state["places"], writable=not read_only)
+        try:
+            return cls._of(columns, Path(folder), state, capacity, slack)
+        except BaseException:
+            columns.close()
+            raise
+
+    @classmethod
+    def _of(
+        cls, columns: Columns, folder: Path, state: Mapping[str, Any], capacity: int | None, slack: int | None
+    ) -> Replay:
+        """The replay that `state` describes, of open files; see `open`."""
+        total = state["total"]
         capacity = state["capacity"] if capacity is None else capacity
         slack = state["slack"] if slack is None else slack
         if capacity + slack > columns.places:
@@ -178,7 +188,7 @@ class Replay:
     def add(
         self, observation: np.ndarray, action: np.ndarray, reward: float, is_first: bool, is_terminal: bool = False
     ) -> None:
-        """Append one row: uint8 [H, W, 3], float32 [A], float, bool, bool.
+        """Append one row: uint8 [H, W, C], float32 [A], float, bool, bool.
 
         Raises:
             ValueError: a wrong shape or dtype, or a first row that does not begin an episode.

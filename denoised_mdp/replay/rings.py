@@ -62,8 +62,12 @@ class Rings:
         capacity, slack = (None if n is None else _share(n, len(states)) for n in (capacity, slack))
         self = cls.__new__(cls)
         self.rings = []
-        for path, one in zip(_folders(folder, len(states)), states, strict=True):
-            self.rings.append(Replay.open(path, one, capacity, slack, read_only))
+        try:
+            for path, one in zip(_folders(folder, len(states)), states, strict=True):
+                self.rings.append(Replay.open(path, one, capacity, slack, read_only))
+        except BaseException:
+            self.close()
+            raise
         return self
 
     @staticmethod

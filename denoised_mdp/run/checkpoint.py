@@ -1,7 +1,7 @@
 """Checkpoints: a tree of tensors, arrays and plain values in one folder per step, written atomically.
 
 A checkpoint is ``step_000010000/`` with three files. ``tensors.safetensors`` holds every tensor and array
-under its path in the tree (``agent/world_model/...``), ``state.json`` everything else, and ``manifest.json``
+under its path in the tree (``agent/weights/world_model. ...``), ``state.json`` everything else, and ``manifest.json``
 the format version and the checksums that reveal a torn checkpoint. Nothing is pickled: opening a checkpoint
 runs no code.
 """

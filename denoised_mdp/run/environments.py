@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import functools
 import os
 import warnings
@@ -17,7 +17,7 @@ from denoised_mdp.config import read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.suites import all_tasks
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import UserError, nearest
 from denoised_mdp.run.folder import RunFolder, is_pretrained
 
 
@@ -30,9 +30,25 @@ def environment_maker(config: Config, split: str = "train", **options: Any) -> C
     return functools.partial(envs.make_env, own.pop("task"), **own | options)
 
 
+def shows_clips(config: Config) -> bool:
+    """Whether a run's environment shows clips."""
+    return any(DISTRACTORS[name].shows_clips for name in config.distractors)
+
+
+def other_worlds(config: Config) -> dict[str, tuple[Config, str]]:
+    """Where a trained agent can be looked at besides: name -> (configuration, split of the clips).
+
+    With unseen clips, and without distractors; but a task whose television is part of it keeps them.
+    """
+    found = {"unseen clips": (config, "test")} if shows_clips(config) else {}
+    if config.distractors and "tv" not in config.distractors:
+        found["no distractors"] = (dataclasses.replace(config, distractors={}), "train")
+    return found
+
+
 def warn_without_clips(run: Path | str, config: Config, split: str) -> None:
     """Warn that held-out clips were asked for of a run whose environment shows none."""
-    if split == "test" and not any(DISTRACTORS[name].shows_clips for name in config.distractors):
+    if split == "test" and not shows_clips(config):
         warnings.warn(f"{run} shows no clips: --split {split} changes nothing.", stacklevel=3)
 
 
@@ -61,7 +77,7 @@ def make_env(source: str | os.PathLike, /, **options: Any) -> gym.Env:
         return envs.make_env(source, **options)
     if not isinstance(source, str | os.PathLike):
         raise UserError(f"make_env needs a run folder or the name of a task, not {source!r}.")
-    near = difflib.get_close_matches(str(source), known, n=1, cutoff=0.5)
+    near = nearest(str(source), known)
     if near and not is_pretrained(source) and not Path(source).exists():
-        raise UserError(f"{str(source)!r} is neither a run folder nor a task. Did you mean {near[0]!r}?")
+        raise UserError(f"{str(source)!r} is neither a run folder nor a task. Did you mean {near!r}?")
     return environment_maker(read_config(RunFolder.existing(source).config), **options)()

@@ -9,13 +9,13 @@ import struct
 import sys
 import warnings
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 
-from denoised_mdp.errors import UserError, one_line
+from denoised_mdp.errors import UserError, nearest, one_line
 from denoised_mdp.files import read_yaml, regular, replacing, unfinished_name
 
 _LOCK = ".lock"
+_LOCKED: set[str] = set()  # the lock files that this process holds
 _GROUPS = {"seed", "env", "train"}
 """options of every run's configuration; another program's config.yaml lacks some"""
 PRETRAINED = "pretrained:"
@@ -110,8 +110,8 @@ class RunFolder:
         if not run.config.is_file():
             runs = {config.parent.name: config.parent for config in sorted(run.path.parent.glob("*/config.yaml"))}
             problem = "has no config.yaml" if run.path.exists() else "does not exist"
-            near = get_close_matches(run.path.name, runs, n=1, cutoff=0.5)
-            hint = f" Did you mean '{runs[near[0]]}'?" if near else ""
+            near = nearest(run.path.name, runs)
+            hint = f" Did you mean '{runs[near]}'?" if near else ""
             raise UserError(f"There is no run at {path}: it {problem}.{hint}")
         return run
 
@@ -154,13 +154,20 @@ class RunFolder:
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
             file.flush()
-            yield
+            own = os.path.realpath(file.name)
+            _LOCKED.add(own)
+            try:
+                yield
+            finally:
+                _LOCKED.discard(own)
 
     def in_use(self) -> bool:
         """Whether a training holds the lock, on any machine whose locks this file system shows; takes no lock itself.
 
         The calling process does not see its own lock.
         """
+        if os.path.realpath(self.path / _LOCK) in _LOCKED:  # closing any file of it would release the lock
+            return False
         place = 3 if sys.platform == "darwin" else 0  # of the type in the system's struct flock
         flock = ("qqihh" if place else "hhqqi4x"), [0] * 5
         flock[1][place] = fcntl.F_WRLCK

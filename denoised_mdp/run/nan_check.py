@@ -64,6 +64,8 @@ class NanCheck:
 
     def add(self, step: int, number: int, batch: Mapping[str, Any], metrics: Mapping[str, Tensor]) -> None:
         """Note update `number` after `step` environment steps: its batch (the replay's arrays) and scalar metrics."""
+        if not metrics:  # nothing was learned
+            return
         values = torch.stack([value.detach().float().reshape(()) for value in metrics.values()])
         finite, ready = values.isfinite().all(), None
         if finite.is_cuda:

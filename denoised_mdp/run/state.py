@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from denoised_mdp.errors import UserError, one_line
+from denoised_mdp.options import LARGEST
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.folder import RunFolder
-
-LARGEST = 2**63 - 1  # the limit of TensorBoard, NumPy and files
 
 
 def _is_whole(value: Any) -> bool:

@@ -50,10 +50,9 @@ WIDEST = 4
 CURVES = {"return": "return", "recall": "signal recall (quick probe)", "leakage": "leakage (quick probe)"}
 PROBED = ("recall", "leakage")
 """those of `CURVES` whose values the quick probe withholds where its few episodes cannot support one"""
-HOW = (
-    "Intervals: percentiles of a bootstrap over runs, stratified by task; with three to five runs they are too narrow,"
-    " so compare the seeds."
-)
+LIMITS = {"recall": (0.0, 1.0), "leakage": (0.0, 1.0), "action_change": (0.0, 2.0)}
+"""metric -> where it can lie; others: at 0 or above"""
+HOW = "Intervals: of a bootstrap over runs, stratified by task and widened for few runs."
 FIRST = "2b"
 """the arm, and all whose names begin with it, that are compared with each other arm"""
 NOISELESS = "noiseless"
@@ -102,11 +101,27 @@ def ratio(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> np.ndarr
 
 COMPARISONS: dict[str, Callable] = {"difference": difference, "ratio": ratio, "improvement": improvement}
 """`improvement`: the probability that a run of the first has more than one of the second"""
+BOUNDS = {"difference": (-math.inf, math.inf), "ratio": (0.0, math.inf), "improvement": (0.0, 1.0)}
+"""where each of `COMPARISONS` can lie"""
 
 
-def ends(statistic: Callable[..., np.ndarray], *methods: Sequence[np.ndarray]) -> dict[str, float]:
-    """A statistic and its 95 % interval, of scores [runs] per task."""
-    return dict(zip(("value", "low", "high"), map(float, interval(statistic, *methods)), strict=True))
+def ends(
+    statistic: Callable[..., np.ndarray],
+    *methods: Sequence[np.ndarray],
+    within: tuple[float, float] = (-math.inf, math.inf),
+) -> dict[str, float]:
+    """A statistic and its 95 % interval, of scores [runs] per task; within: see `interval`."""
+    return dict(zip(("value", "low", "high"), map(float, interval(statistic, *methods, within=within)), strict=True))
+
+
+def limits_of(metric: str) -> tuple[float, float]:
+    """Where a metric, and its mean, can lie."""
+    return LIMITS.get(metric.removesuffix("_untrained"), (0.0, math.inf))
+
+
+def means(scores: Sequence[np.ndarray], metric: str) -> dict[str, dict[str, float]]:
+    """Mean and IQM of a metric's values [runs] per cell, with their intervals."""
+    return {how.__name__: ends(how, scores, within=limits_of(metric)) for how in (mean, iqm)}
 
 
 def pairs(rows: Sequence[Row]) -> Iterator[tuple[str, str, str, str, list[tuple[list[Row], list[Row]]]]]:
@@ -135,7 +150,8 @@ def comparisons(rows: Sequence[Row]) -> list[dict[str, Any]]:
             sides = [[known(side, metric) for side in sides] for sides in zip(*both, strict=True)]
             if all(len(scores) for side in sides for scores in side):
                 named = {"task": task, "variant": variant, "first": first, "second": second, "metric": metric}
-                out.append(named | {name: ends(statistic, *sides) for name, statistic in COMPARISONS.items()})
+                found = {name: ends(how, *sides, within=BOUNDS[name]) for name, how in COMPARISONS.items()}
+                out.append(named | found)
     return out
 
 
@@ -145,7 +161,7 @@ def intervals(rows: Sequence[Row]) -> dict[str, Any]:
     for (task, variant), found in cells(rows).items():
         for arm, runs in found.items():
             scores = {metric: [known(runs, metric)] for metric in METRICS if len(known(runs, metric))}
-            numbers = {metric: {"mean": ends(mean, own), "iqm": ends(iqm, own)} for metric, own in scores.items()}
+            numbers = {metric: means(own, metric) for metric, own in scores.items()}
             arms.setdefault(task, {}).setdefault(variant, {})[arm] = numbers
     return {"arms": arms, "comparisons": comparisons(rows)}
 
@@ -167,7 +183,8 @@ def table(rows: Sequence[Row]) -> str:
                 own, digits = values(runs, metric), digits_of(metric)
                 each = ", ".join("-" if value != value else f"{value:,.{digits}f}" for value in own)
                 scores = [known(runs, metric)] if len(known(runs, metric)) else None
-                texts.append(f"{estimate(mean, scores, digits=digits)} ({each})" if scores else "-")
+                whole = estimate(mean, scores, digits=digits, within=limits_of(metric))
+                texts.append(f"{whole} ({each})" if scores else "-")
             body += [[label, *texts]] if set(texts) != {"-"} else []
         lines += [f"## {task}, {variant}", "", *markdown([["", *heads], *body]), ""]
     compared = [line for line in comparisons(rows) if line["metric"] in DRAWN]
@@ -248,7 +265,7 @@ def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> 
     heights = [0.3 * len(arms) + 0.75 for arms in found.values() for _ in range(lines_each)]
     figure = new_figure(2.4 * columns + 0.8, sum(heights) + 0.5)
     figure.set_layout_engine("constrained")
-    colors = colors_of(rows)
+    colors, largest = colors_of(rows), dict.fromkeys(drawn, 1e-3)
     panels = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
     panels = panels.reshape(len(found), lines_each * columns)
     for line, ((task, variant), arms) in zip(panels, found.items(), strict=True):
@@ -257,15 +274,17 @@ def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> 
         for number, (axes, metric) in enumerate(zip(line[: len(drawn)], drawn, strict=True)):
             plain_axes(axes, 8)
             for place, (arm, runs) in enumerate(arms.items()):
-                draw_arm(axes, place, runs, metric, colors[arm])
+                largest[metric] = max(largest[metric], draw_arm(axes, place, runs, metric, colors[arm]))
             names = map(literal, arms) if number % columns == 0 else [""] * len(arms)
             axes.set_yticks(range(len(arms)), names)
             axes.set_ylim(len(arms) - 0.5, -0.5)
-            axes.set_xlim(0, 1.08 * max([1e-3, *known(rows, metric), *known(rows, REFERENCES.get(metric, ""))]))
             axes.set_visible(any(len(known(runs, metric)) for runs in arms.values()))
             where = f"{task}, {variant}\n" if number == 0 else "\n" if number < columns else ""
             axes.set_title(literal(f"{where}{SHORT.get(metric, metric)}"), fontsize=8.5, loc="left")
             axes.grid(axis="y", visible=False)
+    for line in panels:
+        for axes, metric in zip(line, drawn, strict=False):
+            axes.set_xlim(0, 1.04 * largest[metric])  # the same in all panels of a metric
     figure.supxlabel(
         f"circle: a run; bar: mean over seeds; line: its 95 % interval, from {FEWEST} seeds on\n"
         "dotted: random actions, or an untrained net",
@@ -274,16 +293,19 @@ def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> 
     return save_figure(figure, path)
 
 
-def draw_arm(axes, place: int, runs: Sequence[Row], metric: str, color: str) -> None:
-    """One bar of `draw_arms`."""
+def draw_arm(axes, place: int, runs: Sequence[Row], metric: str, color: str) -> float:
+    """One bar of `draw_arms`; returns the largest number drawn."""
     own, reference = known(runs, metric), known(runs, REFERENCES.get(metric, ""))
+    drawn = [0.0, *own, *reference]
     if len(own):
-        value, low, high = interval(mean, [own])
+        value, low, high = interval(mean, [own], within=limits_of(metric))
+        drawn.append(np.nan_to_num(high))
         axes.barh(place, value, 0.62, color=color, alpha=0.35)
         axes.plot([low, high], [place, place], color=color, linewidth=2.2)
         axes.plot(own, [place] * len(own), "o", color="white", markeredgecolor=color, markersize=4)
     if len(reference):
         axes.plot([reference.mean()] * 2, [place - 0.45, place + 0.45], ":", color=INK, linewidth=1.2)
+    return float(max(drawn))
 
 
 def write(rows: Sequence[Row], curves: Sequence[Row], folder: Path) -> list[Path]:

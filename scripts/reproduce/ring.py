@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import evidence
@@ -50,8 +50,8 @@ COLUMNS = {
 }
 """of the table of a cell: metric -> head"""
 NOTES = (
-    "Mean over seeds [95 % interval, stratified bootstrap over runs], from three runs on. IQM: mean of the middle"
-    " half of the runs of all distractors. A dash: not known, or not defined.",
+    "Mean over seeds [95 % interval, stratified bootstrap over runs, widened for few], from three runs on. IQM: mean of"
+    " the middle half of the runs of all distractors. A dash: not known, or not defined.",
     f"Above random: runs whose mean return of 10 episodes exceeds that of the run's random actions by {ERRORS} standard"
     " errors of the difference.",
     "Recall and leakage: R² of the signal and of the noise from what the policy sees, by ridge regression. Untrained:"
@@ -105,15 +105,21 @@ def scores(cells: Sequence[Sequence[show.Row]], metric: str) -> list[np.ndarray]
     return found if found and all(map(len, found)) else None
 
 
+def number(cells: Sequence[Sequence[show.Row]], metric: str, statistic: Callable[..., np.ndarray] = mean) -> str:
+    """A metric's mean, or another statistic, over cells of runs, with its interval."""
+    limits = show.limits_of(metric)
+    return estimate(statistic, scores(cells, metric), digits=show.digits_of(metric), within=limits)
+
+
 def cell_table(arms: show.Arms) -> list[str]:
     """A row for random actions, and one for each method on the same task and distractors."""
     columns = {m: head for m, head in COLUMNS.items() if any(len(show.known(runs, m)) for runs in arms.values())}
     everyone = [run for runs in arms.values() for run in runs]
-    chance = estimate(mean, scores([first_of_seeds(everyone)], "random"), digits=0)
+    chance = number([first_of_seeds(everyone)], "random")
     lines = [["", "seeds", "above random", *columns.values()]]
     lines.append(["random actions", "", "", *(chance if metric == "return" else "" for metric in columns)])
     for arm, runs in arms.items():
-        numbers = [estimate(mean, scores([runs], metric), digits=show.digits_of(metric)) for metric in columns]
+        numbers = [number([runs], metric) for metric in columns]
         lines.append([arm, ", ".join(row["seed"] for row in runs), above_random(runs), *numbers])
     return markdown(lines)
 
@@ -131,10 +137,10 @@ def overview(task: str, cells: Mapping[tuple[str, str], show.Arms]) -> list[str]
     for arm in arms:
         groups = [cells[task, variant].get(arm, []) for variant in variants]
         runs = [run for group in groups for run in group]
-        returns = [estimate(mean, scores([group], "return"), digits=0) for group in groups]
+        returns = [number([group], "return") for group in groups]
         sizes = sorted({f"{int(size):,}" for size in show.known(runs, "parameters")})
-        hours = estimate(mean, scores([runs], "cpu_hours"), digits=2)
-        whole = estimate(iqm, scores(groups, "return"), digits=0)
+        hours = number([runs], "cpu_hours")
+        whole = number(groups, "return", iqm)
         lines.append([arm, *returns, whole, above_random(runs), " to ".join(sizes) or "-", hours])
     return markdown(lines)
 
@@ -159,9 +165,7 @@ def over_distractors(rows: Sequence[show.Row]) -> dict[str, dict[str, dict[str, 
         groups = [arms.get(arm, []) for (one, _), arms in cells.items() if one == task]
         found = {metric: scores(groups, metric) for metric in COLUMNS}
         tree.setdefault(task, {})[arm] = {
-            metric: {"mean": show.ends(mean, own), "iqm": show.ends(iqm, own)}
-            for metric, own in found.items()
-            if own is not None
+            metric: show.means(own, metric) for metric, own in found.items() if own is not None
         }
     return tree
 

@@ -23,7 +23,7 @@ from denoised_mdp.config import load_config, read_config
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.joints import Joint
 from denoised_mdp.errors import UserError
-from denoised_mdp.files import replace_file
+from denoised_mdp.files import replace_file, unfinished_name
 from denoised_mdp.progress import Phase
 from denoised_mdp.replay.storage import Columns, Layout, bytes_needed
 from denoised_mdp.rollout import rows
@@ -167,7 +167,8 @@ def begin(folder: Path, about: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     make_folder(folder)
     if not (folder / "manifest.json").exists():
-        strangers = sorted(path.name for path in folder.iterdir() if path.name not in (".lock", "policies"))
+        own = (".lock", "policies", unfinished_name(folder / "manifest.json").name)  # the last: of a killed command
+        strangers = sorted(path.name for path in folder.iterdir() if path.name not in own)
         if strangers:
             raise UserError(f"{folder} holds {strangers[0]} but no data set. Choose an empty or new folder.")
         _write_manifest(folder, {**about, "finished": []})

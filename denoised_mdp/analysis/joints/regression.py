@@ -25,7 +25,6 @@ PAPER_SIZES = (5_000, 10_000, 25_000, 50_000, 100_000, 150_000)
 PAPER_TEST = 100_000
 LR, WEIGHT_DECAY = 8e-5, 3e-5
 HIDDEN, LAYERS = 256, 3
-SCALES = ("physical", "standard")
 EVALUATED = 512
 """pictures encoded at once"""
 
@@ -84,7 +83,7 @@ class Regressor(nn.Module):
 def fresh_encoder(init: str, seed: int, **options: Any) -> Encoder:
     """An encoder with initial weights of its own seed, drawn as `init` (``model.init``) says; options: of `Encoder`."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(seed, "joints encoder") % 2**63)
+        torch.manual_seed(torch_seed(seed, "joints encoder"))
         encoder = Encoder(**options)
     if init in INITIAL:
         INITIAL[init](encoder, torch.Generator().manual_seed(torch_seed(seed, "joints encoder")))
@@ -112,7 +111,7 @@ def finetune(
     set_compute_dtype(encoder, None)
     targets = data.targets
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(seed, "joints head") % 2**63)
+        torch.manual_seed(torch_seed(seed, "joints head"))
         net = Regressor(encoder, targets.size, stack).to(device)
     order = generator(seed, "joints batches")
     truth, held = data.positions(train), data.positions(test)

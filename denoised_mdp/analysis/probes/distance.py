@@ -65,8 +65,8 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
             "seconds": time.perf_counter() - began,
             "peak_memory": peak_memory(),
         }
-        write_json(stem.with_suffix(".json"), subject.about("distance", options.measured()) | tree)
-        write_csv(stem.with_suffix(".csv"), [_row(subject, name, one) for name, one in found.items()])
+        write_json(f"{stem}.json", subject.about("distance", options.measured()) | tree)
+        write_csv(f"{stem}.csv", [_row(subject, name, one) for name, one in found.items()])
         worlds = found["x"].paired
         lines += [subject.label, f"  {'steps by':10s}" + "".join(f"{head:>12s}" for head in COLUMNS.values())]
         for name, one in found.items():
@@ -75,7 +75,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
             steps = ", ".join(f"{name} {one.paired[world]:.2f}" for name, one in found.items() if world in one.paired)
             lines.append(f"  steps to the same situation in the world with {world}: {steps}")
         figure = distance_figure(tree["parts"], subject.label)
-        lines.append(f"  {save_figure(figure, stem.with_suffix('.png'))}")
+        lines.append(f"  {save_figure(figure, stem.with_name(f'{stem.name}.png'))}")
     return lines
 
 

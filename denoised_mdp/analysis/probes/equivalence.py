@@ -79,9 +79,10 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
         tree = finite(as_tree(tree))
         about = subject.about("equivalence", options.measured())
         lines += [subject.label, *lines_of(tree)]
-        lines.append(f"  {write_json(stem.with_suffix('.json'), about | tree)}")
-        write_csv(stem.with_suffix(".csv"), _rows(tree))
-        lines.append(f"  {save_figure(equivalence_figure(tree), stem.with_suffix('.png'))}")
+        lines.append(f"  {write_json(f'{stem}.json', about | tree)}")
+        write_csv(f"{stem}.csv", _rows(tree))
+        picture = stem.with_name(f"{stem.name}.png")
+        lines.append(f"  {save_figure(equivalence_figure(tree), picture)}")
     return lines
 
 

@@ -14,7 +14,7 @@ import gymnasium as gym
 
 from denoised_mdp.analysis.crossfit import random_divisions
 from denoised_mdp.analysis.probe import EpisodeOptions, Probe, Section, behaviour
-from denoised_mdp.analysis.results import number, subjects, write_json
+from denoised_mdp.analysis.results import subjects, write_json
 from denoised_mdp.envs.factors import Factor, NoGroundTruth, factors
 from denoised_mdp.run.environments import environment_maker
 
@@ -56,7 +56,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
             active = "{} of {}".format(*health.active[name])
             lines.append(
                 f"  {name:8s}{_cell(nats, '.2f'):>14s}{active:>10s}{_cell(health.share[name], '.0%'):>16s}"
-                f"{number(health.signal[name], math.nan)[:4]:>21s}{number(health.noise[name], math.nan)[:4]:>10s}"
+                f"{_cell(health.signal[name], '.2f'):>21s}{_cell(health.noise[name], '.2f'):>10s}"
             )
         if not math.isnan(health.image_r2):
             lines.append(f"  R^2 of the reconstructed pixels about each pixel's mean: {health.image_r2:.2f}")

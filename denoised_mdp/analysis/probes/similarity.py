@@ -50,8 +50,8 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
         "peak_memory": peak_memory(),
     }
     lines = lines_of(tree)
-    lines.append(f"  {write_json(stem.with_suffix('.json'), subject.about('similarity', options.measured()) | tree)}")
-    write_csv(stem.with_suffix(".csv"), pairs)
+    lines.append(f"  {write_json(f'{stem}.json', subject.about('similarity', options.measured()) | tree)}")
+    write_csv(f"{stem}.csv", pairs)
     for name, figure in figures(tree).items():
         lines.append(f"  {save_figure(figure, stem.with_name(f'{stem.name}_{name}.png'))}")
     return lines

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from denoised_mdp.analysis.probe import CLIPS
 from denoised_mdp.analysis.report.data import RunData
 
 Tree = dict[str, Any]
@@ -32,13 +33,8 @@ def options_text(tree: Mapping[str, Any]) -> str:
     words = []
     if {"episodes", "steps"} <= options.keys():
         words.append(f"{options.pop('episodes')} episodes of {options.pop('steps')} actions")
-    clips = {
-        "train": "clips of training",
-        "test": "unseen clips",
-        "across": "fitted on clips of training, tested on unseen ones",
-    }
     split = str(options.pop("split", ""))
-    words += [clips.get(split, split)] if split else []
+    words += [CLIPS.get(split, split)] if split else []
     usual = {"seeds": 1, "behaviour": "mixed"}
     simple = {key: value for key, value in options.items() if isinstance(value, int | float | str)}
     words += [f"{key} {value}" for key, value in simple.items() if usual.get(key) != value]
@@ -63,7 +59,7 @@ def common_options(runs: Sequence[RunData], probe: str, split: str | None = None
     return max(kinds, key=rank, default=None)
 
 
-def at_common_step(runs: Sequence[RunData], probe: str, options: str | None) -> Found:
+def results_at_common_step(runs: Sequence[RunData], probe: str, options: str | None) -> Found:
     """Results with these options at the step that most runs share; of several such steps, the last."""
     found = [(run, tree) for run in runs for tree in run.probes.get(probe, []) if options_of(tree) == options]
     if not found:
@@ -78,7 +74,7 @@ def shown(runs: Sequence[RunData], everyone: Sequence[RunData], probe: str) -> F
     found: Found = []
     splits = sorted({tree["split"] for run in runs for tree in run.probes.get(probe, [])})
     for split in splits:
-        compared = at_common_step(runs, probe, common_options(everyone, probe, split))
+        compared = results_at_common_step(runs, probe, common_options(everyone, probe, split))
         for run in runs:
             own = [tree for other, tree in compared if other is run]
             own = own or [tree for tree in run.probes.get(probe, []) if tree["split"] == split]

@@ -198,7 +198,7 @@ def read_probes(folders: Sequence[Path], run: str) -> tuple[dict[str, list[dict[
                     continue  # of several runs, or of another one
             except BROKEN as error:
                 if place == 0:
-                    problems.append(f"probes/{path.name} cannot be read ({one_line(error)}).")
+                    problems.append(f"probes/{path.name} cannot be read ({short_text(error)}).")
                 continue
             key = probe, split, step, json.dumps(options, sort_keys=True)
             results[key] = {**tree, "step": step, "split": split, "file": path}
@@ -242,7 +242,7 @@ def read_speed(folder: Path) -> tuple[Speed | None, list[str]]:
                 if event.HasField("summary"):
                     points.append((event.wall_time, event.step))
         except (OSError, ValueError, DecodeError) as error:
-            problems.append(f"tensorboard/{path.name} cannot be read to its end ({one_line(error)}).")
+            problems.append(f"tensorboard/{path.name} cannot be read to its end ({short_text(error)}).")
         part = speed_of(points)
         total = Speed(total.seconds + part.seconds, total.steps + part.steps)
     return (total if total.steps else None), problems
@@ -257,7 +257,7 @@ def speed_of(points: Sequence[tuple[float, int]]) -> Speed:
     return Speed(seconds, steps)
 
 
-def one_line(error: Exception) -> str:
+def short_text(error: Exception) -> str:
     """A short text of an exception."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) < 160 else f"{text[:160]} ..."

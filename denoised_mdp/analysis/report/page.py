@@ -18,7 +18,7 @@ from denoised_mdp import __version__
 from denoised_mdp.analysis.factor_tables import from_tree, headline_text, pooled
 from denoised_mdp.analysis.plots import color_of
 from denoised_mdp.analysis.probes import PROBES
-from denoised_mdp.analysis.report.choice import at_common_step, common_options, options_of, options_text, shown
+from denoised_mdp.analysis.report.choice import common_options, options_of, options_text, results_at_common_step, shown
 from denoised_mdp.analysis.report.data import RunData, find_runs, read_run
 from denoised_mdp.analysis.report.groups import Group, differing_options, group_runs, shared_words
 from denoised_mdp.analysis.report.parts import (
@@ -140,7 +140,7 @@ def _means(group: Group, everyone: Sequence[RunData]) -> list[dict[str, str]]:
     """The factor matrix's mean over the seeds of a group, one per split: of equal options at the same step."""
     means = []
     for split in sorted({tree["split"] for run in group.runs for tree in run.probes.get("factors", [])}):
-        found = at_common_step(group.runs, "factors", common_options(everyone, "factors", split))
+        found = results_at_common_step(group.runs, "factors", common_options(everyone, "factors", split))
         matrices = [safely([], "", lambda tree=tree: from_tree(tree)) for _, tree in found]  # its own part says why
         kinds = [(m.factors, m.parts, list(m.scores)) for m in matrices if m is not None]
         same = [m for m in matrices if m is not None and (m.factors, m.parts, list(m.scores)) == kinds[0]]

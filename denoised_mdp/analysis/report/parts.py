@@ -19,9 +19,8 @@ from denoised_mdp.analysis.crossfit import Estimate, confidence
 from denoised_mdp.analysis.factor_tables import from_tree, headline_text
 from denoised_mdp.analysis.factors import FactorMatrix
 from denoised_mdp.analysis.probe import Probe, Section
-from denoised_mdp.analysis.report.choice import at_common_step as results_at_common_step
-from denoised_mdp.analysis.report.choice import common_options, options_text
-from denoised_mdp.analysis.report.data import BROKEN, RunData, one_line
+from denoised_mdp.analysis.report.choice import common_options, options_text, results_at_common_step
+from denoised_mdp.analysis.report.data import BROKEN, RunData, short_text
 from denoised_mdp.analysis.report.groups import Group, at_common_step
 from denoised_mdp.analysis.report.plots import BAND_FROM, curves_plot, heat_map
 from denoised_mdp.errors import UserError
@@ -50,7 +49,7 @@ def safely(problems: list[str], what: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except (*BROKEN, UserError, Image.DecompressionBombError, StopIteration, SyntaxError) as error:  # Pillow's last
-        problems.append(f"{what} cannot be shown ({one_line(error)}).")
+        problems.append(f"{what} cannot be shown ({short_text(error)}).")
         return None
 
 

@@ -29,12 +29,6 @@ def linear_similarity(a: np.ndarray, b: np.ndarray, split: np.ndarray) -> float:
     return float(1 - errors.sum() / squares.sum()) if squares.sum() > 0 else np.nan
 
 
-def column_similarity(a: np.ndarray, b: np.ndarray, split: np.ndarray) -> np.ndarray:
-    """R^2 as of `linear_similarity` of each column of b that varies where it is fitted: [d']."""
-    errors, squares = _held_out(a, b, split)
-    return 1 - errors[squares > 0] / squares[squares > 0]
-
-
 def _held_out(a: np.ndarray, b: np.ndarray, split: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Squared errors, and squares about the fitted rows' mean, of the other rows: [d'] each, of b's live columns."""
     found = pair(a, b)

@@ -16,15 +16,12 @@ DIGITS = 12
 """of inner products, relative to the largest; what is equal but for rounding is a tie"""
 
 
-def neighbours(features: np.ndarray, k: int, groups: np.ndarray | None = None) -> np.ndarray:
-    """Numbers of the k nearest rows of each row, nearest first: [n, d] -> int [n, k].
-
-    groups: rows of the same group (an episode [n]) are no neighbours; each row needs k rows of other groups.
-    """
-    return largest(features @ features.T, k, groups)
+def neighbours(features: np.ndarray, k: int) -> np.ndarray:
+    """Numbers of the k nearest rows of each row, nearest first: [n, d] -> int [n, k]."""
+    return largest(features @ features.T, k)
 
 
-def largest(kernel: np.ndarray, k: int, groups: np.ndarray | None = None) -> np.ndarray:
+def largest(kernel: np.ndarray, k: int) -> np.ndarray:
     """Numbers of the k largest entries of each row of a kernel [n, n], its diagonal excluded, largest first: [n, k].
 
     [n, 0] where the kernel is zero: of features that do not vary, no row is nearer than another.
@@ -32,10 +29,9 @@ def largest(kernel: np.ndarray, k: int, groups: np.ndarray | None = None) -> np.
     rows = len(kernel)
     if not kernel.any():
         return np.zeros((rows, 0), int)
-    own = np.eye(rows, dtype=bool) if groups is None else groups[:, None] == groups  # [n, n]
-    check_neighbours(k, rows + 1 - int(own.sum(1).max()))
+    check_neighbours(k, rows)
     rounded = np.round(kernel / np.abs(kernel).max(), DIGITS)
-    return np.argsort(np.where(own, np.inf, -rounded), axis=1, kind="stable")[:, :k]
+    return np.argsort(np.where(np.eye(rows, dtype=bool), np.inf, -rounded), axis=1, kind="stable")[:, :k]
 
 
 def membership(nearest: np.ndarray) -> np.ndarray:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from denoised_mdp.agents.base import Agent
-from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.analysis.report.data import RunData, read_metrics
 from denoised_mdp.analysis.report.groups import group_runs
 from denoised_mdp.config import read_config
@@ -20,7 +19,7 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.checkpoint import list_steps
 from denoised_mdp.run.folder import RunFolder
-from denoised_mdp.run.load import load_run
+from denoised_mdp.run.load import load_run, untrained
 
 
 @dataclass
@@ -97,12 +96,6 @@ class Roster:
                 if stage is stages[0]:
                     yield Point(number, name, group, config.seed, 0, False, math.nan), untrained(agent)
                 yield (Point(number, name, group, config.seed, step, stage is stages[-1], score_at(curve, step)), agent)
-
-
-def untrained(agent: Agent) -> Agent:
-    """The network with which this agent's run began."""
-    made = build_agent(agent.config, agent.actions, can_terminate=agent.can_terminate, device=agent.device)
-    return made.eval()
 
 
 def score_at(curve: tuple[np.ndarray, np.ndarray] | None, step: int) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from denoised_mdp.analysis.crossfit import Estimate, bootstrap_weights, interval, widened
+from denoised_mdp.analysis.crossfit import Estimate, bootstrap_weights, estimate, interval, widened
 from denoised_mdp.analysis.similarity.arrays import standardized, unit_rows
 from denoised_mdp.analysis.similarity.chance import episode_halves, knn_chance, shuffled_episodes
 from denoised_mdp.analysis.similarity.kernels import masked_alignment, masked_kernel
@@ -52,7 +52,7 @@ class Alignments:
 
     def of(self, point: Point, world: str = HOME, role: str = "x", k: int = 0) -> np.ndarray:
         """Neighbours [n, k] in one agent's features."""
-        return self._list((point.name, point.step, world, role), point.features[world][role], k)
+        return self._list((point.run, point.step, world, role), point.features[world][role], k)
 
     def truth(self, kind: str) -> np.ndarray:
         """Neighbours [n, k] in the true "state" or "noise"."""
@@ -85,10 +85,7 @@ def over_episodes(rows: np.ndarray, episode: np.ndarray) -> Estimate:
     """The mean of one number per row [n], with an interval over whole episodes."""
     names, place = np.unique(episode, return_inverse=True)
     sums, counts = np.bincount(place, rows), np.bincount(place)  # [E] each
-    weights = bootstrap_weights(len(names))  # [draws, E]
-    value = rows.mean()
-    low, high = interval(widened((weights @ sums) / (weights @ counts), value, len(names)))
-    return Estimate(float(value), float(low), float(high))
+    return estimate(lambda weights: (weights @ sums) / (weights @ counts), len(names))
 
 
 def over_runs(values: Mapping[tuple[int, ...], float]) -> Estimate:

@@ -164,6 +164,14 @@ def _refuse_other_settings(one: Entry, other: Entry) -> None:
         )
 
 
+def _nearby(run: RunData, budget: int) -> str:
+    """The evaluations before and after a step, and how far the run is."""
+    steps, _ = run.metrics.get("eval/return", (np.empty(0), None))
+    near = [*steps[steps < budget][-1:], *steps[steps > budget][:1]]
+    evaluated = f"evaluated at {' and '.join(f'{step:,.0f}' for step in near)}; " if near else ""
+    return f"{evaluated}logged until {run.step:,}"
+
+
 def _missing(table: Table) -> list[str]:
     """Every seed that some run has is expected of every method in every cell."""
     seeds = sorted({entry.run.seed for entry in table.entries})
@@ -176,6 +184,6 @@ def _missing(table: Table) -> list[str]:
                 lines.append(f"{method}, {cell[0]}, {cell[1]}: no run with seed {', '.join(map(str, absent))}")
             for entry in group:
                 if entry.score != entry.score:
-                    reached = f"not evaluated at step {table.budget:,} (logged until {entry.run.step:,})"
+                    reached = f"not evaluated at step {table.budget:,} ({_nearby(entry.run, table.budget)})"
                     lines.append(f"{method}, {cell[0]}, {cell[1]}: {entry.run.path} {reached}")
     return lines

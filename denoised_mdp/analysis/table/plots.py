@@ -89,7 +89,7 @@ def draw_aggregates(table: Table, methods: list[str], path: Path) -> Path:
     highest = max(float(one.max()) for own in scores.values() for one in own)
     levels = np.linspace(min(0.0, highest), max(highest, 1.0), LEVELS)
     for method, own in scores.items():
-        value, low, high = interval(lambda tasks: profile(tasks, levels), own, count=1000)
+        value, low, high = interval(lambda tasks: profile(tasks, levels), own, count=1000, within=(0.0, 1.0))
         color = color_of(table.methods.index(method))
         profiles.plot(levels, value, color=color, linewidth=1.6, label=literal(method))
         profiles.fill_between(levels, low, high, color=color, alpha=0.16, lw=0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from denoised_mdp.analysis.report.choice import at_common_step, common_options
+from denoised_mdp.analysis.report.choice import common_options, results_at_common_step
 from denoised_mdp.analysis.report.data import BROKEN, RunData
 from denoised_mdp.analysis.report.parts import ratio_of_signal, recall_of
 from denoised_mdp.analysis.results import write_csv, write_whole
@@ -38,8 +38,9 @@ def write_table(table: Table, folder: Path) -> list[Path]:
         "Probability that a run of the row's method beats one of the column's": improvements(table),
     }
     notes = [
-        "Brackets: 95 % intervals of a bootstrap over runs, stratified by task and distractors; none where a cell has"
-        f" fewer than {FEWEST} runs. IQM: mean of the middle half of all runs. A dash: a cell has no run with a score.",
+        "Brackets: 95 % intervals of a bootstrap over runs, stratified by task and distractors and widened for few"
+        f" runs; none where a cell has fewer than {FEWEST} runs. IQM: mean of the middle half of all runs. A dash: a"
+        " cell has no run with a score.",
         "Recall, leakage and invariance (how far other distractors move what the policy sees; low is good) are means"
         " over runs with probes of the same options and step. Core hours: CPU hours of the learner, or wall-clock"
         " hours times threads where these were not logged.",
@@ -85,8 +86,11 @@ def improvements(table: Table) -> Rows:
     scores = {method: table.scores(method) for method in table.methods}
     rows = [["", *table.methods]]
     for one in table.methods:
-        others = (estimate(improvement, scores[one], scores[two], digits=2) for two in table.methods if two != one)
-        rows.append([one, *("" if two == one else next(others) for two in table.methods)])
+        cells = (
+            "" if two == one else estimate(improvement, scores[one], scores[two], digits=2, within=(0.0, 1.0))
+            for two in table.methods
+        )
+        rows.append([one, *cells])
     return rows
 
 
@@ -114,7 +118,7 @@ def probed(runs: Sequence[RunData], everyone: Sequence[RunData], name: str) -> l
     """The number of a probe for each run that has it with the options that most runs share."""
     probe, value_of = PROBES[name]
     values = []
-    for _, tree in at_common_step(runs, probe, common_options(everyone, probe)):
+    for _, tree in results_at_common_step(runs, probe, common_options(everyone, probe)):
         try:
             found = value_of(tree)
         except BROKEN:
@@ -151,12 +155,15 @@ def core_hours(run: RunData) -> float:
 
 
 def estimate(
-    statistic: Callable[..., np.ndarray], *methods: Sequence[np.ndarray] | None, digits: int | None = None
+    statistic: Callable[..., np.ndarray],
+    *methods: Sequence[np.ndarray] | None,
+    digits: int | None = None,
+    within: tuple[float, float] = (-math.inf, math.inf),
 ) -> str:
     """A statistic with its interval; a dash where scores are missing. digits: after the point; None: 2 below 1."""
     if any(scores is None for scores in methods):
         return "-"
-    value, low, high = interval(statistic, *methods)
+    value, low, high = interval(statistic, *methods, within=within)
     if digits is None:
         digits = 0 if abs(value) >= 1 else 2
     bounds = f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(low) else ""

@@ -24,7 +24,7 @@ HEADLIGHT, BRIGHT_HEADLIGHT = 0.4, 0.9  # of the light at the camera, without an
 
 
 @dataclass(frozen=True)
-class Lighting:
+class Lights:
     """Three directional lights and the one at the camera.
 
     Attributes:
@@ -38,7 +38,7 @@ class Lighting:
     headlight: float
 
 
-STILL_LIGHTING = Lighting(LAMP_PLACES, np.full(3, LAMP_LIGHT), HEADLIGHT)
+STILL_LIGHTING = Lights(LAMP_PLACES, np.full(3, LAMP_LIGHT), HEADLIGHT)
 
 
 class SceneDistractor(Distractor):
@@ -165,7 +165,7 @@ class MovingLights(SceneDistractor):
 
     def _show(self) -> None:
         headlight = HEADLIGHT + self.options.flicker * (BRIGHT_HEADLIGHT - HEADLIGHT)
-        self.unwrapped.lighting = Lighting(self.places(), self.diffuse(), headlight)
+        self.unwrapped.lighting = Lights(self.places(), self.diffuse(), headlight)
 
     def _get_noise(self) -> dict:
         arrays = {"angle": self._angle, "phase": self._phase, "glow": self._glow}

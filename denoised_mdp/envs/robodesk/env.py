@@ -1,7 +1,7 @@
 """RoboDesk (Kannan et al. 2021) with the television of Wang et al. 2022, as a Gymnasium environment.
 
 A Franka arm at a desk with a drawer, a sliding door, three buttons with lamps, and blocks. It runs on current
-MuJoCo; only the model files of the package `robodesk` are used. Distractors are in `robodesk_distractors`.
+MuJoCo; only the model files of the package `robodesk` are used. Distractors are in `envs.robodesk.distractors`.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def wood_brightness(headlight: float, diffuse: np.ndarray, places: np.ndarray) -
     """Return the desk colour that gives, without shadows, the brightness that the desks have with shadows.
 
     Args:
-        headlight, diffuse [3], places [3, 3]: see `denoised_mdp.envs.robodesk.distractors.Lighting`.
+        headlight, diffuse [3], places [3, 3]: see `denoised_mdp.envs.robodesk.distractors.Lights`.
     """
     slopes = places[:, 2] / np.linalg.norm(places, axis=1)  # of the light on the desk's top
     lights = np.array([headlight * (0.25 + 0.75), *(diffuse * slopes)])  # ambient, and seen from above
