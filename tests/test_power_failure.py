@@ -233,6 +233,18 @@ def test_checkpoints_on_a_disk_that_is_not_there_are_not_begun_anew(tmp_path, wh
     assert report(compare(whole, run))
 
 
+@pytest.mark.parametrize("part", ["new_replay", "announce"])
+def test_a_run_that_was_stopped_while_it_was_built_continues(tmp_path, whole, monkeypatch, part):
+    """Before its replay was made, and before its first row: the folder holds little of a training, and is one."""
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, part, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        assert main(command(run)) == 128 + signal.SIGTERM
+    assert (run / "replay").exists() is (part == "announce")
+    assert main(command(run)) == 0
+    assert report(compare(whole, run))
+
+
 def test_signals_at_any_moment(tmp_path, whole):
     """At the start, while rows are collected, in updates, evaluations and checkpoints: saved, and never a traceback."""
     rng, run, codes = random.Random(1), tmp_path / "run", []
@@ -246,7 +258,7 @@ def test_signals_at_any_moment(tmp_path, whole):
         os.kill(child, number)
         code, text = finish(child, pipe)
         assert "Traceback" not in text and "Exception" not in text, text
-        assert code in (0, 128 + number, -number)  # minus: before the trainer listened
+        assert code in (0, 128 + number, -number), text  # minus: before the trainer listened
         codes.append(code)
     assert len(set(codes)) > 1
     assert main(command(run)) == 0

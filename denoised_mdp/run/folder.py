@@ -91,7 +91,7 @@ class RunFolder:
     @property
     def exported(self) -> bool:
         """Whether it holds an exported agent: weights, and nothing of a training."""
-        return self.checkpoints.is_dir() and not self.trained
+        return any(self.checkpoints.glob("step_*")) and not self.trained
 
     @property
     def own(self) -> tuple[Path, ...]:
