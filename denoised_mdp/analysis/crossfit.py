@@ -112,15 +112,20 @@ def bootstrap_weights(episodes: int, draws: int = DRAWS) -> np.ndarray:
     return episodes * generator(0, "probe bootstrap").dirichlet(np.ones(episodes), draws)
 
 
+def student_over_normal(freedom: float) -> float:
+    """How much wider a 95 % interval is with quantiles of Student's t than with normal ones."""
+    from scipy.special import ndtri, stdtrit
+
+    return float(stdtrit(freedom, 0.975) / ndtri(0.975))
+
+
 def widened(draws: np.ndarray, value: np.ndarray, episodes: int) -> np.ndarray:
     """Draws [draws, ...] about their estimate [...], widened for few episodes.
 
     For a mean, random weights underestimate the standard error by sqrt((E - 1) / (E + 1)), and have normal
     quantiles instead of those of Student's t with E - 1 degrees of freedom.
     """
-    from scipy.special import ndtri, stdtrit
-
-    factor = math.sqrt((episodes + 1) / (episodes - 1)) * stdtrit(episodes - 1, 0.975) / ndtri(0.975)
+    factor = math.sqrt((episodes + 1) / (episodes - 1)) * student_over_normal(episodes - 1)
     return value + factor * (draws - value)
 
 

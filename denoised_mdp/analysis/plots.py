@@ -56,11 +56,11 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def save_figure(figure: Figure, path: Path) -> Path:
+def save_figure(figure: Figure, path: Path | str) -> Path:
     """Write a PNG atomically; see `run.folder.output_file`."""
     with output_file(path) as unfinished:
         figure.savefig(unfinished, format="png")
-    return path
+    return Path(path)
 
 
 def factor_heat_map(matrix: FactorMatrix, probe: str, title: str, note: str = "") -> Figure:

@@ -91,7 +91,7 @@ def write_results(
         lines.append(f"  {write_json(f'{stem}.json', about | {'results': [as_tree(one) for one in own]})}")
         write_csv(f"{stem}.csv", [row for one in own for row in as_rows(one, store)])
         for kind, figure in joint_plots.figures(grouped(own), joints, title).items():
-            save_figure(figure, stem.with_name(f"{stem.name}_{kind}.png"))
+            save_figure(figure, f"{stem}_{kind}.png")
     return lines
 
 

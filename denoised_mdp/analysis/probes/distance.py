@@ -75,7 +75,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
             steps = ", ".join(f"{name} {one.paired[world]:.2f}" for name, one in found.items() if world in one.paired)
             lines.append(f"  steps to the same situation in the world with {world}: {steps}")
         figure = distance_figure(tree["parts"], subject.label)
-        lines.append(f"  {save_figure(figure, stem.with_name(f'{stem.name}.png'))}")
+        lines.append(f"  {save_figure(figure, f'{stem}.png')}")
     return lines
 
 

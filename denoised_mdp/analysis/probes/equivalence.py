@@ -81,8 +81,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
         lines += [subject.label, *lines_of(tree)]
         lines.append(f"  {write_json(f'{stem}.json', about | tree)}")
         write_csv(f"{stem}.csv", _rows(tree))
-        picture = stem.with_name(f"{stem.name}.png")
-        lines.append(f"  {save_figure(equivalence_figure(tree), picture)}")
+        lines.append(f"  {save_figure(equivalence_figure(tree), f'{stem}.png')}")
     return lines
 
 

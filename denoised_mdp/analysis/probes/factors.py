@@ -73,7 +73,7 @@ def _draw(matrix: FactorMatrix, title: str, split: str, stem: Path) -> list[str]
     lines = []
     for probe in matrix.scores:
         figure = plots.factor_heat_map(matrix, probe, title, headline_text(matrix, probe, split))
-        lines.append(f"  {plots.save_figure(figure, stem.with_name(f'{stem.name}_{probe}.png'))}")
+        lines.append(f"  {plots.save_figure(figure, f'{stem}_{probe}.png')}")
     return lines
 
 

@@ -53,7 +53,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
     lines.append(f"  {write_json(f'{stem}.json', subject.about('similarity', options.measured()) | tree)}")
     write_csv(f"{stem}.csv", pairs)
     for name, figure in figures(tree).items():
-        lines.append(f"  {save_figure(figure, stem.with_name(f'{stem.name}_{name}.png'))}")
+        lines.append(f"  {save_figure(figure, f'{stem}_{name}.png')}")
     return lines
 
 

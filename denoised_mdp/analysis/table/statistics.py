@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
 from scipy.stats import trim_mean
+
+from denoised_mdp.analysis.crossfit import student_over_normal
 
 Scores = Sequence[np.ndarray]
 """of each task, [runs]"""
@@ -64,7 +65,7 @@ def widening(tasks: Scores) -> float:
     if not errors.any():
         return 1.0
     freedom = errors.sum() ** 2 / (errors**2 / (counts - 1)).sum()
-    return math.sqrt(counts.min() / (counts.min() - 1)) * stdtrit(freedom, 0.975) / ndtri(0.975)
+    return math.sqrt(counts.min() / (counts.min() - 1)) * student_over_normal(freedom)
 
 
 def interval(
