@@ -14,7 +14,7 @@ from denoised_mdp.analysis.plots import INK, color_of, literal, new_figure, plai
 from denoised_mdp.analysis.results import write_json, write_whole
 from denoised_mdp.analysis.table.plots import draw_seeds, legend_below
 from denoised_mdp.analysis.table.statistics import FEWEST, improvement, interval, iqm, mean
-from denoised_mdp.analysis.table.write import estimate, markdown
+from denoised_mdp.analysis.table.write import markdown, with_interval
 
 Row = Mapping[str, str]
 Arms = dict[str, list[Row]]
@@ -183,7 +183,7 @@ def table(rows: Sequence[Row]) -> str:
                 own, digits = values(runs, metric), digits_of(metric)
                 each = ", ".join("-" if value != value else f"{value:,.{digits}f}" for value in own)
                 scores = [known(runs, metric)] if len(known(runs, metric)) else None
-                whole = estimate(mean, scores, digits=digits, within=limits_of(metric))
+                whole = with_interval(mean, scores, digits=digits, within=limits_of(metric))
                 texts.append(f"{whole} ({each})" if scores else "-")
             body += [[label, *texts]] if set(texts) != {"-"} else []
         lines += [f"## {task}, {variant}", "", *markdown([["", *heads], *body]), ""]

@@ -28,7 +28,7 @@ from evidence_arms import key_of
 from denoised_mdp.analysis.results import write_json, write_whole
 from denoised_mdp.analysis.status import statuses
 from denoised_mdp.analysis.table.statistics import iqm, mean
-from denoised_mdp.analysis.table.write import estimate, markdown
+from denoised_mdp.analysis.table.write import markdown, with_interval
 from denoised_mdp.cli.grid import read_grid
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
@@ -108,7 +108,7 @@ def scores(cells: Sequence[Sequence[show.Row]], metric: str) -> list[np.ndarray]
 def number(cells: Sequence[Sequence[show.Row]], metric: str, statistic: Callable[..., np.ndarray] = mean) -> str:
     """A metric's mean, or another statistic, over cells of runs, with its interval."""
     limits = show.limits_of(metric)
-    return estimate(statistic, scores(cells, metric), digits=show.digits_of(metric), within=limits)
+    return with_interval(statistic, scores(cells, metric), digits=show.digits_of(metric), within=limits)
 
 
 def cell_table(arms: show.Arms) -> list[str]:

@@ -62,7 +62,7 @@ def by_variant(table: Table) -> Rows:
     rows = [["", *table.methods]]
     for variant in table.variants:
         scores = [table.scores(method, variant) for method in table.methods]
-        rows.append([variant, *(estimate(mean, one) for one in scores)])
+        rows.append([variant, *(with_interval(mean, one) for one in scores)])
     return rows
 
 
@@ -72,7 +72,7 @@ def aggregates(table: Table) -> Rows:
     everyone = [entry.run for entry in table.entries]
     for method in table.methods:
         scores, runs = table.scores(method), table.runs(method)
-        cells = [estimate(statistic, scores) for statistic in (iqm, mean, median)]
+        cells = [with_interval(statistic, scores) for statistic in (iqm, mean, median)]
         cells += [_mean_text(probed(runs, everyone, name), 2) for name in PROBES]
         sizes = {parameters(run.path) for run in runs} - {None}
         cells.append(" to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)})) if sizes else "-")
@@ -87,7 +87,7 @@ def improvements(table: Table) -> Rows:
     rows = [["", *table.methods]]
     for one in table.methods:
         cells = (
-            "" if two == one else estimate(improvement, scores[one], scores[two], digits=2, within=(0.0, 1.0))
+            "" if two == one else with_interval(improvement, scores[one], scores[two], digits=2, within=(0.0, 1.0))
             for two in table.methods
         )
         rows.append([one, *cells])
@@ -154,7 +154,7 @@ def core_hours(run: RunData) -> float:
     return run.speed.seconds * threads[-1] / 3600
 
 
-def estimate(
+def with_interval(
     statistic: Callable[..., np.ndarray],
     *methods: Sequence[np.ndarray] | None,
     digits: int | None = None,
