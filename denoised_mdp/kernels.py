@@ -25,6 +25,8 @@ SOURCE = Path(__file__).with_suffix(".c")
 # Sums in any order, as PyTorch's; numbers that are none or infinite stay so.
 MATHEMATICS = "-fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -freciprocal-math"
 FLAGS = f"-O3 -march=native {MATHEMATICS} -fopenmp -shared -fPIC".split()
+WHOLE_VECTORS = "-mprefer-vector-width=512"
+"""where there is AVX-512: compilers otherwise use half of it"""
 PATIENCE = 120
 """seconds for the compiler"""
 MOST = 2048
@@ -47,12 +49,14 @@ def library() -> ctypes.CDLL | None:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None or os.environ.get("DENOISED_MDP_KERNELS") == "0":
         return None
-    made_from = (SOURCE.read_bytes(), _processor(), compiler.encode(), " ".join(FLAGS).encode())
+    processor = _processor()
+    flags = [*FLAGS, *([WHOLE_VECTORS] if b" avx512f " in processor else [])]
+    made_from = (SOURCE.read_bytes(), processor, compiler.encode(), " ".join(flags).encode())
     name = hashlib.sha256(b"\n".join(made_from)).hexdigest()[:16]
     path = cache_folder() / f"kernels-{name}.so"
     try:
         if not path.exists():
-            _compile(compiler, path)
+            _compile([compiler, *flags], path)
         found = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError):
         return None
@@ -70,12 +74,12 @@ def _processor() -> bytes:
     return b"".join(line for line in lines if line.startswith((b"flags", b"Features")))
 
 
-def _compile(compiler: str, path: Path) -> None:
-    """Make the library, whole or not at all: several processes may do it at once."""
+def _compile(command: list[str], path: Path) -> None:
+    """Make the library by a compiler with flags, whole or not at all: several processes may do it at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
     try:
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(temporary), "-lm"]
+        command = [*command, str(SOURCE), "-o", str(temporary), "-lm"]
         subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
         os.replace(temporary, path)
     finally:
