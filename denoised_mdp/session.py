@@ -174,10 +174,14 @@ class Session:
                 stacklevel=2,
             )
 
+    @property
+    def parameters(self) -> int:
+        """Of all that acts or learns, see `Agent.parameter_counts`."""
+        return sum(self.agent.parameter_counts().values())
+
     def announce(self) -> None:
         """Say what is about to happen, before it takes hours."""
         config, step = self.config, self.trainer.step
-        parameters = sum(self.agent.parameter_counts().values())
         acts = f", acts on {self.player.device}" if self.player.device != self.agent.device else ""
         begins = f"continuing at step {step:,}" if step else "starting"
         model, policy = config.method
@@ -185,7 +189,7 @@ class Session:
         print(
             f"{self.run.path}: {begins}, to step {config.train.total_steps:,}; {config.env.task} with"
             f" {', '.join(config.distractors) or 'no distractors'}; {learner},"
-            f" {parameters:,} parameters; {self.agent.device}, {self.precision}{acts}",
+            f" {self.parameters:,} parameters; {self.agent.device}, {self.precision}{acts}",
             flush=True,
         )
 
@@ -270,7 +274,8 @@ def _train(config: Config, run: RunFolder, stop: StopRequest) -> bool:
     with contextlib.closing(session):
         save_config(config, run.config)  # what may change in a continued run, once its checkpoint has loaded
         session.announce()
-        record_start(run.machine, trainer.step, session.agent.device, session.precision, session.player.device)
+        where = session.agent.device, session.precision, session.player.device
+        record_start(run.machine, trainer.step, session.parameters, *where)
         with trainer.progress:
             trainer.run_to_end()
         return not stop.requested

@@ -8,16 +8,21 @@ import pytest
 import torch
 from small_runs import tiny
 
+from denoised_mdp.analysis.report.data import read_run
+from denoised_mdp.analysis.table.write import parameters
 from denoised_mdp.run.machine import cpu_name, record_start
 from denoised_mdp.session import train
 
 
-def test_every_start_adds_a_line(tmp_path):
+def test_every_start_adds_a_line(tmp_path, capsys):
     train(tiny(tmp_path / "run", "train.total_steps=80"))
     train(tiny(tmp_path / "run", "train.total_steps=120"))
     rows = [json.loads(line) for line in (tmp_path / "run" / "machine.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 80]
     assert all(row["precision"] == "float32" and row["device"] == "cpu" for row in rows)
+    announced = capsys.readouterr().out
+    assert all(f" {row['parameters']:,} parameters;" in announced for row in rows)
+    assert parameters(read_run(tmp_path / "run")) == rows[-1]["parameters"]
     assert all(row["cores"] == os.cpu_count() and row["pytorch"] == torch.__version__ for row in rows)
 
 
@@ -28,4 +33,4 @@ def test_name_of_the_processor_is_the_systems():
 
 def test_a_disk_that_refuses_does_not_end_a_training(tmp_path):
     with pytest.warns(UserWarning, match="will not know the machine"):
-        record_start(tmp_path / "missing" / "machine.jsonl", 0, torch.device("cpu"), "float32", torch.device("cpu"))
+        record_start(tmp_path / "missing" / "machine.jsonl", 0, 1, torch.device("cpu"), "float32", torch.device("cpu"))

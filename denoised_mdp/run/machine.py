@@ -73,14 +73,16 @@ def describe(device: torch.device, precision: str) -> dict[str, Any]:
     }
 
 
-def record_start(path: Path, step: int, device: torch.device, precision: str, acts_on: torch.device) -> None:
-    """Append one line to `path`: time, step and machine of a start; a full disk is only a warning."""
+def record_start(
+    path: Path, step: int, parameters: int, device: torch.device, precision: str, acts_on: torch.device
+) -> None:
+    """Append one line to `path`: time, step, parameters and machine of a start; a full disk is only a warning."""
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     try:
         if os.path.lexists(path):
             regular(path)  # a pipe would wait for a reader
         with open(path, "a", encoding="utf-8") as file:
             about = describe(device, precision) | {"acts_on": str(acts_on)}
-            file.write(json.dumps({"started": when, "step": step, **about}) + "\n")
+            file.write(json.dumps({"started": when, "step": step, "parameters": parameters, **about}) + "\n")
     except OSError as error:
         warnings.warn(f"{path} cannot be written ({error.strerror}): reports will not know the machine.", stacklevel=2)

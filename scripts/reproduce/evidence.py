@@ -138,7 +138,7 @@ def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[
         "step": step,
         "updates": round(np.nan_to_num(logged("train/updates"))),
         "cpu_hours": core_hours(run) * min(1.0, step / max(run.step, 1)),
-        "parameters": parameters(run.path) or math.nan,
+        "parameters": parameters(run) or math.nan,
         "random": float(random.mean()),
         "random_error": standard_error(random),
         "return": float(np.mean(played["train"])),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from denoised_mdp.analysis.report.choice import common_options, results_at_common_step
 from denoised_mdp.analysis.report.data import BROKEN, RunData
@@ -17,8 +16,6 @@ from denoised_mdp.analysis.results import write_csv, write_whole
 from denoised_mdp.analysis.table.cells import Table
 from denoised_mdp.analysis.table.plots import draw
 from denoised_mdp.analysis.table.statistics import FEWEST, improvement, interval, iqm, mean, median
-from denoised_mdp.run import checkpoint as checkpoints
-from denoised_mdp.run.folder import RunFolder
 
 Rows = list[list[str]]
 """cells of a table, the header first"""
@@ -74,7 +71,7 @@ def aggregates(table: Table) -> Rows:
         scores, runs = table.scores(method), table.runs(method)
         cells = [with_interval(statistic, scores) for statistic in (iqm, mean, median)]
         cells += [_mean_text(probed(runs, everyone, name), 2) for name in PROBES]
-        sizes = {parameters(run.path) for run in runs} - {None}
+        sizes = {parameters(run) for run in runs} - {None}
         cells.append(" to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)})) if sizes else "-")
         cells += [_mean_text([core_hours(run) for run in runs], 1), f"{len(runs)}"]
         rows.append([method, *cells])
@@ -107,7 +104,7 @@ def per_run(table: Table) -> list[dict[str, Any]]:
             "step": table.budget,
             "return": entry.score,
             **{name: next(iter(probed([entry.run], everyone, name)), math.nan) for name in PROBES},
-            "parameters": parameters(entry.run.path) or math.nan,
+            "parameters": parameters(entry.run) or math.nan,
             "core_hours": core_hours(entry.run),
         }
         for entry in table.entries
@@ -127,16 +124,10 @@ def probed(runs: Sequence[RunData], everyone: Sequence[RunData], name: str) -> l
     return values
 
 
-def parameters(path: Path) -> int | None:
-    """Weights in the newest checkpoint, target nets included; None without a readable one."""
-    folder = RunFolder(path).checkpoints
-    try:
-        step = checkpoints.list_steps(folder)[-1]
-        with safe_open(folder / f"step_{step:09d}" / "tensors.safetensors", "np") as file:
-            names = [name for name in file.keys() if name.startswith("agent/weights/")]  # noqa: SIM118
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-    except (*BROKEN, SafetensorError):
-        return None
+def parameters(run: RunData) -> int | None:
+    """Parameters of all that acts or learns, as its last start recorded them; None if none did."""
+    counts = [start.get("parameters") for start in run.machine]
+    return next((count for count in reversed(counts) if isinstance(count, int)), None)
 
 
 def core_hours(run: RunData) -> float:
