@@ -21,7 +21,7 @@ REGISTER = {
     "register_policy": "denoised_mdp.agents.world_model_agent",
     "register_agent": "denoised_mdp.agents.registry",
     "register_model": "denoised_mdp.agents.world_model_agent",
-    "register_table": "denoised_mdp.config.compose",
+    "register_table": "denoised_mdp.config.choices",
     "register_probe": "denoised_mdp.analysis.probes",
 }
 """what plug-ins call, and where it is: see docs/extending.md"""

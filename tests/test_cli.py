@@ -17,7 +17,7 @@ import torch
 
 from denoised_mdp.cli import main as cli
 from denoised_mdp.config import load_config, read_config
-from denoised_mdp.config.compose import all_options
+from denoised_mdp.config.choices import all_options
 from denoised_mdp.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,7 +10,7 @@ import pytest
 from denoised_mdp.cli.completion import complete, script, values
 from denoised_mdp.cli.machine import SHELLS
 from denoised_mdp.config import load_config
-from denoised_mdp.config.compose import GROUPS, all_options, choices, latent_names
+from denoised_mdp.config.choices import GROUPS, all_options, choices, latent_names
 from denoised_mdp.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent

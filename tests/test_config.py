@@ -13,7 +13,8 @@ from denoised_mdp.cli.help import train_help
 from denoised_mdp.cli.sweep import translate_multirun
 from denoised_mdp.config import as_tree, default_run_dir, differences, load_config, read_config, save_config
 from denoised_mdp.config.agents import CURLConfig
-from denoised_mdp.config.compose import all_options, choices, config_folder, flatten, latents
+from denoised_mdp.config.choices import all_options, choices, config_folder, latents
+from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.schema import BackpropConfig, Config, ReinforceConfig, RePoConfig, SACConfig
 from denoised_mdp.envs import DISTRACTORS, make_env
 from denoised_mdp.envs.distractors import Distractor

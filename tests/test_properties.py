@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from denoised_mdp.cli.sweep import translate_multirun
 from denoised_mdp.config import MAY_CHANGE, as_tree, differences, load_config, read_config, save_config
-from denoised_mdp.config.compose import GROUPS, all_options, choices
+from denoised_mdp.config.choices import GROUPS, all_options, choices
 from denoised_mdp.config.schema import AGENTS, POLICIES, Config, ModelConfig
 from denoised_mdp.config.validate import as_text, build
 from denoised_mdp.envs import DISTRACTORS

@@ -7,7 +7,7 @@ import torch
 
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
-from denoised_mdp.config.compose import choices
+from denoised_mdp.config.choices import choices
 from denoised_mdp.models.structure import LatentSpec, Table
 
 X = LatentSpec("x", sees_action=True, seen_by_policy=True, free=True)

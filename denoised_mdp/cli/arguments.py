@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
 
 def _key(flag: str, exact: bool = False) -> str | None:
     """Return the option or group that has the name of a flag, at least as its last part, or else the nearest one."""
-    from denoised_mdp.config.compose import GROUPS, all_options
+    from denoised_mdp.config.choices import GROUPS, all_options
 
     word, keys = flag.lstrip("-").replace("-", "_"), [*GROUPS, *all_options()]
     ends = {key.rpartition(".")[2]: key for key in reversed(keys)}  # of several keys with one end, the first

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from denoised_mdp.config.compose import GROUPS, all_options, choices
+from denoised_mdp.config.choices import GROUPS, all_options, choices
 from denoised_mdp.envs.suites import all_tasks
 from denoised_mdp.errors import UserError
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.config.compose import choices, config_folder, is_hydra, split, value_of
+from denoised_mdp.config.choices import choices, config_folder
+from denoised_mdp.config.overrides import is_hydra, split, value_of
 from denoised_mdp.config.validate import as_text
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.files import read_yaml

@@ -7,7 +7,7 @@ import textwrap
 from typing import Any
 
 from denoised_mdp.config import load_config
-from denoised_mdp.config.compose import choices
+from denoised_mdp.config.choices import choices
 from denoised_mdp.config.schema import AGENTS, MODELS, POLICIES, Config, ModelConfig
 from denoised_mdp.config.validate import as_text
 from denoised_mdp.envs.options import DISTRACTORS

@@ -20,21 +20,9 @@ from unittest import mock
 from denoised_mdp.analysis.status import status_of
 from denoised_mdp.cli.grid import Job, of_grid, read_grid
 from denoised_mdp.config import MAY_CHANGE, differences, expanded, load_config, read_config
-from denoised_mdp.config.compose import (
-    GROUPS,
-    QUOTED,
-    TEXTS,
-    check_choice,
-    choices,
-    distractor_sets,
-    explain,
-    flatten,
-    is_hydra,
-    merge,
-    parse,
-    split,
-    value_of,
-)
+from denoised_mdp.config.choices import GROUPS, choices
+from denoised_mdp.config.compose import explain, flatten, merge
+from denoised_mdp.config.overrides import QUOTED, TEXTS, check_choice, distractor_sets, is_hydra, parse, split, value_of
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import as_text
 from denoised_mdp.errors import UserError

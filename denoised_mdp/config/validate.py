@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from denoised_mdp.config.compose import unknown
+from denoised_mdp.config.choices import unknown
 from denoised_mdp.config.schema import AGENTS, MODELS, POLICIES, ModelConfig
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError, did_you_mean, one_line

@@ -10,7 +10,8 @@ import numpy as np
 
 from denoised_mdp.analysis.report.data import RunData
 from denoised_mdp.config import as_tree, differences
-from denoised_mdp.config.compose import all_options, flatten
+from denoised_mdp.config.choices import all_options
+from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import as_text
 from denoised_mdp.errors import UserError, did_you_mean

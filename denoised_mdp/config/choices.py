@@ -1,0 +1,115 @@
+"""What a configuration can be made of: groups and their choices, YAML files, tables of latents, all options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from denoised_mdp.config.schema import AGENTS, MODELS, POLICIES, TABLES, Config
+from denoised_mdp.envs.options import DISTRACTORS
+from denoised_mdp.envs.suites import SUITES
+from denoised_mdp.errors import UserError, did_you_mean, one_line
+from denoised_mdp.models.structure import LatentSpec
+from denoised_mdp.options import walk
+
+ALIASES = {"env.id": "env.task"}  # what an environment of Gymnasium calls the same
+# groups whose choices need no file
+REGISTRIES = {"env": SUITES, "distractors": DISTRACTORS, "agent": AGENTS, "policy": POLICIES}
+GROUPS = ("env", "distractors", "agent", "model", "policy", "preset")
+KINDS = {"agent": AGENTS, "policy": POLICIES, "model": MODELS}  # groups whose options depend on the choice
+HELP = " 'denoised-mdp train --help' lists them."
+
+
+def config_folder() -> Path:
+    """Return the folder of YAML files: in the package when installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
+
+
+def choices(group: str) -> tuple[str, ...]:
+    """Return the choices of a group, e.g. ``("2b", "2c", "dreamer")`` for ``model``."""
+    if group == "model":
+        return (*_files(group), *TABLES)
+    return tuple(REGISTRIES[group]) if group in REGISTRIES else _files(group)
+
+
+def register_table(path: Path | str) -> None:
+    """Make a table of latents of your own known as ``model=NAME``: `path` is NAME.yaml, as those of ``configs/model``.
+
+    Raises:
+        UserError: there is no such file, or another table has its name.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"There is no table of latents {path}.")
+    if path.stem in _files("model"):
+        raise UserError(f"There is a model {path.stem!r} already: choose another name for {path}.")
+    TABLES.register(path.stem, path)
+
+
+@cache
+def _files(group: str) -> tuple[str, ...]:
+    folder = config_folder() / group
+    files = (path.relative_to(folder) for path in folder.rglob("*.yaml"))
+    return tuple(sorted(file.with_suffix("").as_posix() for file in files))
+
+
+def read_file(name: str) -> dict[str, Any]:
+    """Return what a file of ``configs/`` says; nothing where there is none."""
+    from omegaconf import OmegaConf
+
+    group, _, choice = name.partition("/")
+    file = config_folder() / f"{name}.yaml"
+    if group == "model" and choice in TABLES:
+        file = TABLES[choice]
+    return OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
+
+
+@cache
+def latents(model: str) -> tuple[str, ...]:
+    """Return the names of the latents of one table in ``configs/model``."""
+    return tuple(key for key, row in read_file(f"model/{model}").items() if isinstance(row, dict))
+
+
+def latent_names() -> tuple[str, ...]:
+    """Return the names of the latents of all tables."""
+    return tuple(dict.fromkeys(name for model in choices("model") for name in latents(model)))
+
+
+def all_options() -> dict[str, tuple[Any, Mapping[str, Any]]]:
+    """Return default, and help and limits, of every option that can be set, by its dotted key."""
+    groups = [("", Config())]
+    for group, kinds in KINDS.items():
+        groups += [(f"{group}.", kind()) for kind in kinds.values()]
+    groups += [(f"distractors.{name}.", kind.Options()) for name, kind in DISTRACTORS.items()]
+    groups += [(f"model.{name}.", LatentSpec(name)) for name in latent_names()]
+    found: dict[str, tuple[Any, Mapping[str, Any]]] = {}
+    for key, *rest in (row for prefix, options in groups for row in walk(options, prefix)):
+        found.setdefault(key, tuple(rest))
+    return found | {alias: found[key] for alias, key in ALIASES.items()}
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that no configuration has; a whole group, as in ``model.x={belief: 60}``, is right as well."""
+    if key in ("agent.name", "model.name", "model.kind", "policy.name"):
+        group = key.partition(".")[0]
+        raise UserError(f"{key} cannot be set by itself; choose one with {group}={'|'.join(choices(group))}.")
+    if key not in GROUPS and not any(f"{known}.".startswith(f"{key}.") for known in all_options()):
+        raise UserError(unknown(key))
+
+
+def unknown(key: str) -> str:
+    """Say of a key that the configuration does not have what could be meant."""
+    what, end, keys = f"unknown option '{one_line(key, 200)}'", key.rpartition(".")[2], list(all_options())
+    for group, kinds in KINDS.items():
+        owners = [name for name, kind in kinds.items() if key in (known for known, *_ in walk(kind(), f"{group}."))]
+        if owners:
+            return f"{what}: only {group}={'|'.join(owners)} has this option."
+    if end in ("beta", "beta_y"):
+        return f"{what}. Did you mean 'model.kl.beta'? (model.y.beta: of one latent.)"
+    near = [known for known in keys if known.rpartition(".")[2] == end]
+    near = near or [*keys, *GROUPS, *(known.partition(".")[0] for known in keys)]
+    hint = did_you_mean(key, near)
+    return f"{what}.{hint if 'mean' in hint or len(near) < 10 else HELP}"

@@ -1,0 +1,97 @@
+"""Words of a command line, ``key=value``, in Hydra's grammar, so that sweeps read the same; texts need no quotes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from denoised_mdp.config.choices import ALIASES, GROUPS, check_key, choices
+from denoised_mdp.errors import UserError, did_you_mean
+
+QUOTED = re.compile(r"""(['"])(\\.|(?!\1)[^\\])*\1""")
+TEXTS = ("run_dir", "env.task", "env.clips", "train.device")  # free texts: taken as they are, commas and all
+
+
+def split(text: str) -> tuple[str, str]:
+    """Split ``key=value`` and check the key."""
+    if re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text):  # they would break files and messages
+        raise UserError(f"{ascii(text)}: control characters and bytes that are not UTF-8 cannot be used.")
+    key, equals, value = (part.strip() for part in text.removeprefix("++").partition("="))
+    if not equals or not key:
+        group = next((group for group in reversed(GROUPS) if text in choices(group)), None)
+        hint = f" Did you mean '{group}={text}'?" if group else ""
+        if (Path(text) / "config.yaml").is_file():
+            hint = " To continue a run, repeat the command that began it."
+        raise UserError(f"'{text}' is not of the form key=value.{hint} See 'denoised-mdp train --help'.")
+    key = ALIASES.get(key, key)
+    if not is_hydra(key):
+        check_key(key)
+    return key, value
+
+
+def is_hydra(key: str) -> bool:
+    """Whether an option is one of Hydra itself."""
+    return re.match(r"[+~]*hydra[./]", key) is not None
+
+
+def value_of(key: str, text: str) -> Any:
+    """The one value that an override has."""
+    if is_hydra(key):
+        raise UserError(f"{key}={text}: options of Hydra itself need --multirun.")
+    if key == "distractors":
+        sets = distractor_sets(text)
+    elif key in GROUPS:
+        sets = [check_choice(key, name) for name in text.split(",")]
+    elif key in TEXTS and text != "null" and not QUOTED.fullmatch(text):
+        sets = [text]
+    else:
+        override = parse(key, text)
+        sets = [] if override.is_sweep_override() else [override.value()]
+    if len(sets) != 1:
+        raise UserError(
+            f"{key}={text}: several values. To train a run for each, add --multirun, or choose among those of sweep= by"
+            " sweep.AXIS=..."
+        )
+    return sets[0]
+
+
+def check_choice(group: str, text: str) -> str:
+    """Return the name of a choice without quotes; refuse what is no choice of the group."""
+    name = text.strip("'\"")
+    if name not in choices(group):
+        raise UserError(f"{group}={text}: unknown choice.{did_you_mean(name, choices(group))}")
+    return name
+
+
+def parse(key: str, value: str) -> Any:
+    """Parse one override with Hydra's own grammar; returns Hydra's Override."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_override(f"{key}={value}")
+    except (HydraException, ValueError, RecursionError) as error:
+        raise UserError(f"{key}={value}: not understood; quote a value with special characters.") from error
+
+
+def distractor_sets(text: str) -> list[dict[str, Any]]:
+    """Return the sets of distractors that a text means, each a mapping of names to options.
+
+    ``none``, ``a,b``, ``[a,b]`` and ``{a: {strength: 2}, b: {}}`` are one set; ``[a,b],[c],none`` are three.
+    """
+    if text.startswith("{"):
+        sets = [parse("distractors", text).value()]
+        if not isinstance(sets[0], dict):
+            raise UserError(f"distractors={text}: sweep over names, as in distractors=[a,b],[c],none.")
+    else:
+        parts = re.split(r",(?![^[]*\])", text) if "[" in text else [text]  # at commas outside of brackets
+        lists = [re.sub(r"^\s*\[(.*)\]\s*$", r"\1", part).split(",") for part in parts]
+        sets = [dict.fromkeys(name.strip(" '\"") for name in names) for names in lists]
+        sets = [{} if list(names) in ([""], ["none"], ["null"]) else names for names in sets]
+    for name, options in ((name, options) for names in sets for name, options in names.items()):
+        if name not in choices("distractors"):
+            raise UserError(f"unknown distractor '{name}'.{did_you_mean(str(name), choices('distractors'))}")
+        if not isinstance(options, dict | None):
+            raise UserError(f"distractors.{name}={options}: must be a group of options.")
+    return [{name: options or {} for name, options in names.items()} for names in sets]
