@@ -57,7 +57,7 @@ NOTES = (
     "Recall and leakage: R² of the signal and of the noise from what the policy sees, by ridge regression. Untrained:"
     " the same net with initial weights on the same episodes; its memory knows the actions. Action change: mean change"
     " of an action under other distractors (range 2). Invariance: distance under other distractors, divided by that"
-    " between states. Parameters: all weights, target nets included. Core hours: CPU hours of the"
+    " between states. Parameters: of all that acts or learns, target nets left out. Core hours: CPU hours of the"
     " learner's process; of runs that logged none, wall-clock hours times threads.",
 )
 
