@@ -20,7 +20,6 @@ from denoised_mdp.hooks import looking_hooks
 from denoised_mdp.progress import Training, shown
 from denoised_mdp.replay.batches import Batches, choose_source
 from denoised_mdp.replay.rings import Rings
-from denoised_mdp.replay.segments import Recent
 from denoised_mdp.replay.starts import StoredLatents
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.environments import environment_maker
@@ -102,8 +101,7 @@ class Session:
             self.starts.restore(state["latents"])
         wanted = self.agent.batch_spec
         sizes = wanted.batch_size, wanted.segment_length
-        recent = Recent(round(config.replay.recent * wanted.batch_size), config.replay.recent_rows)
-        batches = Batches(self.replay, source, *sizes, random, wanted.lead, self.starts, recent)
+        batches = Batches(self.replay, source, *sizes, random, wanted.lead, self.starts)
         if config.train.processes > 1:
             leader = Leader(self.agent, config, actions=actions, can_terminate=ends)
             parts.callback(leader.close)

@@ -72,10 +72,6 @@ class ReplayConfig:
         " auto (disk; with a GPU, its memory if half of it suffices, else prefetch)",
         choices=("auto", "disk", "prefetch", "device"),
     )
-    recent: float = option(
-        0.0, "share of each batch's segments that begin in the newest rows; the rest in all alike", low=0.0, high=1.0
-    )
-    recent_rows: int = option(2_500, "how many of the newest rows", low=1)
     latents: bool = option(
         False, "keep the latents of rows, in memory and checkpoints: segments begin from that of the row before"
     )

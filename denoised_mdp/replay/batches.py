@@ -10,7 +10,6 @@ import torch
 from denoised_mdp.replay.on_device import OnDeviceReplay
 from denoised_mdp.replay.prefetch import Prefetch
 from denoised_mdp.replay.rings import Rings
-from denoised_mdp.replay.segments import EVERYTHING, Recent
 from denoised_mdp.replay.starts import StoredLatents
 
 Source = Rings | Prefetch | OnDeviceReplay
@@ -19,9 +18,8 @@ Source = Rings | Prefetch | OnDeviceReplay
 class Batches:
     """Batches of one size from a replay.
 
-    source: draws them: the replay itself, or what reads it. random: decides which rows are drawn. lead, rows before
-    each segment, and `recent`: see `choose_segments`. starts: batches then say in "start" [1, B, width] what segments
-    begin from.
+    source: draws them: the replay itself, or what reads it. random: decides which rows are drawn. lead: rows before
+    each segment, see `choose_segments`. starts: batches then say in "start" [1, B, width] what segments begin from.
     """
 
     def __init__(
@@ -33,11 +31,9 @@ class Batches:
         random: np.random.Generator,
         lead: int = 0,
         starts: StoredLatents | None = None,
-        recent: Recent = EVERYTHING,
     ):
         self.replay, self.source, self.random = replay, source, random
-        self.starts = starts
-        self.asked = batch_size, segment_length, random, lead, recent
+        self.sizes, self.lead, self.starts = (batch_size, segment_length), lead, starts
 
     def add(self, number: int, row: Any) -> None:
         """Append a row of environment `number`; see `Replay.add`."""
@@ -45,9 +41,9 @@ class Batches:
 
     def sample(self, *, more: bool = False) -> dict[str, np.ndarray | torch.Tensor]:
         """Draw a batch; see `Replay.sample`. more: the next one is drawn before a row is added."""
-        batch = self.source.sample(*self.asked)
+        batch = self.source.sample(*self.sizes, self.random, self.lead)
         if more and isinstance(self.source, Prefetch):
-            self.source.begin(*self.asked)
+            self.source.begin(*self.sizes, self.random, self.lead)
         if self.starts is not None:
             batch["start"] = self.starts.before(*self.source.chosen)
         return batch

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from denoised_mdp.replay.rings import Rings
-from denoised_mdp.replay.segments import EVERYTHING, Recent, choose_segments
+from denoised_mdp.replay.segments import choose_segments
 
 CHUNK = 4096
 """rows that are copied at a time when a run continues"""
@@ -31,11 +31,9 @@ class OnDeviceReplay:
         """Whether `needed` bytes are at most half of a GPU's free memory; the other half is for learning."""
         return device.type == "cuda" and 2 * needed <= torch.cuda.mem_get_info(device)[0]
 
-    def sample(
-        self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0, recent: Recent = EVERYTHING
-    ) -> dict[str, Tensor]:
+    def sample(self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0) -> dict[str, Tensor]:
         """As `Rings.sample`, with tensors on the device."""
-        source, rows = choose_segments(self.rings.rings, batch_size, length, rng, lead, recent)  # [B], [T, B]
+        source, rows = choose_segments(self.rings.rings, batch_size, length, rng, lead)  # [B], [T, B]
         self.chosen = source, rows
         for ring in range(len(self._copied)):
             self._copy(ring)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from denoised_mdp.replay.rings import Rings
-from denoised_mdp.replay.segments import EVERYTHING, Recent, choose_segments, read_segments
+from denoised_mdp.replay.segments import choose_segments, read_segments
 from denoised_mdp.seeding import generator_state, restore_generator
 
 
@@ -28,29 +28,27 @@ class Prefetch:
         self._thread = ThreadPoolExecutor(1, "prefetch")
         self._next: tuple[Any, tuple, Future, dict] | None = None  # question, rows, answer, the generator's state then
 
-    def begin(
-        self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0, recent: Recent = EVERYTHING
-    ) -> None:
+    def begin(self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0) -> None:
         """Start to read what `sample` would return now; `rng` is not advanced.
 
         Raises:
             UserError: no episode is long enough.
         """
         twin = restore_generator(generator_state(rng))
-        question = self._question(batch_size, length, rng, lead, recent)
-        source, rows = choose_segments(self.rings.rings, batch_size, length, twin, lead, recent)
+        question = self._question(batch_size, length, rng, lead)
+        source, rows = choose_segments(self.rings.rings, batch_size, length, twin, lead)
         self._next = question, (source, rows), self._thread.submit(self._read, source, rows), generator_state(twin)
 
     def sample(
-        self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0, recent: Recent = EVERYTHING
+        self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0
     ) -> dict[str, np.ndarray | torch.Tensor]:
         """As `Rings.sample`."""
         begun, self._next = self._next, None
-        if begun is not None and begun[0] == self._question(batch_size, length, rng, lead, recent):
+        if begun is not None and begun[0] == self._question(batch_size, length, rng, lead):
             _, self.chosen, future, rng.bit_generator.state = begun
             self.hits += 1
             return future.result()
-        self.chosen = choose_segments(self.rings.rings, batch_size, length, rng, lead, recent)
+        self.chosen = choose_segments(self.rings.rings, batch_size, length, rng, lead)
         return self._read(*self.chosen)
 
     def close(self) -> None:
@@ -58,9 +56,9 @@ class Prefetch:
         self._thread.shutdown()
         self.rings.close()
 
-    def _question(self, batch_size: int, length: int, rng: np.random.Generator, lead: int, recent: Recent) -> tuple:
+    def _question(self, batch_size: int, length: int, rng: np.random.Generator, lead: int) -> tuple:
         """Everything that determines a batch."""
-        return batch_size, length, lead, recent, generator_state(rng), [ring.total for ring in self.rings.rings]
+        return batch_size, length, lead, generator_state(rng), [ring.total for ring in self.rings.rings]
 
     def _read(self, source: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray | torch.Tensor]:
         batch = read_segments(self.rings.rings, source, rows)

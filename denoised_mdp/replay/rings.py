@@ -16,7 +16,7 @@ import numpy as np
 
 from denoised_mdp.errors import UserError
 from denoised_mdp.replay.ring import Replay
-from denoised_mdp.replay.segments import EVERYTHING, Recent, choose_segments, read_segments
+from denoised_mdp.replay.segments import choose_segments, read_segments
 
 
 class Rings:
@@ -105,11 +105,9 @@ class Rings:
         for ring in self.rings:
             ring.crosses = True
 
-    def sample(
-        self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0, recent: Recent = EVERYTHING
-    ) -> dict[str, np.ndarray]:
-        """Sample segments, each of one ring, all starts equally likely but for the `recent`; see `Replay.sample`."""
-        self.chosen = choose_segments(self.rings, batch_size, length, rng, lead, recent)
+    def sample(self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0) -> dict[str, np.ndarray]:
+        """Sample segments, each of one ring, all starts equally likely; see `Replay.sample`."""
+        self.chosen = choose_segments(self.rings, batch_size, length, rng, lead)
         return read_segments(self.rings, *self.chosen)
 
     def flush(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,31 +13,10 @@ if TYPE_CHECKING:
     from denoised_mdp.replay.ring import Replay
 
 
-class Recent(NamedTuple):
-    """A part of each batch that comes from the newest rows.
-
-    A policy acts where its model is too optimistic. What came of it corrects the model once it is learned from, and in
-    a long replay the newest rows are seldom drawn.
-    """
-
-    segments: int = 0
-    """of a batch"""
-    starts: int = 1
-    """they begin at one of the newest so many, of all replays together"""
-
-
-EVERYTHING = Recent()
-
-
 def choose_segments(
-    replays: Sequence[Replay],
-    batch_size: int,
-    length: int,
-    rng: np.random.Generator,
-    lead: int = 0,
-    recent: Recent = EVERYTHING,
+    replays: Sequence[Replay], batch_size: int, length: int, rng: np.random.Generator, lead: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose segments of several replays, all starts equally likely, but for the `recent` ones: see `Replay.stretches`.
+    """Choose segments of several replays, all starts equally likely: see `Replay.stretches`.
 
     lead: so many earlier rows of the same stretch come with each; before its first row, that is repeated.
 
@@ -60,27 +39,11 @@ def choose_segments(
             f" {rows.max(initial=0):,} of its {sum(map(len, replays)):,} rows. Set a smaller train.segment_length or a"
             f" larger {larger}."
         )
-    owner = np.repeat(np.arange(len(replays)), [len(table[0]) for table in tables])  # of each stretch
-    chosen = rng.integers(ends[-1], size=batch_size - recent.segments)  # numbers among all starts
-    if recent.segments:
-        starts = np.bincount(owner, counts, len(replays)).astype(int)  # of each replay
-        chosen = np.append(chosen, _newest(starts, recent, rng))  # [B]
+    chosen = rng.integers(ends[-1], size=batch_size)  # [B], numbers among all starts
     stretch = np.searchsorted(ends, chosen, side="right")
-    source = owner[stretch]
+    source = np.repeat(np.arange(len(replays)), [len(table[0]) for table in tables])[stretch]
     start = chosen - (ends - counts)[stretch]  # [B], within the stretch
     return source, first[stretch] + np.maximum(start + np.arange(-lead, length)[:, None], 0)
-
-
-def _newest(starts: np.ndarray, recent: Recent, rng: np.random.Generator) -> np.ndarray:
-    """Choose among the newest starts of several replays, each with its share; numbers among all, see `Recent`.
-
-    starts: of each replay, int [R]; they are numbered one replay after the other, the newest of each last.
-    """
-    eligible = np.minimum(starts, -(-recent.starts // len(starts)))  # [R]
-    ends = np.cumsum(eligible)
-    drawn = rng.integers(ends[-1], size=recent.segments)
-    replay = np.searchsorted(ends, drawn, side="right")
-    return np.cumsum(starts)[replay] - ends[replay] + drawn
 
 
 def read_segments(replays: Sequence[Replay], source: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
