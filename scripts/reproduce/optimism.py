@@ -1,0 +1,123 @@
+"""How well a world model knows the rewards of what its policy does now, and of what it has learned from.
+
+    python scripts/reproduce/optimism.py runs/quickstart runs/evidence/*    # writes results/tuning/optimism.csv
+
+Two kinds of rows. *Fresh*: held-out episodes of the policy, those of `denoised-mdp evaluate`, and as many with the
+exploration of the training. *Stored*: segments of the replay, all starts alike. The model filters both with its
+posterior, so it sees each picture; compared are the mean reward of what the policy sees and the reward that came.
+Bias: predicted minus true, per decision. A policy seeks what its model overestimates, so fresh rows are the harder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
+from denoised_mdp.analysis.report.data import find_runs
+from denoised_mdp.analysis.results import write_csv
+from denoised_mdp.config.schema import Config
+from denoised_mdp.errors import UserError
+from denoised_mdp.evaluation import evaluation_seeds
+from denoised_mdp.replay.rings import Rings
+from denoised_mdp.rollout import rows
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import load_run
+from denoised_mdp.run.state import load_state
+
+EPISODES = 6
+SEGMENTS = 400
+WARM = 8
+"""first rows of an episode or a segment that do not count: the latent begins from zero"""
+Batch = dict[str, np.ndarray]
+
+
+def fresh(agent: WorldModelAgent, config: Config, explore: float | None) -> Batch:
+    """Episodes side by side, [T, EPISODES, ...]; shorter ones are refused."""
+    columns = []
+    with contextlib.closing(environment_maker(config)()) as environment:
+        steps = config.env.episode_steps // config.env.action_repeat
+        for seed in evaluation_seeds(config.seed, EPISODES):
+            noise, carry = torch.Generator(agent.device).manual_seed(seed), None
+
+            def act(observation, _, noise=noise):
+                nonlocal carry
+                action, carry = agent.act(observation, carry, explore=explore, generator=noise)
+                return action
+
+            columns.append(list(rows(environment, seed, act, steps + 1)))
+    if any(row.last for column in columns for row in column[:-1]):
+        raise UserError(f"{config.env.task}: its episodes can end early; this compares whole ones.")
+    is_first = np.zeros((steps + 1, EPISODES), bool)
+    is_first[0] = True
+    return {
+        name: np.stack([np.stack([getattr(row, name) for row in column]) for column in columns], 1)
+        for name in ("observation", "action", "reward")
+    } | {"is_first": is_first}
+
+
+def stored(run: Path, config: Config) -> Batch:
+    """Segments of the replay, [T, SEGMENTS, ...]."""
+    folder = RunFolder(run)
+    _, state = load_state(folder)
+    with contextlib.closing(Rings.open(folder.replay, state["replay"], read_only=True)) as rings:
+        return rings.sample(SEGMENTS, config.train.segment_length, np.random.default_rng(0))
+
+
+@torch.no_grad()
+def compared(agent: WorldModelAgent, batch: Batch) -> dict[str, str]:
+    """Columns of a row: predicted and true rewards of a batch."""
+    tensors = agent.to_device(batch)
+    model, shape = agent.world_model, tensors["reward"].shape
+    noise = model.draw_noise(*shape, generator=torch.Generator(agent.device).manual_seed(0))
+    latent = model.filter(tensors["observation"], tensors["action"], tensors["is_first"], noise).latent
+    found = agent.mdp.reward(latent.select(model.table.seen).features())[WARM:].cpu().numpy()  # [T, B]
+    true = tensors["reward"][WARM:].cpu().numpy()  # [T, B]
+    return {
+        "reward": f"{true.mean():.3f}",
+        "bias": f"{(found - true).mean():.3f}",
+        "r_squared": f"{1 - np.square(found - true).mean() / true.var():.2f}",
+        "correlation": f"{np.corrcoef(found.ravel(), true.ravel())[0, 1]:.2f}",
+    }
+
+
+def measure(run: Path) -> list[dict[str, object]]:
+    """Rows of a run's newest checkpoint."""
+    config, agent, step = load_run(run)
+    if not isinstance(agent, WorldModelAgent):
+        raise UserError(f"{run}: agent={config.agent.name} has no world model.")
+    kinds = {
+        "fresh": lambda: fresh(agent, config, None),
+        "fresh, exploring": lambda: fresh(agent, config, config.train.exploration_noise),
+        "stored": lambda: stored(run, config),
+    }
+    if not RunFolder(run).replay.exists():  # an exported agent
+        del kinds["stored"]
+    return [{"run": run.name, "step": step, "rows": kind, **compared(agent, batch())} for kind, batch in kinds.items()]
+
+
+def main() -> None:
+    """Print and write three rows for each run."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", type=Path, nargs="+", metavar="FOLDER", help="folder of a run or of runs")
+    parser.add_argument("-o", "--output", type=Path, default=Path("results/tuning/optimism.csv"))
+    given = parser.parse_args()
+    found: list[dict[str, object]] = []
+    try:
+        for run in find_runs(given.runs):
+            lines = measure(run)
+            print(*(", ".join(map(str, line.values())) for line in lines), sep="\n", flush=True)
+            found += lines
+            write_csv(given.output, found)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
