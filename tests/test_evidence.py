@@ -179,6 +179,13 @@ def test_an_agent_without_a_model_has_no_nats(evidence, tmp_path, monkeypatch):
     assert float(row["action_change"]) > 0 and row["nats_x"] == row["nats_y"] == ""
 
 
+def test_a_run_without_a_readable_configuration_is_named(evidence, tmp_path, monkeypatch):
+    make_run(tmp_path / "broken")
+    (tmp_path / "broken" / "config.yaml").write_text("replay: {gone: 1}\n")
+    with pytest.raises(SystemExit, match="broken: The configuration cannot be read: .*replay.gone.*Leave it out"):
+        call(evidence, monkeypatch, tmp_path / "broken", "--out", tmp_path / "out")
+
+
 def test_runs_that_differ_in_more_than_the_seed_are_not_mixed(evidence):
     def runs(*overrides):
         return [(f"run {n}", load_config(["preset=debug", *one])) for n, one in enumerate(overrides)]

@@ -197,9 +197,12 @@ def add(
     step: of the checkpoint; None: the newest of each. by: options that tell arms apart, see `arm_of`.
 
     Raises:
-        UserError: these runs, and those that have rows already, cannot be compared.
+        UserError: a configuration cannot be read; or these runs, and those that have rows already, cannot be compared.
     """
     runs = [read_run(path) for path in find_runs(folders)]
+    for run in runs:
+        if run.config is None:
+            raise UserError(f"{run.path}: {run.problems[0]} Leave it out, or mend it.")
     named = [(str(run.path), run.config) for run in runs]
     ours = [key_of(config, by) for _, config in named]
     kept = [row for row in read(out / "runs.csv") if tuple(row[name] for name in KEY) not in ours]
