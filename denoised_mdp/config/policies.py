@@ -8,8 +8,8 @@ from denoised_mdp.options import option
 
 NORMS = ("none", "rms")
 NORM = "after every hidden layer; none: ELU, after convolutions ReLU; rms: RMSNorm and SiLU, which allow larger rates"
-OPTIMIZERS = ("adam", "laprop")
-OPTIMIZER = "adam, or laprop: momentum of normalized gradients"
+OPTIMIZERS = ("adam", "laprop", "muon")
+OPTIMIZER = "adam; laprop: momentum of normalized gradients; muon: orthogonalized momentum"
 EPS = "added to the root of the gradients' second moment"
 AGC = "largest norm of each tensor's gradient, as a share of the tensor's own (0.3 is usual); null: any"
 WARMUP = "updates over which laprop's learning rate rises from 0"
