@@ -10,7 +10,7 @@ from small_runs import run_in_parts, tiny
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.optim import make_optimizer
-from denoised_mdp.optim.muon import Muon, orthogonalized
+from denoised_mdp.optim.muon import Muon, _iterated, _polynomials, orthogonalized
 from denoised_mdp.run.diff import compare, report
 from denoised_mdp.session import train
 
@@ -36,8 +36,23 @@ def test_a_singular_value_of_a_hundredth_grows_to_the_length_of_the_others():
     assert (lengths > 0.6).all() and (lengths < 1.25).all()
 
 
-def test_zeros_stay_zeros():
-    assert not orthogonalized(torch.zeros(3, 5)).any()
+@pytest.mark.parametrize("shape", [(64, 1024), (8, 48), (5, 7)])
+@pytest.mark.parametrize("smallest", [-1, -6])
+def test_products_of_small_matrices_are_the_iterations(shape, smallest):
+    """In float32, whose rounding grows in them, against float64; also for singular values of 1e-6."""
+    u, _, v = torch.linalg.svd(draw(*shape), full_matrices=False)
+    x = u @ torch.diag(torch.logspace(0, smallest, len(u), dtype=torch.float64)) @ v
+    x = x / x.norm()
+    expected = _iterated(x)
+    torch.testing.assert_close(_polynomials(x @ x.T) @ x, expected, rtol=0, atol=1e-8)
+    single = x.float()
+    error = (_polynomials(single @ single.T) @ single).double() - expected
+    assert error.norm() < 2e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (3, 9), (9, 3)])
+def test_zeros_stay_zeros(shape):
+    assert not orthogonalized(torch.zeros(shape)).any()
 
 
 def test_steps_are_the_equations():

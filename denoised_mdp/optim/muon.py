@@ -23,11 +23,32 @@ def orthogonalized(matrix: Tensor) -> Tensor:
     """
     x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T  # [m, n], m <= n
     x = x / (x.norm() + torch.finfo(x.dtype).tiny)  # no singular value is above 1
+    wide = 2 * x.shape[1] > 3 * x.shape[0]
+    # Products of small matrices are cheaper, but rounding grows in them: not for a GPU, which may round factors (tf32).
+    x = _polynomials(x @ x.T) @ x if wide and x.device.type == "cpu" else _iterated(x)  # [m, n]
+    return x if matrix.shape[0] <= matrix.shape[1] else x.T
+
+
+def _iterated(x: Tensor) -> Tensor:
+    """x <- a x + b (x x') x + c (x x')^2 x, `ITERATIONS` times; [m, n]."""
     a, b, c = COEFFICIENTS
     for _ in range(ITERATIONS):
         gram = x @ x.T  # [m, m]
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # a x + (b g + c g^2) x, [m, n]
-    return x if matrix.shape[0] <= matrix.shape[1] else x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # [m, n]
+    return x
+
+
+def _polynomials(gram: Tensor) -> Tensor:
+    """The product p of all iterations' factors, from x x' [m, m]: `_iterated` (x) is p x."""
+    a, b, c = COEFFICIENTS
+    product = None
+    for left in reversed(range(ITERATIONS)):
+        factor = torch.addmm(gram, gram, gram, beta=b, alpha=c)  # [m, m]
+        factor.diagonal().add_(a)
+        product = factor if product is None else factor @ product  # [m, m]
+        if left:
+            gram = factor @ gram @ factor  # of x after this iteration, [m, m]
+    return product
 
 
 class Muon(torch.optim.Optimizer):
