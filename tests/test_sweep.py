@@ -87,6 +87,21 @@ def test_two_sweeps_need_no_folders_by_hand(jobs):
     assert len({config.run_dir for config in first + second}) == 4
 
 
+def test_a_sweep_of_one_run_trains_in_a_folder_of_its_own(jobs):
+    """And not where Hydra writes its own file, which would be taken for the folder of another run."""
+    [config] = jobs("env=toy", "env.task=dot", "seed=0")
+    sweep_folder, name = os.path.split(config.run_dir)
+    assert name == "run" and "multirun.yaml" in os.listdir(sweep_folder) and not os.listdir(config.run_dir)
+
+
+def test_notes_of_other_libraries_are_not_shown(jobs, capfd):
+    assert len(jobs("env=toy", "env.task=dot", "seed=1,2")) == 2
+    logging.getLogger("OpenGL").info("a note")
+    logging.getLogger("OpenGL").warning("a warning")
+    out = capfd.readouterr().out
+    assert "Launching 2 jobs" in out and "a warning" in out and "a note" not in out
+
+
 def test_options_in_the_name_of_a_run_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load_config(["run_dir=~/a", "seed=3"]).run_dir == str(tmp_path / "a")

@@ -32,6 +32,11 @@ LONGEST = 100  # characters of the folder's name; file systems allow 255 bytes
 HYDRA = {  # one folder per job, the same for the same command, so that a sweep can continue
     "output_subdir": None,
     "sweep": {"dir": "runs/sweep", "subdir": "${plain:${hydra.job.override_dirname}}"},
+    # By default the notes of every library would be shown, and stay shown after the sweep.
+    "hydra_logging": {
+        "root": {"level": "WARNING"},
+        "loggers": {"hydra": {"level": "INFO"}, "hydra_plugins": {"level": "INFO"}},
+    },
 }
 
 
@@ -79,7 +84,8 @@ def launch(arguments: Sequence[str], job: Callable[[Any], None]) -> None:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    OmegaConf.register_new_resolver("plain", plain, replace=True)  # for hydra.sweep.subdir
+    # For hydra.sweep.subdir; a single run, of which nothing varies, has a folder in that of the sweep like all others.
+    OmegaConf.register_new_resolver("plain", lambda text: plain(text) or "run", replace=True)
     words = ["denoised-mdp train", "--multirun", *arguments]
     with (
         mock.patch.object(sys, "argv", words),
