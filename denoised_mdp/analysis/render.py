@@ -116,7 +116,7 @@ def write(
         paths = [stem.with_name(stem.name + suffix) for suffix in (".png", moving)]
         with output_file(paths[0]) as unfinished:
             sheet = contact_sheet(groups, columns=4, side=192) if hero else contact_sheet(groups)
-            Image.fromarray(sheet).save(unfinished, format="png", compress_level=4)  # half as slow as usual, 5 % larger
+            Image.fromarray(sheet).save(unfinished, format="png", compress_level=4)  # half the usual time, 5 % larger
         movie = _animation(groups, fps) if hero else _movie(groups, fps)
         with output_file(paths[1]) as unfinished:
             unfinished.write_bytes(movie)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
 from torch import nn
+
+from denoised_mdp.optim.moments import gradient_scales, no_moments
 
 
 class LaProp(torch.optim.Optimizer):
@@ -34,21 +35,14 @@ class LaProp(torch.optim.Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             for p in parameters:
                 if not self.state[p]:
-                    zeros = {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in ("v", "m")}
-                    self.state[p] = {"count": p.new_zeros(())} | zeros
+                    self.state[p] = no_moments(p)
             if not parameters:
                 continue
-            counts, v, m = ([self.state[p][name] for p in parameters] for name in ("count", "v", "m"))
-            gradients, (beta1, beta2) = [p.grad for p in parameters], group["betas"]
-            torch._foreach_add_(counts, 1.0)
-            torch._foreach_mul_(v, beta2)
-            torch._foreach_addcmul_(v, gradients, gradients, 1.0 - beta2)
-            count = counts[0]  # all have done as many steps
-            unbias = [-torch.expm1(count * math.log(beta)) for beta in group["betas"]]  # 1 - beta^t, exact for small t
-            scale = torch._foreach_sqrt(torch._foreach_div(v, unbias[1]))
-            torch._foreach_add_(scale, group["eps"])
-            torch._foreach_lerp_(m, torch._foreach_div(gradients, scale), 1.0 - beta1)
-            rate = group["lr"] / unbias[0]
+            gradients, moments = [p.grad for p in parameters], [self.state[p] for p in parameters]
+            scales, unbias, count = gradient_scales(moments, gradients, group["betas"], group["eps"])
+            m = [one["m"] for one in moments]
+            torch._foreach_lerp_(m, torch._foreach_div(gradients, scales), 1.0 - group["betas"][0])
+            rate = group["lr"] / unbias
             if group["warmup"]:
                 rate = rate * ((count - 1.0) / group["warmup"]).clamp(max=1.0)
             torch._foreach_sub_(parameters, torch._foreach_mul(m, rate))

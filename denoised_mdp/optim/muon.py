@@ -1,4 +1,4 @@
-"""Muon: momentum whose directions are all of one length. It learns a world model in a fraction of Adam's updates."""
+"""Muon: momentum whose directions are all of one length; world models learn in fewer updates than with Adam."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+
+from denoised_mdp.optim.moments import gradient_scales, no_moments
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """of x, x^3 and x^5 (Jordan et al. 2024): they raise small singular values fast, and leave all between 0.68 and 1.21"""
@@ -81,9 +83,7 @@ class Muon(torch.optim.Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             for p in parameters:
                 if not self.state[p]:
-                    self.state[p] = {"m": torch.zeros_like(p)}
-                    if not group["matrices"]:
-                        self.state[p] |= {"v": torch.zeros_like(p), "count": p.new_zeros(())}
+                    self.state[p] = {"m": torch.zeros_like(p)} if group["matrices"] else no_moments(p)
             if parameters:
                 (self._orthogonal_steps if group["matrices"] else self._adam_steps)(parameters, group)
 
@@ -98,14 +98,8 @@ class Muon(torch.optim.Optimizer):
             p.sub_(orthogonalized(matrix).reshape(p.shape), alpha=length)
 
     def _adam_steps(self, parameters: list[nn.Parameter], group: dict) -> None:
-        counts, m, v = ([self.state[p][name] for p in parameters] for name in ("count", "m", "v"))
-        gradients, (beta1, beta2) = [p.grad for p in parameters], group["betas"]
-        torch._foreach_add_(counts, 1.0)
-        torch._foreach_lerp_(m, gradients, 1.0 - beta1)
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, gradients, gradients, 1.0 - beta2)
-        count = counts[0]  # all have done as many steps
-        unbias = [-torch.expm1(count * math.log(beta)) for beta in group["betas"]]  # 1 - beta^t, exact for small t
-        scale = torch._foreach_sqrt(torch._foreach_div(v, unbias[1]))
-        torch._foreach_add_(scale, group["eps"])
-        torch._foreach_sub_(parameters, torch._foreach_mul(torch._foreach_div(m, scale), group["lr"] / unbias[0]))
+        gradients, moments = [p.grad for p in parameters], [self.state[p] for p in parameters]
+        scales, unbias, _ = gradient_scales(moments, gradients, group["betas"], group["eps"])
+        m = [one["m"] for one in moments]
+        torch._foreach_lerp_(m, gradients, 1.0 - group["betas"][0])
+        torch._foreach_sub_(parameters, torch._foreach_mul(torch._foreach_div(m, scales), group["lr"] / unbias))

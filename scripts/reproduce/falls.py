@@ -8,15 +8,12 @@ torso's pitch is more than a quarter turn from upright.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import sys
 from pathlib import Path
 
 import numpy as np
+from common import tabulate
 
-from denoised_mdp.analysis.report.data import find_runs
-from denoised_mdp.analysis.results import write_csv
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
 from denoised_mdp.run.environments import environment_maker
@@ -55,21 +52,5 @@ def mean_of(values: np.ndarray, digits: int) -> str:
     return f"{values.mean():.{digits}f}" if len(values) else ""
 
 
-def main() -> None:
-    """Print and write a row for each run."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("runs", type=Path, nargs="+", metavar="FOLDER", help="folder of a run or of runs")
-    parser.add_argument("-o", "--output", type=Path, default=Path("results/tuning/falls.csv"))
-    given = parser.parse_args()
-    rows = []
-    try:
-        for run in find_runs(given.runs):
-            rows.append(falls(run))
-            print(*rows[-1].values(), flush=True)
-            write_csv(given.output, rows)
-    except UserError as error:
-        sys.exit(f"error: {error}")
-
-
 if __name__ == "__main__":
-    main()
+    tabulate(__doc__, lambda run: [falls(run)], Path("results/tuning/falls.csv"))

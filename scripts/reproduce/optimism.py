@@ -10,17 +10,14 @@ Bias: predicted minus true, per decision. A policy seeks what its model overesti
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch
+from common import tabulate
 
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
-from denoised_mdp.analysis.report.data import find_runs
-from denoised_mdp.analysis.results import write_csv
 from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluation_seeds
@@ -102,22 +99,5 @@ def measure(run: Path) -> list[dict[str, object]]:
     return [{"run": run.name, "step": step, "rows": kind, **compared(agent, batch())} for kind, batch in kinds.items()]
 
 
-def main() -> None:
-    """Print and write three rows for each run."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("runs", type=Path, nargs="+", metavar="FOLDER", help="folder of a run or of runs")
-    parser.add_argument("-o", "--output", type=Path, default=Path("results/tuning/optimism.csv"))
-    given = parser.parse_args()
-    found: list[dict[str, object]] = []
-    try:
-        for run in find_runs(given.runs):
-            lines = measure(run)
-            print(*(", ".join(map(str, line.values())) for line in lines), sep="\n", flush=True)
-            found += lines
-            write_csv(given.output, found)
-    except UserError as error:
-        sys.exit(f"error: {error}")
-
-
 if __name__ == "__main__":
-    main()
+    tabulate(__doc__, measure, Path("results/tuning/optimism.csv"))
