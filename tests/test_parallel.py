@@ -22,7 +22,13 @@ from denoised_mdp.session import train
 
 COLUMNS = 4
 TWO = ["train.processes=2", "train.batch_size=4", "train.threads=1", "train.precision=float32"]
-SWITCHES = ["policy.return_scale=percentile", "policy.slow_value=0.1", "policy.imagine_rows=3"]
+CASES = [
+    "model=2c",
+    "policy=sac",
+    "model=repo model.initial_beta=0.1",
+    "model=tia model.kl.free_nats=0.2215",  # free in one half of the batch, not in the other and the whole
+    "policy.return_scale=percentile policy.slow_value=0.1 policy.imagine_rows=3",
+]
 
 
 def batch_of(length: int = 5) -> dict[str, np.ndarray]:
@@ -36,15 +42,31 @@ def batch_of(length: int = 5) -> dict[str, np.ndarray]:
     }
 
 
-def one_rank(number: int, store, overrides: list[str], answers) -> None:
-    """Two updates on this process's half of the batch, in float64."""
+def one_rank(number: int, store, answers) -> None:
+    """Of each case, two updates on this process's half of the batch, in float64."""
     dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=number, world_size=2)
-    agent = agent_of(overrides)
-    with parallel.sharing():
-        half = {name: value[:, 2 * number : 2 * number + 2] for name, value in batch_of().items()}
-        norms = [gradient_norms(agent.update(half)) for _ in range(2)]
-    answers.put((number, {name: value.numpy() for name, value in agent.state_dict().items()}, norms[-1]))
+    half = {name: value[:, 2 * number : 2 * number + 2] for name, value in batch_of().items()}
+    for case in CASES:
+        agent = agent_of(case)
+        with parallel.sharing():
+            norms = [gradient_norms(agent.update(half)) for _ in range(2)]
+        weights = {name: value.numpy() for name, value in agent.state_dict().items()}
+        answers.put((case, number, weights, norms[-1]))
     dist.barrier()
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory):
+    """What the two processes end with: {(case, number of the process): (weights, norms of gradients)}."""
+    context = torch.multiprocessing.get_context("spawn")
+    answers, store = context.SimpleQueue(), str(tmp_path_factory.mktemp("halves") / "store")
+    ranks = [context.Process(target=one_rank, args=(number, store, answers)) for number in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    found = [answers.get() for _ in ranks for _ in CASES]
+    for rank in ranks:
+        rank.join()
+    return {(case, number): rest for case, number, *rest in found}
 
 
 def gradient_norms(metrics) -> dict[str, float]:
@@ -53,40 +75,22 @@ def gradient_norms(metrics) -> dict[str, float]:
     return {name: value.item() for name, value in metrics.items() if name.startswith(wanted)}
 
 
-def agent_of(overrides: list[str]):
+def agent_of(case: str):
     torch.set_num_threads(1)
-    config = load_config(["preset=debug", "env=toy", "env.task=dot", "model.continuation=true", *overrides])
-    agent = build_agent(config, 2).double()
-    return agent
+    config = load_config(["preset=debug", "env=toy", "env.task=dot", "model.continuation=true", *case.split()])
+    return build_agent(config, 2).double()
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["model=2c"],
-        ["policy=sac"],
-        ["model=repo", "model.initial_beta=0.1"],
-        ["model=tia", "model.kl.free_nats=0.2215"],  # free in one half of the batch, not in the other and the whole
-        SWITCHES,
-    ],
-    ids=" ".join,
-)
-def test_two_processes_equal_one_with_the_whole_batch(tmp_path, overrides):
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_equal_one_with_the_whole_batch(halves, case):
     """Weights after two updates, to the rounding of sums in another order; the two copies to the last bit."""
-    whole = agent_of(overrides)
-    before = {name: value.clone() for name, value in whole.state_dict().items()}
+    single = agent_of(case)
+    before = {name: value.clone() for name, value in single.state_dict().items()}
     for _ in range(2):
-        metrics = whole.update(batch_of())
-    context = torch.multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
-    ranks = [context.Process(target=one_rank, args=(n, str(tmp_path / "store"), overrides, answers)) for n in (0, 1)]
-    for rank in ranks:
-        rank.start()
-    (_, first, norm), (_, second, _) = sorted((answers.get() for _ in ranks), key=lambda answer: answer[0])
-    for rank in ranks:
-        rank.join()
+        metrics = single.update(batch_of())
+    (first, norm), (second, _) = halves[case, 0], halves[case, 1]
     moved = 0.0
-    for name, value in whole.state_dict().items():
+    for name, value in single.state_dict().items():
         assert np.array_equal(first[name], second[name]), name
         # Adam divides by the root of a square: where gradients nearly cancel, rounding is magnified by 1 / eps.
         np.testing.assert_allclose(first[name], value.numpy(), rtol=1e-7, atol=1e-10, err_msg=name)
@@ -108,12 +112,19 @@ def test_noise_is_the_right_part_of_one_processs_noise(monkeypatch):
     assert torch.cat(parts, 2).equal(whole)
 
 
-def test_a_run_of_two_processes_resumes_bit_for_bit(tmp_path):
-    assert train(tiny(tmp_path / "whole", *TWO))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run of two processes that this one started, and nothing stopped."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert train(tiny(folder, *TWO))
+    return folder
+
+
+def test_a_run_of_two_processes_resumes_bit_for_bit(whole, tmp_path):
     run_in_parts(tiny(tmp_path / "parts", *TWO), 60, 3)
-    assert not [part for part in compare(tmp_path / "whole", tmp_path / "parts") if part.difference]
+    assert not [part for part in compare(whole, tmp_path / "parts") if part.difference]
     assert train(tiny(tmp_path / "one", *TWO[1:]))
-    values = [[row["model/loss"] for row in lines(tmp_path / name) if "model/loss" in row] for name in ("whole", "one")]
+    values = [[row["model/loss"] for row in lines(run) if "model/loss" in row] for run in (whole, tmp_path / "one")]
     assert values[0] == pytest.approx(values[1], rel=1e-3) and len(values[0]) > 1
 
 
@@ -136,9 +147,8 @@ def nodes(kind: str, port: int) -> list[tuple[list[str], dict[str, str]]]:
 
 
 @pytest.mark.parametrize("kind", ["one", "torchrun", "variables"])
-def test_what_others_start_is_the_same_run(tmp_path, kind):
+def test_what_others_start_is_the_same_run(whole, tmp_path, kind):
     """On one node, and on two that share nothing but a port: the first has the run's folder, the second writes none."""
-    assert train(tiny(tmp_path / "own", *TWO))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -151,7 +161,7 @@ def test_what_others_start_is_the_same_run(tmp_path, kind):
     for process in processes:
         _, error = process.communicate(timeout=250)
         assert process.returncode == 0, error
-    assert not [part for part in compare(tmp_path / "own", tmp_path / "0" / "run") if part.difference]
+    assert not [part for part in compare(whole, tmp_path / "0" / "run") if part.difference]
     assert kind == "one" or not list((tmp_path / "1").iterdir())
 
 
