@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import gymnasium as gym
-import imageio.v2 as imageio
 
 from denoised_mdp.analysis.factors import QuickProbe
 from denoised_mdp.analysis.render import render
@@ -121,4 +120,4 @@ class Render:
             self.possible = trainer.agent.decodes
             warnings.warn(f"no video of step {trainer.step:,}: {error}", stacklevel=2)
         else:
-            trainer.logger.image(trainer.step, "rows", imageio.imread(paths[0]))
+            trainer.logger.image(trainer.step, "rows", paths[0])

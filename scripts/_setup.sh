@@ -29,11 +29,12 @@ install_package() {
         }
     fi
     echo "set-up: installing the package and its dependencies into .venv (some minutes)"
-    export PIP_DISABLE_PIP_VERSION_CHECK=1
-    .venv/bin/python -m pip install --quiet --constraint constraints.txt torch
-    .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+    # Python compiles what it imports; to compile all that is there takes nearly as long as the rest.
+    local install=(.venv/bin/python -m pip install --disable-pip-version-check --quiet --no-compile)
+    "${install[@]}" --constraint constraints.txt torch
+    "${install[@]}" --constraint constraints.txt --editable '.[test]'
     # The model files of RoboDesk, without the old packages that only its code needs; all else works without them.
-    .venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps robodesk ||
+    "${install[@]}" --constraint constraints.txt --no-deps robodesk ||
         echo "set-up: env=robodesk will not work until: pip install --no-deps robodesk==1.0.0" >&2
 }
 

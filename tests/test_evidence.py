@@ -145,6 +145,10 @@ def test_the_picture_says_which_arms_have_no_line_and_why(evidence, monkeypatch,
     assert returns == leakage == "thousand updates"
     assert recall == "thousand updates\nno line: too few episodes for a value of tia"
     assert_whole(figures[0])
+    show.draw_curves([row for row in rows if row["metric"] != "leakage"], tmp_path / "curves.png")
+    [shown] = [axes.texts[0].get_text() for axes in figures[1].axes if not axes.axison]
+    assert shown == "leakage (quick probe):\nnot measured in training"
+    assert_whole(figures[1])
 
 
 def test_rows_of_other_runs_stay(evidence, grid, tmp_path, monkeypatch):

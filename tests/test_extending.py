@@ -58,25 +58,22 @@ def test_the_example_trains_evaluates_renders_and_resumes(folder):
     assert "continuing at step 480, to step 600" in done.stdout
 
 
-def test_without_ground_truth_probes_say_so(folder):
+def test_without_ground_truth_probes_say_so(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
     few = ["--episodes", "4", "--steps", "5"]
-    done = run(["probe", "factors", "runs/ball", *few], folder)
-    assert done.returncode == 2
-    [line] = done.stderr.splitlines()  # nothing was recorded
+    assert main(["probe", "factors", "runs/ball", *few]) == 2
+    [line] = capsys.readouterr().err.splitlines()  # nothing was recorded
     assert line == "denoised-mdp: error: runs/ball: This environment has no ground truth: no factor can be probed."
-    done = run(["probe", "health", "runs/ball", *few], folder)
-    assert done.returncode == 0 and "nats per step" in done.stdout and "has no ground truth" in done.stdout
-    assert "knows little of the signal" not in done.stdout
+    assert main(["probe", "health", "runs/ball", *few]) == 0
+    printed = capsys.readouterr().out
+    assert "nats per step" in printed and "has no ground truth" in printed
+    assert "knows little of the signal" not in printed
     options = ["preset=debug", "distractors=none", "env=gym", "env.id=my_env:Ball", "train.total_steps=300"]
-    more = [
-        "train.probe_every=20",
-        "train.updates=1",
-        "train.eval_every=0",
-        "train.render_every=0",
-        "run_dir=runs/told",
-    ]
-    done = run(["train", *options, *more], folder)
-    assert done.returncode == 0 and done.stderr.count("no probes in this run") == 1, done.stderr
+    more = ["train.probe_every=20", "train.updates=1", "train.eval_every=0", "train.render_every=0"]
+    assert main(["train", *options, *more, "run_dir=runs/told"]) == 0
+    told = capsys.readouterr().err
+    assert told.count("no probes in this run") == 1, told
 
 
 def test_the_example_of_a_probe_runs_and_reports(folder):

@@ -1,6 +1,7 @@
 """Metrics without gaps or duplicates over restarts."""
 
 import contextlib
+import io
 import json
 import math
 import resource
@@ -9,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from denoised_mdp.errors import UserError
@@ -55,7 +57,9 @@ def test_numbers_of_every_kind(tmp_path):
             "inf": torch.tensor(-math.inf),
         },
     )
-    logger.image(10, "rows", np.zeros((4, 6, 3), np.uint8))
+    picture = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+    Image.fromarray(picture).save(tmp_path / "rows.png")
+    logger.image(10, "rows", tmp_path / "rows.png")
     logger.close()
     assert lines(tmp_path) == [
         {
@@ -77,7 +81,9 @@ def test_numbers_of_every_kind(tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert events.Scalars("tensor")[0].value == 0.25 and events.Scalars("inf")[0].value == -math.inf
-    assert (events.Images("rows")[0].height, events.Images("rows")[0].width) == (4, 6)
+    [image] = events.Images("rows")
+    assert (image.step, image.height, image.width) == (10, 4, 6)
+    assert np.array_equal(Image.open(io.BytesIO(image.encoded_image_string)), picture)
 
 
 def test_only_scalars():

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import json_lines, remedy, replace_file, sync_folder
@@ -106,10 +107,15 @@ class Logger:
             self._mirror.log(step, numbers)
         self.lines += 1
 
-    def image(self, step: int, name: str, array: np.ndarray) -> None:
-        """Show a uint8 image [H, W, 3] in TensorBoard."""
+    def image(self, step: int, name: str, path: Path) -> None:
+        """Show the image of a PNG file in TensorBoard, as it is: a large one takes long to compress anew."""
+        from tensorboard.compat.proto.summary_pb2 import Summary  # slow to import, as above
+
+        with Image.open(path) as image:
+            about = {"width": image.width, "height": image.height, "colorspace": len(image.getbands())}
+        shown = Summary.Value(tag=name, image=Summary.Image(encoded_image_string=path.read_bytes(), **about))
         with self._disk_errors():
-            self._writer.add_image(name, array, step, dataformats="HWC")
+            self._writer.file_writer.add_summary(Summary(value=[shown]), step)
 
     def flush(self) -> None:
         """Sync everything to disk. Call it before saving a checkpoint."""

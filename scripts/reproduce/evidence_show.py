@@ -229,6 +229,10 @@ def draw_curves(rows: Sequence[Row], path: Path) -> Path:
                 draw_seeds(axes, curves, colors[arm], arm, bands=False)
             highest = max([1.0, *(float(own.max()) for curves in drawn.values() for _, own in curves)])
             axes.set_ylim(0, 1.05 * highest)
+            if metric in PROBED and not drawn:  # trained without the probe, or there is no noise to find
+                axes.set_axis_off(), axes.set_ylabel("")
+                axes.text(0.5, 0.5, f"{label}:\nnot measured in training", ha="center", transform=axes.transAxes)
+                continue
             axes.set_xlabel("thousand updates")
             if metric in PROBED:
                 note_absent(axes, [arm for arm in arms if arm not in drawn])
