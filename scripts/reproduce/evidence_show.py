@@ -231,7 +231,8 @@ def draw_curves(rows: Sequence[Row], path: Path) -> Path:
             axes.set_ylim(0, 1.05 * highest)
             if metric in PROBED and not drawn:  # trained without the probe, or there is no noise to find
                 axes.set_axis_off(), axes.set_ylabel("")
-                axes.text(0.5, 0.5, f"{label}:\nnot measured in training", ha="center", transform=axes.transAxes)
+                absent = f"{label}:\nnot measured in training"
+                axes.text(0.5, 0.5, absent, ha="center", fontsize=8, transform=axes.transAxes)
                 continue
             axes.set_xlabel("thousand updates")
             if metric in PROBED:
