@@ -60,7 +60,7 @@ setup(
             "hypothesis>=6.80",
             "pytest>=7.4",
             "pytest-timeout>=2.1",
-            "pytest-xdist>=3.3",
+            "pytest-xdist>=3.7",
             "ruff>=0.5",
             "stable-baselines3>=2.4",
         ],

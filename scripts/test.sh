@@ -6,4 +6,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # a process per core; threads on top would wait for one another
-.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile "$@"
+.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder "$@"

@@ -116,6 +116,7 @@ class Leader:
         """End the followers, whatever has happened to them."""
         with contextlib.suppress(RuntimeError):
             self._hand_out([None] * self.processes)
+            dist.barrier()  # a follower that still reads would lose its connection
         for process in self._started:
             process.join(10)
             process.kill()
@@ -151,11 +152,12 @@ def follow(number: int, processes: int, port: int | None = None) -> None:
     try:
         while (work := _receive()) is not None:
             _update(agent.update, *work)
+        dist.barrier()
     except RuntimeError as error:
-        if not _gone(error):
+        if not _gone(error):  # else the leader was killed
             raise
-        return  # the leader was killed
-    dist.destroy_process_group()
+    finally:
+        dist.destroy_process_group()  # gloo's threads abort an interpreter that ends while they run
 
 
 def _receive() -> Any:
