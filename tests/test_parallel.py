@@ -53,6 +53,7 @@ def one_rank(number: int, store, answers) -> None:
         weights = {name: value.numpy() for name, value in agent.state_dict().items()}
         answers.put((case, number, weights, norms[-1]))
     dist.barrier()
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -116,7 +116,8 @@ class Leader:
         """End the followers, whatever has happened to them."""
         with contextlib.suppress(RuntimeError):
             self._hand_out([None] * self.processes)
-            dist.barrier()  # a follower that still reads would lose its connection
+            # A follower that still reads would lose its connection; one that is stuck is not waited for.
+            dist.barrier(async_op=True).wait(timedelta(seconds=10))
         for process in self._started:
             process.join(10)
             process.kill()
@@ -142,14 +143,14 @@ def follow(number: int, processes: int, port: int | None = None) -> None:
         store = dist.TCPStore("127.0.0.1", port, processes, is_master=False, timeout=PATIENCE)
         store.set(str(number), "")
         dist.init_process_group(BACKEND, store=store, rank=number, world_size=processes, timeout=PATIENCE)
-    config, how, state = _receive()
-    device, dtype = configure(config.train)
-    if device.type == "cuda":
-        local = int(os.environ.get("LOCAL_RANK", number))
-        device, dtype = configure(replace(config.train, device=f"cuda:{local}"))
-    agent = build_agent(config, **how, device=device, dtype=dtype)
-    agent.restore(state)
     try:
+        config, how, state = _receive()
+        device, dtype = configure(config.train)
+        if device.type == "cuda":
+            local = int(os.environ.get("LOCAL_RANK", number))
+            device, dtype = configure(replace(config.train, device=f"cuda:{local}"))
+        agent = build_agent(config, **how, device=device, dtype=dtype)
+        agent.restore(state)
         while (work := _receive()) is not None:
             _update(agent.update, *work)
         dist.barrier()

@@ -111,10 +111,10 @@ class Logger:
         """Show the image of a PNG file in TensorBoard, as it is: a large one takes long to compress anew."""
         from tensorboard.compat.proto.summary_pb2 import Summary  # slow to import, as above
 
-        with Image.open(path) as image:
-            about = {"width": image.width, "height": image.height, "colorspace": len(image.getbands())}
-        shown = Summary.Value(tag=name, image=Summary.Image(encoded_image_string=path.read_bytes(), **about))
         with self._disk_errors():
+            with Image.open(path) as image:
+                about = {"width": image.width, "height": image.height, "colorspace": len(image.getbands())}
+            shown = Summary.Value(tag=name, image=Summary.Image(encoded_image_string=path.read_bytes(), **about))
             self._writer.file_writer.add_summary(Summary(value=[shown]), step)
 
     def flush(self) -> None:
