@@ -223,17 +223,17 @@ def draw_curves(rows: Sequence[Row], path: Path) -> Path:
         for axes, (metric, label) in zip(line, CURVES.items(), strict=True):
             plain_axes(axes, 8)
             axes.set_title(literal(f"{task}, {variant}"), fontsize=8)
-            axes.set_ylabel(label)
             drawn = {arm: curves for arm, points in arms.items() if (curves := list(curves_of(points, metric)))}
+            if metric in PROBED and not drawn:  # trained without the probe, or there is no noise to find
+                axes.set_axis_off()
+                absent = f"{label}:\nnot measured in training"
+                axes.text(0.5, 0.5, absent, ha="center", fontsize=8, transform=axes.transAxes)
+                continue
+            axes.set_ylabel(label)
             for arm, curves in drawn.items():
                 draw_seeds(axes, curves, colors[arm], arm, bands=False)
             highest = max([1.0, *(float(own.max()) for curves in drawn.values() for _, own in curves)])
             axes.set_ylim(0, 1.05 * highest)
-            if metric in PROBED and not drawn:  # trained without the probe, or there is no noise to find
-                axes.set_axis_off(), axes.set_ylabel("")
-                absent = f"{label}:\nnot measured in training"
-                axes.text(0.5, 0.5, absent, ha="center", fontsize=8, transform=axes.transAxes)
-                continue
             axes.set_xlabel("thousand updates")
             if metric in PROBED:
                 note_absent(axes, [arm for arm in arms if arm not in drawn])
