@@ -29,8 +29,8 @@ install_package() {
         }
     fi
     echo "set-up: installing the package and its dependencies into .venv (some minutes)"
-    # Python compiles what it imports; to compile all that is there takes nearly as long as the rest.
-    local install=(.venv/bin/python -m pip install --disable-pip-version-check --quiet --no-compile)
+    # Compiled now: where PYTHONDONTWRITEBYTECODE is set, as in many containers, every start would compile all again.
+    local install=(.venv/bin/python -m pip install --disable-pip-version-check --quiet --compile)
     "${install[@]}" --constraint constraints.txt torch
     "${install[@]}" --constraint constraints.txt --editable '.[test]'
     # The model files of RoboDesk, without the old packages that only its code needs; all else works without them.
