@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -44,7 +45,8 @@ def batch_of(length: int = 5) -> dict[str, np.ndarray]:
 
 def one_rank(number: int, store, answers) -> None:
     """Of each case, two updates on this process's half of the batch, in float64."""
-    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=number, world_size=2)
+    followers.join(store=dist.FileStore(store, 2), rank=number, world_size=2)
+    group = weakref.ref(dist.group.WORLD)
     half = {name: value[:, 2 * number : 2 * number + 2] for name, value in batch_of().items()}
     for case in CASES:
         agent = agent_of(case)
@@ -54,20 +56,26 @@ def one_rank(number: int, store, answers) -> None:
         answers.put((case, number, weights, norms[-1]))
     dist.barrier()
     dist.destroy_process_group()
+    answers.put(("group", number, group() is None))
 
 
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory):
-    """What the two processes end with: {(case, number of the process): (weights, norms of gradients)}."""
+    """What two processes end with: {(case, number): (weights, norms of gradients), ("group", number): (it is gone,)}"""
     context = torch.multiprocessing.get_context("spawn")
     answers, store = context.SimpleQueue(), str(tmp_path_factory.mktemp("halves") / "store")
     ranks = [context.Process(target=one_rank, args=(number, store, answers)) for number in (0, 1)]
     for rank in ranks:
         rank.start()
-    found = [answers.get() for _ in ranks for _ in CASES]
+    found = [answers.get() for _ in ranks for _ in [*CASES, "group"]]
     for rank in ranks:
         rank.join()
     return {(case, number): rest for case, number, *rest in found}
+
+
+def test_nothing_keeps_a_group_that_was_left(halves):
+    """Else its threads run on, and may abort the interpreter as it ends."""
+    assert halves["group", 0] == halves["group", 1] == [True]
 
 
 def gradient_norms(metrics) -> dict[str, float]:
@@ -205,6 +213,21 @@ def test_a_process_that_dies_ends_the_run_with_one_error(tmp_path):
             leader.update(batch_of())
     finally:
         leader.close()
+
+
+def test_an_update_that_is_broken_off_leaves_nobody_waiting(tmp_path):
+    """As by a second Ctrl-C: the follower waits for the leader's gradients."""
+    config = tiny(tmp_path / "a", *TWO)
+    leader = Leader(build_agent(config, 2), config, actions=2)
+
+    def broken(batch, **how):
+        raise KeyboardInterrupt
+
+    leader._update = broken
+    with pytest.raises(KeyboardInterrupt):
+        leader.update(batch_of())
+    leader.close()
+    assert not any(process.is_alive() for process in leader._started) and not dist.is_initialized()
 
 
 def dead_at_once(number: int, processes: int, port: int) -> None:

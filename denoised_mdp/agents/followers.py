@@ -7,6 +7,7 @@ take the same step (`parallel`), so the copies stay equal to the last bit, and t
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import signal
@@ -49,6 +50,16 @@ def launched(processes: int) -> int | None:
     return int(os.environ["RANK"])
 
 
+def join(**group: Any) -> None:
+    """`dist.init_process_group`, of a group whose threads end with `dist.destroy_process_group`.
+
+    PyTorch's functions for autograd keep the group that exists when they are first imported (as they are for the first
+    optimizer) as a default argument, for good. Its threads would then abort an interpreter that ends.
+    """
+    importlib.import_module("torch.distributed.nn.functional")
+    dist.init_process_group(BACKEND, timeout=PATIENCE, **group)
+
+
 class Leader:
     """Learns together with `processes` - 1 followers, which it starts unless they are `launched`.
 
@@ -63,6 +74,7 @@ class Leader:
     def __init__(self, agent: Agent, config: Config, **how: Any):
         self.agent, self.processes, self._update = agent, config.train.processes, agent.update
         self._started: list[multiprocessing.Process] = []
+        self._in_step = True  # all wait for the next piece of work, none for a part of an update
         if launched(self.processes) is None:
             store = dist.TCPStore(
                 "127.0.0.1", 0, self.processes, is_master=True, timeout=PATIENCE, wait_for_workers=False
@@ -74,9 +86,9 @@ class Leader:
                 )
                 self._started[-1].start()
             self._wait_for_followers(store)
-            dist.init_process_group(BACKEND, store=store, rank=0, world_size=self.processes, timeout=PATIENCE)
+            join(store=store, rank=0, world_size=self.processes)
         else:
-            dist.init_process_group(BACKEND, timeout=PATIENCE)
+            join()
         self._hand_out([(config, how, agent.state())] * self.processes)
 
     def _wait_for_followers(self, store: dist.Store) -> None:
@@ -102,25 +114,30 @@ class Leader:
             columns = torch.as_tensor(value).cpu().chunk(self.processes, 1)  # [T, B / processes, ...] each
             for part, own in zip(parts, columns, strict=True):
                 part[name] = own.clone()  # else the whole batch would be sent with it
+        self._in_step = False
         try:
             part, policy = self._hand_out([(part, policy) for part in parts])
-            return _update(self._update, part, policy)
+            metrics = _update(self._update, part, policy)
         except RuntimeError as error:
             if not _gone(error):
                 raise
             raise EnvironmentFailure(
                 "One of the run's train.processes has died. The same command continues from the last checkpoint."
             ) from error
+        self._in_step = True
+        return metrics
 
     def close(self) -> None:
-        """End the followers, whatever has happened to them."""
-        with contextlib.suppress(RuntimeError):
-            self._hand_out([None] * self.processes)
-            # A follower that still reads would lose its connection; one that is stuck is not waited for.
-            dist.barrier(async_op=True).wait(timedelta(seconds=10))
+        """End the followers, whatever has happened to them; those that wait for a broken update find us gone."""
+        if self._in_step:
+            with contextlib.suppress(RuntimeError):
+                self._hand_out([None] * self.processes)
+                # A follower that still reads would lose its connection; one that is stuck is not waited for.
+                dist.barrier(async_op=True).wait(timedelta(seconds=10))
         for process in self._started:
-            process.join(10)
+            process.join(10 if self._in_step else 0)
             process.kill()
+            process.join()
         dist.destroy_process_group()
 
     def _hand_out(self, work: list[Any]) -> Any:
@@ -138,11 +155,11 @@ def follow(number: int, processes: int, port: int | None = None) -> None:
     for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"):  # the leader stops the run, and then us
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     if port is None:
-        dist.init_process_group(BACKEND, timeout=PATIENCE)
+        join()
     else:
         store = dist.TCPStore("127.0.0.1", port, processes, is_master=False, timeout=PATIENCE)
         store.set(str(number), "")
-        dist.init_process_group(BACKEND, store=store, rank=number, world_size=processes, timeout=PATIENCE)
+        join(store=store, rank=number, world_size=processes)
     try:
         config, how, state = _receive()
         device, dtype = configure(config.train)
@@ -158,7 +175,7 @@ def follow(number: int, processes: int, port: int | None = None) -> None:
         if not _gone(error):  # else the leader was killed
             raise
     finally:
-        dist.destroy_process_group()  # gloo's threads abort an interpreter that ends while they run
+        dist.destroy_process_group()
 
 
 def _receive() -> Any:
