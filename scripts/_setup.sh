@@ -29,13 +29,15 @@ install_package() {
         }
     fi
     echo "set-up: installing the package and its dependencies into .venv (some minutes)"
-    # Compiled now: where PYTHONDONTWRITEBYTECODE is set, as in many containers, every start would compile all again.
-    local install=(.venv/bin/python -m pip install --disable-pip-version-check --quiet --compile)
+    local install=(.venv/bin/python -m pip install --disable-pip-version-check --quiet --no-compile)
     "${install[@]}" --constraint constraints.txt torch
     "${install[@]}" --constraint constraints.txt --editable '.[test]'
     # The model files of RoboDesk, without the old packages that only its code needs; all else works without them.
     "${install[@]}" --constraint constraints.txt --no-deps robodesk ||
         echo "set-up: env=robodesk will not work until: pip install --no-deps robodesk==1.0.0" >&2
+    # Compiled now, on all cores (pip takes one): where PYTHONDONTWRITEBYTECODE is set, as in many containers, every
+    # start would compile all again. Some packages have files for other Pythons, which fail.
+    .venv/bin/python -m compileall -q -j 0 -x '/tests?/' .venv/lib denoised_mdp >/dev/null || true
 }
 
 renders() {

@@ -118,9 +118,12 @@ def seeded(request):
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """A folder for prepared clips that the tests of one file share."""
+    """A new folder for prepared clips and compiled kernels, which all tests share that ask for it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all processes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DENOISED_MDP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("DENOISED_MDP_CACHE", str(folder / "cache"))
         yield
 
 
