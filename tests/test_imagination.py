@@ -126,13 +126,20 @@ def test_starts_are_the_last_rows_of_each_segment_whichever_episode_they_belong_
 
 
 def test_an_update_with_all_switches_runs_through_the_agent():
-    agent = small_agent("confounder", return_scale="percentile", slow_value=0.02, imagine_rows=2, entropy=3e-4)
+    agent = small_agent(
+        "confounder", return_scale="percentile", slow_value=0.02, imagine_rows=2, entropy=3e-4, replay_value=0.3
+    )
     metrics = agent.update(random_batch())
     assert all(torch.isfinite(value) and not value.requires_grad for value in metrics.values())
     assert metrics["policy/return_scale"] >= 1 and bool((agent.policy.scale.range != 0).any())
 
 
-SWITCHES = ["policy.return_scale=percentile", "policy.slow_value=0.02", "policy.imagine_rows=2"]
+SWITCHES = [
+    "policy.return_scale=percentile",
+    "policy.slow_value=0.02",
+    "policy.imagine_rows=2",
+    "policy.replay_value=0.3",
+]
 
 
 def test_a_stopped_run_with_all_switches_ends_as_one_that_was_not(tmp_path):

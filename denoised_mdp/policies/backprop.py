@@ -15,6 +15,8 @@ class BackpropPolicy(ImaginingPolicy):
     The value of a latent contains its own reward.
     """
 
+    value_has_own_reward = True
+
     def losses(
         self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -35,6 +35,22 @@ def lambda_returns(reward: Tensor, value: Tensor, continuation: Tensor, gamma: f
     return torch.stack(returns[::-1])
 
 
+def replay_returns(
+    reward: Tensor, value: Tensor, continuation: Tensor, cut: Tensor, gamma: float, lambda_: float
+) -> Tensor:
+    """The lambda-returns of stored segments, whose last rows count as much as the value net says.
+
+    value [T, B] of the rows; reward, continuation and cut [T - 1, B] of the steps from row t to row t + 1. Where a step
+    is cut, nothing is known of what follows: V_t = v_t. Returns V_t for t = 0..T-2, [T - 1, B].
+    """
+    returns, last = [], value[-1]
+    for t in range(len(value) - 2, -1, -1):
+        following = (1.0 - lambda_) * value[t + 1] + lambda_ * last  # [B]
+        last = torch.where(cut[t], value[t], reward[t] + gamma * (continuation[t] * following))
+        returns.append(last)
+    return torch.stack(returns[::-1])
+
+
 class ReturnScale(nn.Module):
     """The range of returns, to divide them by: max(1, high - low) of their 5th and 95th percentile.
 
@@ -67,7 +83,11 @@ class ImaginingPolicy(Policy):
     `slow_value`: rate at which a copy of the value net follows it; the value net is also drawn to the copy's values.
     `value`: what the value net says, of `models.scalars`; twohot begins with 0 everywhere.
     `imagine_rows`: imagination starts from the last so many rows of each segment (None: from all).
+    `replay_value`: weight of the value net's loss on the stored rows themselves (`replay_loss`).
     """
+
+    value_has_own_reward: bool
+    """whether the value of a latent contains its own reward, or is that of what follows"""
 
     def __init__(
         self,
@@ -88,6 +108,7 @@ class ImaginingPolicy(Policy):
         return_scale: str,
         slow_value: float,
         imagine_rows: int | None,
+        replay_value: float,
         actor_lr: float,
         value_lr: float,
         eps: float,
@@ -99,7 +120,7 @@ class ImaginingPolicy(Policy):
         super().__init__()
         self.horizon, self.gamma, self.lambda_, self.clip = horizon, gamma, lambda_, clip
         self.entropy, self.discount_weights = entropy, discount_weights
-        self.follow, self.imagine_rows = slow_value, imagine_rows
+        self.follow, self.imagine_rows, self.replay_value = slow_value, imagine_rows, replay_value
         shape = {"hidden": hidden, "layers": actor_layers, "norm": norm, "initial_std": initial_std, "min_std": min_std}
         self.actor = make_actor(mdp, **shape)
         self.scalar = SCALARS[value]
@@ -164,6 +185,22 @@ class ImaginingPolicy(Policy):
             loss = loss + self.scalar.nll(raw, slow)
         return (weight * loss).mean()
 
+    def replay_loss(self, batch: PolicyBatch) -> Tensor:
+        """Loss of the value net on the lambda-returns of the batch's own rows, a scalar (Hafner et al. 2025).
+
+        What was earned there is no imagination: it corrects values of states that the model believes to leave soon.
+        Rewards are r_x's means, so that nothing of the noise enters. Older policies earned them, with exploration.
+        """
+        features = batch.features  # [T, B, F]
+        raw, following = self.value(features), batch.is_first[1:]  # [T, B, outputs], [T - 1, B]
+        rows = slice(None, -1) if self.value_has_own_reward else slice(1, None)
+        reward, continuation = batch.reward[rows], batch.continues[rows]  # [T - 1, B]
+        cut = following & (continuation > 0) if self.value_has_own_reward else following  # [T - 1, B]
+        value = self.scalar.mean(raw).detach()  # [T, B]
+        returns = replay_returns(reward, value, continuation, cut, self.gamma, self.lambda_)  # [T - 1, B]
+        within, count = batch.within
+        return self.value_loss(raw[:-1], features[:-1], returns, within * (within.numel() / count))
+
     @staticmethod
     def metrics(
         actor_loss: Tensor, value_loss: Tensor, reward: Tensor, returns: Tensor, value: Tensor, actions: Tensor
@@ -180,9 +217,13 @@ class ImaginingPolicy(Policy):
 
     def update(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None, noise=None):
         """One step of the actor and one of the value net; `noise` overrides what `draw_noise` would draw."""
-        batch = batch.last(self.imagine_rows)
+        whole, batch = batch, batch.last(self.imagine_rows)
         noise = noise or self.draw_noise(batch, mdp, generator)
         actor_loss, value_loss, metrics = self.losses(batch, mdp, noise)
+        if self.replay_value:
+            stored = self.replay_loss(whole)
+            value_loss = value_loss + self.replay_value * stored
+            metrics["policy/replay_value_loss"] = stored.detach()
         actor_norm = optimize(actor_loss, self.optimizers["actor"], self.clip, keep_graph=True)
         value_norm = optimize(value_loss, self.optimizers["value"], self.clip)
         if self.slow_value is not None:

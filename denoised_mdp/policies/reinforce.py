@@ -15,6 +15,8 @@ class ReinforcePolicy(ImaginingPolicy):
     The value of a latent does not contain its own reward: it is that of what follows.
     """
 
+    value_has_own_reward = False
+
     def losses(
         self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -1,0 +1,100 @@
+"""The value net's loss on stored rows: returns by their forward view, what is left out, what it may change."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_agent
+from test_policies import policy_batch
+
+from denoised_mdp.config.schema import BackpropConfig, ReinforceConfig
+from denoised_mdp.options import arguments
+from denoised_mdp.policies import BackpropPolicy, ReinforcePolicy
+
+GAMMA, LAMBDA = 0.9, 0.8
+KINDS = [(BackpropPolicy, BackpropConfig), (ReinforcePolicy, ReinforceConfig)]
+
+
+@pytest.fixture(params=KINDS, ids=["backprop", "reinforce"])
+def learner(request):
+    """A policy and a batch [7, 4] in which one episode ends by its time limit, one by terminating, one at the end."""
+    kind, config = request.param
+    agent = small_agent()
+    options = arguments(config(hidden=8, gamma=GAMMA, lambda_=LAMBDA, value="gaussian", slow_value=0.0))
+    batch = policy_batch(agent, length=7, batch=4)
+    batch.is_first[3, 1] = batch.is_first[4, 2] = batch.is_first[6, 3] = True
+    batch.is_terminal[3, 2] = batch.is_terminal[5, 3] = batch.is_terminal[6, 0] = True
+    return kind(agent.mdp, **options).double(), batch
+
+
+def forward_view(t, reward, value, terminal, first, own):
+    """The mixture of n-step returns from row t of one segment, whose last row counts as its value says."""
+    last = t
+    while last + 1 < len(value) and not first[last + 1]:
+        last += 1
+    n_step, inside = [], last + 1 < len(value)
+    for n in range(1, last - t + 1):
+        rewards = reward[t : t + n] if own else reward[t + 1 : t + n + 1]
+        follows = 0.0 if terminal[t + n] and not own else value[t + n]
+        n_step.append(np.polynomial.polynomial.polyval(GAMMA, [*rewards, follows]))
+    if own and inside and terminal[last]:  # its own reward, and nothing more
+        n_step.append(np.polynomial.polynomial.polyval(GAMMA, reward[t : last + 1]))
+    if not n_step:
+        return value[t]
+    weights = [(1 - LAMBDA) * LAMBDA**n for n in range(len(n_step) - 1)] + [LAMBDA ** (len(n_step) - 1)]
+    return float(np.dot(weights, n_step))
+
+
+def test_the_loss_is_of_lambda_returns_within_episodes(learner):
+    policy, batch = learner
+    value = policy.value(batch.features).squeeze(-1)  # [T, B]
+    total, count = 0.0, 0
+    for b in range(4):
+        column = [part[:, b].numpy() for part in (batch.reward, value.detach(), batch.is_terminal, batch.is_first)]
+        for t in range(6):
+            if not batch.is_first[t + 1, b]:
+                target = forward_view(t, *column, own=policy.value_has_own_reward)
+                total, count = (
+                    total - torch.distributions.Normal(value[t, b], 1.0).log_prob(torch.tensor(target)),
+                    count + 1,
+                )
+    assert count == 21
+    loss = policy.replay_loss(batch)
+    torch.testing.assert_close(loss, total / count)
+    parameters = list(policy.value.parameters())
+    for one, other in zip(
+        torch.autograd.grad(loss, parameters), torch.autograd.grad(total / count, parameters), strict=True
+    ):
+        torch.testing.assert_close(one, other)  # targets are fixed
+
+
+def test_values_of_a_steady_reward_stay(learner):
+    """Where every row earns r, r / (1 - gamma) is right, and the loss has no gradient there."""
+    policy, batch = learner
+    batch.is_terminal[:], batch.reward[:] = False, 0.3
+    with torch.no_grad():
+        policy.value.output.weight.zero_(), policy.value.output.bias.fill_(0.3 / (1 - GAMMA))
+    policy.replay_loss(batch).backward()
+    assert policy.value.output.bias.grad.abs() < 1e-12
+    with torch.no_grad():
+        policy.value.output.bias.fill_(4.0)
+    policy.value.zero_grad()
+    policy.replay_loss(batch).backward()
+    assert policy.value.output.bias.grad > 0, "too much was expected"
+
+
+def test_it_is_added_to_the_value_nets_loss_and_changes_nothing_else(learner):
+    policy, batch = learner
+    agent = small_agent()
+    noise = policy.draw_noise(batch, agent.mdp, torch.Generator().manual_seed(0))
+    more = copy.deepcopy(policy)  # deep copies have optimizers of their own parameters
+    more.replay_value = 0.5
+    plain = policy.update(batch, agent.mdp, noise=noise)
+    found = more.update(batch, agent.mdp, noise=noise)
+    assert found.pop("policy/replay_value_loss") > 0
+    assert found.keys() == plain.keys()
+    assert {name for name in plain if not torch.equal(plain[name], found[name])} == {"policy/value_gradient"}
+    for one, other in zip(policy.actor.parameters(), more.actor.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert not all(torch.equal(*pair) for pair in zip(policy.value.parameters(), more.value.parameters(), strict=True))
