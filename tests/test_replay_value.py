@@ -55,10 +55,8 @@ def test_the_loss_is_of_lambda_returns_within_episodes(learner):
         for t in range(6):
             if not batch.is_first[t + 1, b]:
                 target = forward_view(t, *column, own=policy.value_has_own_reward)
-                total, count = (
-                    total - torch.distributions.Normal(value[t, b], 1.0).log_prob(torch.tensor(target)),
-                    count + 1,
-                )
+                total = total - torch.distributions.Normal(value[t, b], 1.0).log_prob(torch.tensor(target))
+                count += 1
     assert count == 21
     loss = policy.replay_loss(batch)
     torch.testing.assert_close(loss, total / count)

@@ -35,22 +35,6 @@ def lambda_returns(reward: Tensor, value: Tensor, continuation: Tensor, gamma: f
     return torch.stack(returns[::-1])
 
 
-def replay_returns(
-    reward: Tensor, value: Tensor, continuation: Tensor, cut: Tensor, gamma: float, lambda_: float
-) -> Tensor:
-    """The lambda-returns of stored segments, whose last rows count as much as the value net says.
-
-    value [T, B] of the rows; reward, continuation and cut [T - 1, B] of the steps from row t to row t + 1. Where a step
-    is cut, nothing is known of what follows: V_t = v_t. Returns V_t for t = 0..T-2, [T - 1, B].
-    """
-    returns, last = [], value[-1]
-    for t in range(len(value) - 2, -1, -1):
-        following = (1.0 - lambda_) * value[t + 1] + lambda_ * last  # [B]
-        last = torch.where(cut[t], value[t], reward[t] + gamma * (continuation[t] * following))
-        returns.append(last)
-    return torch.stack(returns[::-1])
-
-
 class ReturnScale(nn.Module):
     """The range of returns, to divide them by: max(1, high - low) of their 5th and 95th percentile.
 
@@ -192,12 +176,14 @@ class ImaginingPolicy(Policy):
         Rewards are r_x's means, so that nothing of the noise enters. Older policies earned them, with exploration.
         """
         features = batch.features  # [T, B, F]
-        raw, following = self.value(features), batch.is_first[1:]  # [T, B, outputs], [T - 1, B]
+        raw, cut = self.value(features), batch.is_first[1:]  # [T, B, outputs], [T - 1, B]
         rows = slice(None, -1) if self.value_has_own_reward else slice(1, None)
         reward, continuation = batch.reward[rows], batch.continues[rows]  # [T - 1, B]
-        cut = following & (continuation > 0) if self.value_has_own_reward else following  # [T - 1, B]
+        if self.value_has_own_reward:
+            cut = cut & (continuation > 0)  # [T - 1, B]; a termination cuts nothing off
         value = self.scalar.mean(raw).detach()  # [T, B]
-        returns = replay_returns(reward, value, continuation, cut, self.gamma, self.lambda_)  # [T - 1, B]
+        reward = torch.where(cut, value[:-1], reward)  # [T - 1, B]; what follows is unknown: V_t = v_t
+        returns = lambda_returns(reward, value, continuation * ~cut, self.gamma, self.lambda_)  # [T - 1, B]
         within, count = batch.within
         return self.value_loss(raw[:-1], features[:-1], returns, within * (within.numel() / count))
 

@@ -107,10 +107,8 @@ def imagine(agent: WorldModelAgent, played: Played, starts: np.ndarray, actor: b
     for step in range(1, max(AFTER) + 1):
         features = torch.cat((belief, state), -1)  # [N, F]
         action = agent.policy.act(features, None) if actor else played.action[episode, row + step]  # [N, A]
-        shape, like = (1, len(state)), state
-        belief, state = agent.mdp.step(
-            belief, state, action, agent.mdp.draw_noise(*shape, like=like, generator=noise)[0]
-        )
+        drawn = agent.mdp.draw_noise(len(state), like=state, generator=noise)  # [N, S]
+        belief, state = agent.mdp.step(belief, state, action, drawn)
         if step in AFTER:
             found.append(agent.mdp.reward(torch.cat((belief, state), -1)).mean().item())
     return found
