@@ -6,13 +6,21 @@ import argparse
 import csv
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import torch
+
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.analysis.report.data import find_runs
 from denoised_mdp.analysis.results import write_csv
+from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
+from denoised_mdp.evaluation import evaluation_seeds
+from denoised_mdp.models.latent import Latent
+from denoised_mdp.rollout import Row, rows
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -50,6 +58,30 @@ def tabulate(description: str, measure: Callable[[Path], list[dict[str, Any]]], 
             write_csv(given.output, rows)
     except UserError as error:
         sys.exit(f"error: {error}")
+
+
+def whole_episodes(
+    agent: WorldModelAgent, environment: gymnasium.Env, config: Config, count: int, explore: float | None = None
+) -> Iterator[tuple[list[Row], list[Latent]]]:
+    """The first held-out episodes, those of `denoised-mdp evaluate`, to their time limit.
+
+    Yields the rows of each, with the reset's, [T + 1], and the latents, batch 1, in which its T actions were chosen.
+    explore: the scale of the noise on actions. Raises UserError if an episode ends early.
+    """
+    steps = config.env.episode_steps // config.env.action_repeat
+    for seed in evaluation_seeds(config.seed, count):
+        noise, carry, latents = torch.Generator(agent.device).manual_seed(seed), None, []
+
+        def act(observation, _, noise=noise, latents=latents):
+            nonlocal carry
+            action, carry = agent.act(observation, carry, explore=explore, generator=noise)
+            latents.append(carry.latent)
+            return action
+
+        played = list(rows(environment, seed, act, steps + 1))
+        if any(row.last for row in played[:-1]):
+            raise UserError(f"{config.env.task}: its episodes can end early; this compares whole ones.")
+        yield played, latents
 
 
 def spread(values: list[float]) -> tuple[str, str, str]:

@@ -17,14 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import tabulate
+from common import tabulate, whole_episodes
 from torch import Tensor
 
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.errors import UserError
-from denoised_mdp.evaluation import evaluation_seeds
 from denoised_mdp.policies.imagination import ImaginingPolicy
-from denoised_mdp.rollout import rows
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.load import load_run
 
@@ -63,21 +61,12 @@ class Played:
 
 def play(agent: WorldModelAgent, config) -> Played:
     """Episodes side by side."""
-    steps, table = config.env.episode_steps // config.env.action_repeat, agent.world_model.table
     episodes = []
     with contextlib.closing(environment_maker(config)()) as environment:
         pitch = list(environment.unwrapped.signal_names).index("qpos/rooty")
-        for seed in evaluation_seeds(config.seed, EPISODES):
-            noise, carry, latents = torch.Generator(agent.device).manual_seed(seed), None, []
-
-            def act(observation, _, noise=noise, latents=latents):
-                nonlocal carry
-                action, carry = agent.act(observation, carry, generator=noise)
-                latents.append(carry.latent.select(table.seen))
-                return action
-
-            played = list(rows(environment, seed, act, steps + 1))[:-1]  # in the last row nothing was decided
-            belief, state = (torch.cat([getattr(one, part) for one in latents]) for part in ("belief", "state"))
+        for (*played, _), latents in whole_episodes(agent, environment, config, EPISODES):  # nothing decided at the end
+            seen = [latent.select(agent.world_model.table.seen) for latent in latents]
+            belief, state = (torch.cat([getattr(one, part) for one in seen]) for part in ("belief", "state"))
             action = torch.as_tensor(np.stack([row.action for row in played]), device=agent.device)
             upright = [np.cos(row.info["signal"][pitch]) > 0 for row in played]
             episodes.append((belief, state, action, np.array([row.reward for row in played]), np.array(upright)))

@@ -15,14 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import tabulate
+from common import tabulate, whole_episodes
 
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
-from denoised_mdp.evaluation import evaluation_seeds
 from denoised_mdp.replay.rings import Rings
-from denoised_mdp.rollout import rows
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import load_run
@@ -36,22 +34,10 @@ Batch = dict[str, np.ndarray]
 
 
 def fresh(agent: WorldModelAgent, config: Config, explore: float | None) -> Batch:
-    """Episodes side by side, [T, EPISODES, ...]; shorter ones are refused."""
-    columns = []
+    """Episodes side by side, [T, EPISODES, ...]."""
     with contextlib.closing(environment_maker(config)()) as environment:
-        steps = config.env.episode_steps // config.env.action_repeat
-        for seed in evaluation_seeds(config.seed, EPISODES):
-            noise, carry = torch.Generator(agent.device).manual_seed(seed), None
-
-            def act(observation, _, noise=noise):
-                nonlocal carry
-                action, carry = agent.act(observation, carry, explore=explore, generator=noise)
-                return action
-
-            columns.append(list(rows(environment, seed, act, steps + 1)))
-    if any(row.last for column in columns for row in column[:-1]):
-        raise UserError(f"{config.env.task}: its episodes can end early; this compares whole ones.")
-    is_first = np.zeros((steps + 1, EPISODES), bool)
+        columns = [played for played, _ in whole_episodes(agent, environment, config, EPISODES, explore)]
+    is_first = np.zeros((len(columns[0]), EPISODES), bool)
     is_first[0] = True
     return {
         name: np.stack([np.stack([getattr(row, name) for row in column]) for column in columns], 1)
