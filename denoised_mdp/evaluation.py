@@ -17,6 +17,7 @@ from denoised_mdp.progress import Phase
 from denoised_mdp.rollout import Episode, Recorder
 from denoised_mdp.run.environments import environment_maker, warn_without_clips
 from denoised_mdp.run.load import load_run
+from denoised_mdp.run.state import BEST
 from denoised_mdp.seeding import generator
 
 MAX_PARALLEL = 10
@@ -138,7 +139,7 @@ def evaluate_run(
     episodes: int = 10,
     split: str = "train",
     seed: int | None = None,
-    checkpoint: int | None = None,
+    checkpoint: int | str | None = None,
     random: bool = False,
     device: str = "auto",
     workers: int = 0,
@@ -146,11 +147,13 @@ def evaluate_run(
     """Evaluate a run's checkpoint (default: the newest).
 
     split: background clips seen in training ("train") or held out ("test"). seed: of the episodes (default: the
-    run's own, which gives the seeds used during training). random: a uniform random policy on the same episodes.
+    run's own, which gives the episodes of training's evaluations; those that follow them if `checkpoint` is "best":
+    an agent is not judged by the episodes that chose it). random: a uniform random policy on the same episodes.
     workers: see `evaluate`.
     """
     config, agent, _ = load_run(run, checkpoint=checkpoint, device=device)
     if not random:  # played beside the agent, which has warned
         warn_without_clips(run, config, split)
-    seeds = evaluation_seeds(config.seed if seed is None else seed, episodes)
+    chose = config.train.eval_episodes if checkpoint == BEST and seed is None else 0
+    seeds = evaluation_seeds(config.seed if seed is None else seed, chose + episodes)[chose:]
     return evaluate(None if random else agent, environment_maker(config, split), seeds, workers=workers)

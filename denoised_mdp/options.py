@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 DEVICE = r"auto|cpu|cuda(:[0-9]{1,4})?"  # forms of a device's name
+CHECKPOINT = r"[0-9]{1,15}|best"  # forms of a checkpoint's name
 LARGEST = 2**63 - 1  # whole number; arrays, tensors, TensorBoard and files hold no larger one
 
 

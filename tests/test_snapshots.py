@@ -1,13 +1,19 @@
 """Snapshots: weights at many stages of a run, for whoever compares stages."""
 
+import json
+
 import pytest
 import torch
-from small_runs import run_in_parts, tiny
+from small_runs import lines, run_in_parts, tiny
 
 from denoised_mdp import load
+from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
+from denoised_mdp.evaluation import evaluate_run, evaluation_seeds
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import load_run
+from denoised_mdp.run.pretrained import export
 
 
 def test_snapshots_keep_every_stage_and_a_resumed_run_writes_the_same(tmp_path):
@@ -44,3 +50,35 @@ def test_no_snapshots_unless_asked_for(tmp_path):
     config = tiny(tmp_path / "a")
     run_in_parts(config)
     assert not RunFolder(config.run_dir).snapshots.exists()
+
+
+def test_best_is_what_returned_most_of_what_is_on_disk(tmp_path, capsys):
+    """Metrics name steps without weights, and what is no number; of equal returns, the later counts."""
+    config = tiny(tmp_path / "a", "train.snapshot_every=40", "train.eval_every=40")
+    run_in_parts(config)
+    folder = RunFolder(config.run_dir)
+    assert {row["step"] for row in lines(folder.path) if "eval/return" in row} >= {80, 120, 160, 200}
+    returns = {60: 9.0, 80: 1.0, 120: 3.0, 160: 3.0, 200: None}
+    rows = [{"step": step, "eval/return": value} for step, value in returns.items()]
+    folder.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, {"step": 200}]) + "{torn")
+    assert load_run(folder.path, checkpoint="best")[2] == 160
+    assert load_run(folder.path, checkpoint="120")[2] == 120
+    export(folder.path, tmp_path / "exported", "best")
+    assert load_run(tmp_path / "exported")[2] == 160
+    with pytest.raises(UserError, match="checkpoint='bets': must be a step"):
+        load(folder.path, checkpoint="bets")
+
+    judged = evaluate_run(folder.path, episodes=3, checkpoint="best").seeds
+    chose = evaluation_seeds(config.seed, config.train.eval_episodes)
+    assert len(judged) == 3 and not set(judged) & set(chose)
+    assert evaluate_run(folder.path, episodes=1, checkpoint="best", seed=4).seeds == evaluation_seeds(4, 1)
+    assert main(["evaluate", str(folder.path), "--checkpoint", "best", "--episodes", "1"]) == 0
+    assert main(["evaluate", str(folder.path), "--checkpoint", "bets"]) != 0
+    assert "must be a step, or best, not 'bets'" in capsys.readouterr().err
+
+
+def test_without_an_evaluation_none_is_best(tmp_path):
+    config = tiny(tmp_path / "a", "train.eval_every=0")
+    run_in_parts(config)
+    with pytest.raises(UserError, match=r"no checkpoint or snapshot of a step at which it was evaluated"):
+        load(config.run_dir, checkpoint="best")

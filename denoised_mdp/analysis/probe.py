@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.options import DEVICE, option
+from denoised_mdp.options import CHECKPOINT, DEVICE, option
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """heads of the columns, and rows"""
@@ -29,7 +29,9 @@ class Options:
     """Options of every probe of runs. A probe extends them: one field each, and its flag follows from it."""
 
     output: Path | None = option(None, "default: RUN/probes", metavar="FOLDER")
-    checkpoint: int | None = option(None, "default: the newest", low=0, metavar="STEP")
+    checkpoint: str | None = option(
+        None, "a step, or best (the most returned); default: the newest", pattern=CHECKPOINT, metavar="STEP"
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N", pattern=DEVICE)
 
     def measured(self) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def render_run(
     steps: int | None = STEPS,
     explore: bool = True,
     split: str = "train",
-    checkpoint: int | None = None,
+    checkpoint: int | str | None = None,
     device: str = "auto",
     seed: int | None = None,
     hero: bool = False,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from denoised_mdp.errors import UserError, did_you_mean, nearest
-from denoised_mdp.options import DEVICE, convert
+from denoised_mdp.options import CHECKPOINT, DEVICE, convert
 
 if typing.TYPE_CHECKING:
     from denoised_mdp.config.schema import Config
@@ -123,6 +123,13 @@ def natural(text: str) -> int:
     return int(text)
 
 
+def checkpoint(text: str) -> str:
+    """Check the form of a checkpoint's name, for argparse."""
+    if not re.fullmatch(CHECKPOINT, text):
+        raise argparse.ArgumentTypeError(f"must be a step, or best, not '{text}'")
+    return text
+
+
 def device(text: str) -> str:
     """Check the form of a device's name, for argparse."""
     if not re.fullmatch(DEVICE, text):
@@ -142,10 +149,19 @@ def add_runs(parser: argparse.ArgumentParser, *, several: bool) -> None:
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add what decides which weights are used, and where."""
+    """Add what decides which weights are used."""
     parser.add_argument(
-        "--checkpoint", type=natural, metavar="STEP", help="a checkpoint or a snapshot; default: the newest checkpoint"
+        "--checkpoint",
+        type=checkpoint,
+        metavar="STEP",
+        help="of a checkpoint or a snapshot, or best: the one whose evaluation in training returned most; default: the"
+        " newest checkpoint",
     )
+
+
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """Add what decides which weights are used, and where."""
+    add_checkpoint(parser)
     parser.add_argument("--device", type=device, default="auto", help="auto (default), cpu, cuda or cuda:N")
 
 

@@ -8,7 +8,16 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from denoised_mdp.cli.arguments import add_checkpoint, add_command, add_runs, first_probe, natural, positive, suggest
+from denoised_mdp.cli.arguments import (
+    add_checkpoint,
+    add_command,
+    add_runs,
+    add_weights,
+    first_probe,
+    natural,
+    positive,
+    suggest,
+)
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import shown, track
 
@@ -28,7 +37,7 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     )
     add_runs(evaluate, several=False)
     _add_episodes(evaluate, 10)
-    add_checkpoint(evaluate)
+    add_weights(evaluate)
     evaluate.add_argument("--random", action="store_true", help="also play a random policy in the same episodes")
     evaluate.add_argument(
         "--workers", type=natural, default=0, metavar="N", help="processes for the environments (default: 0)"
@@ -44,7 +53,7 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     )
     add_runs(render, several=False)
     _add_episodes(render, 2)
-    add_checkpoint(render)
+    add_weights(render)
     render.add_argument(
         "--output", type=Path, metavar="PATH", help="where to write PATH.png and PATH.mp4 (default: in RUN/videos)"
     )
@@ -64,7 +73,7 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     export.add_argument(
         "--output", type=Path, required=True, metavar="FOLDER", help="a new folder, or an earlier export"
     )
-    export.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest")
+    add_checkpoint(export)
 
     _add_compare(commands)
     _add_status(commands)
@@ -169,7 +178,13 @@ def _add_episodes(parser: argparse.ArgumentParser, episodes: int) -> None:
         default="train",
         help="background clips: those of training (default) or held-out ones",
     )
-    parser.add_argument("--seed", type=natural, metavar="N", help="seed of the episodes (default: those of training)")
+    parser.add_argument(
+        "--seed",
+        type=natural,
+        metavar="N",
+        help="seed of the episodes (default: those of training's evaluations;"
+        " with --checkpoint best, others, since these chose it)",
+    )
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:

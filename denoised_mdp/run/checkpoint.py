@@ -156,7 +156,7 @@ def load(
     candidates, steps = _checkpoints(folder), []
     if step is not None:
         if not isinstance(step, int):
-            raise UserError(f"checkpoint={step!r}: must be a step, a whole number.")
+            raise UserError(f"checkpoint={step!r}: must be a step, a whole number, or best.")
         candidates += _checkpoints(also) if also else []
         steps = sorted({found for found, _ in candidates})
         candidates = [(found, path) for found, path in candidates if found == step]

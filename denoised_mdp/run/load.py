@@ -90,7 +90,9 @@ def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[N
         ) from error
 
 
-def load_run(run: Path | str, *, checkpoint: int | None = None, device: str = "auto") -> tuple[Config, Agent, int]:
+def load_run(
+    run: Path | str, *, checkpoint: int | str | None = None, device: str = "auto"
+) -> tuple[Config, Agent, int]:
     """Return a run's configuration, its agent with a checkpoint's weights (default: the newest), and the step."""
     folder = RunFolder.existing(run)
     config = read_config(folder.config)
@@ -113,7 +115,7 @@ def untrained(agent: Agent) -> Agent:
     return build_agent(agent.config, agent.actions, **about).eval()
 
 
-def load(run: Path | str, *, checkpoint: int | None = None, device: str = "auto") -> Agent:
+def load(run: Path | str, *, checkpoint: int | str | None = None, device: str = "auto") -> Agent:
     """Load the agent of a run folder, ready to act.
 
     >>> agent = denoised_mdp.load("runs/quickstart")
@@ -123,8 +125,8 @@ def load(run: Path | str, *, checkpoint: int | None = None, device: str = "auto"
     run's configuration, `denoised_mdp.make_env("runs/quickstart")` its environment.
 
     Args:
-        run: the run folder, or ``pretrained:NAME`` for an agent that comes with the package. checkpoint: a step
-            (default: the newest). device: auto, cpu, cuda or cuda:N.
+        run: the run folder, or ``pretrained:NAME`` for an agent that comes with the package. checkpoint: a step, or
+            "best", whose evaluation in training returned most (default: the newest). device: auto, cpu, cuda or cuda:N.
 
     Raises:
         UserError: there is no such run, or no whole checkpoint in it.

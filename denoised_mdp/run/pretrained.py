@@ -20,7 +20,7 @@ def compact(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if bool(half.isinf().any()) else half
 
 
-def export(run: Path | str, output: Path | str, checkpoint: int | None = None) -> Path:
+def export(run: Path | str, output: Path | str, checkpoint: int | str | None = None) -> Path:
     """Write the weights of a run's checkpoint (default: the newest) and its configuration, and nothing else.
 
     The folder is a run to `load_run` and all commands that only read; training cannot go on in it. An earlier export

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from denoised_mdp.errors import UserError, one_line
+from denoised_mdp.files import json_lines
 from denoised_mdp.options import LARGEST
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.folder import RunFolder
@@ -91,23 +93,29 @@ STATE = {
 """The kinds of a run's values: a function that recognizes one; a mapping (of these keys at least; `str` is any key);
 a list of items of a kind; a tuple of alternatives."""
 
+BEST = "best"
+"""names the checkpoint or snapshot of `best_step`"""
 AGENT_PARTS = ("action_size", "discrete", "can_terminate", "agent", "config")
 """of `STATE`, what an agent is built from"""
 
 
 def load_state(
     run: RunFolder,
-    step: int | None = None,
+    step: int | str | None = None,
     parts: Collection[str] = tuple(STATE),
     accept: Callable[[dict[str, Any]], str | None] | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Return step and state of the newest whole checkpoint of a run, or of the one or the snapshot of `step`.
 
-    parts: what of `STATE` will be used, and is checked.
+    step: a number, also as text; or "best", see `best_step`. parts: what of `STATE` will be used, and is checked.
 
     Raises:
-        UserError: see `checkpoint.load`; or it holds no state of a run.
+        UserError: see `checkpoint.load` and `best_step`; or it holds no state of a run.
     """
+    if step == BEST:
+        step = best_step(run)
+    elif isinstance(step, str) and step.isdecimal():
+        step = int(step)
 
     def checked(state: Any) -> str | None:
         if isinstance(state, dict):
@@ -122,6 +130,27 @@ def load_state(
         return accept(state) if accept else None
 
     return checkpoints.load(run.checkpoints, step, accept=checked, also=run.snapshots)
+
+
+def best_step(run: RunFolder) -> int:
+    """The step whose evaluation in training returned most, the last of equal ones, of those with weights on disk.
+
+    Raises:
+        UserError: there is none.
+    """
+    stored = {*checkpoints.list_steps(run.checkpoints), *checkpoints.list_steps(run.snapshots)}
+    returns: dict[int, float] = {}
+    with contextlib.suppress(OSError):  # without metrics.jsonl, nothing was evaluated
+        for _, row in json_lines(run.metrics):
+            step, value = (row or {}).get("step"), (row or {}).get("eval/return")
+            if step in stored and isinstance(value, int | float) and math.isfinite(value):
+                returns[step] = value
+    if not returns:
+        raise UserError(
+            f"{run.path} has no checkpoint or snapshot of a step at which it was evaluated. Choose a step with"
+            " --checkpoint, or train with train.snapshot_every as train.eval_every."
+        )
+    return max(returns, key=lambda step: (returns[step], step))
 
 
 def refuse_nonfinite(run: RunFolder, step: int, tree: Any) -> None:

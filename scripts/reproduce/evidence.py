@@ -3,6 +3,7 @@
     python scripts/reproduce/evidence.py runs/evidence              # every run in there; measures what is missing
     python scripts/reproduce/evidence.py runs/evidence/walker*      # some; the rows of the others stay
     python scripts/reproduce/evidence.py runs/evidence --step 100000  # at this checkpoint or snapshot of each run
+    python scripts/reproduce/evidence.py runs/evidence --step best    # at the one whose evaluation returned most
     python scripts/reproduce/evidence.py                            # only summary, tables and pictures, from the rows
 
 A run is what `denoised-mdp train` leaves. It is measured at its newest checkpoint by `denoised-mdp probe factors` and
@@ -45,6 +46,7 @@ from denoised_mdp.progress import shown
 from denoised_mdp.run.checkpoint import list_steps
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.state import BEST, best_step
 
 KEY = ("task", "variant", "arm", "seed")
 """columns that name a run"""
@@ -57,6 +59,7 @@ class ReturnOptions(Options):
     """Options of `returns`."""
 
     episodes: int = option(10, "held-out episodes", low=1)
+    after: int = option(0, "episodes to leave out before them: those by which a checkpoint was chosen", low=0)
 
 
 def returns(runs: Sequence[Path], options: ReturnOptions) -> list[str]:
@@ -65,7 +68,8 @@ def returns(runs: Sequence[Path], options: ReturnOptions) -> list[str]:
 
     lines = []
     for subject in subjects(runs, options):
-        config, seeds = subject.config, evaluation_seeds(subject.config.seed, options.episodes)
+        config = subject.config
+        seeds = evaluation_seeds(config.seed, options.after + options.episodes)[options.after :]
         clips = any(DISTRACTORS[name].shows_clips for name in config.distractors)
         played = {
             split: evaluate(subject.agent, environment_maker(config, split), seeds).returns
@@ -190,11 +194,15 @@ def replace_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def add(
-    folders: Sequence[Path], out: Path, options: dict[str, Options], by: Sequence[str] = (), step: int | None = None
+    folders: Sequence[Path],
+    out: Path,
+    options: dict[str, Options],
+    by: Sequence[str] = (),
+    step: int | str | None = None,
 ) -> None:
     """Measure the runs in some folders and write their rows, one run after the other.
 
-    step: of the checkpoint; None: the newest of each. by: options that tell arms apart, see `arm_of`.
+    step: of the checkpoint, or "best"; None: the newest of each. by: options that tell arms apart, see `arm_of`.
 
     Raises:
         UserError: a configuration cannot be read; or these runs, and those that have rows already, cannot be compared.
@@ -210,11 +218,13 @@ def add(
     make_folder(out)
     for run in runs:
         folder = RunFolder(run.path)
-        at = step or max(list_steps(folder.checkpoints), default=0)
+        at = best_step(folder) if step == BEST else step or max(list_steps(folder.checkpoints), default=0)
         if at not in [*list_steps(folder.checkpoints), *list_steps(folder.snapshots)]:
             print(f"{run.path}: no checkpoint{f' of step {step:,}' if step else ' yet'}", flush=True)
             continue
         asked = {name: one for name, one in options.items() if name != "invariance" or run.config.distractors}
+        if step == BEST:
+            asked["returns"] = dataclasses.replace(asked["returns"], after=run.config.train.eval_episodes)
         results, key = measure(run.path, at, asked), key_of(run.config, by)
         row = row_of(run, key, at, results)
         replace_rows(out / "curves.csv", curve_rows(run, key, results["factors"]["seen"]))
@@ -228,7 +238,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("runs", type=Path, nargs="*", metavar="FOLDER", help="folder of a run or of runs")
     parser.add_argument("--out", type=Path, default=Path("results/evidence"), help="default: %(default)s")
-    parser.add_argument("--step", type=int, help="measure there; default: the newest checkpoint of each run")
+    parser.add_argument(
+        "--step",
+        type=lambda text: text if text == BEST else int(text),
+        help="measure there, or where training's evaluation returned most: best; default: the newest checkpoint",
+    )
     parser.add_argument("--by", default="", help="options that tell arms apart, besides the model: a.b,c.d")
     parser.add_argument("--behaviour", choices=("mixed", "random", "agent"), default="mixed", help="of probe factors")
     parser.add_argument("--size", default="full", choices=SIZES, help="how much to measure; default: %(default)s")

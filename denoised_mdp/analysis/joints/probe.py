@@ -58,7 +58,7 @@ def probe_joints(
     schedule: Schedule | None = None,
     references: Sequence[str] = (SCRATCH, CONTRASTIVE),
     contrastive: dict[str, Any] | None = None,
-    checkpoint: int | None = None,
+    checkpoint: int | str | None = None,
     device: str = "auto",
 ) -> list[str]:
     """Finetune every encoder on every train size; write JSON, CSV and plots; return lines to print.

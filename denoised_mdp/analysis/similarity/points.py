@@ -78,7 +78,7 @@ class Roster:
             names |= {run.path: name for run in group.runs}
         return cls(paths, configs, [names[path] for path in paths])
 
-    def stages(self, number: int, snapshots: bool, checkpoint: int | None) -> list[int | None]:
+    def stages(self, number: int, snapshots: bool, checkpoint: int | str | None) -> list[int | str | None]:
         """Steps to load of one run, the last one last; None stands for the newest checkpoint."""
         if checkpoint is not None or not snapshots:
             return [checkpoint]
@@ -86,7 +86,7 @@ class Roster:
         last = max(list_steps(folder.checkpoints), default=0)
         return [*(step for step in list_steps(folder.snapshots) if step < last), None]
 
-    def agents(self, snapshots: bool, checkpoint: int | None, device: str) -> Iterator[tuple[Point, Agent]]:
+    def agents(self, snapshots: bool, checkpoint: int | str | None, device: str) -> Iterator[tuple[Point, Agent]]:
         """Load all agents one by one: of each run the untrained network, then its stages."""
         for number, (path, config, group) in enumerate(zip(self.paths, self.configs, self.groups, strict=True)):
             curve = read_metrics(RunFolder(path).metrics)[0].get("eval/return")
