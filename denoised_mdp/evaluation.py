@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,11 @@ import torch
 
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.envs.vector import EnvironmentPool
+from denoised_mdp.options import BEST
 from denoised_mdp.progress import Phase
 from denoised_mdp.rollout import Episode, Recorder
 from denoised_mdp.run.environments import environment_maker, warn_without_clips
 from denoised_mdp.run.load import load_run
-from denoised_mdp.run.state import BEST
 from denoised_mdp.seeding import generator
 
 MAX_PARALLEL = 10
@@ -31,6 +32,8 @@ class EvaluationResult:
     returns: list[float]
     seeds: list[int]
     episodes: list[Episode] = field(default_factory=list)
+    step: int | None = None
+    """of the weights, where they are a run's"""
 
     @property
     def mean(self) -> float:
@@ -151,9 +154,10 @@ def evaluate_run(
     an agent is not judged by the episodes that chose it). random: a uniform random policy on the same episodes.
     workers: see `evaluate`.
     """
-    config, agent, _ = load_run(run, checkpoint=checkpoint, device=device)
+    config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
     if not random:  # played beside the agent, which has warned
         warn_without_clips(run, config, split)
     chose = config.train.eval_episodes if checkpoint == BEST and seed is None else 0
     seeds = evaluation_seeds(config.seed if seed is None else seed, chose + episodes)[chose:]
-    return evaluate(None if random else agent, environment_maker(config, split), seeds, workers=workers)
+    result = evaluate(None if random else agent, environment_maker(config, split), seeds, workers=workers)
+    return dataclasses.replace(result, step=step)

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 DEVICE = r"auto|cpu|cuda(:[0-9]{1,4})?"  # forms of a device's name
-CHECKPOINT = r"[0-9]{1,15}|best"  # forms of a checkpoint's name
+BEST = "best"  # the checkpoint or snapshot whose evaluation in training returned most
+CHECKPOINT = rf"[0-9]{{1,15}}|{BEST}"  # forms of a checkpoint's name
 LARGEST = 2**63 - 1  # whole number; arrays, tensors, TensorBoard and files hold no larger one
 
 
@@ -20,7 +21,7 @@ def option(default: Any, help: str, **limits: Any) -> Any:
     """Declare one option.
 
     Limits: ``low`` (at least), ``above`` (strictly more), ``high`` (at most), ``below`` (strictly less), ``choices``,
-    ``pattern`` (a regular expression that the whole text must match).
+    ``pattern`` (a regular expression that the whole text must match). ``unset`` says what a default of None stands for.
     """
     return dataclasses.field(default=default, metadata={"help": help, **limits})
 

@@ -35,7 +35,7 @@ CASES = [
     ("reinforce", "2b", "float32"),
     ("backprop", "tia", "float32"),
 ]
-"""every policy, model and precision; policies and models know nothing of each other"""
+"""every policy and precision, and models of each kind of loss; policies and models know nothing of each other"""
 SMALL = ["preset=debug", "train.segment_length=4", "train.batch_size=3", "train.deterministic=false"]
 
 

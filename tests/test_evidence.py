@@ -86,7 +86,7 @@ def made(path, *overrides, returns, recall, leakage):
     for name, tree in (("invariance", {"action_change": 0.5, "distances": {"x": {"ratio": 0.25}}}), ("returns", {})):
         tree = {"returns": {"train": [returns[-1]] * 2, "test": [returns[-1] - 1, returns[-1] + 3]}} | tree
         options = {"invariance": {"episodes": 6, "steps": 150, "split": "train", "worlds": 4, "returns": 0}}
-        options = options.get(name, {"episodes": 10, "after": 0})
+        options = options.get(name, {"episodes": 10})
         write_json(run / "probes" / f"{name}.json", {"probe": name, "run": "", "step": 200, "options": options, **tree})
     return run
 

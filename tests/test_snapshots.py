@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from small_runs import lines, run_in_parts, tiny
@@ -11,6 +12,7 @@ from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate_run, evaluation_seeds
 from denoised_mdp.run import checkpoint
+from denoised_mdp.run.diff import compare
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import load_run
 from denoised_mdp.run.pretrained import export
@@ -60,13 +62,17 @@ def test_best_is_what_returned_most_of_what_is_on_disk(tmp_path, capsys):
     assert {row["step"] for row in lines(folder.path) if "eval/return" in row} >= {80, 120, 160, 200}
     returns = {60: 9.0, 80: 1.0, 120: 3.0, 160: 3.0, 200: None}
     rows = [{"step": step, "eval/return": value} for step, value in returns.items()]
+    rows += [{"step": step, "eval/return": 9.0} for step in ([200], {}, 200.0, True, None, "200")]
     folder.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, {"step": 200}]) + "{torn")
     assert load_run(folder.path, checkpoint="best")[2] == 160
-    assert load_run(folder.path, checkpoint="120")[2] == 120
+    assert load_run(folder.path, checkpoint="120")[2] == load_run(folder.path, checkpoint=np.int64(120))[2] == 120
     export(folder.path, tmp_path / "exported", "best")
-    assert load_run(tmp_path / "exported")[2] == 160
-    with pytest.raises(UserError, match="checkpoint='bets': must be a step"):
-        load(folder.path, checkpoint="bets")
+    assert load_run(tmp_path / "exported")[2] == load_run(tmp_path / "exported", checkpoint="best")[2] == 160
+    for wrong in ("bets", "", "-1", "1" * 20, "٣"):
+        with pytest.raises(UserError, match="must be a step, a whole number, or best"):
+            load(folder.path, checkpoint=wrong)
+    with pytest.raises(UserError, match="both runs are compared there"):
+        compare(folder.path, folder.path, checkpoint="best")
 
     judged = evaluate_run(folder.path, episodes=3, checkpoint="best").seeds
     chose = evaluation_seeds(config.seed, config.train.eval_episodes)
@@ -74,6 +80,9 @@ def test_best_is_what_returned_most_of_what_is_on_disk(tmp_path, capsys):
     assert evaluate_run(folder.path, episodes=1, checkpoint="best", seed=4).seeds == evaluation_seeds(4, 1)
     assert main(["evaluate", str(folder.path), "--checkpoint", "best", "--episodes", "1"]) == 0
     assert main(["evaluate", str(folder.path), "--checkpoint", "bets"]) != 0
+    told = capsys.readouterr()
+    assert "best weights  of step 160\n" in told.out and "must be a step, or best, not 'bets'" in told.err
+    assert main(["probe", "health", str(folder.path), "--checkpoint", "bets"]) != 0
     assert "must be a step, or best, not 'bets'" in capsys.readouterr().err
 
 

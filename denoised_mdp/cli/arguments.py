@@ -184,6 +184,7 @@ def add_fields(parser: argparse.ArgumentParser, options: type) -> None:
         default = (
             "" if field.default is None else f"; default: {field.default:,}" if number else "; default: %(default)s"
         )
+        default = f"; default: {limits['unset']}" if "unset" in limits else default
         parser.add_argument(
             flag,
             type=_typed(kind, limits, number),
@@ -206,7 +207,8 @@ def _typed(kind: Any, limits: Mapping[str, Any], number: bool) -> Callable[[str]
         try:
             return convert(value, kind, limits)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"must be {error}, not '{text}'") from None
+            allowed = str(error).removesuffix(" or null")  # which no text stands for
+            raise argparse.ArgumentTypeError(f"must be {allowed}, not '{text}'") from None
 
     return Path if kind in (Path, Path | None) else parse
 

@@ -19,6 +19,7 @@ from denoised_mdp.cli.arguments import (
     suggest,
 )
 from denoised_mdp.errors import UserError
+from denoised_mdp.options import BEST
 from denoised_mdp.progress import shown, track
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
         examples=("denoised-mdp evaluate runs/quickstart --random --episodes 20",),
     )
     add_runs(evaluate, several=False)
-    _add_episodes(evaluate, 10)
+    _add_episodes(evaluate, 10, "those of training's evaluations; with --checkpoint best, others: these chose it")
     add_weights(evaluate)
     evaluate.add_argument("--random", action="store_true", help="also play a random policy in the same episodes")
     evaluate.add_argument(
@@ -170,7 +171,9 @@ def _add_table(commands: argparse._SubParsersAction) -> None:
     _add_probe_folders(table)
 
 
-def _add_episodes(parser: argparse.ArgumentParser, episodes: int) -> None:
+def _add_episodes(
+    parser: argparse.ArgumentParser, episodes: int, seeds: str = "those of training's evaluations"
+) -> None:
     parser.add_argument("--episodes", type=positive, default=episodes, metavar="N", help="default: %(default)s")
     parser.add_argument(
         "--split",
@@ -178,13 +181,7 @@ def _add_episodes(parser: argparse.ArgumentParser, episodes: int) -> None:
         default="train",
         help="background clips: those of training (default) or held-out ones",
     )
-    parser.add_argument(
-        "--seed",
-        type=natural,
-        metavar="N",
-        help="seed of the episodes (default: those of training's evaluations;"
-        " with --checkpoint best, others, since these chose it)",
-    )
+    parser.add_argument("--seed", type=natural, metavar="N", help=f"seed of the episodes (default: {seeds})")
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -196,6 +193,8 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     for number, value in enumerate(result.returns, 1):
         print(f"episode {number:3d}   return {value:8.2f}")
     print(f"mean return   {_mean(result)}" + (" (standard error)" if len(result.returns) > 1 else ""))
+    if arguments.checkpoint == BEST:
+        print(f"best weights  of step {result.step:,}")
     if arguments.random:
         with shown():
             result = evaluate_run(arguments.run, **options, random=True)

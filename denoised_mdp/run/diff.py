@@ -74,6 +74,8 @@ def compare(first: Path | str, second: Path | str, *, checkpoint: int | None = N
     for run in runs:
         if run.exported:
             raise UserError(f"{run.path} is an exported agent, which has weights alone: compare two runs.")
+    if isinstance(checkpoint, str):
+        raise UserError(f"checkpoint={checkpoint!r}: must be a step, a whole number: both runs are compared there.")
     loaded = [load_state(run, checkpoint) for run in runs]
     verdicts = [_metrics(runs, checkpoint), _tensorboard(runs, checkpoint)]
     if loaded[0][0] != loaded[1][0]:

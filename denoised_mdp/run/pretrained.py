@@ -15,8 +15,8 @@ from denoised_mdp.run.state import AGENT_PARTS, load_state, refuse_nonfinite
 
 
 def compact(tensor: torch.Tensor) -> torch.Tensor:
-    """A weight in half precision, which keeps 11 of its bits; as it is, if it is no float or too large."""
-    half = tensor.half() if tensor.is_floating_point() else tensor
+    """A weight in half precision, which keeps 11 of its bits; as it is, if it is no float, single or too large."""
+    half = tensor.half() if tensor.is_floating_point() and tensor.ndim else tensor  # a single one may count updates
     return tensor if bool(half.isinf().any()) else half
 
 

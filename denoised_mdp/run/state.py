@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
+import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from denoised_mdp.errors import UserError, one_line
 from denoised_mdp.files import json_lines
-from denoised_mdp.options import LARGEST
+from denoised_mdp.options import BEST, CHECKPOINT, LARGEST
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.folder import RunFolder
 
@@ -93,8 +93,6 @@ STATE = {
 """The kinds of a run's values: a function that recognizes one; a mapping (of these keys at least; `str` is any key);
 a list of items of a kind; a tuple of alternatives."""
 
-BEST = "best"
-"""names the checkpoint or snapshot of `best_step`"""
 AGENT_PARTS = ("action_size", "discrete", "can_terminate", "agent", "config")
 """of `STATE`, what an agent is built from"""
 
@@ -112,10 +110,10 @@ def load_state(
     Raises:
         UserError: see `checkpoint.load` and `best_step`; or it holds no state of a run.
     """
-    if step == BEST:
-        step = best_step(run)
-    elif isinstance(step, str) and step.isdecimal():
+    if isinstance(step, np.integer):
         step = int(step)
+    if isinstance(step, str) and re.fullmatch(CHECKPOINT, step):
+        step = best_step(run) if step == BEST else int(step)
 
     def checked(state: Any) -> str | None:
         if isinstance(state, dict):
@@ -135,16 +133,24 @@ def load_state(
 def best_step(run: RunFolder) -> int:
     """The step whose evaluation in training returned most, the last of equal ones, of those with weights on disk.
 
+    An exported agent's is its only one, which the evaluations of its run may have chosen.
+
     Raises:
         UserError: there is none.
     """
+    if run.exported and (steps := checkpoints.list_steps(run.checkpoints)):
+        return steps[-1]
     stored = {*checkpoints.list_steps(run.checkpoints), *checkpoints.list_steps(run.snapshots)}
     returns: dict[int, float] = {}
-    with contextlib.suppress(OSError):  # without metrics.jsonl, nothing was evaluated
+    try:
         for _, row in json_lines(run.metrics):
             step, value = (row or {}).get("step"), (row or {}).get("eval/return")
-            if step in stored and isinstance(value, int | float) and math.isfinite(value):
+            if type(step) is int and step in stored and type(value) in (int, float) and math.isfinite(value):
                 returns[step] = value
+    except FileNotFoundError:
+        pass  # nothing was evaluated
+    except OSError as error:
+        raise UserError(f"{run.metrics} cannot be read ({error.strerror}). Choose a step with --checkpoint.") from error
     if not returns:
         raise UserError(
             f"{run.path} has no checkpoint or snapshot of a step at which it was evaluated. Choose a step with"

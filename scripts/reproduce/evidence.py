@@ -41,12 +41,12 @@ from denoised_mdp.analysis.results import make_folder, subjects, write_csv, writ
 from denoised_mdp.analysis.table.write import core_hours, parameters
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError
-from denoised_mdp.options import option
+from denoised_mdp.options import BEST, option
 from denoised_mdp.progress import shown
 from denoised_mdp.run.checkpoint import list_steps
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
-from denoised_mdp.run.state import BEST, best_step
+from denoised_mdp.run.state import best_step
 
 KEY = ("task", "variant", "arm", "seed")
 """columns that name a run"""
@@ -112,7 +112,8 @@ def measure(run: Path, step: int, options: dict[str, Options]) -> dict[str, dict
         return {name: trees[name, step] for name in options if (name, step) in trees}
 
     def fits(name: str, tree: dict[str, Any]) -> bool:
-        return tree.get("options") == options[name].measured()
+        usual = type(options[name])().measured()  # for options that are newer than the result
+        return usual | tree.get("options", {}) == options[name].measured()
 
     done = known()
     for name in options.keys() - done.keys():
@@ -218,7 +219,11 @@ def add(
     make_folder(out)
     for run in runs:
         folder = RunFolder(run.path)
-        at = best_step(folder) if step == BEST else step or max(list_steps(folder.checkpoints), default=0)
+        try:
+            at = best_step(folder) if step == BEST else step or max(list_steps(folder.checkpoints), default=0)
+        except UserError as error:
+            print(error, flush=True)
+            continue
         if at not in [*list_steps(folder.checkpoints), *list_steps(folder.snapshots)]:
             print(f"{run.path}: no checkpoint{f' of step {step:,}' if step else ' yet'}", flush=True)
             continue
@@ -233,6 +238,11 @@ def add(
         print(f"{' '.join(key)}: step {at:,}, {numbers}", flush=True)
 
 
+def step_or_best(text: str) -> int | str:
+    """Parse a number of a step, or best, for argparse."""
+    return text if text == BEST else int(text)
+
+
 def main() -> None:
     """Measure what is missing, then write what follows from all rows."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -240,7 +250,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/evidence"), help="default: %(default)s")
     parser.add_argument(
         "--step",
-        type=lambda text: text if text == BEST else int(text),
+        type=step_or_best,
         help="measure there, or where training's evaluation returned most: best; default: the newest checkpoint",
     )
     parser.add_argument("--by", default="", help="options that tell arms apart, besides the model: a.b,c.d")
