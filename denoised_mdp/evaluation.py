@@ -47,15 +47,17 @@ class EvaluationResult:
         return float(np.std(self.returns, ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
 
 
-def evaluation_seeds(seed: int, episodes: int) -> list[int]:
+def evaluation_seeds(seed: int, episodes: int, after: int = 0) -> list[int]:
     """Distinct episode seeds, always the same for a seed, and a longer list begins with the shorter one.
+
+    after: so many of the first are left out, those by which a checkpoint was chosen.
 
     Training never gets one of them: its environment is seeded once, with the run's own, smaller seed.
     """
     rng, seeds = generator(seed, "evaluation"), {}
-    while len(seeds) < episodes:
+    while len(seeds) < after + episodes:
         seeds[int(rng.integers(2**31, 2**32))] = None  # above every seed that a configuration may hold
-    return list(seeds)
+    return list(seeds)[after:]
 
 
 def evaluate(
@@ -158,6 +160,6 @@ def evaluate_run(
     if not random:  # played beside the agent, which has warned
         warn_without_clips(run, config, split)
     chose = config.train.eval_episodes if checkpoint == BEST and seed is None else 0
-    seeds = evaluation_seeds(config.seed if seed is None else seed, chose + episodes)[chose:]
+    seeds = evaluation_seeds(config.seed if seed is None else seed, episodes, after=chose)
     result = evaluate(None if random else agent, environment_maker(config, split), seeds, workers=workers)
     return dataclasses.replace(result, step=step)

@@ -123,18 +123,15 @@ def natural(text: str) -> int:
     return int(text)
 
 
-def checkpoint(text: str) -> str:
-    """Check the form of a checkpoint's name, for argparse."""
-    if not re.fullmatch(CHECKPOINT, text):
-        raise argparse.ArgumentTypeError(f"must be a step, or best, not '{text}'")
-    return text
+def form(pattern: str, allowed: str) -> Callable[[str], str]:
+    """Return what checks that a text matches a pattern, for argparse. allowed: the pattern in words."""
 
+    def parse(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise argparse.ArgumentTypeError(f"must be {allowed}, not '{text}'")
+        return text
 
-def device(text: str) -> str:
-    """Check the form of a device's name, for argparse."""
-    if not re.fullmatch(DEVICE, text):
-        raise argparse.ArgumentTypeError(f"must be auto, cpu, cuda or cuda:N, not '{text}'")
-    return text
+    return parse
 
 
 def add_runs(parser: argparse.ArgumentParser, *, several: bool) -> None:
@@ -152,7 +149,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add what decides which weights are used."""
     parser.add_argument(
         "--checkpoint",
-        type=checkpoint,
+        type=form(CHECKPOINT, "a step, or best"),
         metavar="STEP",
         help="of a checkpoint or a snapshot, or best: the one whose evaluation in training returned most; default: the"
         " newest checkpoint",
@@ -162,6 +159,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 def add_weights(parser: argparse.ArgumentParser) -> None:
     """Add what decides which weights are used, and where."""
     add_checkpoint(parser)
+    device = form(DEVICE, "auto, cpu, cuda or cuda:N")
     parser.add_argument("--device", type=device, default="auto", help="auto (default), cpu, cuda or cuda:N")
 
 

@@ -68,8 +68,7 @@ def returns(runs: Sequence[Path], options: ReturnOptions) -> list[str]:
 
     lines = []
     for subject in subjects(runs, options):
-        config = subject.config
-        seeds = evaluation_seeds(config.seed, options.after + options.episodes)[options.after :]
+        config, seeds = subject.config, evaluation_seeds(subject.config.seed, options.episodes, options.after)
         clips = any(DISTRACTORS[name].shows_clips for name in config.distractors)
         played = {
             split: evaluate(subject.agent, environment_maker(config, split), seeds).returns
