@@ -12,11 +12,15 @@ from pictures import assert_whole
 from report_runs import add_probes, make_run
 from small_runs import tiny
 
+from denoised_mdp import load
 from denoised_mdp.analysis.report.data import read_run
 from denoised_mdp.analysis.results import write_json
 from denoised_mdp.analysis.table.statistics import interval
 from denoised_mdp.config import differences, load_config
 from denoised_mdp.errors import UserError
+from denoised_mdp.evaluation import evaluate, evaluation_seeds
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.session import train
 
 FOLDER = Path(__file__).parents[1] / "scripts" / "reproduce"
@@ -76,6 +80,23 @@ def test_a_run_is_measured_once_for_each_checkpoint(evidence, tmp_path, monkeypa
         monkeypatch.setitem(evidence.MEASURES, name, (type(probe)(probe.help, never), options))
     call(evidence, monkeypatch, run, "--out", out, "--size", "least")
     assert (out / "runs.csv").read_text() == before
+
+
+def test_best_weights_are_measured_in_other_episodes_than_those_that_chose_them(evidence, tmp_path, monkeypatch):
+    run, out = tmp_path / "a", tmp_path / "out"
+    config = tiny(run, "distractors=camera_jitter", "train.eval_every=40", "train.snapshot_every=40")
+    assert train(config)
+    with RunFolder(run).metrics.open("a") as log:
+        log.write(f"{json.dumps({'step': 120, 'eval/return': 1e3})}\n")
+    call(evidence, monkeypatch, run, "--out", out, "--size", "least", "--step", "best")
+    (row,) = rows_of(out / "runs.csv")
+    assert row["step"] == "120"
+    seeds = evaluation_seeds(config.seed, 2, after=config.train.eval_episodes)
+    assert not set(seeds) & set(evaluation_seeds(config.seed, config.train.eval_episodes))
+    played = evaluate(load(run, checkpoint=120), environment_maker(config), seeds).returns
+    (file,) = (run / "probes").glob("returns*.json")
+    assert json.loads(file.read_text())["returns"]["train"] == pytest.approx(played)
+    assert float(row["return"]) == pytest.approx(np.mean(played), rel=1e-4)
 
 
 def made(path, *overrides, returns, recall, leakage):
