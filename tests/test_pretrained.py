@@ -1,6 +1,8 @@
 """Agents that come with the package: how they are made, found and used, and that nothing is written beside them."""
 
+import re
 import runpy
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +90,15 @@ def test_what_is_no_export_is_not_replaced(run, tmp_path):
     (tmp_path / "letters" / "a.txt").touch()
     with pytest.raises(UserError, match="not a run folder"):
         export(run, tmp_path / "letters")
+
+
+def test_a_run_whose_configuration_was_replaced_is_not_exported(run, tmp_path):
+    shutil.copytree(run, tmp_path / "copy")
+    config = tmp_path / "copy" / "config.yaml"
+    config.write_text(re.sub(r"(?m)^  embed: \d+", "  embed: 77", config.read_text()))
+    with pytest.raises(UserError, match=r"one of them was replaced \(model.embed: \d+ -> 77\)"):
+        export(tmp_path / "copy", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_weights_that_half_precision_cannot_hold_stay():

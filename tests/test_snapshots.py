@@ -1,6 +1,8 @@
 """Snapshots: weights at many stages of a run, for whoever compares stages."""
 
+import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -91,3 +93,20 @@ def test_without_an_evaluation_none_is_best(tmp_path):
     run_in_parts(config)
     with pytest.raises(UserError, match=r"no checkpoint or snapshot of a step at which it was evaluated"):
         load(config.run_dir, checkpoint="best")
+
+
+def test_snapshots_are_named_where_there_is_no_checkpoint(tmp_path):
+    """Where weights are enough; a training cannot go on with them."""
+    config = tiny(tmp_path / "a", "train.snapshot_every=80")
+    run_in_parts(config)
+    folder = RunFolder(config.run_dir)
+    for path in folder.checkpoints.glob("step_*/*"):
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"Restore a copy, choose another step \(there are 80\)"):
+        load(config.run_dir)
+    with pytest.raises(UserError, match="Restore a copy, or start in a new run_dir"):
+        run_in_parts(dataclasses.replace(config, train=dataclasses.replace(config.train, total_steps=300)))
+    shutil.rmtree(folder.checkpoints)
+    with pytest.raises(UserError, match=r"no checkpoint in .* \(steps with one: 80, 160, 200\)"):
+        load(config.run_dir)
+    assert load(config.run_dir, checkpoint=200)

@@ -234,9 +234,19 @@ def test_a_run_that_has_lost_its_checkpoints_is_not_begun_anew(run, lost, more, 
         (run / "checkpoints").mkdir()
     before, rows = lines(run), (run / "replay" / "number.npy").read_bytes()
     assert main(["train", *longer(run), *more]) == 2
-    one_error(capfd, "has lost its checkpoints", "move", "metrics.jsonl")
+    one_error(capfd, "has lost its checkpoints", "move", "metrics.jsonl", "replay", "tensorboard")
     assert lines(run) == before and (run / "replay" / "number.npy").read_bytes() == rows
     (run / "metrics.jsonl").rename(run / "metrics.old")
+    assert main(["train", *longer(run), *more]) == 2, "the replay would be overwritten"
+    one_error(capfd, "has lost its checkpoints", "move", "replay", "tensorboard")
+    assert (run / "replay" / "number.npy").read_bytes() == rows
+    for name in ("replay", "tensorboard"):
+        (run / name).rename(run / f"{name}.old")
+    (run / "snapshots").mkdir()
+    (run / "snapshots" / "step_000000100").mkdir()
+    assert main(["train", *longer(run), *more]) == 2
+    one_error(capfd, "has lost its checkpoints", "move", "snapshots")
+    shutil.rmtree(run / "snapshots")
     assert main(["train", *longer(run), *more]) == 0
 
 

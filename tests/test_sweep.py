@@ -11,7 +11,7 @@ from small_runs import TINY
 
 from denoised_mdp.analysis.status import statuses
 from denoised_mdp.cli.main import main
-from denoised_mdp.cli.sweep import JobFailed, sweep, translate_multirun
+from denoised_mdp.cli.sweep import JobFailed, check_values, sweep, translate_multirun
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
 from denoised_mdp.trainer import Trainer
@@ -142,6 +142,25 @@ def test_what_hydra_refuses_is_one_line(tmp_path, monkeypatch, capfd, overrides,
     out, error = capfd.readouterr()
     assert words in error and len(error.strip().splitlines()) == 1 and "Traceback" not in out + error, out + error
     assert "HYDRA_FULL_ERROR" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["seed=0,1,x"], "seed=x"),
+        (["seed=range(0,3)", "model.kl.beta=1,0.5,-1"], "model.kl.beta=-1"),
+        (["seed=0,1", "train.batch_size=0"], "train.batch_size=0"),
+        (["distractors=[camera_jitter],[tv]"], "tv"),
+    ],
+)
+def test_a_wrong_value_is_refused_before_the_first_job_begins(jobs, overrides, words):
+    with pytest.raises(UserError, match=words):
+        sweep(["env=toy", "env.task=dot", *overrides], pytest.fail)
+
+
+def test_what_a_sweeper_chooses_is_not_checked(jobs):
+    translated, _ = translate_multirun(["env=toy", "env.task=dot", "seed=1,2", "model.kl.beta=interval(0,1)"])
+    check_values(translated)
 
 
 def test_a_failed_run_ends_no_other_and_the_sweep_has_its_exit_code(tmp_path, monkeypatch):

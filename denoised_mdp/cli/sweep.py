@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,6 +29,7 @@ from denoised_mdp.config.validate import as_text
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.folder import RunFolder
 
+MOST = 1000  # values of one option that are checked before a sweep begins
 LONGEST = 100  # characters of the folder's name; file systems allow 255 bytes
 HYDRA = {  # one folder per job, the same for the same command, so that a sweep can continue
     "output_subdir": None,
@@ -62,6 +64,7 @@ def sweep(overrides: list[str], train: Callable[[list[str]], int]) -> None:
             return
     else:
         (translated, fixed), jobs = translate_multirun(overrides), {}
+        check_values(translated)
         _register({key: value_of(key, fixed[key]) for key in GROUPS if key in fixed})
 
     def job(_: Any) -> None:
@@ -210,8 +213,7 @@ def words_of_job(jobs: Mapping[str, Job]) -> tuple[list[str], str]:
         if key == "job":
             result += jobs[_plain_value(key, value)].overrides
             continue
-        # Hydra has escaped what is special in its grammar, such as colons.
-        result.append(f"{key}={quote(_plain_value(key, value))}" if key in TEXTS and value != "null" else text)
+        result.append(_word(text))
     folder = job.runtime.output_dir
     inner = re.sub(r"(\\*)\$\{", r"\1\1\\${", folder)  # what OmegaConf would take for an interpolation
     return [*result, f"run_dir={quote(inner)}"], folder
@@ -220,7 +222,7 @@ def words_of_job(jobs: Mapping[str, Job]) -> tuple[list[str], str]:
 def translate_multirun(overrides: list[str]) -> tuple[list[str], dict[str, str]]:
     """Return `overrides` as Hydra reads them, and those with a single value, which all jobs share.
 
-    Keys and choices are checked; values are, when a job begins. ``run_dir`` becomes the folder of the whole sweep.
+    Keys and choices are checked; for values see `check_values`. ``run_dir`` becomes the folder of the whole sweep.
     Without it, the folder's name is derived from all that is the same in its jobs, so that the same command continues.
     Each job's folder in it is named by the overrides that vary.
     """
@@ -239,6 +241,35 @@ def translate_multirun(overrides: list[str]) -> tuple[list[str], dict[str, str]]
     if folder is not None or not any(text.startswith("hydra.sweep.dir=") for text in result):
         result.append(f"hydra.sweep.dir={quote(folder or _sweep_folder(fixed))}")
     return [*result, f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]"], fixed
+
+
+def check_values(words: Sequence[str]) -> None:
+    """Compose the configuration of so many jobs that each value of a sweep is in one; `words`: in Hydra's grammar.
+
+    Whoever has a sweep of days learns of the typing error in its last value before the first job begins.
+
+    Raises:
+        UserError: one of these jobs could not begin.
+    """
+    axes = {}
+    for word in (word for word in words if not is_hydra(word.partition("=")[0])):
+        override = parse(*word.lstrip("+").split("=", 1))
+        if override.is_discrete_sweep():
+            axes[word] = [f"{override.key_or_group}={text}" for text in islice(override.sweep_string_iterator(), MOST)]
+        elif not override.is_sweep_override():  # others are a sweeper's to choose, such as interval(0,1)
+            axes[word] = [word]
+    first = {word: values[0] for word, values in axes.items() if values}
+    load_config([*map(_word, first.values())])
+    for word, values in axes.items():
+        for value in values[1:]:
+            load_config([*map(_word, (first | {word: value}).values())])
+
+
+def _word(text: str) -> str:
+    """An override of a job as we read it, from what Hydra says of it."""
+    key, _, value = text.lstrip("+").partition("=")
+    # Hydra has escaped what is special in its grammar, such as colons.
+    return f"{key}={quote(_plain_value(key, value))}" if key in TEXTS and value != "null" else text.lstrip("+")
 
 
 def _add(pairs: list[tuple[str, str]], result: list[str], fixed: dict[str, str]) -> None:

@@ -146,20 +146,19 @@ def load(
         map_location: device of the tensors. Optimizers and generators need theirs on the CPU (the default), and
             move them.
         accept: returns why a tree cannot be used, which then counts as torn; None if it can.
-        also: another folder in which that of `step` may be.
+        also: another folder in which that of `step` may be; its steps are named where there is none.
 
     Raises:
         UserError: there is none, none is whole, or it was written by a newer version.
     """
     folder = Path(folder)
     torch.empty(0, device=map_location)  # a missing device is not the checkpoint's fault
-    candidates, steps = _checkpoints(folder), []
+    candidates, more = _checkpoints(folder), _checkpoints(also) if also else []
+    steps = sorted({found for found, _ in candidates + more})
     if step is not None:
         if not isinstance(step, int):
             raise UserError(f"checkpoint={step!r}: must be a step, a whole number, or best.")
-        candidates += _checkpoints(also) if also else []
-        steps = sorted({found for found, _ in candidates})
-        candidates = [(found, path) for found, path in candidates if found == step]
+        candidates = [(found, path) for found, path in candidates + more if found == step]
     if not candidates:
         wanted = "" if step is None else f" of step {step:,}"
         existing = f" (steps with one: {', '.join(f'{found:,}' for found in steps)})" if steps else ""
@@ -176,7 +175,9 @@ def load(
         if problems:
             warnings.warn(f"{'; '.join(problems)}; using {path.name} instead", stacklevel=2)
         return found, tree
-    raise UserError(f"{'; '.join(problems)}. Restore a copy, choose another step, or start in a new run_dir.")
+    others = [found for found in steps if found not in dict(candidates)] if also else []
+    choose = f" choose another step (there are {', '.join(f'{found:,}' for found in others)})," if others else ""
+    raise UserError(f"{'; '.join(problems)}. Restore a copy,{choose} or start in a new run_dir.")
 
 
 def list_steps(folder: Path | str) -> list[int]:

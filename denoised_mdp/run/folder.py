@@ -73,13 +73,13 @@ class RunFolder:
         if strangers and os.path.lexists(run.config) and not is_ours(run.config):
             raise UserError(
                 f"{path} is not a run folder: its config.yaml is not a run's configuration. Choose an empty or new"
-                " run_dir, or, if it is a run, restore that file from a copy."
+                f" {option}, or, if it is a run, restore that file from a copy."
             )
         if strangers and not os.path.lexists(run.config):
             remedy = "Restore that file from a copy, or choose" if run.checkpoints.is_dir() else "Choose"
             raise UserError(
                 f"{path} is not a run folder: it holds {strangers[0]} but no config.yaml. {remedy} an empty or new"
-                " run_dir."
+                f" {option}."
             )
         return run
 
@@ -87,6 +87,20 @@ class RunFolder:
     def trained(self) -> bool:
         """Whether it holds anything of a training beside weights."""
         return self.replay.exists() or self.metrics.exists()
+
+    @property
+    def held(self) -> tuple[Path, ...]:
+        """What of a training is there, beside its checkpoints, that a new one would overwrite or mix with its own."""
+
+        def filled(path: Path) -> bool:
+            try:
+                return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
+            except FileNotFoundError:
+                return False
+            except OSError:  # nobody may look: something may be there
+                return True
+
+        return tuple(filter(filled, (self.metrics, self.replay, self.snapshots, self.tensorboard)))
 
     @property
     def exported(self) -> bool:

@@ -30,17 +30,17 @@ def prepare(config: Config, run: RunFolder) -> bool:
     Raises:
         UserError: it holds a run with another configuration, or one that has lost its checkpoints.
     """
-    has_log = run.metrics.exists() and run.metrics.stat().st_size > 0
     before = read_config(run.config) if run.config.exists() else None
     changed = differences(before, config) if before else []
     steps = checkpoints.list_steps(run.checkpoints)
     if not steps:
-        if has_log and not checkpoints.expects_first(run.checkpoints):
+        held = run.held
+        if held and not checkpoints.expects_first(run.checkpoints):
             raise UserError(
                 f"{run.path} holds a run that has lost its checkpoints. Put {run.checkpoints} back, or choose another"
-                f" run_dir; to start over, move {run.metrics}, {run.replay.name} and {run.tensorboard.name} away."
+                f" run_dir; to start over, move {' and '.join(map(str, held))} away."
             )
-        if has_log and changed:
+        if run.metrics in held and changed:
             raise UserError(
                 f"{run.path} holds the log of a run of another configuration ({'; '.join(changed)}), which has no"
                 f" checkpoint yet. Choose another run_dir, or move {run.metrics} away to start over."

@@ -11,6 +11,7 @@ from denoised_mdp.config import as_tree, read_config, save_config
 from denoised_mdp.errors import UserError
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import fitting
 from denoised_mdp.run.state import AGENT_PARTS, load_state, refuse_nonfinite
 
 
@@ -27,12 +28,14 @@ def export(run: Path | str, output: Path | str, checkpoint: int | str | None = N
     is replaced. Returns the folder.
 
     Raises:
-        UserError: there is no such run or checkpoint; or `output` holds a training or anything else.
+        UserError: there is no such run or checkpoint, or its configuration was replaced; or `output` holds a training or anything else.
     """
     source = RunFolder.existing(run)
     step, state = load_state(source, checkpoint, parts=AGENT_PARTS)
     refuse_nonfinite(source, step, state["agent"]["weights"])
-    config = dataclasses.replace(read_config(source.config), run_dir=Path(output).name)
+    config = read_config(source.config)
+    with fitting(source, config, state):  # else nobody could load what is written
+        config = dataclasses.replace(config, run_dir=Path(output).name)
     target = RunFolder.create(output, "--output")
     if target.trained:
         raise UserError(f"{output} holds a training. Choose another --output.")

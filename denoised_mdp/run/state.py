@@ -127,7 +127,8 @@ def load_state(
             )
         return accept(state) if accept else None
 
-    return checkpoints.load(run.checkpoints, step, accept=checked, also=run.snapshots)
+    weights = set(parts) <= set(AGENT_PARTS)  # snapshots hold no more
+    return checkpoints.load(run.checkpoints, step, accept=checked, also=run.snapshots if weights else None)
 
 
 def best_step(run: RunFolder) -> int:
