@@ -28,7 +28,8 @@ def export(run: Path | str, output: Path | str, checkpoint: int | str | None = N
     is replaced. Returns the folder.
 
     Raises:
-        UserError: there is no such run or checkpoint, or its configuration was replaced; or `output` holds a training or anything else.
+        UserError: there is no such run or checkpoint, or its configuration was replaced; or `output` holds a training
+            or anything else.
     """
     source = RunFolder.existing(run)
     step, state = load_state(source, checkpoint, parts=AGENT_PARTS)
