@@ -78,7 +78,7 @@ def qualities() -> None:
 
 MEMORY = """
 from denoised_mdp.envs import make_env
-from denoised_mdp.machine import resident_memory
+from denoised_mdp.run.machine import resident_memory
 def make():
     env = make_env({task!r}, distractors={distractors!r}, quality={quality!r})
     env.reset(seed=0); env.step(env.action_space.sample())

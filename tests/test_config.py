@@ -105,6 +105,10 @@ def test_alpha_and_replay_follow_the_environment_unless_set():
     limited = load_config(["replay.capacity=777", "train.checkpoint_every=3000"])
     assert (limited.replay_capacity, limited.replay_slack(False), load_config([]).replay_slack(False)) == (777, 3000, 0)
     assert load_config(["train.checkpoint_every=3000"]).replay_slack(True) == 3000, "early ends add first rows"
+    rounds = ["replay.capacity=777", "train.checkpoint_every=100", "train.train_every=400"]
+    assert load_config(rounds).replay_slack(False) == 100
+    assert load_config([*rounds, "train.overlap=true"]).replay_slack(False) == 500, "a checkpoint waits for the round"
+    assert load_config([*rounds, "train.overlap=true", "train.checkpoint_every=0"]).replay_slack(False) == 0
 
 
 @pytest.mark.parametrize("model", choices("model"))
@@ -270,6 +274,14 @@ def test_paths_need_no_quotes(path):
         (["model.kl.free_nats_strategy=C"], ["A, B"]),
         (["model.kl.free_nats_strategy=B", "model.kl.dyn=1"], ["model.kl.dyn=1.0", "free_nats_strategy=A"]),
         (["model.kl.free_nats_strategy=B", "model.x.beta=0.5"], ["model.kl.beta=1.0", "model.x.beta=0.5"]),
+        (
+            ["model.kl.free_nats_strategy=B", "model.kl.beta=0.1", "model.x.beta=0.2", "model.y.beta=0.5"],
+            ["model.y.beta=0.5", "model.x.beta=0.2"],
+        ),
+        (
+            ["model=2c", "model.kl.free_nats_strategy=B", "model.z.beta=0.5"],
+            ["model.z.beta=0.5", "the same as model.y.beta=1.0"],
+        ),
         (["model.z.belief=3"], ["model=2b has no latent z"]),
         (["model=2c", "model.z={belief: 0, state: 0}"], ["model.z.belief=0", "at least 1"]),
         (["model.y.parents=[z]"], ["latent y has parent z, which must stand before it"]),

@@ -79,6 +79,19 @@ def test_steps_are_the_equations():
             torch.testing.assert_close(p.detach(), known.detach())
 
 
+def test_blocks_are_independent_matrices():
+    """A weight of three dimensions, as of the block GRU, takes the steps of its blocks by themselves."""
+    whole = draw(4, 3, 5, seed=0).requires_grad_()
+    blocks = [block.detach().clone().requires_grad_() for block in whole]
+    together, apart = Muon([whole], lr=0.1), Muon(blocks, lr=0.1)
+    for t in range(3):
+        whole.grad = draw(4, 3, 5, seed=10 + t)
+        for block, gradient in zip(blocks, whole.grad, strict=True):
+            block.grad = gradient.clone()
+        together.step(), apart.step()
+    torch.testing.assert_close(whole.detach(), torch.stack(blocks).detach())
+
+
 def test_steps_are_those_of_pytorch():
     """PyTorch's own computes the directions in bfloat16, which has three digits."""
     if not hasattr(torch.optim, "Muon"):

@@ -196,3 +196,12 @@ def test_sac_target_uses_the_next_action_at_the_next_latent():
 def test_every_policy_speaks_the_protocol():
     for kind in POLICIES.values():
         assert issubclass(kind, Policy)
+
+
+@pytest.mark.parametrize("initial_std", [1e-3, 1.0, 5.0, 99.9, 100.0, 800.0])
+def test_an_untrained_actor_has_the_standard_deviation_that_was_asked_for(initial_std):
+    actor = Actor(3, 2, hidden=4, layers=1, initial_std=initial_std, min_std=0.0).double()
+    for p in actor.net.output.parameters():
+        torch.nn.init.zeros_(p)
+    std = actor(torch.randn(5, 3, dtype=torch.float64))[1]
+    torch.testing.assert_close(std, torch.full_like(std, initial_std))

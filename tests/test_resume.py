@@ -1,5 +1,6 @@
 """A stop anywhere changes nothing: with a real task and all distractors, and in the middle of an evaluation."""
 
+import contextlib
 import os
 import signal
 import time
@@ -20,9 +21,11 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.diff import compare, report, scalars_of
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import prepare
 from denoised_mdp.run.logger import is_wall_clock
 from denoised_mdp.run.signals import StopRequest
-from denoised_mdp.session import train
+from denoised_mdp.session import Session, train
 
 ALL_DISTRACTORS = [
     "env=dmc",
@@ -238,3 +241,32 @@ def test_what_a_gpu_saved_loads_on_a_cpu(tmp_path):
             set_generator_state(generator, torch.full((16,), value, dtype=torch.uint8))
         draws.append(torch.rand(3, generator=generator))
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
+
+
+def test_a_kill_while_rounds_overlap_leaves_a_checkpoint_with_all_its_rows(tmp_path, recwarn):
+    """A checkpoint waits for the end of a round, which may be longer than the steps between two checkpoints."""
+    options = ("train.total_steps=880", "train.train_every=400", "train.checkpoint_every=40", "replay.capacity=60")
+    config = tiny(tmp_path / "a", *options, "train.overlap=true", "train.collect_workers=1")
+    run = RunFolder.create(config.run_dir)
+
+    class Kill(BaseException):
+        pass
+
+    def begin():
+        prepare(config, run)
+        return contextlib.closing(Session(config, run))
+
+    with begin() as session, pytest.raises(Kill):
+        save = session.trainer.hooks["save"]
+
+        def killed(trainer):
+            if trainer.step >= 480:
+                raise Kill
+            save(trainer)
+
+        session.trainer.hooks["save"] = killed
+        session.trainer.run_to_end()
+    recwarn.clear()
+    with begin() as session:
+        assert session.trainer.step == 80, "the round from 80 to 480 was not saved"
+    assert not [warning for warning in recwarn if "overwritten" in str(warning.message)]

@@ -46,6 +46,17 @@ def test_segments_begin_from_the_row_before():
     assert torch.equal(stored.before(ring, segments(5, 12))[0], torch.zeros(2, 3))  # 12 took the place of 4
 
 
+def test_in_larger_rings_the_newest_of_two_rows_of_one_place_counts():
+    """Of 8 places, row 6 is evicted, but no learned row took its place; of 12, it would lie where 18 does."""
+    stored, ring = table(rings=1), np.zeros(1, int)
+    for row in (6, 18):
+        stored.remember(ring, segments(row, length=1), numbered(ring, segments(row, length=1)))
+    larger = table(places=12, rings=1)
+    larger.restore(stored.state())
+    for one in (stored, larger):
+        assert torch.equal(one.before(ring, segments(19))[0], torch.tensor([[0.0, 18.0, 1.0]]))
+
+
 def test_of_a_row_in_several_segments_the_latest_in_its_segment_counts():
     ring, rows = np.zeros(3, int), segments(4, 5, 3)
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):

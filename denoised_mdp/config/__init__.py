@@ -188,9 +188,15 @@ def _check_model(config: Config) -> None:
         raise UserError(
             f"model.kl.dyn={kl.dyn}: strategy B weighs both sides alike; use model.kl.free_nats_strategy=A."
         )
-    for row in model.latents.values():
-        if kl.free_nats_strategy == "B" and row.free and row.beta < kl.beta and len(table.free) < len(table.rows):
-            raise UserError(f"model.kl.beta={kl.beta}: strategy B needs at most model.{row.name}.beta={row.beta}.")
+    noise = [row for row in model.latents.values() if not row.free]
+    for row in model.latents.values() if kl.free_nats_strategy == "B" else ():
+        for other in noise:
+            named = "model.kl.beta" if other.beta == kl.beta else f"model.{other.name}.beta"
+            if row.free and row.beta < other.beta:
+                raise UserError(f"{named}={other.beta}: strategy B needs at most model.{row.name}.beta={row.beta}.")
+            if other.beta != noise[0].beta:
+                first = f"model.{noise[0].name}.beta={noise[0].beta}"
+                raise UserError(f"{named}={other.beta}: strategy B needs the same as {first}.")
     if model.core == "block" and (model.norm != "rms" or model.depth % 2):
         raise UserError("model.core=block: needs model.norm=rms and an even model.depth.")
     for row in model.latents.values():

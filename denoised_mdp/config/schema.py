@@ -130,10 +130,13 @@ class Config:
         """Rows kept beyond the capacity, so that a checkpoint still finds its rows when the next one is due.
 
         Twice the actions between two checkpoints leave room for the first rows of episodes; 0 when the replay
-        holds all rows of the run. It may not where episodes can terminate: each that does adds a first row.
+        holds all rows of the run, which it may not where episodes can terminate (each that does adds a first row), or
+        when there are no checkpoints on the way. With ``train.overlap``, one waits for the end of a round.
         """
-        evicts = self.replay.capacity is not None or can_terminate
-        return 2 * self.train.checkpoint_every // self.env.action_repeat if evicts else 0
+        if not (self.replay.capacity is not None or can_terminate) or not self.train.checkpoint_every:
+            return 0
+        apart = self.train.checkpoint_every + (self.train.train_every if self.train.overlap else 0)
+        return 2 * apart // self.env.action_repeat
 
 
 AGENTS: Registry[type[AgentConfig]] = Registry(

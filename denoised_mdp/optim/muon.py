@@ -58,7 +58,8 @@ class Muon(torch.optim.Optimizer):
 
     m <- 0.95 m + 0.05 g, and a step of lr 0.2 sqrt(max(M, N)) O(0.05 g + 0.95 m), with O `orthogonalized`: as large as
     a step of Adam (Liu et al. 2025), so both parts share the learning rate. A convolution's weight counts as the matrix
-    of its first dimension by all others. Vectors, and matrices of a single row or column, take Adam's steps.
+    of its first dimension by all others; one of three dimensions, as independent blocks. Vectors, and matrices of a
+    single row or column, take Adam's steps.
     """
 
     def __init__(
@@ -93,9 +94,11 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_lerp_(averages, gradients, 1.0 - momentum)
         ahead = torch._foreach_lerp(gradients, averages, momentum)  # Nesterov's momentum
         for p, direction in zip(parameters, ahead, strict=True):
-            matrix = direction.reshape(len(p), -1)  # [M, N]
-            length = group["lr"] * ADAM_RMS * math.sqrt(max(matrix.shape))
-            p.sub_(orthogonalized(matrix).reshape(p.shape), alpha=length)
+            blocks = [(p, direction)] if p.ndim != 3 else zip(p, direction, strict=True)
+            for block, towards in blocks:
+                matrix = towards.reshape(len(towards), -1)  # [M, N]
+                length = group["lr"] * ADAM_RMS * math.sqrt(max(matrix.shape))
+                block.sub_(orthogonalized(matrix).reshape(block.shape), alpha=length)
 
     def _adam_steps(self, parameters: list[nn.Parameter], group: dict) -> None:
         gradients, moments = [p.grad for p in parameters], [self.state[p] for p in parameters]

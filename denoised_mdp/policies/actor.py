@@ -41,7 +41,8 @@ class Actor(nn.Module):
     ):
         super().__init__()
         self.min_std, self.target_entropy = min_std, -float(action_size)
-        self.raw_initial_std = math.log(math.expm1(initial_std))  # softplus^-1
+        # softplus^-1, which is the same number where the exponential would be too large
+        self.raw_initial_std = math.log(math.expm1(initial_std)) if initial_std < 100 else initial_std
         self.net = MLP(features, hidden, 2 * action_size, layers, norm)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -60,5 +60,8 @@ class StoredLatents:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`, for rings of this size or a larger one."""
-        ring, rows = (state[name].numpy() for name in ("ring", "row"))
-        self.remember(ring, rows[None], state["value"][None].to(self._values.device))
+        order = torch.argsort(
+            state["row"], stable=True
+        )  # in a larger ring, an evicted row may share a newer one's place
+        ring, rows = (state[name][order].numpy() for name in ("ring", "row"))
+        self.remember(ring, rows[None], state["value"][order][None].to(self._values.device))

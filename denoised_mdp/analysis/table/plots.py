@@ -22,7 +22,11 @@ def draw(table: Table, folder: Path) -> list[Path]:
     """Write ``curves.png`` (the layout of the paper's Figure 5-5) and, where scores allow, ``aggregates.png``."""
     paths = [draw_curves(table, folder / "curves.png")]
     whole = [method for method in table.methods if table.scores(method)]
-    return [*paths, draw_aggregates(table, whole, folder / "aggregates.png")] if whole else paths
+    aggregates = folder / "aggregates.png"
+    if whole:
+        return [*paths, draw_aggregates(table, whole, aggregates)]
+    aggregates.unlink(missing_ok=True)  # an earlier table's
+    return paths
 
 
 def draw_curves(table: Table, path: Path) -> Path:
