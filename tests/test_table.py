@@ -210,4 +210,6 @@ def test_the_command_writes_every_format(tmp_path, capsys):
     for line in latex.splitlines():
         if line.endswith(r"\\"):
             assert line.count("&") in (2, 9)
+    assert main(["table", str(tmp_path / "runs"), "-o", str(output), "--step", "7"]) == 0
+    assert not (output / "aggregates.png").exists(), "of the table before"
     assert main(["table", str(tmp_path / "nothing")]) == 2
