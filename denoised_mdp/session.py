@@ -27,7 +27,7 @@ from denoised_mdp.run.failure import recorded
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import fitting, lost_rows, prepare
 from denoised_mdp.run.logger import Logger, data_size
-from denoised_mdp.run.machine import record_start
+from denoised_mdp.run.machine import record_start, refuse_large_batches
 from denoised_mdp.run.mirrors import mirror_of
 from denoised_mdp.run.nan_check import NanCheck
 from denoised_mdp.run.signals import Stop, StopRequest
@@ -255,6 +255,7 @@ def train(config: Config, stop: StopRequest | None = None) -> bool:
     if number := launched(config.train.processes):
         follow(number, config.train.processes)
         raise SystemExit(0)  # the leader says how the run ended
+    refuse_large_batches(config)
     run, stop = RunFolder.create(config.run_dir), stop or StopRequest()
     if run.exported:
         raise UserError(f"{run.path} is an exported agent, which has weights alone. Choose another run_dir.")

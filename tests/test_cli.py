@@ -128,6 +128,15 @@ def test_too_little_memory_is_one_line_and_exit_code_2(allocate, monkeypatch, ca
     assert error.count("\n") == 1 and "needs more memory than there is" in error and "train.batch_size" in error
 
 
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_a_batch_larger_than_the_memory_is_refused_before_anything_begins(command, tmp_path, capsys):
+    options = ["preset=debug", "train.batch_size=99999999", f"run_dir={tmp_path / 'run'}"]
+    assert cli.main([command, *options]) != 0
+    said = "".join(capsys.readouterr())
+    assert "train.batch_size=99999999: the pictures of one batch need" in said and "Traceback" not in said
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_process_without_standard_output_can_end(monkeypatch):
     """As `denoised-mdp ... >&- 2>&-` has none."""
     monkeypatch.setattr("denoised_mdp.config.load_config", raising(UserError("Enough.")))

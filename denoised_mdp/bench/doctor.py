@@ -29,7 +29,7 @@ from denoised_mdp.progress import duration
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.logger import data_size
-from denoised_mdp.run.machine import GIB, peak_memory, random_batch
+from denoised_mdp.run.machine import GIB, peak_memory, random_batch, refuse_large_batches, total_memory
 
 TV_ROWS = 60  # of the clips on RoboDesk's television
 SLOW_ACTION = 0.02  # seconds; a paper-sized run would spend three hours in the environment
@@ -200,6 +200,7 @@ class Doctor:
     def check_speed(self, agent: Agent, player: Agent, action_seconds: float | None) -> None:
         """Measure updates of `agent` on random data and acting of `player`; project time and memory of the run."""
         config, train, spec = self.config, self.config.train, self.config.batch_spec
+        refuse_large_batches(config)
         batch = random_batch(config, agent.actions.size)
         synchronize = torch.cuda.synchronize if agent.device.type == "cuda" else lambda: None
 
@@ -227,7 +228,7 @@ class Doctor:
         checkpoints. The replay on disk needs none.
         """
         peak = peak_memory()
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total = total_memory()
         text = f"{peak / GIB:.1f} of {total / GIB:.1f} GiB"
         if device.type == "cuda":
             size = torch.cuda.get_device_properties(device).total_memory

@@ -18,6 +18,7 @@ import torch
 
 from denoised_mdp import __version__
 from denoised_mdp.config.schema import Config
+from denoised_mdp.errors import UserError
 from denoised_mdp.files import regular
 
 GIB = 2**30
@@ -36,6 +37,29 @@ def cpu_name() -> str:
 def peak_memory() -> int:
     """Peak resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def total_memory() -> int:
+    """Bytes of memory of this machine; a container may allow less."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def refuse_large_batches(config: Config) -> None:
+    """Refuse batches whose pictures alone, as bytes and as single-precision numbers, do not fit into memory.
+
+    Systems that promise more memory than they have would kill the process in its first update, without a word.
+
+    Raises:
+        UserError: they do not fit.
+    """
+    spec, total = config.batch_spec, total_memory()
+    needed = (spec.lead + spec.segment_length) * spec.batch_size * math.prod(config.picture_shape) * (1 + 4)
+    if needed > total:
+        raise UserError(
+            f"train.batch_size={spec.batch_size}: the pictures of one batch need {needed / GIB:,.1f} GiB of memory, and"
+            f" this machine has {total / GIB:,.1f} GiB. Set a smaller train.batch_size or train.segment_length;"
+            " 'denoised-mdp doctor' measures what a configuration needs."
+        )
 
 
 def resident_memory() -> float:
