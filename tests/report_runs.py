@@ -14,13 +14,15 @@ from denoised_mdp.analysis.factors import TOO_FEW, FactorMatrix
 from denoised_mdp.analysis.results import write_json
 from denoised_mdp.config import load_config, save_config
 from denoised_mdp.envs.factors import NOISE, SIGNAL, Factor
+from denoised_mdp.run.checkpoint import expect_first
 
 OVERRIDES = ["preset=debug", "env=toy", "env.task=dot", "distractors=none"]
 
 
 def make_run(path: Path, *overrides: str, returns=(1.0, 2.0), step: int = 100) -> Path:
-    """A run with a configuration and a learning curve, one evaluation every `step` steps."""
+    """A run with a configuration and a learning curve, one evaluation every `step` steps; no checkpoint yet."""
     path.mkdir(parents=True)
+    expect_first(path / "checkpoints")
     save_config(load_config([*OVERRIDES, f"run_dir={path}", *overrides]), path / "config.yaml")
     lines = [{"step": 0, "random/return": 0.5}]
     for number, value in enumerate(returns, 1):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.failure import last_error, recorded
 from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.pretrained import export
 from denoised_mdp.session import Session
 
 
@@ -96,7 +98,8 @@ def test_what_cannot_be_read_is_unknown(tmp_path):
     (run / "metrics.jsonl").write_text("{")
     (run / "config.yaml").write_text("- no\n")
     seen = status_of(run)
-    assert (seen.state, seen.step, seen.total) == ("stopped", 0, None) and math.isnan(seen.value)
+    assert (seen.state, seen.step, seen.total) == ("damaged", 0, None) and math.isnan(seen.value)
+    assert str(run / "config.yaml") in seen.error
     assert seen.line.split()[2:5] == ["-", "-", "-"]
     with pytest.raises(UserError, match="no run"):
         statuses([tmp_path / "nowhere"])
@@ -106,3 +109,15 @@ def test_what_cannot_be_read_is_unknown(tmp_path):
 def test_a_folder_without_runs_says_what_begins_one(tmp_path, capsys, command):
     assert main([command, str(tmp_path)]) == 2
     assert f"{tmp_path} holds no run yet: 'denoised-mdp train run_dir=" in capsys.readouterr().err
+
+
+def test_a_run_that_has_lost_its_checkpoints_is_damaged_and_an_exported_agent_is_none(tmp_path, capsys):
+    config = tiny(tmp_path / "runs" / "a")
+    run_units(config, 10**9)
+    run = RunFolder(config.run_dir)
+    export(run.path, tmp_path / "runs" / "b")
+    assert [one.state for one in statuses([tmp_path / "runs"])] == ["finished", "exported"]
+    shutil.rmtree(run.checkpoints)
+    assert main(["status", str(tmp_path / "runs")]) == 1
+    shown = capsys.readouterr().out
+    assert f"It has lost its checkpoints: put {run.checkpoints} back.\n" in shown and "1 damaged, 1 exported" in shown

@@ -23,7 +23,8 @@ class Status:
 
     path: Path
     state: str
-    """finished, running, failed, or stopped (by a signal, a kill or a power failure, or not yet begun)"""
+    """finished, running, failed, stopped (by a signal, a kill or a power failure, or not yet begun), damaged (it cannot
+    go on as it is), or exported (weights alone)"""
     step: int
     """the last one logged"""
     total: int | None
@@ -32,7 +33,7 @@ class Status:
     speed: float
     """environment steps per second, everything included; nan where unknown"""
     error: str | None
-    """the last error, of a failed run"""
+    """the last error, of a failed run; what is damaged"""
 
     @property
     def line(self) -> str:
@@ -49,19 +50,27 @@ HEADER = f"{'state':8}  {'step':>11}  done  {'return':>8}  {'steps/s':>8}  run"
 
 def status_of(path: Path) -> Status:
     """Read one run's folder; what cannot be read there is nan, and never an error."""
-    run, total = RunFolder(path), None
-    with contextlib.suppress(UserError, OSError):
+    run, total, damage = RunFolder(path), None, None
+    try:
         total = read_config(run.config).train.total_steps
+    except (UserError, OSError) as problem:
+        damage = str(problem)
     metrics, _ = read_metrics(run.metrics)
     speed, _ = read_speed(run.tensorboard)
     saved = 0
     with contextlib.suppress(UserError, OSError):
         saved = max(checkpoints.list_steps(run.checkpoints), default=0)
+    if not saved and run.held and not checkpoints.expects_first(run.checkpoints):
+        damage = damage or f"It has lost its checkpoints: put {run.checkpoints} back."
     error = last_error(run.error)
     if run.in_use():
         state, error = "running", None
+    elif damage:
+        state, error = "damaged", damage
     elif error:
         state = "failed"
+    elif run.exported:
+        state = "exported"
     else:
         state = "finished" if total and saved >= total else "stopped"
     step = int(max((steps[-1] for steps, _ in metrics.values()), default=0))

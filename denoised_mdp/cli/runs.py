@@ -245,7 +245,7 @@ def _status(arguments: argparse.Namespace) -> int:
             print(f"          {run.error}")
     counts = Counter(run.state for run in runs)
     print(", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
-    return 1 if counts["failed"] else 0
+    return 1 if counts["failed"] or counts["damaged"] else 0
 
 
 def _table(arguments: argparse.Namespace) -> int:
