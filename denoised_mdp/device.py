@@ -72,7 +72,7 @@ def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
     deterministic algorithms: the number of threads decides the order of sums.
     """
     keep_freed_memory()
-    device = resolve_device(train.device)
+    device = resolve_device(train.device, "train.device")
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # events and graphs belong to the streams of the current one
     if train.threads is not None:

@@ -107,6 +107,7 @@ def test_alpha_and_replay_follow_the_environment_unless_set():
     assert load_config(["train.checkpoint_every=3000"]).replay_slack(True) == 3000, "early ends add first rows"
     rounds = ["replay.capacity=777", "train.checkpoint_every=100", "train.train_every=400"]
     assert load_config(rounds).replay_slack(False) == 100
+    rounds.append("train.collect_workers=1")
     assert load_config([*rounds, "train.overlap=true"]).replay_slack(False) == 500, "a checkpoint waits for the round"
     assert load_config([*rounds, "train.overlap=true", "train.checkpoint_every=0"]).replay_slack(False) == 0
 

@@ -121,3 +121,10 @@ def test_a_run_that_has_lost_its_checkpoints_is_damaged_and_an_exported_agent_is
     assert main(["status", str(tmp_path / "runs")]) == 1
     shown = capsys.readouterr().out
     assert f"It has lost its checkpoints: put {run.checkpoints} back.\n" in shown and "1 damaged, 1 exported" in shown
+
+
+def test_a_run_without_its_configuration_is_no_empty_folder(tmp_path):
+    run = make_run(tmp_path / "a")
+    (run / "config.yaml").unlink()
+    with pytest.raises(UserError, match=r"has lost its config.yaml: restore that file"):
+        statuses([run])

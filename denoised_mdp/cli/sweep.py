@@ -184,7 +184,7 @@ class JobFailed(UserError):
     """A job's training has failed, and has said why."""
 
     def __init__(self, exit_code: int):
-        super().__init__("a run of the sweep has failed; 'denoised-mdp status' of its folder says which, and why.")
+        super().__init__("a run of the sweep has failed, see above; if it began, 'denoised-mdp status' says why, too.")
         self.exit_code = exit_code
 
     def __reduce__(self):  # launchers send it from one process to another

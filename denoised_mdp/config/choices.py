@@ -107,6 +107,8 @@ def unknown(key: str) -> str:
         owners = [name for name, kind in kinds.items() if key in (known for known, *_ in walk(kind(), f"{group}."))]
         if owners:
             return f"{what}: only {group}={'|'.join(owners)} has this option."
+    if key.partition(".")[0] == "sweep":
+        return f"{what} here: 'denoised-mdp train sweep=NAME --dry-run' lists the runs of a sweep."
     if end in ("beta", "beta_y"):
         return f"{what}. Did you mean 'model.kl.beta'? (model.y.beta: of one latent.)"
     near = [known for known in keys if known.rpartition(".")[2] == end]

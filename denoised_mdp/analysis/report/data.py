@@ -126,6 +126,8 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
                 inside.append(Path(path))
                 names.clear()  # a run holds no other runs
             names[:] = sorted(name for name in names if not name.startswith("."))  # not Hydra's records
+        if not inside and RunFolder(folder).held:
+            raise UserError(f"{folder} has lost its config.yaml: restore that file from a copy.")
         if not inside and folder.is_dir():
             raise UserError(f"{folder} holds no run yet: 'denoised-mdp train run_dir={folder}/NAME' begins one.")
         if not inside:

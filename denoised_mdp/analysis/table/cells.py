@@ -10,11 +10,11 @@ import numpy as np
 
 from denoised_mdp.analysis.report.data import RunData
 from denoised_mdp.config import as_tree, differences
-from denoised_mdp.config.choices import all_options
+from denoised_mdp.config.choices import all_options, unknown
 from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import as_text
-from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.errors import UserError
 
 PAPER_VARIANTS = (
     (),
@@ -114,7 +114,7 @@ def _method(run: RunData, by: Sequence[str]) -> str:
     options = run.options() | dict(zip(BY, run.config.method, strict=True))
     for key in by:
         if key not in options and key not in all_options():  # else it is one of other models or agents
-            raise UserError(f"--by {key}: {run.path} has no such option.{did_you_mean(key, options)}")
+            raise UserError(f"--by {key}: {unknown(key)}")
     known = [key for key in by if options.get(key)]
     return " · ".join(options[key] if key in BY else f"{key.rpartition('.')[2]}={options[key]}" for key in known)
 
