@@ -164,7 +164,7 @@ class Sequential:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs to play on bit for bit."""
-        return {"ahead": None, "collector": self.collector.state()}
+        return {"block": None, "collector": self.collector.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
@@ -222,15 +222,15 @@ class Overlap(Sequential):
         """With the rows of the block: for each environment its columns, [rows, ...] each."""
         block = [[row for rows in env for row in rows] for env in zip(*self.turns(), strict=True)]  # waits for its end
         columns = [{name: np.stack([getattr(row, name) for row in rows]) for name in Row._fields} for rows in block]
-        return super().state() | {"ahead": columns}
+        return super().state() | {"block": columns}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
         super().restore(state)
-        if not state["ahead"]:
+        if not state["block"]:
             return
         block: list[list[list[Row]]] = []
-        for columns in state["ahead"]:
+        for columns in state["block"]:
             block.append([[]])
             for observation, action, reward, *flags in zip(*(columns[n] for n in Row._fields), strict=True):
                 row = Row(observation, action, float(reward), *map(bool, flags))

@@ -14,6 +14,7 @@ from denoised_mdp.collector import Collector, Overlap, Sequential
 from denoised_mdp.config import as_tree, save_config
 from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.config.schema import Config
+from denoised_mdp.config.validate import build
 from denoised_mdp.device import configure, configure_acting, precision_name
 from denoised_mdp.errors import UserError
 from denoised_mdp.hooks import looking_hooks
@@ -121,7 +122,7 @@ class Session:
         if state is not None:
             self.trainer.restore(state)
             self.saved = self.moment()
-            before = (state["config"] or {}).get("train", {}).get("total_steps", config.train.total_steps)
+            before = build(Config, state["config"]).train.total_steps
             if before <= step < config.train.total_steps:
                 self.trainer.step_before = step  # the run is made longer: what was due at its end is done
 
@@ -155,7 +156,7 @@ class Session:
 
     def continued_replay(self, state: Mapping[str, Any]) -> Rings:
         """Open the replay in the folder, grown if the run has become longer."""
-        rings = len(state["replay"].get("lanes", [0]))
+        rings = len(state["replay"].get("rings", [0]))
         if not len(state["episode_return"]) == rings == self.collector.count:
             raise ValueError("it is of another number of environments")
         return Rings.open(self.run.replay, state["replay"], self.config.replay_capacity, self.replay_slack)

@@ -133,7 +133,7 @@ def inspect(folder: Path, before: int, found: Counter) -> int:
         warnings.simplefilter("error")  # a torn checkpoint under a final name would be one
         step, tree = checkpoint.load(checkpoints)
     assert step >= before, f"went back from step {before} to {step}"
-    rings = tree["replay"].get("lanes", [tree["replay"]])
+    rings = tree["replay"].get("rings", [tree["replay"]])
     lost = rows_written(folder) - sum(ring["total"] for ring in rings)
     most = INTERVAL // 2 + len(rings)  # two steps per row, and one more row per episode
     assert lost <= most, f"{lost} rows were lost"

@@ -132,7 +132,7 @@ def test_blocks_survive_a_checkpoint(tmp_path):
     block.begin()
     again.restore(block.state())
     turns, restored = block.take(), again.take()
-    assert block.turns() == [] == block.state()["ahead"]
+    assert block.turns() == [] == block.state()["block"]
     block.close(), again.close()
     assert len(turns) == len(restored) == 30 and len(turns[20][0]) == 2
     for turn, other in zip(turns, restored, strict=True):
@@ -161,7 +161,7 @@ def test_the_first_of_several_environments_is_the_one_that_plays_alone(several, 
         replay.close()
 
 
-def test_segments_come_from_all_lanes_alike(tmp_path):
+def test_segments_come_from_all_rings_alike(tmp_path):
     """Rings of episodes of 5, 9 and 3 rows: 2, 6 and 0 segments of 4 rows, all equally likely, none mixed."""
     replay = Rings(tmp_path, 3, 60, (2, 2, 3), 1)
     for ring, length in enumerate((5, 9, 3)):
@@ -299,7 +299,7 @@ def test_a_copy_that_acts_elsewhere_plays_the_same(several, tmp_path, monkeypatc
     session.close()
 
 
-def test_lanes_share_the_disk(tmp_path, monkeypatch):
+def test_rings_share_the_disk(tmp_path, monkeypatch):
     """Each would fit, all together do not."""
     needed = Rings.bytes_needed(3, 30, (64, 64, 3), 1)
     assert needed == 3 * Replay.bytes_needed(10, (64, 64, 3), 1)

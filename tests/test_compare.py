@@ -98,6 +98,8 @@ def nudge(tensor):
         ("progress", "counters/step", lambda tree: tree["counters"].update(step=3)),
         ("progress", "carry/belief[0, 0]", lambda tree: tree["collector"]["carry"]["belief"][:, :1].add_(1)),
         ("progress", "pending", lambda tree: tree.update(pending=["render"])),
+        ("progress", "can_terminate: False and True", lambda tree: tree.update(can_terminate=True)),
+        ("progress", "agent/memory/0 is only in the second run", lambda tree: tree["agent"].update(memory=[1])),
     ],
 )
 def test_a_changed_checkpoint_is_named(run, copy, part, name, edit):

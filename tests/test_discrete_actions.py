@@ -234,7 +234,7 @@ def test_a_stopped_run_with_choices_ends_as_one_that_was_not(tmp_path, policy):
     assert train(tiny(tmp_path / "whole", *options))
     run_in_parts(tiny(tmp_path / "parts", *options), 43, 20)
     assert report(compare(tmp_path / "whole", tmp_path / "parts"))
-    rows = np.concatenate([np.load(path) for path in sorted((tmp_path / "whole" / "replay").glob("lane_*/action.npy"))])
+    rows = np.concatenate([np.load(path) for path in sorted((tmp_path / "whole" / "replay").glob("ring_*/action.npy"))])
     sums = rows.sum(1)
     assert set(np.unique(rows)) == {0.0, 1.0} and set(sums) == {0.0, 1.0}  # none in first rows and unused places
     _, agent, _ = load_run(tmp_path / "whole", device="cpu")

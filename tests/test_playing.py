@@ -92,8 +92,8 @@ def collected(tmp_path, turns=60):
 def test_rows_are_what_was_played(tmp_path):
     """Row for row: the action that was executed, what it gave, and where episodes begin and end."""
     collector, _, made, _, turns = collected(tmp_path)
-    for lane, env in enumerate(made):
-        rows, ended = [row for turn in turns for row in turn[lane]], True
+    for ring, env in enumerate(made):
+        rows, ended = [row for turn in turns for row in turn[ring]], True
         assert len(rows) == len(env.calls)
         for row, (kind, asked, answer) in zip(rows, env.calls, strict=True):
             assert (kind == "reset") == row.is_first == ended
@@ -131,9 +131,9 @@ def test_the_agent_acts_on_what_is_there(tmp_path):
     collector, _, made, calls, turns = collected(tmp_path)
     carry, latest = None, [None, None]
     for number, turn in enumerate(turns):
-        for lane, rows in enumerate(turn):
+        for ring, rows in enumerate(turn):
             if rows[0].is_first:
-                latest[lane] = rows[0].observation
+                latest[ring] = rows[0].observation
         if number >= 24:
             given, (actions, result) = calls[number - 24]
             np.testing.assert_array_equal(given["observation"], np.stack(latest))
@@ -279,22 +279,22 @@ def test_returns_of_training_are_sums_of_rewards_by_episode(tmp_path):
     totals, expected, fresh = [0.0, 0.0], {}, [True, True]
     for turn in range(1, 41):
         turns.append([])
-        for lane in range(2):
-            rows = [Row(image, np.zeros(2, np.float32), 0.0, True, False, False)] if fresh[lane] else []
-            reward, fresh[lane] = float(turn * 10 ** (3 * lane)), turn in ends[lane]
-            totals[lane] += reward
-            turns[-1].append([*rows, Row(image, np.full(2, lane, np.float32), reward, False, False, fresh[lane])])
-            if fresh[lane]:
-                expected.setdefault(4 * turn, []).append(totals[lane])
-                totals[lane] = 0.0
+        for ring in range(2):
+            rows = [Row(image, np.zeros(2, np.float32), 0.0, True, False, False)] if fresh[ring] else []
+            reward, fresh[ring] = float(turn * 10 ** (3 * ring)), turn in ends[ring]
+            totals[ring] += reward
+            turns[-1].append([*rows, Row(image, np.full(2, ring, np.float32), reward, False, False, fresh[ring])])
+            if fresh[ring]:
+                expected.setdefault(4 * turn, []).append(totals[ring])
+                totals[ring] = 0.0
     for turn in turns:
         trainer.accept(turn)
     names = {step: "random/return" if step <= 72 else "train/return" for step in expected}
     assert logged(trainer) == [(step, {names[step]: np.mean(values)}) for step, values in sorted(expected.items())]
-    for lane in range(2):
-        stored = [row for number, row in trainer.batches.calls["add"] if number == lane]
-        assert [row.reward for row in stored] == [row.reward for turn in turns for row in turn[lane]]
-        assert {float(value) for row in stored if not row.is_first for value in row.action} == {lane}
+    for ring in range(2):
+        stored = [row for number, row in trainer.batches.calls["add"] if number == ring]
+        assert [row.reward for row in stored] == [row.reward for turn in turns for row in turn[ring]]
+        assert {float(value) for row in stored if not row.is_first for value in row.action} == {ring}
 
 
 def test_rows_are_stored_as_they_were_collected(tmp_path):

@@ -338,12 +338,12 @@ def test_size_on_disk_is_as_announced_and_sparse(tmp_path):
 
 def test_what_cannot_be_opened_leaves_no_file_open(tmp_path):
     rings = Rings(tmp_path, 2, 20, SHAPE, ACTIONS)
-    for lane in range(2):
+    for ring in range(2):
         for number in range(5):
-            rings.add(lane, *row(number, number == 0))
+            rings.add(ring, *row(number, number == 0))
     state = rings.state()
     rings.close()
-    state["lanes"][1]["total"] = 9
+    state["rings"][1]["total"] = 9
     before = len(os.listdir("/dev/fd"))
     for _ in range(3):
         with pytest.raises(UserError, match="lacks"):

@@ -102,7 +102,7 @@ def replay(**other):
         {"last_return": "a"},
         {"replay": None},
         {"replay": {}},
-        {"replay": {"lanes": []}},
+        {"replay": {"rings": []}},
         replay(places=0),
         replay(places=-1),
         replay(total=10**18),

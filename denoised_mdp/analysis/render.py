@@ -28,7 +28,7 @@ from denoised_mdp.models.networks import float_to_images
 from denoised_mdp.progress import track
 from denoised_mdp.rollout import Episode
 from denoised_mdp.run.environments import environment_maker, warn_without_clips
-from denoised_mdp.run.folder import RunFolder, output_file
+from denoised_mdp.run.folder import RunFolder, check_output, output_file
 from denoised_mdp.run.load import load_run
 
 STEPS = 250
@@ -105,15 +105,13 @@ def write(
     hero: for a page's top instead: `stem`.png and a small animated `stem`.webp of the first episode, of few and large
     pictures with full contrast.
     """
-    moving = ".webp" if hero else ".mp4"
-    stem = stem.with_suffix("") if stem.suffix in (".png", moving) else stem
+    paths = files(stem, hero)
     decoded = track(range(1 if hero else len(episodes)), "decoding", "episodes", delay=1)
     groups = [rows(agent, episodes[i], episodes[(i + 1) % len(episodes)]) for i in decoded]
     if hero:
         groups = [stretched([row for row in group if row.title not in LEFT_OUT]) for group in groups]
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
-        paths = [stem.with_name(stem.name + suffix) for suffix in (".png", moving)]
         with output_file(paths[0]) as unfinished:
             sheet = contact_sheet(groups, columns=4, side=192) if hero else contact_sheet(groups)
             Image.fromarray(sheet).save(unfinished, format="png", compress_level=4)  # half the usual time, 5 % larger
@@ -121,8 +119,21 @@ def write(
         with output_file(paths[1]) as unfinished:
             unfinished.write_bytes(movie)
     except (OSError, ValueError) as error:
-        raise UserError(f"The pictures cannot be written to {stem}.png and {moving} ({error}).") from error
+        raise UserError(f"{paths[0]} and {paths[1].name} cannot be written ({error}).") from error
     return paths
+
+
+def files(stem: Path, hero: bool = False) -> list[Path]:
+    """The paths of the still and of the moving picture; the suffix of either is no part of the stem.
+
+    Raises:
+        UserError: the stem has no name.
+    """
+    moving = ".webp" if hero else ".mp4"
+    stem = stem.with_suffix("") if stem.suffix in (".png", moving) else stem
+    if stem.name in ("", ".."):
+        raise UserError(f"--output={stem}: name the pictures, e.g. {stem / 'pictures'}.")
+    return [stem.with_name(stem.name + suffix) for suffix in (".png", moving)]
 
 
 def _movie(groups: Sequence[Sequence[Row]], fps: int) -> bytes:
@@ -182,9 +193,12 @@ def render_run(
     swap. steps: actions per episode (None: whole episodes). explore: act as in collection, which shows more of what
     the body can do than acting without sampling. seed: of the episodes (default: the run's own). hero: see `write`.
     """
+    for path in files(Path(output), hero) if output is not None else ():
+        check_output(path)
     config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
     warn_without_clips(run, config, split)
     seeds = evaluation_seeds(config.seed if seed is None else seed, max(2, episodes))
-    stem = Path(output) if output else RunFolder(run).videos / f"{split}_{step:09d}{'_hero' if hero else ''}"
+    usual_stem = RunFolder(run).videos / f"{split}_{step:09d}{'_hero' if hero else ''}"
+    stem = usual_stem if output is None else Path(output)
     explore = config.train.exploration_noise if explore else None
     return render(agent, environment_maker(config, split), seeds, stem, steps=steps, explore=explore, hero=hero)

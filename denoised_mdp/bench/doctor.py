@@ -28,6 +28,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.progress import duration
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.logger import data_size
 from denoised_mdp.run.machine import GIB, peak_memory, random_batch, refuse_large_batches, total_memory
 
@@ -128,7 +129,7 @@ class Doctor:
 
     def check_run_folder(self) -> None:
         """Whether the run folder is free, or holds a run that can resume with this configuration."""
-        folder = Path(self.config.run_dir)
+        folder = RunFolder.checked(self.config.run_dir).path
         if not (folder / "config.yaml").exists():
             _row("run folder", f"{folder} (new)")
             return

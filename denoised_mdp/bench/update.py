@@ -32,7 +32,7 @@ from denoised_mdp.device import configure, precision_name
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.losses import image_nll, scalar_nll
 from denoised_mdp.optim import without_gradients
-from denoised_mdp.run.folder import output_file
+from denoised_mdp.run.folder import check_output, output_file
 from denoised_mdp.run.machine import GIB, cpu_name, peak_memory, random_batch
 
 PARTS = ("update", "acting", "environments", "evaluation", "replay", "start")
@@ -55,6 +55,8 @@ def benchmark(
     """
     if not config.agent.has_model:
         raise UserError(f"agent={config.agent.name}: bench measures world models alone; try 'denoised-mdp doctor'.")
+    if output is not None:
+        check_output(output)
     device, dtype = configure(config.train)
     result: dict[str, Any] = {"options": list(options), "machine": machine(device, dtype)}
     result["configuration"] = sizes(config)

@@ -1,7 +1,7 @@
 """The replay of several environments that collect side by side: one ring each, sampled as one.
 
 The rows of an environment are consecutive in its ring, so a segment never mixes environments. One ring lies in
-the folder itself, several in ``lane_0``, ``lane_1``, ...
+the folder itself, several in ``ring_0``, ``ring_1``, ...
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Rings:
         read_only: bool = False,
     ) -> Rings:
         """Resume from what `state` returned; see `Replay.open`."""
-        states = state.get("lanes", [state])
+        states = state.get("rings", [state])
         capacity, slack = (None if n is None else _share(n, len(states)) for n in (capacity, slack))
         self = cls.__new__(cls)
         self.rings = []
@@ -118,7 +118,7 @@ class Rings:
     def state(self) -> dict[str, Any]:
         """Return the small JSON-ready description from which `Rings.open` continues; of one ring, that of `Replay`."""
         states = [ring.state() for ring in self.rings]
-        return states[0] if len(states) == 1 else {"lanes": states}
+        return states[0] if len(states) == 1 else {"rings": states}
 
     def close(self) -> None:
         """Close the files."""
@@ -137,7 +137,7 @@ def _folders(folder: Path | str, count: int) -> list[Path]:
         UserError: the folder holds a replay with another number of rings.
     """
     folder = Path(folder)
-    one, several = folder.exists() and any(folder.glob("*.npy")), folder.exists() and any(folder.glob("lane_*"))
-    if (one and count > 1) or (several and count == 1) or len(list(folder.glob("lane_*"))) > count:
+    one, several = folder.exists() and any(folder.glob("*.npy")), folder.exists() and any(folder.glob("ring_*"))
+    if (one and count > 1) or (several and count == 1) or len(list(folder.glob("ring_*"))) > count:
         raise UserError(f"{folder} holds the replay of another number of environments. Choose another run_dir.")
-    return [folder] if count == 1 else [folder / f"lane_{ring}" for ring in range(count)]
+    return [folder] if count == 1 else [folder / f"ring_{ring}" for ring in range(count)]

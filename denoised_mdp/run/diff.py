@@ -1,8 +1,8 @@
 """Whether two runs are bit-identical, and if not, where they first differ.
 
-It compares the logs and everything in a checkpoint: weights, optimizers, random generators, environment and replay
-rows. Metrics that measure time (`logger.is_wall_clock`) are ignored. Configurations may differ: comparing settings that
-should not matter is one use.
+It compares the logs, the rows of the replay, and every value of a checkpoint but those of `APART`. Metrics that measure
+time (`logger.is_wall_clock`) are ignored. Configurations may differ: comparing settings that should not matter is one
+use.
 """
 
 from __future__ import annotations
@@ -28,24 +28,16 @@ from denoised_mdp.run.state import load_state
 ROWS = 256  # of the replay, compared at a time
 
 PARTS = {
-    "weights": ("agent/weights",),
-    "optimizer": ("agent/optimizers",),
+    "weights": ("agent/weights/",),
+    "optimizer": ("agent/optimizers/",),
     "generators": ("agent/random", "random", "collector/random", "collector/exploration"),
     "environment": ("collector/environments",),
-    "progress": (
-        "counters",
-        "pending",
-        "collector/step",
-        "collector/observations",
-        "collector/carry",
-        "ahead",
-        "window",
-        "episode_return",
-        "last_return",
-        "latents",
-    ),
+    "progress": ("",),
 }
-"""part of a checkpoint -> the paths in its tree"""
+"""part of a checkpoint -> how the names of its leaves begin; what no other part takes is progress"""
+APART = ("config", "log", "precision", "replay")
+"""what is not compared by leaves: settings may differ; logs and rows are compared themselves"""
+ORDER = ("weights", "optimizer", "replay", "generators", "environment", "progress")
 
 
 @dataclass
@@ -82,9 +74,10 @@ def compare(first: Path | str, second: Path | str, *, checkpoint: int | None = N
         steps = " and ".join(f"{step:,}" for step, _ in loaded)
         return [*verdicts, Verdict("checkpoints", "", f"the newest are of steps {steps}; choose one with --checkpoint")]
     trees = [tree for _, tree in loaded]
-    parts = {part: _part(part, paths, trees) for part, paths in PARTS.items()}
-    order = ("weights", "optimizer", "replay", "generators", "environment", "progress")
-    return verdicts + [_replay(runs, trees) if part == "replay" else parts[part] for part in order]
+    leaves = [_by_part(tree) for tree in trees]
+    return verdicts + [
+        _replay(runs, trees) if part == "replay" else _part(part, [parts[part] for parts in leaves]) for part in ORDER
+    ]
 
 
 def _metrics(runs: list[RunFolder], last: int | None) -> Verdict:
@@ -148,9 +141,16 @@ def scalars_of(folder: Path) -> list[tuple[int, str, float]]:
     return sorted(out, key=lambda scalar: scalar[:2])
 
 
-def _part(part: str, paths: tuple[str, ...], trees: list[dict[str, Any]]) -> Verdict:
-    """Compare the subtrees at `paths`, leaf by leaf."""
-    leaves = [dict(leaf for path in paths for leaf in checkpoints.leaves(_at(tree, path), path)) for tree in trees]
+def _by_part(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The leaves of a checkpoint by their names, in the first of `PARTS` that takes them."""
+    found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+    for name, leaf in checkpoints.leaves({key: value for key, value in tree.items() if key not in APART}):
+        found[next(part for part, begins in PARTS.items() if name.startswith(begins))][name] = leaf
+    return found
+
+
+def _part(part: str, leaves: list[dict[str, Any]]) -> Verdict:
+    """Compare one part of two checkpoints, leaf by leaf."""
     verdict = Verdict(part, f"{len(leaves[0]):,} values")
     for name in dict.fromkeys([*leaves[0], *leaves[1]]):
         if name not in leaves[0] or name not in leaves[1]:
@@ -160,12 +160,6 @@ def _part(part: str, paths: tuple[str, ...], trees: list[dict[str, Any]]) -> Ver
         if verdict.difference:
             break
     return verdict
-
-
-def _at(tree: dict[str, Any], path: str) -> Any:
-    for key in path.split("/"):
-        tree = tree.get(key, {})
-    return tree
 
 
 def _difference(name: str, a: Any, b: Any) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import struct
@@ -61,15 +62,22 @@ class RunFolder:
         Raises:
             UserError: the folder cannot be created, or holds something else.
         """
+        run = cls.checked(path, option)
+        with _using(path, option):
+            run.path.mkdir(parents=True, exist_ok=True)
+        return run
+
+    @classmethod
+    def checked(cls, path: Path | str, option: str = "run_dir") -> RunFolder:
+        """The folder that `create` would open; nothing is created. Raises as `create` does."""
         if is_pretrained(path):
             raise UserError(f"{path} is only read. Choose a folder.")
         run = cls(path)
-        try:
-            run.path.mkdir(parents=True, exist_ok=True)
+        with _using(path, option):
+            _refuse_unwritable(run.path)
             ours = {_LOCK, unfinished_name(run.config).name}  # what a start that was killed at once may leave
-            strangers = sorted(entry.name for entry in run.path.iterdir() if entry.name not in ours)
-        except OSError as error:
-            raise UserError(f"The folder {path} cannot be used ({error.strerror}). Choose another {option}.") from error
+            entries = run.path.iterdir() if run.path.is_dir() else ()
+            strangers = sorted(entry.name for entry in entries if entry.name not in ours)
         if strangers and os.path.lexists(run.config) and not is_ours(run.config):
             raise UserError(
                 f"{path} is not a run folder: its config.yaml is not a run's configuration. Choose an empty or new"
@@ -208,9 +216,46 @@ def output_file(path: Path | str, option: str = "--output") -> Iterator[Path]:
         UserError: it cannot be written, or is a device, or a file that a run needs.
     """
     refuse_own(path, option)
+    with _writing(path, option), replacing(Path(path)) as unfinished:
+        yield unfinished
+
+
+def check_output(path: Path | str, option: str = "--output") -> None:
+    """Raise UserError if `output_file` could not write `path`: before the work for it, not after.
+
+    Folders above it may still have to be made.
+    """
+    refuse_own(path, option)
+    target = Path(os.path.realpath(path))
+    with _writing(path, option):
+        if os.path.lexists(target):
+            regular(target)
+        _refuse_unwritable(target.parent)
+
+
+def _refuse_unwritable(folder: Path) -> None:
+    """Raise OSError if nothing could be written in `folder`, or if it could not be made."""
+    above = next(one for one in (folder, *folder.absolute().parents) if os.path.lexists(one))
+    if not above.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextlib.contextmanager
+def _using(path: Path | str, option: str) -> Iterator[None]:
+    """Turn errors of the system about a run's folder into one line."""
     try:
-        with replacing(Path(path)) as unfinished:
-            yield unfinished
+        yield
+    except OSError as error:
+        raise UserError(f"The folder {path} cannot be used ({error.strerror}). Choose another {option}.") from error
+
+
+@contextlib.contextmanager
+def _writing(path: Path | str, option: str) -> Iterator[None]:
+    """Turn errors of the system about a result into one line."""
+    try:
+        yield
     except OSError as error:
         reason = error.strerror or one_line(error, 200)
         raise UserError(f"{path} cannot be written ({reason}). Choose another {option}.") from error

@@ -72,7 +72,7 @@ STATE = {
     "counters": {"step": _is_whole, "step_before": (_is_none, _is_whole), "updates": _is_whole},
     "episode_return": [_is_number],
     "last_return": (_is_none, _is_number),
-    "ahead": _is_any,
+    "block": _is_any,
     "collector": {
         "step": _is_whole,
         "observations": [_is_any],
@@ -83,9 +83,9 @@ STATE = {
     },
     "window": {str: _is_mean},
     "agent": {"weights": {str: _is_tensor}, "optimizers": {str: {}}, "random": _is_any},
-    "config": (_is_none, {}),
+    "config": {},
     "pending": [lambda value: isinstance(value, str)],
-    "replay": (_is_replay, {"lanes": [_is_replay]}),
+    "replay": (_is_replay, {"rings": [_is_replay]}),
     "latents": (_is_none, {"ring": _is_tensor, "row": _is_tensor, "value": _is_tensor}),
     "random": _is_any,
     "log": {"lines": _is_whole, "events": (_is_none, {str: _is_whole})},
@@ -116,9 +116,6 @@ def load_state(
         step = best_step(run) if step == BEST else int(step)
 
     def checked(state: Any) -> str | None:
-        if isinstance(state, dict):
-            state.setdefault("discrete", False)  # all actions were continuous once
-            state.setdefault("latents", None)  # none were kept once
         misfit = next(_misfits(state, {name: STATE[name] for name in parts}, "state"), None)
         if misfit:
             raise UserError(

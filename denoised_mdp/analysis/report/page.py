@@ -39,7 +39,7 @@ from denoised_mdp.analysis.report.plots import BAND_FROM
 from denoised_mdp.analysis.results import write_whole
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import track
-from denoised_mdp.run.folder import refuse_own
+from denoised_mdp.run.folder import check_output
 
 VIDEOS = ("one", "all", "none")
 """one per group of seeds, of every run, or none"""
@@ -57,11 +57,11 @@ def write_report(
         UserError: a folder is not a run and holds none, or the page cannot be written.
     """
     output = Path(output)
-    refuse_own(output, "-o")
     if output.is_dir():
         raise UserError(f"{output} is a folder. Name a file, e.g. -o {output / 'report.html'}.")
     if not output.parent.is_dir():  # checked before anything is drawn
         raise UserError(f"There is no folder {output.parent} for {output.name}. Make it, or choose another -o.")
+    check_output(output, "-o")
     for folder in probes:
         if not Path(folder).is_dir():
             raise UserError(f"There is no folder {folder} with results of probes.")
