@@ -23,7 +23,8 @@ setup(
     package_data={
         "denoised_mdp.configs": ["*.yaml", "*/*.yaml", "*/*/*.yaml", "*/*/*/*.yaml"],
         "denoised_mdp.analysis.report": ["templates/*.j2"],
-        "denoised_mdp": ["kernels.c", "pretrained/*/config.yaml", "pretrained/*/checkpoints/*/*"],
+        "denoised_mdp.models": ["kernels.c"],
+        "denoised_mdp": ["pretrained/*/config.yaml", "pretrained/*/checkpoints/*/*"],
     },
     entry_points={"console_scripts": ["denoised-mdp = denoised_mdp.cli.main:main"]},
     install_requires=[

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from denoised_mdp import kernels
 from denoised_mdp.agents.followers import Leader, follow, launched
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.collector import Collector, Overlap, Sequential
@@ -18,6 +17,7 @@ from denoised_mdp.config.validate import build
 from denoised_mdp.device import configure, configure_acting, precision_name
 from denoised_mdp.errors import UserError
 from denoised_mdp.hooks import looking_hooks
+from denoised_mdp.models import kernels
 from denoised_mdp.progress import Training, shown
 from denoised_mdp.replay.batches import Batches, choose_source
 from denoised_mdp.replay.rings import Rings

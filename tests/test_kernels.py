@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from denoised_mdp import kernels
+from denoised_mdp.models import kernels
 from denoised_mdp.models.gru import NormGRUCell
 from denoised_mdp.models.norms import EPS, RMSNorm
 
@@ -169,7 +169,7 @@ def test_without_kernels_nets_are_the_same(monkeypatch):
 def found_by(tmp_path, **environment):
     """Whether a fresh process finds a library, with an empty cache."""
     environment = os.environ | {"DENOISED_MDP_CACHE": str(tmp_path)} | environment
-    code = "from denoised_mdp.kernels import library; print(library() is not None)"
+    code = "from denoised_mdp.models.kernels import library; print(library() is not None)"
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return run.stdout.strip() == "True"
 

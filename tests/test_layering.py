@@ -13,11 +13,9 @@ ROOT = Path(denoised_mdp.__file__).parent
 
 # From the bottom to the top; a module may import from lower rows, and packages from within themselves.
 LAYERS = (
-    "parallel",
     "errors optim options progress seeding",
     "plugins",
     "files",
-    "kernels",
     "models",
     "policies",
     "envs replay",

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from conftest import random_batch, small_agent, small_config
 
-from denoised_mdp import kernels
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
+from denoised_mdp.models import kernels
 from denoised_mdp.models.gru import NormGRUCell, gru_step
 from denoised_mdp.models.networks import MLP, set_compute_dtype
 from denoised_mdp.models.norms import RMSNorm

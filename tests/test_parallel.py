@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from small_runs import TINY, lines, run_in_parts, tiny
 
-from denoised_mdp import parallel
 from denoised_mdp.agents import followers
 from denoised_mdp.agents.followers import Leader, launched
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import EnvironmentFailure, UserError
+from denoised_mdp.optim import parallel
 from denoised_mdp.run.diff import compare
 from denoised_mdp.session import train
 

@@ -12,13 +12,13 @@ import yaml
 from small_runs import TINY, lines, run_in_parts, run_units, tiny
 
 import denoised_mdp
-from denoised_mdp import kernels
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, read_config, save_config
 from denoised_mdp.device import set_generator_state
 from denoised_mdp.envs.options import fitting_distractors
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate
+from denoised_mdp.models import kernels
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.diff import compare, report, scalars_of
 from denoised_mdp.run.folder import RunFolder

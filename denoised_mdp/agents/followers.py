@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from denoised_mdp import parallel
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure
 from denoised_mdp.errors import EnvironmentFailure, UserError
+from denoised_mdp.optim import parallel
 
 PATIENCE = timedelta(days=30)
 """how long a follower waits for work: the leader may evaluate, render or wait for environments meanwhile"""

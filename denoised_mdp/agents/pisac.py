@@ -14,10 +14,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from denoised_mdp import kernels
 from denoised_mdp.agents.pixel_sac import PixelSAC
 from denoised_mdp.agents.transitions import Transitions
 from denoised_mdp.config.agents import PISACConfig
+from denoised_mdp.models import kernels
 from denoised_mdp.models.frames import pick, stack_frames
 from denoised_mdp.models.networks import MLP, convolve
 from denoised_mdp.models.pixels import PixelActor, PixelEncoder

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from denoised_mdp import kernels
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.bench.around import ACTIONS, acting, environments, evaluations, filled_replay, replays, start_up
@@ -30,6 +29,7 @@ from denoised_mdp.bench.plain import PlainUpdate, can_be_plain
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, precision_name
 from denoised_mdp.errors import UserError
+from denoised_mdp.models import kernels
 from denoised_mdp.models.losses import image_nll, scalar_nll
 from denoised_mdp.optim import without_gradients
 from denoised_mdp.run.folder import check_output, output_file

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from denoised_mdp import kernels
+from denoised_mdp.models import kernels
 from denoised_mdp.models.norms import RMSNorm
 
 

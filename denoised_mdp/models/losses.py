@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.models.structure import Table
-from denoised_mdp.parallel import average
+from denoised_mdp.optim.parallel import average
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 Scalar = float | Tensor

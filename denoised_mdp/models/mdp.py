@@ -12,7 +12,7 @@ from torch import Tensor
 
 from denoised_mdp.models.latent import Latent, Layout
 from denoised_mdp.models.structure import LatentSpec
-from denoised_mdp.parallel import average, normal
+from denoised_mdp.optim.parallel import average, normal
 
 
 @dataclass

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from denoised_mdp import kernels
+from denoised_mdp.models import kernels
 
 EPS = 1e-4
 FEW = 16  # up to here means in bf16 are products with a matrix: a reduction over so few numbers is a slow loop

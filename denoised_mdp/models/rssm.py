@@ -19,7 +19,7 @@ from denoised_mdp.models.latent import Latent, Layout
 from denoised_mdp.models.networks import MLP
 from denoised_mdp.models.norms import activation
 from denoised_mdp.models.structure import LatentSpec, Table
-from denoised_mdp.parallel import normal
+from denoised_mdp.optim.parallel import normal
 
 Distributions = dict[str, StateDistribution]
 """prior or posterior of each latent by name"""

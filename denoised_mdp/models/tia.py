@@ -22,7 +22,7 @@ from denoised_mdp.models.rssm import RSSM
 from denoised_mdp.models.structure import LatentSpec, Table
 from denoised_mdp.models.vision import Decoder, Encoder
 from denoised_mdp.optim import clipped_step, differentiate, make_optimizer, optimize, parameters_of
-from denoised_mdp.parallel import average, normal
+from denoised_mdp.optim.parallel import average, normal
 
 if TYPE_CHECKING:
     from denoised_mdp.config.schema import Config

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from denoised_mdp.optim.laprop import LaProp
 from denoised_mdp.optim.muon import Muon
-from denoised_mdp.parallel import average
+from denoised_mdp.optim.parallel import average
 
 
 def adam(

@@ -12,7 +12,7 @@ from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.networks import MLP
 from denoised_mdp.models.scalars import SCALARS
 from denoised_mdp.optim import follow, make_optimizer, optimize
-from denoised_mdp.parallel import gather, normal
+from denoised_mdp.optim.parallel import gather, normal
 from denoised_mdp.policies.actor import make_actor
 from denoised_mdp.policies.base import Policy
 

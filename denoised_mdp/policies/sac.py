@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.optim import adam, follow, make_optimizer, optimize, without_gradients
-from denoised_mdp.parallel import normal
+from denoised_mdp.optim.parallel import normal
 from denoised_mdp.policies.actor import make_actor
 from denoised_mdp.policies.base import Policy
 from denoised_mdp.policies.critics import Critics, DiscreteCritics
