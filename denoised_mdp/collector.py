@@ -20,7 +20,7 @@ from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.seeding import generator, generator_state, restore_generator, torch_seed
 
 
-class Row(NamedTuple):
+class ReplayRow(NamedTuple):
     """A row of the replay (see `Replay`), and whether its episode ends with it, for whatever reason."""
 
     observation: np.ndarray
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     is_last: bool
 
 
-Turn = list[list[Row]]
+Turn = list[list[ReplayRow]]
 """What one action in every environment gave: for each its row, after an episode's first row where one began."""
 
 
@@ -79,7 +79,7 @@ class Collector:
         for i, reply in enumerate(self.pool.step(list(actions))):
             observation, reward, terminated, truncated, _ = reply
             terminal, last = bool(terminated), bool(terminated or truncated)
-            turn[i].append(Row(observation, actions[i], float(reward), False, terminal, last))
+            turn[i].append(ReplayRow(observation, actions[i], float(reward), False, terminal, last))
             self.observations[i] = None if last else observation
         self.step += self.config.turn_steps
         return turn
@@ -96,7 +96,7 @@ class Collector:
             turn.append([])
             if reply is not None:
                 self.observations[i] = reply[0]
-                turn[i].append(Row(reply[0], action, 0.0, True, False, False))
+                turn[i].append(ReplayRow(reply[0], action, 0.0, True, False, False))
         return turn
 
     def state(self) -> dict[str, Any]:
@@ -221,7 +221,9 @@ class Overlap(Sequential):
     def state(self) -> dict[str, Any]:
         """With the rows of the block: for each environment its columns, [rows, ...] each."""
         block = [[row for rows in env for row in rows] for env in zip(*self.turns(), strict=True)]  # waits for its end
-        columns = [{name: np.stack([getattr(row, name) for row in rows]) for name in Row._fields} for rows in block]
+        columns = [
+            {name: np.stack([getattr(row, name) for row in rows]) for name in ReplayRow._fields} for rows in block
+        ]
         return super().state() | {"block": columns}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -229,11 +231,11 @@ class Overlap(Sequential):
         super().restore(state)
         if not state["block"]:
             return
-        block: list[list[list[Row]]] = []
+        block: list[list[list[ReplayRow]]] = []
         for columns in state["block"]:
             block.append([[]])
-            for observation, action, reward, *flags in zip(*(columns[n] for n in Row._fields), strict=True):
-                row = Row(observation, action, float(reward), *map(bool, flags))
+            for observation, action, reward, *flags in zip(*(columns[n] for n in ReplayRow._fields), strict=True):
+                row = ReplayRow(observation, action, float(reward), *map(bool, flags))
                 block[-1][-1].append(row)
                 if not row.is_first:
                     block[-1].append([])

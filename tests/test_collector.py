@@ -12,7 +12,7 @@ from small_runs import TINY, run_in_parts, tiny
 from denoised_mdp import collector
 from denoised_mdp import session as session_module
 from denoised_mdp.cli.main import main
-from denoised_mdp.collector import Collector, Overlap, Row
+from denoised_mdp.collector import Collector, Overlap, ReplayRow
 from denoised_mdp.errors import UserError
 from denoised_mdp.replay import on_device, rings
 from denoised_mdp.replay.on_device import OnDeviceReplay
@@ -138,7 +138,7 @@ def test_blocks_survive_a_checkpoint(tmp_path):
     for turn, other in zip(turns, restored, strict=True):
         for rows, others in zip(turn, other, strict=True):
             for row, one in zip(rows, others, strict=True):
-                for name in Row._fields:
+                for name in ReplayRow._fields:
                     np.testing.assert_array_equal(getattr(row, name), getattr(one, name))
 
 

@@ -11,7 +11,7 @@ from small_runs import Recorder, bare_trainer, tiny
 
 from denoised_mdp import evaluation, hooks
 from denoised_mdp.agents.registry import build_agent
-from denoised_mdp.collector import Collector, Overlap, Row
+from denoised_mdp.collector import Collector, Overlap, ReplayRow
 from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.envs import make_env
 from denoised_mdp.evaluation import EvaluationResult, evaluate, evaluation_seeds
@@ -90,7 +90,7 @@ def collected(tmp_path, turns=60):
 
 
 def test_rows_are_what_was_played(tmp_path):
-    """Row for row: the action that was executed, what it gave, and where episodes begin and end."""
+    """ReplayRow for row: the action that was executed, what it gave, and where episodes begin and end."""
     collector, _, made, _, turns = collected(tmp_path)
     for ring, env in enumerate(made):
         rows, ended = [row for turn in turns for row in turn[ring]], True
@@ -157,7 +157,7 @@ def test_a_restored_collector_plays_on(tmp_path):
         for turn in expected:
             for rows, others in zip(turn, other.turn(agent), strict=True):
                 for row, one in zip(rows, others, strict=True):
-                    for name in Row._fields:
+                    for name in ReplayRow._fields:
                         np.testing.assert_array_equal(getattr(row, name), getattr(one, name))
         assert other.step == collector.step
 
@@ -280,10 +280,10 @@ def test_returns_of_training_are_sums_of_rewards_by_episode(tmp_path):
     for turn in range(1, 41):
         turns.append([])
         for ring in range(2):
-            rows = [Row(image, np.zeros(2, np.float32), 0.0, True, False, False)] if fresh[ring] else []
+            rows = [ReplayRow(image, np.zeros(2, np.float32), 0.0, True, False, False)] if fresh[ring] else []
             reward, fresh[ring] = float(turn * 10 ** (3 * ring)), turn in ends[ring]
             totals[ring] += reward
-            turns[-1].append([*rows, Row(image, np.full(2, ring, np.float32), reward, False, False, fresh[ring])])
+            turns[-1].append([*rows, ReplayRow(image, np.full(2, ring, np.float32), reward, False, False, fresh[ring])])
             if fresh[ring]:
                 expected.setdefault(4 * turn, []).append(totals[ring])
                 totals[ring] = 0.0
@@ -304,7 +304,7 @@ def test_rows_are_stored_as_they_were_collected(tmp_path):
     for number in range(2):
         for t in range(4):
             image, action = np.full((4, 4, 3), 10 * number + t, np.uint8), np.full(2, number - t, np.float32)
-            batches.add(number, Row(image, action, float(10 * number + t), t == 0, False, False))
+            batches.add(number, ReplayRow(image, action, float(10 * number + t), t == 0, False, False))
     for number, ring in enumerate(replay.rings):
         rows = ring.read(np.arange(ring.total))
         np.testing.assert_array_equal(rows["reward"], 10 * number + np.arange(4))

@@ -9,7 +9,7 @@ from conftest import small_agent
 from PIL import Image
 
 from denoised_mdp.analysis import render
-from denoised_mdp.analysis.sheets import Row, contact_sheet, heat_maps, stretched, video
+from denoised_mdp.analysis.sheets import SheetRow, contact_sheet, heat_maps, stretched, video
 from denoised_mdp.envs import make_env
 from denoised_mdp.evaluation import evaluate
 
@@ -30,13 +30,13 @@ def episodes(agent):
 
 def row(*frames, title="a"):
     """A row of pictures of two pixels; the second is twice the first."""
-    return Row(title, "b", np.array([[[[v] * 3, [2 * v] * 3]] for v in frames], np.uint8))
+    return SheetRow(title, "b", np.array([[[[v] * 3, [2 * v] * 3]] for v in frames], np.uint8))
 
 
 def test_movement_is_the_standard_deviation_of_each_pixel():
     np.testing.assert_allclose(row(10, 30, 10, 30).movement, [[10, 20]])
     np.testing.assert_allclose(row(7, 7, 7).movement, 0)
-    red = Row("a", "b", np.array([[[[0, 5, 5]]], [[[60, 5, 5]]]], np.uint8))
+    red = SheetRow("a", "b", np.array([[[[0, 5, 5]]], [[[60, 5, 5]]]], np.uint8))
     np.testing.assert_allclose(red.movement, [[30 / np.sqrt(3)]], rtol=1e-6)
 
 

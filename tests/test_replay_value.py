@@ -49,15 +49,15 @@ def forward_view(t, reward, value, terminal, first, own):
 def test_the_loss_is_of_lambda_returns_within_episodes(learner):
     policy, batch = learner
     value = policy.value(batch.features).squeeze(-1)  # [T, B]
-    total, count = 0.0, 0
+    total, count, own = 0.0, 0, policy.value_has_own_reward
     for b in range(4):
         column = [part[:, b].numpy() for part in (batch.reward, value.detach(), batch.is_terminal, batch.is_first)]
         for t in range(6):
-            if not batch.is_first[t + 1, b]:
-                target = forward_view(t, *column, own=policy.value_has_own_reward)
+            if not batch.is_first[t + 1, b] or own and batch.is_terminal[t, b]:
+                target = forward_view(t, *column, own=own)
                 total = total - torch.distributions.Normal(value[t, b], 1.0).log_prob(torch.tensor(target))
                 count += 1
-    assert count == 21
+    assert count == (23 if own else 21), "a terminal row's own reward is all of its value"
     loss = policy.replay_loss(batch)
     torch.testing.assert_close(loss, total / count)
     parameters = list(policy.value.parameters())

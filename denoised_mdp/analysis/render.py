@@ -20,7 +20,7 @@ from PIL import Image
 
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
-from denoised_mdp.analysis.sheets import Row, contact_sheet, stretched, video
+from denoised_mdp.analysis.sheets import SheetRow, contact_sheet, stretched, video
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
 from denoised_mdp.models.latent import Latent
@@ -59,7 +59,7 @@ def usual(latent: Latent, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     return belief[step], state[step]
 
 
-def rows(agent: WorldModelAgent, episode: Episode, other: Episode) -> list[Row]:
+def rows(agent: WorldModelAgent, episode: Episode, other: Episode) -> list[SheetRow]:
     """All rows of `episode`; its swap takes the noise from the episode `other`.
 
     Noise is the latents that the policy does not see. A model without any (Dreamer) has no noise row and no swap. One
@@ -76,24 +76,24 @@ def rows(agent: WorldModelAgent, episode: Episode, other: Episode) -> list[Row]:
         return decode(agent, latent.replace(**{name: still[name] for name in held}))
 
     out = [
-        Row("observation", "what the camera sees", episode.observation),
-        Row("reconstruction", f"{of}from all latents", decode(agent, latent)),
+        SheetRow("observation", "what the camera sees", episode.observation),
+        SheetRow("reconstruction", f"{of}from all latents", decode(agent, latent)),
     ]
     if not noise:
         return out
     what = " and ".join(noise)
     for title, meaning in model.layers.items():
-        out.append(Row(title, meaning, decode(agent, latent, functools.partial(model.show, title))))
+        out.append(SheetRow(title, meaning, decode(agent, latent, functools.partial(model.show, title))))
     if not model.layers:
-        out.append(Row("signal", f"only {signal} moves: what the policy sees", hold(*noise)))
+        out.append(SheetRow("signal", f"only {signal} moves: what the policy sees", hold(*noise)))
         for name in noise:
             title = "noise" if len(noise) == 1 else f"noise {name}"
             held = hold(*(other for other in names if other != name))
-            out.append(Row(title, f"only {name} moves: hidden from the policy", held))
+            out.append(SheetRow(title, f"only {name} moves: hidden from the policy", held))
     steps = torch.arange(len(latent.belief)) % len(other.latent.belief)
     borrowed = other.latent.map(lambda tensor: tensor[steps])
     swapped = latent.replace(**{name: borrowed[name] for name in noise})
-    out.append(Row("swap", f"{signal} of this episode, {what} of the other", decode(agent, swapped)))
+    out.append(SheetRow("swap", f"{signal} of this episode, {what} of the other", decode(agent, swapped)))
     return out
 
 
@@ -136,7 +136,7 @@ def files(stem: Path, hero: bool = False) -> list[Path]:
     return [stem.with_name(stem.name + suffix) for suffix in (".png", moving)]
 
 
-def _movie(groups: Sequence[Sequence[Row]], fps: int) -> bytes:
+def _movie(groups: Sequence[Sequence[SheetRow]], fps: int) -> bytes:
     """The moving sheet as H.264."""
     options = {"codec": "libx264", "macro_block_size": 2, "output_params": ["-crf", "20", "-preset", "veryfast"]}
     movie = io.BytesIO()
@@ -146,7 +146,7 @@ def _movie(groups: Sequence[Sequence[Row]], fps: int) -> bytes:
     return movie.getvalue()
 
 
-def _animation(groups: Sequence[Sequence[Row]], fps: int) -> bytes:
+def _animation(groups: Sequence[Sequence[SheetRow]], fps: int) -> bytes:
     """The first seconds of the moving sheet as WebP, which pages show and repeat."""
     frames = map(Image.fromarray, itertools.islice(video(groups, side=256), HERO_SECONDS * fps))
     movie = io.BytesIO()

@@ -18,7 +18,7 @@ GAP = 4
 
 
 @dataclass
-class Row:
+class SheetRow:
     """One row of a picture: a title, what it means, and a frame per step, uint8 [n, H, W, 3]."""
 
     title: str
@@ -31,7 +31,7 @@ class Row:
         return np.sqrt(np.square(self.frames.astype(np.float32).std(0)).mean(-1))
 
 
-def heat_maps(group: Sequence[Row]) -> list[np.ndarray]:
+def heat_maps(group: Sequence[SheetRow]) -> list[np.ndarray]:
     """The movement of each row as a picture, uint8 [H, W, 3]: black stands still, bright yellow moves most.
 
     All decoded rows have one scale, so that their brightness can be compared; what the camera sees has its own.
@@ -44,14 +44,14 @@ def heat_maps(group: Sequence[Row]) -> list[np.ndarray]:
     return [(255 * colors(movement / max(scale, 1e-6))[..., :3]).astype(np.uint8) for movement, scale in pairs]
 
 
-def stretched(group: Sequence[Row]) -> list[Row]:
+def stretched(group: Sequence[SheetRow]) -> list[SheetRow]:
     """The same rows with more contrast, alike in all: what the camera sees then reaches from black to white."""
     low, high = np.percentile(group[0].frames, (0.5, 99.5))
     gain = 255 / max(high - low, 1.0)
     return [replace(row, frames=((row.frames - low) * gain).clip(0, 255).round().astype(np.uint8)) for row in group]
 
 
-def contact_sheet(groups: Sequence[Sequence[Row]], columns: int = 6, side: int = 144) -> np.ndarray:
+def contact_sheet(groups: Sequence[Sequence[SheetRow]], columns: int = 6, side: int = 144) -> np.ndarray:
     """A still picture: one line per row, `columns` moments of the episode from left to right, then what moved.
 
     groups: the rows of each episode. Returns uint8 [height, width, 3].
@@ -80,7 +80,7 @@ def contact_sheet(groups: Sequence[Sequence[Row]], columns: int = 6, side: int =
     return np.asarray(sheet)
 
 
-def video(groups: Sequence[Sequence[Row]], side: int = 192) -> Iterator[np.ndarray]:
+def video(groups: Sequence[Sequence[SheetRow]], side: int = 192) -> Iterator[np.ndarray]:
     """A moving picture: rows of an episode side by side, below them what moved, episodes below each other.
 
     Yields frames uint8 [height, width, 3] with even sides, as H.264 requires.

@@ -12,7 +12,7 @@ from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.networks import MLP
 from denoised_mdp.models.scalars import SCALARS
 from denoised_mdp.optim import follow, make_optimizer, optimize
-from denoised_mdp.optim.parallel import gather, normal
+from denoised_mdp.optim.parallel import average, gather, normal
 from denoised_mdp.policies.actor import make_actor
 from denoised_mdp.policies.base import Policy
 
@@ -174,6 +174,7 @@ class ImaginingPolicy(Policy):
 
         What was earned there is no imagination: it corrects values of states that the model believes to leave soon.
         Rewards are r_x's means, so that nothing of the noise enters. Older policies earned them, with exploration.
+        Rows behind which the segment does not say what follows teach nothing.
         """
         features = batch.features  # [T, B, F]
         raw, cut = self.value(features), batch.is_first[1:]  # [T, B, outputs], [T - 1, B]
@@ -184,8 +185,10 @@ class ImaginingPolicy(Policy):
         value = self.scalar.mean(raw).detach()  # [T, B]
         reward = torch.where(cut, value[:-1], reward)  # [T - 1, B]; what follows is unknown: V_t = v_t
         returns = lambda_returns(reward, value, continuation * ~cut, self.gamma, self.lambda_)  # [T - 1, B]
-        within, count = batch.within
-        return self.value_loss(raw[:-1], features[:-1], returns, within * (within.numel() / count))
+        known = (~cut).to(value.dtype)  # [T - 1, B]
+        count = known.sum()  # scalar
+        average([count])
+        return self.value_loss(raw[:-1], features[:-1], returns, known * (known.numel() / count.clamp(min=1.0)))
 
     @staticmethod
     def metrics(
