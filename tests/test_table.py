@@ -74,6 +74,30 @@ def test_resamples_stay_within_tasks_and_methods_are_drawn_apart():
     assert value == 2.5 and math.isnan(low) and math.isnan(high), "two runs show no spread but their range"
 
 
+def test_a_share_that_no_resample_changes_has_no_interval():
+    above, below = [np.array([4.0, 5.0, 9.0])], [np.array([1.0, 2.0, 3.0])]
+    value, low, high = interval(improvement, above, below, within=(0.0, 1.0))
+    assert value == 1.0 and math.isnan(low) and math.isnan(high), "three runs do not show that a fourth would win"
+    levels = np.array([0.0, 4.5])
+    value, low, high = interval(lambda tasks: profile(tasks, levels), above)
+    assert value == pytest.approx([1, 2 / 3]) and np.isnan(low).tolist() == [True, False] and low[1] < 2 / 3 < high[1]
+
+
+def ratio(first, second):
+    return mean(first) / mean(second)
+
+
+def test_the_interval_of_a_ratio_is_that_of_its_logarithm():
+    first, second = [np.array([2.0, 3.0, 7.0])], [np.array([1.0, 1.5, 1.1])]
+    value, low, high = interval(ratio, first, second, log=True)
+    logs = interval(lambda *methods: np.log(ratio(*methods)), first, second)
+    assert (value, low, high) == pytest.approx(np.exp(logs))
+    inverse = interval(ratio, second, first, log=True, count=50_000)
+    assert inverse == pytest.approx((1 / value, 1 / high, 1 / low), rel=0.05), "other draws, the same interval"
+    value, low, high = interval(ratio, [np.zeros(3)], second, log=True)
+    assert value == 0 and math.isnan(low) and math.isnan(high)
+
+
 @pytest.mark.parametrize("sizes", [(3,), (5,), (3, 3, 3), (3, 8)])
 def test_intervals_contain_the_truth_as_often_as_they_say(sizes):
     """Of the mean of few normal scores; percentiles alone contain it in 0.76 (3 runs) to 0.9 of the cases."""
@@ -130,7 +154,7 @@ def test_a_table_has_the_means_of_its_cells(tmp_path):
     [_, *rows] = by_variant(table)
     assert [[cell.split()[0] for cell in row[1:]] for row in rows] == [["51", "61"], ["5", "15"]]
     assert rows[0][1].endswith("]") and rows[0][0] == "noiseless"
-    assert improvements(table)[1][1:] == ["", "0.00 [0.00, 0.00]"]
+    assert improvements(table)[1][1:] == ["", "0.00"]  # no resample would change it
     assert aggregates(table)[1][1].split()[0] == "23", "mean of 2, 4, 5, 6, 100; 0, 1 and 101, 102 are left out"
 
 

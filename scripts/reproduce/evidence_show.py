@@ -52,7 +52,10 @@ PROBED = ("recall", "leakage")
 """those of `CURVES` whose values the quick probe withholds where its few episodes cannot support one"""
 LIMITS = {"recall": (0.0, 1.0), "leakage": (0.0, 1.0), "action_change": (0.0, 2.0)}
 """metric -> where it can lie; others: at 0 or above"""
-HOW = "Intervals: of a bootstrap over runs, stratified by task and widened for few runs."
+HOW = (
+    "Intervals: of a bootstrap over runs, stratified by task and widened for few runs; of a ratio, on a logarithmic"
+    " scale; none where all resamples agree, as where every run of one arm is above every run of the other."
+)
 FIRST = "2b"
 """the arm, and all whose names begin with it, that are compared with each other arm"""
 NOISELESS = "noiseless"
@@ -111,7 +114,8 @@ def ends(
     within: tuple[float, float] = (-math.inf, math.inf),
 ) -> dict[str, float]:
     """A statistic and its 95 % interval, of scores [runs] per task; within: see `interval`."""
-    return dict(zip(("value", "low", "high"), map(float, interval(statistic, *methods, within=within)), strict=True))
+    found = interval(statistic, *methods, within=within, log=statistic is ratio)
+    return dict(zip(("value", "low", "high"), map(float, found), strict=True))
 
 
 def limits_of(metric: str) -> tuple[float, float]:

@@ -74,17 +74,26 @@ def interval(
     seed: int = 0,
     count: int = RESAMPLES,
     within: tuple[float, float] = (-math.inf, math.inf),
+    log: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`statistic` of the methods' scores, and its 95 % interval; nan where a task has too few runs.
+    """`statistic` of the methods' scores, and its 95 % interval; nan where there is none.
 
-    The interval is that of a percentile bootstrap, stratified by task, widened for few runs. within: where the
-    statistic can lie; the interval is cut there.
+    The interval is that of a percentile bootstrap, stratified by task, widened for few runs. There is none where a task
+    has too few runs, nor where scores differ and yet every resample has one value, as the share of won comparisons
+    where all are won: how far that is from the truth, resampling cannot say. within: where the statistic can lie; the
+    interval is cut there. log: widen its logarithm, as that of a ratio, whose errors are factors; none below 0.
     """
     value = statistic(*methods)
-    if any(len(task) < FEWEST for tasks in methods for task in tasks):
-        return value, np.full_like(value, math.nan), np.full_like(value, math.nan)
+    tasks = [task for scores in methods for task in scores]
+    nothing = np.full_like(value, math.nan)
+    if any(len(task) < FEWEST for task in tasks):
+        return value, nothing, nothing
     rng = np.random.default_rng(seed)
-    values = statistic(*(resampled(tasks, rng, count) for tasks in methods))  # [count, ...]
-    factor = widening([task for tasks in methods for task in tasks])
-    low, high = (value + factor * (np.percentile(values, (2.5, 97.5), axis=0) - value)).clip(*within)
+    values = statistic(*(resampled(scores, rng, count) for scores in methods))  # [count, ...]
+    told = (np.ptp(values, 0) > 0) | (not any(np.ptp(task) > 0 for task in tasks))  # [...]
+    to, back = (np.log, np.exp) if log else (np.positive, np.positive)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        middle = to(value)
+        low, high = middle + widening(tasks) * (np.percentile(to(values), (2.5, 97.5), axis=0) - middle)
+    low, high = (np.where(told & np.isfinite(end), back(end), nothing).clip(*within) for end in (low, high))
     return value, low, high
