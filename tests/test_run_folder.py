@@ -49,6 +49,16 @@ def test_create_refuses_what_is_no_run(tmp_path):
         RunFolder.create(run.path)
 
 
+def test_existing_names_the_run_of_a_checkpoint(tmp_path):
+    run = make_run(tmp_path / "cheetah_run")
+    step = run.checkpoints / "step_000010000"
+    step.mkdir(parents=True)
+    with pytest.raises(UserError, match="part of the run .*cheetah_run: name that, with --checkpoint 10000.$"):
+        RunFolder.existing(step)
+    with pytest.raises(UserError, match="part of the run .*cheetah_run: name that.$"):
+        RunFolder.existing(run.checkpoints)
+
+
 def test_existing_names_the_nearest_run(tmp_path):
     make_run(tmp_path / "cheetah_run")
     make_run(tmp_path / "walker_walk")

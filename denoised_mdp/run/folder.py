@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import struct
 import sys
 import warnings
@@ -126,7 +127,7 @@ class RunFolder:
         """Open the run at `path` to read from it.
 
         Raises:
-            UserError: there is none; the message names the nearest run beside it.
+            UserError: there is none; the message names the run that it is a part of, or the nearest beside it.
         """
         run = cls(path)
         if not run.config.is_file():
@@ -134,6 +135,9 @@ class RunFolder:
             problem = "has no config.yaml" if run.path.exists() else "does not exist"
             near = nearest(run.path.name, runs)
             hint = f" Did you mean '{runs[near]}'?" if near else ""
+            if above := next((folder for folder in run.path.parents if is_ours(folder / "config.yaml")), None):
+                step = re.search(r"step_0*(\d+)$", run.path.name)
+                hint = f" It is a part of the run {above}: name that{f', with --checkpoint {step[1]}' if step else ''}."
             raise UserError(f"There is no run at {path}: it {problem}.{hint}")
         return run
 
