@@ -90,7 +90,7 @@ def collected(tmp_path, turns=60):
 
 
 def test_rows_are_what_was_played(tmp_path):
-    """ReplayRow for row: the action that was executed, what it gave, and where episodes begin and end."""
+    """Row for row: the action that was executed, what it gave, and where episodes begin and end."""
     collector, _, made, _, turns = collected(tmp_path)
     for ring, env in enumerate(made):
         rows, ended = [row for turn in turns for row in turn[ring]], True

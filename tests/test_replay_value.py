@@ -33,12 +33,12 @@ def forward_view(t, reward, value, terminal, first, own):
     last = t
     while last + 1 < len(value) and not first[last + 1]:
         last += 1
-    n_step, inside = [], last + 1 < len(value)
+    n_step = []
     for n in range(1, last - t + 1):
         rewards = reward[t : t + n] if own else reward[t + 1 : t + n + 1]
         follows = 0.0 if terminal[t + n] and not own else value[t + n]
         n_step.append(np.polynomial.polynomial.polyval(GAMMA, [*rewards, follows]))
-    if own and inside and terminal[last]:  # its own reward, and nothing more
+    if own and terminal[last]:  # its own reward, and nothing more
         n_step.append(np.polynomial.polynomial.polyval(GAMMA, reward[t : last + 1]))
     if not n_step:
         return value[t]
@@ -52,12 +52,13 @@ def test_the_loss_is_of_lambda_returns_within_episodes(learner):
     total, count, own = 0.0, 0, policy.value_has_own_reward
     for b in range(4):
         column = [part[:, b].numpy() for part in (batch.reward, value.detach(), batch.is_terminal, batch.is_first)]
-        for t in range(6):
-            if not batch.is_first[t + 1, b] or own and batch.is_terminal[t, b]:
+        for t in range(7):
+            follows = t < 6 and not batch.is_first[t + 1, b]
+            if follows or own and batch.is_terminal[t, b]:
                 target = forward_view(t, *column, own=own)
                 total = total - torch.distributions.Normal(value[t, b], 1.0).log_prob(torch.tensor(target))
                 count += 1
-    assert count == (23 if own else 21), "a terminal row's own reward is all of its value"
+    assert count == (24 if own else 21), "a terminal row's own reward is all of its value"
     loss = policy.replay_loss(batch)
     torch.testing.assert_close(loss, total / count)
     parameters = list(policy.value.parameters())

@@ -57,6 +57,9 @@ def test_existing_names_the_run_of_a_checkpoint(tmp_path):
         RunFolder.existing(step)
     with pytest.raises(UserError, match="part of the run .*cheetah_run: name that.$"):
         RunFolder.existing(run.checkpoints)
+    make_run(tmp_path / "walker_walk")
+    with pytest.raises(UserError, match="does not exist. Did you mean '.*walker_walk'?"):
+        RunFolder.existing(run.path / ".." / "walker_wal")
 
 
 def test_existing_names_the_nearest_run(tmp_path):

@@ -193,12 +193,12 @@ def render_run(
     swap. steps: actions per episode (None: whole episodes). explore: act as in collection, which shows more of what
     the body can do than acting without sampling. seed: of the episodes (default: the run's own). hero: see `write`.
     """
-    for path in files(Path(output), hero) if output is not None else ():
-        check_output(path)
     config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
+    own = RunFolder(run).videos / f"{split}_{step:09d}{'_hero' if hero else ''}"
+    stem = own if output is None else Path(output)
+    for path in files(stem, hero):
+        check_output(path)
     warn_without_clips(run, config, split)
     seeds = evaluation_seeds(config.seed if seed is None else seed, max(2, episodes))
-    usual_stem = RunFolder(run).videos / f"{split}_{step:09d}{'_hero' if hero else ''}"
-    stem = usual_stem if output is None else Path(output)
     explore = config.train.exploration_noise if explore else None
     return render(agent, environment_maker(config, split), seeds, stem, steps=steps, explore=explore, hero=hero)

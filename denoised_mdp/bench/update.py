@@ -74,8 +74,8 @@ def benchmark(
         for title, table in result[part].items():
             _table(f"{part}: {title}", table)
         if output is not None:  # partial results, in case the rest is interrupted
-            output.parent.mkdir(parents=True, exist_ok=True)
             with output_file(output) as unfinished:
+                output.parent.mkdir(parents=True, exist_ok=True)
                 unfinished.write_text(json.dumps(result, indent=1) + "\n")
     return result
 

@@ -177,18 +177,22 @@ class ImaginingPolicy(Policy):
         Rows behind which the segment does not say what follows teach nothing.
         """
         features = batch.features  # [T, B, F]
-        raw, cut = self.value(features), batch.is_first[1:]  # [T, B, outputs], [T - 1, B]
-        rows = slice(None, -1) if self.value_has_own_reward else slice(1, None)
-        reward, continuation = batch.reward[rows], batch.continues[rows]  # [T - 1, B]
-        if self.value_has_own_reward:
-            cut = cut & (continuation > 0)  # [T - 1, B]; a termination cuts nothing off
+        raw = self.value(features)  # [T, B, outputs]
         value = self.scalar.mean(raw).detach()  # [T, B]
-        reward = torch.where(cut, value[:-1], reward)  # [T - 1, B]; what follows is unknown: V_t = v_t
-        returns = lambda_returns(reward, value, continuation * ~cut, self.gamma, self.lambda_)  # [T - 1, B]
-        known = (~cut).to(value.dtype)  # [T - 1, B]
+        if self.value_has_own_reward:  # R = T rows; a terminated one is known alone, the last one too
+            reward, continuation = batch.reward, batch.continues  # [R, B]
+            cut = torch.cat((batch.is_first[1:], torch.ones_like(batch.is_first[:1])))  # [R, B]
+            cut = cut & (continuation > 0)  # [R, B]
+            value = torch.cat((value, value[-1:]))  # [R + 1, B]; nothing reads the row that is added
+        else:  # R = T - 1 rows
+            reward, continuation, cut = batch.reward[1:], batch.continues[1:], batch.is_first[1:]  # [R, B]
+        rows = len(cut)
+        reward = torch.where(cut, value[:rows], reward)  # [R, B]; what follows is unknown: V_t = v_t
+        returns = lambda_returns(reward, value, continuation * ~cut, self.gamma, self.lambda_)  # [R, B]
+        known = (~cut).to(value.dtype)  # [R, B]
         count = known.sum()  # scalar
         average([count])
-        return self.value_loss(raw[:-1], features[:-1], returns, known * (known.numel() / count.clamp(min=1.0)))
+        return self.value_loss(raw[:rows], features[:rows], returns, known * (known.numel() / count.clamp(min=1.0)))
 
     @staticmethod
     def metrics(

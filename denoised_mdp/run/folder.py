@@ -135,9 +135,11 @@ class RunFolder:
             problem = "has no config.yaml" if run.path.exists() else "does not exist"
             near = nearest(run.path.name, runs)
             hint = f" Did you mean '{runs[near]}'?" if near else ""
-            if above := next((folder for folder in run.path.parents if is_ours(folder / "config.yaml")), None):
+            above = [folder for folder in run.path.parents if is_ours(folder / "config.yaml")]
+            if run.path.exists() and above and ".." not in run.path.parts:
                 step = re.search(r"step_0*(\d+)$", run.path.name)
-                hint = f" It is a part of the run {above}: name that{f', with --checkpoint {step[1]}' if step else ''}."
+                name = f"name that{f', with --checkpoint {step[1]}' if step else ''}"
+                hint = f" It is a part of the run {above[0]}: {name}."
             raise UserError(f"There is no run at {path}: it {problem}.{hint}")
         return run
 
@@ -232,18 +234,31 @@ def check_output(path: Path | str, option: str = "--output") -> None:
     refuse_own(path, option)
     target = Path(os.path.realpath(path))
     with _writing(path, option):
-        if os.path.lexists(target):
+        if _there(target):
             regular(target)
+        elif os.path.islink(path):  # whoever makes folders makes those above the link, not those above what it leads to
+            os.stat(target.parent)
+        _there(unfinished_name(target))
+        _refuse_unwritable(Path(path).parent)
         _refuse_unwritable(target.parent)
 
 
 def _refuse_unwritable(folder: Path) -> None:
     """Raise OSError if nothing could be written in `folder`, or if it could not be made."""
-    above = next(one for one in (folder, *folder.absolute().parents) if os.path.lexists(one))
+    above = next(one for one in (folder, *folder.absolute().parents) if _there(one))
     if not above.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     if not os.access(above, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _there(path: Path) -> bool:
+    """Whether anything has this name; unlike `os.path.lexists`, raises OSError where nothing could have it."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

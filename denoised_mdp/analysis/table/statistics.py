@@ -79,9 +79,9 @@ def interval(
     """`statistic` of the methods' scores, and its 95 % interval; nan where there is none.
 
     The interval is that of a percentile bootstrap, stratified by task, widened for few runs. There is none where a task
-    has too few runs, nor where scores differ and yet every resample has one value, as the share of won comparisons
-    where all are won: how far that is from the truth, resampling cannot say. within: where the statistic can lie; the
-    interval is cut there. log: widen its logarithm, as that of a ratio, whose errors are factors; none below 0.
+    has too few runs, nor where all resamples have one value, as the share of won comparisons where all are won: how far
+    that is from the truth, resampling cannot say. within: where the statistic can lie; the interval is cut there. log:
+    widen its logarithm, as that of a ratio, whose errors are factors; none where it is not positive.
     """
     value = statistic(*methods)
     tasks = [task for scores in methods for task in scores]
@@ -90,10 +90,10 @@ def interval(
         return value, nothing, nothing
     rng = np.random.default_rng(seed)
     values = statistic(*(resampled(scores, rng, count) for scores in methods))  # [count, ...]
-    told = (np.ptp(values, 0) > 0) | (not any(np.ptp(task) > 0 for task in tasks))  # [...]
     to, back = (np.log, np.exp) if log else (np.positive, np.positive)
     with np.errstate(divide="ignore", invalid="ignore"):
-        middle = to(value)
-        low, high = middle + widening(tasks) * (np.percentile(to(values), (2.5, 97.5), axis=0) - middle)
-    low, high = (np.where(told & np.isfinite(end), back(end), nothing).clip(*within) for end in (low, high))
+        middle = to(value)  # [...]
+        ends = back(middle + widening(tasks) * (to(np.percentile(values, (2.5, 97.5), axis=0)) - middle))  # [2, ...]
+    told = (np.ptp(values, 0) > 0) & np.isfinite(middle)  # [...]
+    low, high = np.where(told, ends, nothing).clip(*within)
     return value, low, high
