@@ -185,13 +185,14 @@ def write(rows: Sequence[show.Row], keys: Sequence[Key], out: Path) -> None:
 def main() -> None:
     """Measure what is finished, then write what follows from all rows."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("runs", type=Path, nargs="*", default=[Path("runs/ring")], metavar="FOLDER")
+    parser.add_argument("runs", type=Path, nargs="*", metavar="FOLDER", help="default: runs/ring, if there")
     parser.add_argument("--out", type=Path, default=Path("results/ring"), help="default: %(default)s")
     parser.add_argument("--sweep", default="ring", help="grid whose runs are expected; default: %(default)s")
     parser.add_argument("--size", default="small", choices=evidence.SIZES, help="default: %(default)s")
     given = parser.parse_args()
     try:
-        finished = [run.path for run in statuses(given.runs) if run.state == "finished"]
+        runs = given.runs or [folder for folder in [Path("runs/ring")] if folder.is_dir()]
+        finished = [run.path for run in (statuses(runs) if runs else []) if run.state == "finished"]
         if finished:
             evidence.add(finished, given.out, evidence.measured_at(given.size))
         rows = read(given.out / "runs.csv")

@@ -36,8 +36,8 @@ def write_table(table: Table, folder: Path) -> list[Path]:
     }
     notes = [
         "Brackets: 95 % intervals of a bootstrap over runs, stratified by task and distractors and widened for few"
-        f" runs; none where a cell has fewer than {FEWEST} runs, or where no resample changes the value. IQM: mean of the"
-        " middle half of all runs. A dash: a cell has no run with a score.",
+        f" runs; none where a cell has fewer than {FEWEST} runs, or where no resample changes the value. IQM: mean of"
+        " the middle half of all runs. A dash: a cell has no run with a score.",
         "Recall, leakage and invariance (how far other distractors move what the policy sees; low is good) are means"
         " over runs with probes of the same options and step. Core hours: CPU hours of the learner, or wall-clock"
         " hours times threads where these were not logged.",
