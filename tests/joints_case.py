@@ -34,6 +34,7 @@ def make_run(path: Path, *overrides: str) -> Path:
     save_config(config, path / "config.yaml")
     state = {
         "action_size": 1,
+        "discrete": False,
         "can_terminate": False,
         "agent": build_agent(config, 1).state(),
         "config": as_tree(config),

@@ -15,6 +15,7 @@ from denoised_mdp.config.schema import BackpropConfig, ReinforceConfig, SACConfi
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.actions import Actions
 from denoised_mdp.envs.vector import EnvironmentPool
+from denoised_mdp.errors import UserError
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.structure import LatentSpec
@@ -241,14 +242,15 @@ def test_a_stopped_run_with_choices_ends_as_one_that_was_not(tmp_path, policy):
     assert agent.mdp.discrete and isinstance(agent.policy.actor, CategoricalActor)
 
 
-def test_a_checkpoint_that_does_not_say_is_of_continuous_actions(tmp_path):
+def test_a_checkpoint_that_does_not_say_of_which_kind_is_refused(tmp_path):
     config = tiny(tmp_path / "run", "train.total_steps=90", "train.probe_every=0", "train.eval_every=0")
     assert train(config)
     folder = RunFolder.existing(tmp_path / "run").checkpoints
     step, state = checkpoint.load(folder)
     assert state.pop("discrete") is False
     checkpoint.save(folder, step, state)
-    assert not load_run(tmp_path / "run", device="cpu")[1].mdp.discrete
+    with pytest.raises(UserError, match="state lacks discrete"):
+        load_run(tmp_path / "run", device="cpu")
 
 
 def test_another_choice_counts_as_the_whole_range(monkeypatch):

@@ -151,8 +151,13 @@ def test_the_package_has_all_its_files_and_they_are_few_megabytes(monkeypatch):
     given = {}
     monkeypatch.setattr("setuptools.setup", lambda **options: given.update(options))
     runpy.run_path(str(ROOT.parent / "setup.py"))
-    matched = {path for pattern in given["package_data"]["denoised_mdp"] for path in ROOT.glob(pattern)}
+    matched = {
+        path
+        for package, patterns in given["package_data"].items()
+        for pattern in patterns
+        for path in ROOT.parent.joinpath(*package.split(".")).glob(pattern)
+    }
     shipped = {path for path in (ROOT / "pretrained").rglob("*") if path.is_file() and path.name != ".lock"}
-    shipped |= set(ROOT.rglob("*.c"))
+    shipped |= {*ROOT.rglob("*.c"), *ROOT.rglob("*.j2")}
     assert len(shipped) > 3 and shipped == {path for path in matched if path.is_file()}
     assert sum(path.stat().st_size for path in shipped) < 8e6
