@@ -111,7 +111,6 @@ def write(
     if hero:
         groups = [stretched([row for row in group if row.title not in LEFT_OUT]) for group in groups]
     try:
-        stem.parent.mkdir(parents=True, exist_ok=True)
         with output_file(paths[0]) as unfinished:
             sheet = contact_sheet(groups, columns=4, side=192) if hero else contact_sheet(groups)
             Image.fromarray(sheet).save(unfinished, format="png", compress_level=4)  # half the usual time, 5 % larger

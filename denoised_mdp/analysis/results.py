@@ -19,7 +19,7 @@ from denoised_mdp.envs.factors import NoGroundTruth, factors
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import track
 from denoised_mdp.run.environments import environment_maker, warn_without_clips
-from denoised_mdp.run.folder import RunFolder, output_file, refuse_own
+from denoised_mdp.run.folder import RunFolder, output_file, refuse_own, refusing
 
 if TYPE_CHECKING:
     from denoised_mdp.agents.base import Agent
@@ -136,10 +136,8 @@ def make_folder(path: Path) -> Path:
         UserError: it cannot be created.
     """
     refuse_own(path)
-    try:
+    with refusing(f"{path} cannot be used"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{path} cannot be used ({error.strerror}). Choose another --output.") from error
     return path
 
 

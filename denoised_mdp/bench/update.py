@@ -75,7 +75,6 @@ def benchmark(
             _table(f"{part}: {title}", table)
         if output is not None:  # partial results, in case the rest is interrupted
             with output_file(output) as unfinished:
-                output.parent.mkdir(parents=True, exist_ok=True)
                 unfinished.write_text(json.dumps(result, indent=1) + "\n")
     return result
 

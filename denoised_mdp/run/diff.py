@@ -30,14 +30,14 @@ ROWS = 256  # of the replay, compared at a time
 PARTS = {
     "weights": ("agent/weights/",),
     "optimizer": ("agent/optimizers/",),
+    "replay": (),
     "generators": ("agent/random", "random", "collector/random", "collector/exploration"),
     "environment": ("collector/environments",),
     "progress": ("",),
 }
-"""part of a checkpoint -> how the names of its leaves begin; what no other part takes is progress"""
+"""part of a checkpoint -> how the names of its leaves begin; the replay is compared by rows; the rest is progress"""
 APART = ("config", "log", "precision", "replay")
 """what is not compared by leaves: settings may differ; logs and rows are compared themselves"""
-ORDER = ("weights", "optimizer", "replay", "generators", "environment", "progress")
 
 
 @dataclass
@@ -76,7 +76,7 @@ def compare(first: Path | str, second: Path | str, *, checkpoint: int | None = N
     trees = [tree for _, tree in loaded]
     leaves = [_by_part(tree) for tree in trees]
     return verdicts + [
-        _replay(runs, trees) if part == "replay" else _part(part, [parts[part] for parts in leaves]) for part in ORDER
+        _replay(runs, trees) if part == "replay" else _part(part, [parts[part] for parts in leaves]) for part in PARTS
     ]
 
 

@@ -64,7 +64,7 @@ class RunFolder:
             UserError: the folder cannot be created, or holds something else.
         """
         run = cls.checked(path, option)
-        with _using(path, option):
+        with refusing(f"The folder {path} cannot be used", option):
             run.path.mkdir(parents=True, exist_ok=True)
         return run
 
@@ -74,7 +74,7 @@ class RunFolder:
         if is_pretrained(path):
             raise UserError(f"{path} is only read. Choose a folder.")
         run = cls(path)
-        with _using(path, option):
+        with refusing(f"The folder {path} cannot be used", option):
             _refuse_unwritable(run.path)
             ours = {_LOCK, unfinished_name(run.config).name}  # what a start that was killed at once may leave
             entries = run.path.iterdir() if run.path.is_dir() else ()
@@ -159,12 +159,9 @@ class RunFolder:
         def without_links(name: str, flags: int) -> int:  # the target of a link would be emptied; a pipe would block
             return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
-        try:
+        with refusing(f"{self.path} cannot be written", option):
             file = open(self.path / _LOCK, "a+", errors="replace", opener=without_links)
             regular(self.path / _LOCK)
-        except OSError as error:
-            problem = f"{self.path} cannot be written ({error.strerror})"
-            raise UserError(f"{problem}. Choose another {option}.") from error
         with file:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -214,7 +211,7 @@ def is_pretrained(path: Path | str) -> bool:
 
 @contextlib.contextmanager
 def output_file(path: Path | str, option: str = "--output") -> Iterator[Path]:
-    """The temporary name of a result that replaces `path` once it is complete.
+    """The temporary name of a result that replaces `path` once it is complete; folders above it are made.
 
     option: the option that sets the path, for messages.
 
@@ -222,18 +219,16 @@ def output_file(path: Path | str, option: str = "--output") -> Iterator[Path]:
         UserError: it cannot be written, or is a device, or a file that a run needs.
     """
     refuse_own(path, option)
-    with _writing(path, option), replacing(Path(path)) as unfinished:
+    with refusing(f"{path} cannot be written", option), replacing(Path(path)) as unfinished:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         yield unfinished
 
 
 def check_output(path: Path | str, option: str = "--output") -> None:
-    """Raise UserError if `output_file` could not write `path`: before the work for it, not after.
-
-    Folders above it may still have to be made.
-    """
+    """Raise UserError if `output_file` could not write `path`: before the work for it, not after."""
     refuse_own(path, option)
     target = Path(os.path.realpath(path))
-    with _writing(path, option):
+    with refusing(f"{path} cannot be written", option):
         if _there(target):
             regular(target)
         elif os.path.islink(path):  # whoever makes folders makes those above the link, not those above what it leads to
@@ -262,22 +257,13 @@ def _there(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _using(path: Path | str, option: str) -> Iterator[None]:
-    """Turn errors of the system about a run's folder into one line."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"The folder {path} cannot be used ({error.strerror}). Choose another {option}.") from error
-
-
-@contextlib.contextmanager
-def _writing(path: Path | str, option: str) -> Iterator[None]:
-    """Turn errors of the system about a result into one line."""
+def refusing(problem: str, option: str = "--output") -> Iterator[None]:
+    """Turn errors of the system into one line. problem: what cannot be done; option: what sets the path."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or one_line(error, 200)
-        raise UserError(f"{path} cannot be written ({reason}). Choose another {option}.") from error
+        raise UserError(f"{problem} ({reason}). Choose another {option}.") from error
 
 
 def refuse_own(path: Path | str, option: str = "--output") -> None:
