@@ -10,7 +10,7 @@ from small_runs import run_in_parts, tiny
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.optim import make_optimizer
-from denoised_mdp.optim.muon import Muon, _iterated, _polynomials, orthogonalized
+from denoised_mdp.optim.muon import LARGE, Muon, _iterated, _polynomials, orthogonalized
 from denoised_mdp.run.diff import compare, report
 from denoised_mdp.session import train
 
@@ -50,9 +50,49 @@ def test_products_of_small_matrices_are_the_iterations(shape, smallest):
     assert error.norm() < 2e-3 * expected.norm()
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (3, 9), (9, 3)])
-def test_zeros_stay_zeros(shape):
-    assert not orthogonalized(torch.zeros(shape)).any()
+@pytest.mark.parametrize("shape", [(LARGE, LARGE), (LARGE, 3 * LARGE), (2 * LARGE, LARGE)])
+@pytest.mark.parametrize("smallest", [-1, -4])
+def test_products_in_bf16_turn_a_large_matrix_to_where_those_in_float64_do(shape, smallest):
+    u, _, v = torch.linalg.svd(draw(*shape), full_matrices=False)
+    matrix = u @ torch.diag(torch.logspace(0, smallest, min(shape), dtype=torch.float64)) @ v
+    expected, found = orthogonalized(matrix), orthogonalized(matrix.float(), torch.bfloat16)
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - expected).norm() < 0.1 * expected.norm()
+    assert torch.linalg.svdvals(found.double())[0] < 1.25
+
+
+def test_products_of_a_small_matrix_keep_its_type():
+    matrix = draw(LARGE - 1, 2 * LARGE).float()
+    assert torch.equal(orthogonalized(matrix, torch.bfloat16), orthogonalized(matrix))
+
+
+def test_steps_with_products_in_bf16_are_nearly_those_without():
+    weights = [draw(LARGE, LARGE).float().requires_grad_() for _ in range(2)]
+    before = weights[0].detach().clone()
+    for dtype, weight in zip((None, torch.bfloat16), weights, strict=True):
+        optimizer = Muon([weight], lr=0.1)
+        optimizer.compute_dtype = dtype
+        for seed in range(3):
+            weight.grad = draw(LARGE, LARGE, seed=seed + 1).float()
+            optimizer.step()
+        assert weight.dtype == optimizer.state[weight]["m"].dtype == torch.float32
+    steps = [weight.detach() - before for weight in weights]
+    assert 0 < (steps[1] - steps[0]).norm() < 0.1 * steps[0].norm()
+
+
+def test_the_type_of_large_products_reaches_it():
+    config = small_config()
+    config.model.optimizer.name = config.policy.optimizer = "muon"
+    agent = build_agent(config, 2, dtype=torch.bfloat16)
+    assert {one.compute_dtype for one in agent.optimizers.values()} == {torch.bfloat16}
+    agent.compute_in(None)
+    assert {one.compute_dtype for one in agent.optimizers.values()} == {None}
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (3, 9), (9, 3), (2 * LARGE, LARGE)])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_zeros_stay_zeros(shape, dtype):
+    assert not orthogonalized(torch.zeros(shape), dtype).any()
 
 
 def test_steps_are_the_equations():

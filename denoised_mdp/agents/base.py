@@ -102,8 +102,14 @@ class Agent(nn.Module, ABC):
         return (self.graph or self.update_eagerly)(batch, policy=policy)
 
     def compute_in(self, dtype: torch.dtype | None) -> None:
-        """Evaluate large products in this type (None: the weights' own); which ones is the agent's to know."""
+        """Evaluate large products in this type (None: the weights' own); which ones is the agent's to know.
+
+        So do the optimizers that have any.
+        """
         set_compute_dtype(self, dtype)
+        for optimizer in self.optimizers.values():
+            if hasattr(optimizer, "compute_dtype"):
+                optimizer.compute_dtype = dtype
 
     def use_graph(self) -> None:
         """From now on replay updates as one CUDA graph; on a GPU only."""

@@ -13,21 +13,29 @@ from denoised_mdp.optim.moments import gradient_scales, no_moments
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """of x, x^3 and x^5 (Jordan et al. 2024): they raise small singular values fast, and leave all between 0.68 and 1.21"""
 ITERATIONS = 5
+LARGE = 96
+"""rows and columns from which on products of bf16 are faster than of float32, where they are fast at all"""
 ADAM_RMS = 0.2
 """root mean square of Adam's steps, in learning rates (Liu et al. 2025, section 2.2)"""
 
 
 @torch.no_grad()
-def orthogonalized(matrix: Tensor) -> Tensor:
+def orthogonalized(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """U V' of a matrix U S V' [M, N], roughly: its singular values become 0.7 to 1.2, but for the very smallest.
 
-    Newton-Schulz iterations (Jordan et al. 2024). A matrix of zeros stays one.
+    Newton-Schulz iterations (Jordan et al. 2024). A matrix of zeros stays one. dtype: of the products of a large
+    matrix, and of the result then; None: the matrix's own.
     """
     x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T  # [m, n], m <= n
     x = x / (x.norm() + torch.finfo(x.dtype).tiny)  # no singular value is above 1
     wide = 2 * x.shape[1] > 3 * x.shape[0]
+    if dtype is not None and len(x) >= LARGE:
+        x = _iterated(x.to(dtype))  # [m, n]
     # Products of small matrices are cheaper, but rounding grows in them: not for a GPU, which may round factors (tf32).
-    x = _polynomials(x @ x.T) @ x if wide and x.device.type == "cpu" else _iterated(x)  # [m, n]
+    elif wide and x.device.type == "cpu":
+        x = _polynomials(x @ x.T) @ x  # [m, n]
+    else:
+        x = _iterated(x)  # [m, n]
     return x if matrix.shape[0] <= matrix.shape[1] else x.T
 
 
@@ -60,6 +68,8 @@ class Muon(torch.optim.Optimizer):
     a step of Adam (Liu et al. 2025), so both parts share the learning rate. A convolution's weight counts as the matrix
     of its first dimension by all others; one of three dimensions, as independent blocks. Vectors, and matrices of a
     single row or column, take Adam's steps.
+
+    `compute_dtype`: of large products; see `orthogonalized`. Momentum and weights keep their own.
     """
 
     def __init__(
@@ -74,6 +84,7 @@ class Muon(torch.optim.Optimizer):
         matrices, others = [], []
         for p in parameters:
             (matrices if p.ndim > 1 and min(len(p), p[0].numel()) > 1 else others).append(p)
+        self.compute_dtype: torch.dtype | None = None
         groups = [{"params": matrices, "matrices": True}, {"params": others, "matrices": False}]
         super().__init__(groups, {"lr": lr, "eps": eps, "betas": betas, "momentum": momentum})
 
@@ -93,12 +104,13 @@ class Muon(torch.optim.Optimizer):
         averages = [self.state[p]["m"] for p in parameters]
         torch._foreach_lerp_(averages, gradients, 1.0 - momentum)
         ahead = torch._foreach_lerp(gradients, averages, momentum)  # Nesterov's momentum
-        for p, direction in zip(parameters, ahead, strict=True):
-            blocks = [(p, direction)] if p.ndim != 3 else zip(p, direction, strict=True)
+        for p, gradient in zip(parameters, ahead, strict=True):
+            blocks = [(p, gradient)] if p.ndim != 3 else zip(p, gradient, strict=True)
             for block, towards in blocks:
                 matrix = towards.reshape(len(towards), -1)  # [M, N]
                 length = group["lr"] * ADAM_RMS * math.sqrt(max(matrix.shape))
-                block.sub_(orthogonalized(matrix).reshape(block.shape), alpha=length)
+                direction = orthogonalized(matrix, self.compute_dtype)  # [M, N]
+                block.sub_(direction.reshape(block.shape), alpha=length)
 
     def _adam_steps(self, parameters: list[nn.Parameter], group: dict) -> None:
         gradients, moments = [p.grad for p in parameters], [self.state[p] for p in parameters]
