@@ -40,6 +40,9 @@ def batch_of(length: int = 5) -> dict[str, np.ndarray]:
         "reward": rng.normal(size=shape).astype(np.float32),
         "is_first": rng.random(shape) < np.array([0.1, 0.1, 0.5, 0.5]),  # halves of different numbers of steps
         "is_terminal": rng.random(shape) < 0.2,
+        "ahead_reward": rng.normal(size=(12, COLUMNS)).astype(np.float32),
+        "ahead_rows": np.full((1, COLUMNS), 12),
+        "ahead_terminal": rng.random((1, COLUMNS)) < 0.5,
     }
 
 

@@ -17,7 +17,7 @@ from denoised_mdp.envs.actions import Actions
 from denoised_mdp.models.base import WorldModel
 from denoised_mdp.models.initial import INITIAL
 from denoised_mdp.models.latent import Latent
-from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
+from denoised_mdp.models.mdp import Ahead, LatentMDP, PolicyBatch
 from denoised_mdp.models.registry import MODELS
 from denoised_mdp.optim import without_gradients
 from denoised_mdp.options import arguments
@@ -66,20 +66,23 @@ class WorldModelAgent(Agent):
 
         See `Agent.update_eagerly`; static shapes, no branch on data.
         """
-        batch = self.to_device(batch)
+        batch, ahead = Ahead.apart(self.to_device(batch))
         learned = self.world_model.update(batch, self.random)
         if "start" in batch:
             self._keep(learned.latent.features())
         if not policy:
             return learned.metrics
-        starts = self.policy_batch(batch, learned.latent, learned.reward)
+        starts = self.policy_batch(batch, learned.latent, learned.reward, ahead)
         with without_gradients(self.world_model):
             return learned.metrics | self.policy.update(starts, self.mdp, self.random)
 
-    def policy_batch(self, batch: dict[str, Tensor], latent: Latent, reward: Tensor) -> PolicyBatch:
+    def policy_batch(
+        self, batch: dict[str, Tensor], latent: Latent, reward: Tensor, ahead: Ahead | None = None
+    ) -> PolicyBatch:
         """What the policy learns from: detached latents [T, B, ...] of a batch on the device, their reward [T, B]."""
         seen = latent.select(self.world_model.table.seen)
-        return PolicyBatch(seen.belief, seen.state, batch["action"], reward, batch["is_terminal"], batch["is_first"])
+        rows = batch["action"], reward, batch["is_terminal"], batch["is_first"]
+        return PolicyBatch(seen.belief, seen.state, *rows, ahead)
 
     @property
     def latent_size(self) -> int:

@@ -17,11 +17,13 @@ class BatchSpec:
     """What an agent wants from the replay: `batch_size` segments of `segment_length` rows.
 
     lead: so many rows of the same episode stand before each segment; where there are none, its first is repeated.
+    ahead: what was earned in so many rows after each segment comes with it, see `replay.segments.read_ahead`.
     """
 
     segment_length: int
     batch_size: int
     lead: int = 0
+    ahead: int = 0
 
 
 @dataclass
@@ -34,7 +36,9 @@ class AgentConfig:
 
     def batch_spec(self, config: Config) -> BatchSpec:
         """The batches that an update wants."""
-        return BatchSpec(config.train.segment_length, config.train.batch_size)
+        counted = getattr(config.policy, "replay_value", 0)  # else nothing learns from what was earned later
+        ahead = config.policy.replay_ahead if counted else 0
+        return BatchSpec(config.train.segment_length, config.train.batch_size, ahead=ahead)
 
     def check(self, config: Config) -> None:
         """Raise UserError if options exclude each other."""

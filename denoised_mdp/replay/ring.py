@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 
 from denoised_mdp.errors import UserError
-from denoised_mdp.replay.segments import choose_segments, read_segments
+from denoised_mdp.replay.segments import COLUMNS, choose_segments, read_segments
 from denoised_mdp.replay.storage import Columns, Layout, bytes_needed
 
-COLUMNS = ("observation", "action", "reward", "is_first", "is_terminal")
-"""what a row holds, in batches as well"""
 _SAMPLED = 64  # rows whose checksums a checkpoint keeps
 
 
@@ -248,20 +246,20 @@ class Replay:
         """
         return read_segments([self], *choose_segments([self], batch_size, length, rng, lead))
 
-    def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Copy the rows of these numbers (an int or an array of any shape), counted from the replay's very first row.
+    def read(self, rows: np.ndarray, names: Sequence[str] = COLUMNS) -> dict[str, np.ndarray]:
+        """Copy columns of the rows of these numbers (an int or an array of any shape), counted from the very first row.
 
         Raises:
             IndexError: a row was evicted or not yet added.
         """
         rows = np.asarray(rows)
         if rows.ndim == 0:  # the columns would return views of their files
-            return {name: column[0] for name, column in self.read(rows[None]).items()}
+            return {name: column[0] for name, column in self.read(rows[None], names).items()}
         if rows.size and (rows.min() < self._oldest or rows.max() >= self.total):
             held = f"rows {self._oldest} to {self.total - 1}"
             raise IndexError(f"the replay holds {held}, got {rows.min()} to {rows.max()}")
         places = self._places(rows)
-        return {name: self._columns.read(name, places) for name in COLUMNS}
+        return {name: self._columns.read(name, places) for name in names}
 
     def _digest(self, row: int) -> int:
         """Return a checksum of the content of one row."""

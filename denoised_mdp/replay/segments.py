@@ -12,6 +12,9 @@ from denoised_mdp.errors import UserError
 if TYPE_CHECKING:
     from denoised_mdp.replay.ring import Replay
 
+COLUMNS = ("observation", "action", "reward", "is_first", "is_terminal")
+"""what a row holds, in batches as well"""
+
 
 def choose_segments(
     replays: Sequence[Replay], batch_size: int, length: int, rng: np.random.Generator, lead: int = 0
@@ -46,14 +49,40 @@ def choose_segments(
     return source, first[stretch] + np.maximum(start + np.arange(-lead, length)[:, None], 0)
 
 
-def read_segments(replays: Sequence[Replay], source: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Copy the segments that `choose_segments` returned: see `Replay.sample`."""
+def read_segments(
+    replays: Sequence[Replay], source: np.ndarray, rows: np.ndarray, names: Sequence[str] = COLUMNS
+) -> dict[str, np.ndarray]:
+    """Copy the segments that `choose_segments` returned: see `Replay.sample`. names: of columns."""
     if len(replays) == 1:
-        return replays[0].read(rows)
-    parts = [(source == index, replay.read(rows[:, source == index])) for index, replay in enumerate(replays)]
+        return replays[0].read(rows, names)
+    parts = [(source == index, replay.read(rows[:, source == index], names)) for index, replay in enumerate(replays)]
     batch = {}
     for name, column in parts[0][1].items():
         batch[name] = np.empty((*rows.shape, *column.shape[2:]), column.dtype)
         for mine, part in parts:
             batch[name][:, mine] = part[name]
     return batch
+
+
+def read_ahead(replays: Sequence[Replay], source: np.ndarray, rows: np.ndarray, count: int) -> dict[str, np.ndarray]:
+    """What the episodes of segments earned after them, in `count` (K) rows at most, so far as they are stored.
+
+    source, rows: of the segments, see `choose_segments`.
+
+    Returns:
+        ahead_reward float32 [K, B], zero behind the last row; ahead_rows int [1, B], how many there are;
+        ahead_terminal bool [1, B], whether the task ended at the last of them.
+    """
+    end = np.empty_like(rows[-1])  # [B], behind the last row of each episode
+    for number in np.unique(source):
+        first, length = replays[number].episodes()
+        mine = source == number
+        end[mine] = (first + length)[np.searchsorted(first, rows[-1, mine], side="right") - 1]
+    ahead = rows[-1] + np.arange(1, count + 1)[:, None]  # [K, B]
+    there = ahead < end
+    found = read_segments(replays, source, np.minimum(ahead, end - 1), ("reward", "is_terminal"))
+    return {
+        "ahead_reward": found["reward"] * there,
+        "ahead_rows": there.sum(0, keepdims=True),
+        "ahead_terminal": (found["is_terminal"] & there).any(0, keepdims=True),
+    }
