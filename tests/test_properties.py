@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from denoised_mdp.cli.sweep import translate_multirun
+from denoised_mdp.cli.words import translate_multirun
 from denoised_mdp.config import MAY_CHANGE, as_tree, differences, load_config, read_config, save_config
 from denoised_mdp.config.choices import GROUPS, all_options, choices
 from denoised_mdp.config.schema import AGENTS, POLICIES, Config, ModelConfig

@@ -11,7 +11,8 @@ from small_runs import TINY
 
 from denoised_mdp.analysis.status import statuses
 from denoised_mdp.cli.main import main
-from denoised_mdp.cli.sweep import JobFailed, check_values, sweep, translate_multirun
+from denoised_mdp.cli.sweep import JobFailed, sweep
+from denoised_mdp.cli.words import check_values, translate_multirun
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
 from denoised_mdp.trainer import Trainer
