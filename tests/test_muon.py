@@ -1,5 +1,6 @@
 """Muon: its directions against a singular value decomposition, its steps against the equations and PyTorch, resume."""
 
+import copy
 import math
 
 import pytest
@@ -78,6 +79,18 @@ def test_steps_with_products_in_bf16_are_nearly_those_without():
         assert weight.dtype == optimizer.state[weight]["m"].dtype == torch.float32
     steps = [weight.detach() - before for weight in weights]
     assert 0 < (steps[1] - steps[0]).norm() < 0.1 * steps[0].norm()
+
+
+def test_a_copy_steps_alike():
+    weight = draw(LARGE, LARGE).float().requires_grad_()
+    optimizer = Muon([weight], lr=0.1)
+    optimizer.compute_dtype = torch.bfloat16
+    twin = copy.deepcopy(optimizer)
+    (other,) = (p for group in twin.param_groups for p in group["params"])
+    for one, p in ((optimizer, weight), (twin, other)):
+        p.grad = draw(LARGE, LARGE, seed=1).float()
+        one.step()
+    assert other is not weight and torch.equal(other, weight)
 
 
 def test_the_type_of_large_products_reaches_it():

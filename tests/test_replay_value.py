@@ -15,7 +15,12 @@ from denoised_mdp.models.mdp import Ahead
 from denoised_mdp.options import arguments
 from denoised_mdp.policies import BackpropPolicy, ReinforcePolicy
 from denoised_mdp.policies.imagination import FEWEST_AHEAD
+from denoised_mdp.replay.batches import Batches
+from denoised_mdp.replay.on_device import OnDeviceReplay
+from denoised_mdp.replay.prefetch import Prefetch
+from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.diff import compare, report
+from denoised_mdp.run.machine import random_batch as machine_batch
 from denoised_mdp.session import train
 
 GAMMA, LAMBDA = 0.9, 0.8
@@ -53,13 +58,11 @@ def forward_view(t, reward, value, terminal, first, own, tail=None):
     for n in range(1, last - t + 1):
         rewards = reward[t : t + n] if own else reward[t + 1 : t + n + 1]
         follows = 0.0 if terminal[t + n] and not own else value[t + n]
-        if t + n == len(value) - 1 and tail is not None and not own and not terminal[t + n]:
-            follows = tail
         n_step.append(np.polynomial.polynomial.polyval(GAMMA, [*rewards, follows]))
     if own and terminal[last]:  # its own reward, and nothing more
         n_step.append(np.polynomial.polynomial.polyval(GAMMA, reward[t : last + 1]))
-    elif own and tail is not None and last == len(value) - 1:
-        n_step.append(np.polynomial.polynomial.polyval(GAMMA, [*reward[t : last + 1], tail]))
+    elif tail is not None and last == len(value) - 1 and not terminal[last]:
+        n_step.append(np.polynomial.polynomial.polyval(GAMMA, [*reward[t + (not own) : last + 1], tail]))
     if not n_step:
         return value[t]
     weights = [(1 - LAMBDA) * LAMBDA**n for n in range(len(n_step) - 1)] + [LAMBDA ** (len(n_step) - 1)]
@@ -103,11 +106,11 @@ def test_returns_go_on_into_the_rows_ahead(learner):
         tail = None if b == 3 else float(tail)
         for t in range(7):
             known = t < 6 and not batch.is_first[t + 1, b]
-            if known or own and (batch.is_terminal[t, b] or t == 6 and tail is not None):
-                target = forward_view(t, *column, own=own, tail=tail)
+            if known or own and batch.is_terminal[t, b] or t == 6 and tail is not None:
+                target = tail if t == 6 and not own else forward_view(t, *column, own=own, tail=tail)
                 total = total - torch.distributions.Normal(value[t, b], 1.0).log_prob(torch.tensor(target))
                 count += 1
-    assert count == (26 if own else 22)
+    assert count == (26 if own else 25)
     torch.testing.assert_close(policy.replay_loss(batch), total / count)
 
 
@@ -166,7 +169,7 @@ def test_it_is_added_to_the_value_nets_loss_and_changes_nothing_else(learner):
     assert not all(torch.equal(*pair) for pair in zip(policy.value.parameters(), more.value.parameters(), strict=True))
 
 
-OPTIONS = ["policy.hidden=8", "policy.replay_value=1", "policy.replay_ahead=20"]
+OPTIONS = ["policy.hidden=8", "policy.replay_value=1", "policy.replay_ahead=20", "model.y.rewarded=false"]
 
 
 def test_an_update_counts_the_rows_ahead():
@@ -191,8 +194,41 @@ def test_a_stop_changes_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "ahead"),
-    [(OPTIONS, 20), ([*OPTIONS, "policy.replay_value=0"], 0), (["policy=sac"], 0), (["agent=curl"], 0)],
+    [
+        (OPTIONS, 20),
+        ([*OPTIONS[:3], "model=dreamer"], 20),
+        (OPTIONS[:3], 0),  # of what comes later, y's share is not x's to know
+        ([*OPTIONS[:3], "model=confounder"], 0),
+        ([OPTIONS[0], *OPTIONS[2:]], 0),
+        (["policy=sac"], 0),
+        (["agent=curl"], 0),
+    ],
 )
-def test_rows_ahead_are_read_only_if_their_returns_are_learned(options, ahead):
-    options = [option for option in options if option != "policy.hidden=8"]
-    assert load_config(["preset=debug", *options]).batch_spec.ahead == ahead
+def test_rows_ahead_are_read_where_they_say_what_the_policy_earned(options, ahead):
+    config = load_config(["preset=debug", *options])
+    assert config.batch_spec.ahead == ahead
+    assert ("ahead_reward" in machine_batch(config, 2)) == bool(ahead)
+
+
+def test_so_many_rows_as_are_asked_for_are_enough(learner):
+    policy, batch = learner
+    batch.ahead = rows_ahead((3, False), (2, False), (0, False), (3, True), count=3)
+    _, known = policy.value_ahead(batch.ahead, torch.zeros(1, 4, dtype=torch.float64))
+    assert known.tolist() == [[True, False, False, True]]
+
+
+@pytest.mark.parametrize("memory", ["disk", "prefetch", "device"])
+def test_every_source_brings_the_rows_ahead_of_its_own_segments(tmp_path, memory):
+    replay, rng = Rings(tmp_path, 2, 80, (4, 4, 3), 1), np.random.default_rng(0)
+    for row in range(60):
+        for ring in range(2):
+            replay.add(ring, np.zeros((4, 4, 3), np.uint8), np.zeros(1), 100.0 * ring + row, row % 20 == 0)
+    source = {"disk": replay, "prefetch": Prefetch(replay, pin=False)}.get(memory)
+    source = source or OnDeviceReplay(replay, torch.device("cpu"))
+    batches = Batches(replay, source, 6, 4, rng, ahead=5)
+    for number in range(4):
+        batch = {name: torch.as_tensor(value) for name, value in batches.sample(more=number < 3).items()}
+        last, rows = batch["reward"][-1], batch["ahead_rows"][0]
+        assert torch.equal(rows, (19 - last % 100 % 20).clamp(max=5).long())
+        assert torch.equal(batch["ahead_reward"][0], torch.where(rows > 0, last + 1, 0.0))
+    source.close()

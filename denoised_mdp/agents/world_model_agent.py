@@ -66,21 +66,20 @@ class WorldModelAgent(Agent):
 
         See `Agent.update_eagerly`; static shapes, no branch on data.
         """
-        batch, ahead = Ahead.apart(self.to_device(batch))
-        learned = self.world_model.update(batch, self.random)
+        batch = self.to_device(batch)
+        learned = self.world_model.update(Ahead.apart(batch)[0], self.random)
         if "start" in batch:
             self._keep(learned.latent.features())
         if not policy:
             return learned.metrics
-        starts = self.policy_batch(batch, learned.latent, learned.reward, ahead)
+        starts = self.policy_batch(batch, learned.latent, learned.reward)
         with without_gradients(self.world_model):
             return learned.metrics | self.policy.update(starts, self.mdp, self.random)
 
-    def policy_batch(
-        self, batch: dict[str, Tensor], latent: Latent, reward: Tensor, ahead: Ahead | None = None
-    ) -> PolicyBatch:
+    def policy_batch(self, batch: dict[str, Tensor], latent: Latent, reward: Tensor) -> PolicyBatch:
         """What the policy learns from: detached latents [T, B, ...] of a batch on the device, their reward [T, B]."""
         seen = latent.select(self.world_model.table.seen)
+        batch, ahead = Ahead.apart(batch)
         rows = batch["action"], reward, batch["is_terminal"], batch["is_first"]
         return PolicyBatch(seen.belief, seen.state, *rows, ahead)
 

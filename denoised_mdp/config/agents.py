@@ -36,8 +36,10 @@ class AgentConfig:
 
     def batch_spec(self, config: Config) -> BatchSpec:
         """The batches that an update wants."""
-        counted = getattr(config.policy, "replay_value", 0)  # else nothing learns from what was earned later
-        ahead = config.policy.replay_ahead if counted else 0
+        # Rewards that come later cannot be told apart by the latents that earn them.
+        all_seen = all(row.seen_by_policy for row in config.model.latents.values() if row.rewarded)
+        learned = getattr(config.policy, "replay_value", 0) and all_seen
+        ahead = getattr(config.policy, "replay_ahead", 0) if learned else 0
         return BatchSpec(config.train.segment_length, config.train.batch_size, ahead=ahead)
 
     def check(self, config: Config) -> None:

@@ -47,7 +47,9 @@ class BackpropConfig:
     imagine_rows: int | None = option(None, "imagine from the last so many rows of each segment; null: all", low=1)
     replay_value: float = option(0.0, "weight of the value net's loss on returns of the stored rows themselves", low=0)
     replay_ahead: int = option(
-        0, "with replay_value: rows of its episode after each segment whose rewards those returns count as well", low=0
+        0,
+        "so many rows of an episode after each segment count in those returns, if the policy sees all that is rewarded",
+        low=0,
     )
     actor_lr: float = option(8e-5, "learning rate of the actor", above=0)
     value_lr: float = option(8e-5, "learning rate of the value net", above=0)

@@ -24,7 +24,8 @@ def orthogonalized(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """U V' of a matrix U S V' [M, N], roughly: its singular values become 0.7 to 1.2, but for the very smallest.
 
     Newton-Schulz iterations (Jordan et al. 2024). A matrix of zeros stays one. dtype: of the products of a large
-    matrix, and of the result then; None: the matrix's own.
+    matrix, and of the result then; None: the matrix's own. In bf16, directions of no length get some by rounding: of
+    matrices of full rank, one or a few hundredths of the whole, of those of rank 8 in 200, a third.
     """
     x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T  # [m, n], m <= n
     x = x / (x.norm() + torch.finfo(x.dtype).tiny)  # no singular value is above 1
@@ -72,6 +73,8 @@ class Muon(torch.optim.Optimizer):
     `compute_dtype`: of large products; see `orthogonalized`. Momentum and weights keep their own.
     """
 
+    compute_dtype: torch.dtype | None = None
+
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
@@ -84,9 +87,11 @@ class Muon(torch.optim.Optimizer):
         matrices, others = [], []
         for p in parameters:
             (matrices if p.ndim > 1 and min(len(p), p[0].numel()) > 1 else others).append(p)
-        self.compute_dtype: torch.dtype | None = None
         groups = [{"params": matrices, "matrices": True}, {"params": others, "matrices": False}]
         super().__init__(groups, {"lr": lr, "eps": eps, "betas": betas, "momentum": momentum})
+
+    def __getstate__(self) -> dict:
+        return super().__getstate__() | {"compute_dtype": self.compute_dtype}  # of a copy
 
     @torch.no_grad()
     def step(self) -> None:
