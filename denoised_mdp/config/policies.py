@@ -53,6 +53,9 @@ class BackpropConfig:
     )
     actor_lr: float = option(8e-5, "learning rate of the actor", above=0)
     value_lr: float = option(8e-5, "learning rate of the value net", above=0)
+    lr_decay: int | None = option(
+        None, "updates of the policy after which both rates are half as large, then a third, ...; null: never", low=1
+    )
     eps: float = option(1e-7, EPS, above=0)
     clip: float | None = option(100.0, "largest gradient norm of each net; null: no clipping", above=0)
     optimizer: str = option("adam", OPTIMIZER, choices=OPTIMIZERS)

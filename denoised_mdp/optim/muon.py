@@ -115,7 +115,11 @@ class Muon(torch.optim.Optimizer):
                 matrix = towards.reshape(len(towards), -1)  # [M, N]
                 length = group["lr"] * ADAM_RMS * math.sqrt(max(matrix.shape))
                 direction = orthogonalized(matrix, self.compute_dtype)  # [M, N]
-                block.sub_(direction.reshape(block.shape), alpha=length)
+                direction = direction.reshape(block.shape)
+                if isinstance(length, Tensor):  # of a learning rate that changes
+                    block.sub_(direction.to(block.dtype) * length)
+                else:
+                    block.sub_(direction, alpha=length)
 
     def _adam_steps(self, parameters: list[nn.Parameter], group: dict) -> None:
         gradients, moments = [p.grad for p in parameters], [self.state[p] for p in parameters]

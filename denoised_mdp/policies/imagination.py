@@ -70,6 +70,7 @@ class ImaginingPolicy(Policy):
     `value`: what the value net says, of `models.scalars`; twohot begins with 0 everywhere.
     `imagine_rows`: imagination starts from the last so many rows of each segment (None: from all).
     `replay_value`: weight of the value net's loss on the stored rows themselves (`replay_loss`).
+    `lr_decay`: see `decay_rates`; None: learning rates stay.
     `replay_ahead`: rows after each segment whose rewards that loss counts, see `value_ahead`; the replay brings them.
     """
 
@@ -101,6 +102,7 @@ class ImaginingPolicy(Policy):
         value_lr: float,
         eps: float,
         clip: float | None,
+        lr_decay: int | None,
         optimizer: str,
         agc: float | None,
         warmup: int,
@@ -117,7 +119,10 @@ class ImaginingPolicy(Policy):
             nn.init.zeros_(self.value.output.weight), nn.init.zeros_(self.value.output.bias)
         self.slow_value = copy.deepcopy(self.value).requires_grad_(False) if slow_value else None
         self.scale = ReturnScale() if return_scale == "percentile" else None
-        for net, lr in (("actor", actor_lr), ("value", value_lr)):
+        self.rates, self.lr_decay = {"actor": actor_lr, "value": value_lr}, lr_decay
+        if lr_decay is not None:
+            self.register_buffer("updates", torch.zeros(()))
+        for net, lr in self.rates.items():
             descent = {"lr": lr, "eps": eps, "name": optimizer, "agc": agc, "warmup": warmup}
             self.add_optimizer(net, make_optimizer(getattr(self, net).parameters(), **descent))
 
@@ -229,8 +234,21 @@ class ImaginingPolicy(Policy):
         metrics = {"actor_loss": actor_loss, "value_loss": value_loss} | {k: v.mean() for k, v in means.items()}
         return {f"policy/{name}": metric.detach() for name, metric in metrics.items()}
 
+    @torch.no_grad()
+    def decay_rates(self) -> None:
+        """Count an update and set the learning rates for it: after n others, lr / (1 + n / lr_decay).
+
+        They become tensors, which a graph computes anew. How long the run will be does not count.
+        """
+        for net, lr in self.rates.items():
+            for group in self.optimizers[net].param_groups:
+                group["lr"] = lr / (1.0 + self.updates / self.lr_decay)  # scalar
+        self.updates += 1.0
+
     def update(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None, noise=None):
         """One step of the actor and one of the value net; `noise` overrides what `draw_noise` would draw."""
+        if self.lr_decay is not None:
+            self.decay_rates()
         whole, batch = batch, batch.last(self.imagine_rows)
         noise = noise or self.draw_noise(batch, mdp, generator)
         actor_loss, value_loss, metrics = self.losses(batch, mdp, noise)
