@@ -139,25 +139,26 @@ SWITCHES = [
     "policy.slow_value=0.02",
     "policy.imagine_rows=2",
     "policy.replay_value=0.3",
-    "policy.lr_decay=3",
+    "policy.late_lr=0.2",
+    "policy.late_after=3",
 ]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "laprop", "muon"])
-def test_learning_rates_fall_with_the_updates_of_the_policy(optimizer):
+def test_late_learning_rates_count_after_so_many_updates_of_the_policy(optimizer):
     """Each step is one with that rate: of a twin whose rates are set by hand, to the rounding of a rate in float32."""
     options = {"actor_lr": 0.01, "value_lr": 0.02, "optimizer": optimizer}
-    falling, twin = small_agent(lr_decay=2, **options), small_agent(**options)
+    falling, twin = small_agent(late_lr=0.2, late_after=2, **options), small_agent(**options)
     batch = random_batch()
     falling.update(batch, policy=False), twin.update(batch, policy=False)  # does not count
     for n in range(4):
         for net, rate in (("actor", 0.01), ("value", 0.02)):
             for group in twin.policy.optimizers[net].param_groups:
-                group["lr"] = rate / (1 + n / 2)
+                group["lr"] = rate * (1.0 if n < 2 else 0.2)
         falling.update(batch), twin.update(batch)
         for net, rate in (("actor", 0.01), ("value", 0.02)):
             rates = [float(group["lr"]) for group in falling.policy.optimizers[net].param_groups]
-            assert rates == pytest.approx([rate / (1 + n / 2)] * len(rates), rel=1e-6)
+            assert rates == pytest.approx([rate * (1.0 if n < 2 else 0.2)] * len(rates), rel=1e-6)
         for one, other in zip(falling.policy.actor.parameters(), twin.policy.actor.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert falling.policy.updates == 4 and "updates" not in dict(twin.policy.named_buffers())

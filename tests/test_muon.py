@@ -204,7 +204,13 @@ def test_a_model_learns_with_it():
 
 
 def test_a_stop_changes_nothing(tmp_path):
-    options = ["policy.hidden=8", "model.optimizer.name=muon", "policy.optimizer=muon", "policy.lr_decay=5"]
+    options = [
+        "policy.hidden=8",
+        "model.optimizer.name=muon",
+        "policy.optimizer=muon",
+        "policy.late_lr=0.2",
+        "policy.late_after=5",
+    ]
     assert train(tiny(tmp_path / "whole", *options))
     run_in_parts(tiny(tmp_path / "parts", *options), 42, 1, 1)
     assert report(compare(tmp_path / "whole", tmp_path / "parts"))

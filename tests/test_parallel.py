@@ -29,7 +29,7 @@ CASES = [
     "model=repo model.initial_beta=0.1",
     "model=tia model.kl.free_nats=0.2215",  # free in one half of the batch, not in the other and the whole
     "policy.return_scale=percentile policy.slow_value=0.1 policy.imagine_rows=3 policy.replay_value=0.5",
-    "policy.replay_value=0.5 policy.lr_decay=1",
+    "policy.replay_value=0.5 policy.late_lr=0.2 policy.late_after=1",
 ]
 
 

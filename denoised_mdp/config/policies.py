@@ -53,9 +53,8 @@ class BackpropConfig:
     )
     actor_lr: float = option(8e-5, "learning rate of the actor", above=0)
     value_lr: float = option(8e-5, "learning rate of the value net", above=0)
-    lr_decay: int | None = option(
-        None, "updates of the policy after which both rates are half as large, then a third, ...; null: never", low=1
-    )
+    late_lr: float = option(1.0, "factor of both rates after late_after updates of the policy", above=0, high=1)
+    late_after: int = option(0, "updates of the policy after which late_lr counts", low=0)
     eps: float = option(1e-7, EPS, above=0)
     clip: float | None = option(100.0, "largest gradient norm of each net; null: no clipping", above=0)
     optimizer: str = option("adam", OPTIMIZER, choices=OPTIMIZERS)

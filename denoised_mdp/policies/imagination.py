@@ -70,7 +70,7 @@ class ImaginingPolicy(Policy):
     `value`: what the value net says, of `models.scalars`; twohot begins with 0 everywhere.
     `imagine_rows`: imagination starts from the last so many rows of each segment (None: from all).
     `replay_value`: weight of the value net's loss on the stored rows themselves (`replay_loss`).
-    `lr_decay`: see `decay_rates`; None: learning rates stay.
+    `late_lr`, `late_after`: see `set_rates`.
     `replay_ahead`: rows after each segment whose rewards that loss counts, see `value_ahead`; the replay brings them.
     """
 
@@ -102,7 +102,8 @@ class ImaginingPolicy(Policy):
         value_lr: float,
         eps: float,
         clip: float | None,
-        lr_decay: int | None,
+        late_lr: float,
+        late_after: int,
         optimizer: str,
         agc: float | None,
         warmup: int,
@@ -119,8 +120,8 @@ class ImaginingPolicy(Policy):
             nn.init.zeros_(self.value.output.weight), nn.init.zeros_(self.value.output.bias)
         self.slow_value = copy.deepcopy(self.value).requires_grad_(False) if slow_value else None
         self.scale = ReturnScale() if return_scale == "percentile" else None
-        self.rates, self.lr_decay = {"actor": actor_lr, "value": value_lr}, lr_decay
-        if lr_decay is not None:
+        self.rates, self.late_lr, self.late_after = {"actor": actor_lr, "value": value_lr}, late_lr, late_after
+        if late_lr != 1.0:
             self.register_buffer("updates", torch.zeros(()))
         for net, lr in self.rates.items():
             descent = {"lr": lr, "eps": eps, "name": optimizer, "agc": agc, "warmup": warmup}
@@ -235,20 +236,21 @@ class ImaginingPolicy(Policy):
         return {f"policy/{name}": metric.detach() for name, metric in metrics.items()}
 
     @torch.no_grad()
-    def decay_rates(self) -> None:
-        """Count an update and set the learning rates for it: after n others, lr / (1 + n / lr_decay).
+    def set_rates(self) -> None:
+        """Set the learning rates of an update and count it: after `late_after` others, `late_lr` times as large.
 
-        They become tensors, which a graph computes anew. How long the run will be does not count.
+        They become tensors, which a graph computes anew.
         """
+        factor = torch.where(self.updates < self.late_after, 1.0, self.late_lr)  # scalar
         for net, lr in self.rates.items():
             for group in self.optimizers[net].param_groups:
-                group["lr"] = lr / (1.0 + self.updates / self.lr_decay)  # scalar
+                group["lr"] = lr * factor
         self.updates += 1.0
 
     def update(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None, noise=None):
         """One step of the actor and one of the value net; `noise` overrides what `draw_noise` would draw."""
-        if self.lr_decay is not None:
-            self.decay_rates()
+        if self.late_lr != 1.0:
+            self.set_rates()
         whole, batch = batch, batch.last(self.imagine_rows)
         noise = noise or self.draw_noise(batch, mdp, generator)
         actor_loss, value_loss, metrics = self.losses(batch, mdp, noise)
