@@ -1,0 +1,112 @@
+"""Whether a value net that also learns stored returns tells whose actions it sees: stored ones, or its own policy's.
+
+    python scripts/reproduce/stored_values.py runs/full_strength/*    # writes results/tuning/stored_values.csv
+
+A latent's value does not depend on the action that led there; but a belief remembers that action, and stored returns
+are lower than imagined ones. For stored rows, by what they earned in the rest of their episode per decision
+(discounted): the value of the row, and of the x prior `AFTER` decisions later, with the actions stored there, with the
+actor's, and with random ones, each with the reward there. All in reward per decision: values are multiplied by
+1 - gamma.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import tabulate
+from torch import Tensor
+
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
+from denoised_mdp.config.schema import Config
+from denoised_mdp.errors import UserError
+from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
+from denoised_mdp.policies.imagination import ImaginingPolicy
+from denoised_mdp.replay.batches import Batches
+from denoised_mdp.replay.rings import Rings
+from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import load_run
+from denoised_mdp.run.state import load_state
+
+SEGMENTS = 512
+AFTER = (1, 7)
+ENOUGH = 40
+"""rows that must follow a segment, for what it earned to mean something"""
+EDGES = (0.1, 0.3, 0.6, 0.9)
+ACTIONS = ("stored", "actor", "random")
+
+
+def earned(reward: Tensor, rows: Tensor, gamma: float) -> Tensor:
+    """Mean reward per decision over the first `rows` [B] of reward [K, B], discounted, [B]."""
+    times = torch.arange(len(reward))[:, None]  # [K, 1]
+    weight = gamma**times * (times < rows)  # [K, B]
+    return (weight * reward).sum(0) / weight.sum(0)
+
+
+def values_after(
+    policy: ImaginingPolicy, mdp: LatentMDP, batch: PolicyBatch, row: int, kind: str, random: torch.Generator
+) -> dict[str, Tensor]:
+    """Values and rewards [B] of the x prior `AFTER` decisions after a row, with actions of a kind of `ACTIONS`."""
+    belief, state, found = batch.belief[row], batch.state[row], {}
+    for step in range(1, max(AFTER) + 1):
+        noise = torch.randn(len(belief), mdp.action_size, generator=random)  # [B, A]
+        features = torch.cat((belief, state), -1)  # [B, F]
+        if kind == "stored":
+            action = batch.action[row + step]
+        else:
+            action = policy.actor.sample(features, noise) if kind == "actor" else 2 * torch.rand_like(noise) - 1
+        belief, state = mdp.step(belief, state, action, mdp.draw_noise(len(belief), like=belief, generator=random))
+        if step in AFTER:
+            features = torch.cat((belief, state), -1)  # [B, F]
+            found[f"{kind}_{step}"] = (1 - policy.gamma) * policy.scalar.mean(policy.value(features))  # [B]
+            found[f"{kind}_{step}_reward"] = mdp.reward(features)  # [B]
+    return found
+
+
+@torch.no_grad()
+def compared(agent: WorldModelAgent, batches: Batches, length: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """What stored rows earned per decision, [n], and by column of the table, what is said of them, [n] each."""
+    model, policy, mdp = agent.world_model, agent.policy, agent.mdp
+    batch, random = agent.to_device(batches.sample()), torch.Generator().manual_seed(0)
+    noise = model.draw_noise(*batch["reward"].shape, generator=random)  # [T, B, S]
+    latent = model.filter(batch["observation"], batch["action"], batch["is_first"], noise).latent
+    starts = agent.policy_batch(batch, latent, model.seen_reward(latent.select(model.table.seen)))
+    row, enough = length - 1 - max(AFTER), starts.ahead.rows[0] >= ENOUGH
+    reward = torch.cat((batch["reward"], starts.ahead.reward))[row:]  # [K, B]
+    came = earned(reward, max(AFTER) + 1 + starts.ahead.rows[0], policy.gamma)  # [B]
+    columns = {"value": (1 - policy.gamma) * policy.scalar.mean(policy.value(starts.features[row]))}  # [B]
+    for kind in ACTIONS:
+        columns |= values_after(policy, mdp, starts, row, kind, random)
+    return came[enough].numpy(), {name: column[enough].numpy() for name, column in columns.items()}
+
+
+def measure(run: Path) -> list[dict[str, object]]:
+    """Rows of a run's newest checkpoint, one for each range of what was earned."""
+    config: Config
+    config, agent, step = load_run(run, device="cpu")
+    if not (isinstance(agent, WorldModelAgent) and isinstance(agent.policy, ImaginingPolicy)):
+        raise UserError(f"{run}: agent={config.agent.name} has no policy with a value net that imagines.")
+    if not agent.policy.value_has_own_reward:
+        raise UserError(f"{run}: policy={config.policy.name} has values of what follows, which this does not compare.")
+    folder, length = RunFolder(run), config.train.segment_length
+    _, state = load_state(folder)
+    with contextlib.closing(Rings.open(folder.replay, state["replay"], read_only=True)) as rings:
+        rest = config.env.episode_steps // config.env.action_repeat
+        came, columns = compared(
+            agent, Batches(rings, rings, SEGMENTS, length, np.random.default_rng(0), ahead=rest), length
+        )
+    bins, rows = np.digitize(came, EDGES), []
+    for number, low in enumerate((-np.inf, *EDGES)):
+        chosen = bins == number
+        means = {name: f"{value[chosen].mean():.2f}" if chosen.any() else "" for name, value in columns.items()}
+        mean = f"{came[chosen].mean():.2f}" if chosen.any() else ""
+        rows.append(
+            {"run": run.name, "step": step, "earned_above": low, "rows": int(chosen.sum()), "earned": mean} | means
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    tabulate(__doc__, measure, Path("results/tuning/stored_values.csv"))
