@@ -79,9 +79,8 @@ class WorldModelAgent(Agent):
     def policy_batch(self, batch: dict[str, Tensor], latent: Latent, reward: Tensor) -> PolicyBatch:
         """What the policy learns from: detached latents [T, B, ...] of a batch on the device, their reward [T, B]."""
         seen = latent.select(self.world_model.table.seen)
-        batch, ahead = Ahead.apart(batch)
         rows = batch["action"], reward, batch["is_terminal"], batch["is_first"]
-        return PolicyBatch(seen.belief, seen.state, *rows, ahead)
+        return PolicyBatch(seen.belief, seen.state, *rows, Ahead.apart(batch)[1])
 
     @property
     def latent_size(self) -> int:
