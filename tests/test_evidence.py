@@ -28,14 +28,14 @@ FOLDER = Path(__file__).parents[1] / "scripts" / "reproduce"
 
 @pytest.fixture(scope="module")
 def evidence():
-    """The script as a module, with its part `arms`."""
-    names = ("common", "evidence_arms", "evidence_show", "evidence")
+    """The script as a module, with its parts `arms` and `measures`."""
+    names = ("common", "evidence_arms", "evidence_measures", "evidence_numbers", "evidence_show", "evidence")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FOLDER)
         for name in names:
             patch.delitem(importlib.sys.modules, name, raising=False)
         script = importlib.import_module("evidence")
-        script.arms = importlib.import_module("evidence_arms")
+        script.arms, script.measures = map(importlib.import_module, ("evidence_arms", "evidence_measures"))
         yield script
         for name in names:
             del importlib.sys.modules[name]
@@ -76,8 +76,8 @@ def test_a_run_is_measured_once_for_each_checkpoint(evidence, tmp_path, monkeypa
         raise AssertionError("measured again")
 
     before = (out / "runs.csv").read_text()
-    for name, (probe, options) in evidence.MEASURES.items():
-        monkeypatch.setitem(evidence.MEASURES, name, (type(probe)(probe.help, never), options))
+    for name, (probe, options) in evidence.measures.MEASURES.items():
+        monkeypatch.setitem(evidence.measures.MEASURES, name, (type(probe)(probe.help, never), options))
     call(evidence, monkeypatch, run, "--out", out, "--size", "least")
     assert (out / "runs.csv").read_text() == before
 
@@ -99,16 +99,29 @@ def test_best_weights_are_measured_in_other_episodes_than_those_that_chose_them(
     assert float(row["return"]) == pytest.approx(np.mean(played), rel=1e-4)
 
 
+def played(episodes, after, value):
+    """A result of held-out episodes: a mean of `value` with the clips of training, one more with unseen ones."""
+    splits = {"train": [value] * 2, "test": [value - 1, value + 3]}
+    return {"options": {"episodes": episodes, "after": after}, "returns": splits}
+
+
 def made(path, *overrides, returns, recall, leakage):
     """A finished run with all results of the full size, made by hand."""
-    run = make_run(path, *overrides, returns=returns, step=100)
+    run = make_run(path, "train.eval_episodes=10", *overrides, returns=returns, step=200 // len(returns))
     (run / "checkpoints" / "step_000000200").mkdir(parents=True)
     add_probes(run, recall, leakage)
-    for name, tree in (("invariance", {"action_change": 0.5, "distances": {"x": {"ratio": 0.25}}}), ("returns", {})):
-        tree = {"returns": {"train": [returns[-1]] * 2, "test": [returns[-1] - 1, returns[-1] + 3]}} | tree
-        options = {"invariance": {"episodes": 6, "steps": 150, "split": "train", "worlds": 4, "returns": 0}}
-        options = options.get(name, {"episodes": 10})
-        write_json(run / "probes" / f"{name}.json", {"probe": name, "run": "", "step": 200, "options": options, **tree})
+    files = {
+        "invariance": {
+            "options": {"episodes": 6, "steps": 150, "split": "train", "worlds": 4, "returns": 0},
+            "action_change": 0.5,
+            "distances": {"x": {"ratio": 0.25}},
+        },
+        "returns": played(10, 0, returns[-1]),
+        "returns_best": played(20, 10, returns[-1] + 2),
+    }
+    for file, tree in files.items():
+        about = {"probe": file.partition("_")[0], "run": "", "step": 200}
+        write_json(run / "probes" / f"{file}.json", about | tree)
     return run
 
 
@@ -130,6 +143,9 @@ def test_numbers_follow_from_the_runs(evidence, grid, tmp_path, monkeypatch, cap
     tree = json.loads((out / "summary.json").read_text())["dot"]
     assert tree["camera_jitter"]["2b"]["return"] == [100, 110, 120]
     assert tree["camera_jitter"]["2b"]["return_unseen"] == [101, 111, 121]
+    assert tree["camera_jitter"]["2b"]["return_best"] == [102, 112, 122]
+    assert tree["camera_jitter"]["2b"]["return_best_unseen"] == [103, 113, 123]
+    assert tree["camera_jitter"]["2b"]["return_late"] == [None] * 3, "of two evaluations"
     assert tree["camera_jitter"]["dreamer"]["leakage"] == [0.9] * 3
     assert tree["noiseless"]["2b"]["leakage"] == [None] and tree["noiseless"]["2b"]["action_change"] == [None]
     assert tree["camera_jitter"]["2b"]["updates"] == [2, 2, 2]
@@ -148,6 +164,36 @@ def test_numbers_follow_from_the_runs(evidence, grid, tmp_path, monkeypatch, cap
     curve = [r for r in rows_of(out / "curves.csv") if (r["arm"], r["seed"], r["metric"]) == ("dreamer", "2", "return")]
     assert [(r["updates"], float(r["value"])) for r in curve] == [("1", 0.0), ("2", 42.0)]
     assert "| 110 [83, 137] (100, 110, 120) | 41 [38, 44] (40, 41, 42) |" in capsys.readouterr().out
+
+
+def test_late_returns_are_a_mean_over_the_last_evaluations_up_to_the_step(evidence, tmp_path, monkeypatch):
+    """Those after it, as of a run that was continued and is measured where it was before, do not count."""
+    run, out = tmp_path / "a", tmp_path / "out"
+    made(run, "model=2b", returns=(7.0, 1.0, 2.0, 4.0, 9.0), recall=0.8, leakage=0.1)  # at 40, 80, ..., 200
+    with (run / "metrics.jsonl").open("a") as log:
+        log.write(f"{json.dumps({'step': 240, 'eval/return': 1e3})}\n")
+    call(evidence, monkeypatch, run, "--out", out, "--step", "200")
+    assert json.loads((out / "summary.json").read_text())["dot"]["noiseless"]["2b"]["return_late"] == [4]
+
+
+def test_best_weights_are_those_up_to_the_step(evidence, tmp_path, monkeypatch, cache):
+    """A run without evaluations has none, and none are invented."""
+    run, out = tmp_path / "a", tmp_path / "out"
+    assert train(tiny(run, "train.eval_every=40", "train.snapshot_every=40"))
+    log = [line for line in RunFolder(run).metrics.read_text().splitlines() if "eval/return" not in line]
+    log += [json.dumps({"step": step, "eval/return": value}) for step, value in ((80, 5.0), (120, 3.0), (200, 9.0))]
+    RunFolder(run).metrics.write_text("\n".join([*log, ""]))
+    asked = evidence.measured_at("least")
+    assert evidence.asked_of(read_run(run), asked, 160)["best"].checkpoint == 80
+    assert evidence.asked_of(read_run(run), asked, None)["best"].checkpoint == 200
+    assert "best" not in evidence.asked_of(read_run(run), asked, "best"), "`returns` are of the best weights"
+    call(evidence, monkeypatch, run, "--out", out, "--size", "least", "--step", "160")
+    (row,) = rows_of(out / "runs.csv")
+    seeds = evaluation_seeds(0, 2, after=read_run(run).config.train.eval_episodes)
+    found = evaluate(load(run, checkpoint=80), environment_maker(read_run(run).config), seeds).returns
+    assert float(row["return_best"]) == pytest.approx(np.mean(found), rel=1e-4)
+    RunFolder(run).metrics.write_text("\n".join([line for line in log if "eval/return" not in line] + [""]))
+    assert "best" not in evidence.asked_of(read_run(run), asked, None)
 
 
 def test_the_picture_says_which_arms_have_no_line_and_why(evidence, monkeypatch, tmp_path):

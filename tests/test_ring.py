@@ -31,7 +31,8 @@ GRID = {
 @pytest.fixture(scope="module")
 def ring():
     """The script as a module."""
-    names = ("common", "evidence_arms", "evidence_show", "evidence", "ring")
+    parts = ("evidence_arms", "evidence_measures", "evidence_numbers", "evidence_show")
+    names = ("common", *parts, "evidence", "ring")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FOLDER)
         for name in names:
@@ -62,7 +63,8 @@ def test_one_command_measures_what_is_finished_and_names_the_rest(ring, grid, tm
     monkeypatch.setattr("sys.argv", list(map(str, arguments)))
     ring.main()
     first = (out / "runs.csv").read_text()
-    monkeypatch.setattr(ring.evidence, "MEASURES", {n: (None, o) for n, (_, o) in ring.evidence.MEASURES.items()})
+    measures = importlib.import_module("evidence_measures")
+    monkeypatch.setattr(measures, "MEASURES", {n: (None, o) for n, (_, o) in measures.MEASURES.items()})
     ring.main()
     assert (out / "runs.csv").read_text() == first
     with (out / "runs.csv").open(newline="") as file:
@@ -122,7 +124,7 @@ def test_means_and_interquartile_means_with_their_intervals(ring):
         assert found["2b"]["return"][name] == pytest.approx({"value": value, "low": low, "high": high})
     assert found["2b"]["return"]["iqm"]["value"] == pytest.approx((2 + 3 + 10 + 20) / 4)
     assert "return" not in found["tia"], "one cell has no run of it"
-    lines = ring.overview("dot", ring.show.cells(rows))
+    lines = ring.overview("dot", ring.numbers.cells(rows))
     assert lines[2].startswith("| 2b | 30 [0, 111] | 2 [0, 5] | 9 [")
     assert lines[3].startswith("| tia | 7 | - | - |")
 

@@ -128,17 +128,20 @@ def load_state(
     return checkpoints.load(run.checkpoints, step, accept=checked, also=run.snapshots if weights else None)
 
 
-def best_step(run: RunFolder) -> int:
+def best_step(run: RunFolder, until: float = math.inf) -> int:
     """The step whose evaluation in training returned most, the last of equal ones, of those with weights on disk.
 
     An exported agent's is its only one, which the evaluations of its run may have chosen.
+
+    until: the last step that is considered.
 
     Raises:
         UserError: there is none.
     """
     if run.exported and (steps := checkpoints.list_steps(run.checkpoints)):
         return steps[-1]
-    stored = {*checkpoints.list_steps(run.checkpoints), *checkpoints.list_steps(run.snapshots)}
+    weights = (*checkpoints.list_steps(run.checkpoints), *checkpoints.list_steps(run.snapshots))
+    stored = {step for step in weights if step <= until}
     returns: dict[int, float] = {}
     try:
         for _, row in json_lines(run.metrics):

@@ -7,9 +7,10 @@
     python scripts/reproduce/evidence.py                            # only summary, tables and pictures, from the rows
 
 A run is what `denoised-mdp train` leaves. It is measured at its newest checkpoint by `denoised-mdp probe factors` and
-`denoised-mdp probe invariance`, and plays held-out episodes with the clips of training and with unseen ones. All
-results lie in RUN/probes; one that is there for the checkpoint is not made again. So the command can be repeated while
-runs are trained, and several can measure different runs at once, each into its own --out.
+`denoised-mdp probe invariance`, and plays held-out episodes with the clips of training and with unseen ones. So do the
+weights whose evaluation returned most, in other episodes than those that chose them. All results lie in RUN/probes; one
+that is there for the checkpoint is not made again. So the command can be repeated while runs are trained, and several
+can measure different runs at once, each into its own --out.
 
 runs.csv has one row per run, curves.csv what was logged during training. From these two come summary.json (numbers per
 seed), intervals.json, table.md and the pictures. No seed is left out. Runs of one arm that differ in more than the seed
@@ -19,10 +20,9 @@ are refused.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,100 +30,27 @@ import evidence_show as show
 import numpy as np
 from common import read
 from evidence_arms import config_of, key_of, overrides_of, refuse_mixtures
+from evidence_measures import SIZES, asked_of, measure, measured_at
+from evidence_numbers import KEY
 
 from denoised_mdp.analysis.factor_tables import from_tree
 from denoised_mdp.analysis.factors import UNTRAINED
-from denoised_mdp.analysis.probe import Options, Probe
-from denoised_mdp.analysis.probes import PROBES, factors, invariance
+from denoised_mdp.analysis.probe import Options
 from denoised_mdp.analysis.report.data import RunData, find_runs, read_run
 from denoised_mdp.analysis.report.parts import number_of
-from denoised_mdp.analysis.results import make_folder, subjects, write_csv, write_json
+from denoised_mdp.analysis.results import make_folder, write_csv
 from denoised_mdp.analysis.table.write import core_hours, parameters
-from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError
-from denoised_mdp.options import BEST, option
-from denoised_mdp.progress import shown
-from denoised_mdp.run.checkpoint import list_steps
-from denoised_mdp.run.environments import environment_maker
-from denoised_mdp.run.folder import RunFolder
-from denoised_mdp.run.state import best_step
+from denoised_mdp.options import BEST
 
-KEY = ("task", "variant", "arm", "seed")
-"""columns that name a run"""
 LOGGED = {"return": "eval/return", "recall": "probe/signal_from_{seen}", "leakage": "probe/noise_from_{seen}"}
 """name of a curve -> the training's metric"""
-
-
-@dataclasses.dataclass
-class ReturnOptions(Options):
-    """Options of `returns`."""
-
-    episodes: int = option(10, "held-out episodes", low=1)
-    after: int = option(0, "episodes to leave out before them: those by which a checkpoint was chosen", low=0)
-
-
-def returns(runs: Sequence[Path], options: ReturnOptions) -> list[str]:
-    """Play the episodes of `denoised-mdp evaluate` and write {split: [returns]}, with unseen clips if there are any."""
-    from denoised_mdp.evaluation import evaluate, evaluation_seeds
-
-    lines = []
-    for subject in subjects(runs, options):
-        config, seeds = subject.config, evaluation_seeds(subject.config.seed, options.episodes, options.after)
-        clips = any(DISTRACTORS[name].shows_clips for name in config.distractors)
-        played = {
-            split: evaluate(subject.agent, environment_maker(config, split), seeds).returns
-            for split in ("train", *(["test"] if clips else []))
-        }
-        path = f"{subject.stem('returns', options.output, options.variant())}.json"
-        lines.append(f"  {write_json(path, subject.about('returns', options.measured()) | {'returns': played})}")
-    return lines
-
-
-MEASURES: dict[str, tuple[Probe, Options]] = {
-    "factors": (PROBES["factors"], factors.Options()),
-    "invariance": (PROBES["invariance"], invariance.Options(returns=0)),
-    "returns": (Probe("returns of held-out episodes", returns), ReturnOptions()),
-}
-SIZES: dict[str, dict[str, dict[str, int]]] = {
-    "full": {},
-    "small": {"factors": {"episodes": 20, "steps": 150}, "invariance": {"episodes": 4, "worlds": 3, "steps": 100}},
-    "least": {
-        "factors": {"episodes": 6, "steps": 20},
-        "invariance": {"episodes": 2, "worlds": 2, "steps": 10},
-        "returns": {"episodes": 2},
-    },
-}
-"""how much is measured: all of the probes' defaults, a minute or so for each run, as little as possible"""
-
-
-def measured_at(size: str, behaviour: str = "mixed") -> dict[str, Options]:
-    """The options of all `MEASURES` of one of the `SIZES`."""
-    options = {name: dataclasses.replace(one, **SIZES[size].get(name, {})) for name, (_, one) in MEASURES.items()}
-    return options | {"factors": dataclasses.replace(options["factors"], behaviour=behaviour)}
-
-
-def measure(run: Path, step: int, options: dict[str, Options]) -> dict[str, dict[str, Any]]:
-    """Results of all `MEASURES` of a run's checkpoint; makes those that are not in RUN/probes."""
-
-    def known() -> dict[str, dict[str, Any]]:
-        probes = read_run(run).probes
-        trees = {(name, tree["step"]): tree for name in options for tree in probes.get(name, []) if fits(name, tree)}
-        return {name: trees[name, step] for name in options if (name, step) in trees}
-
-    def fits(name: str, tree: dict[str, Any]) -> bool:
-        usual = type(options[name])().measured()  # for options that are newer than the result
-        return usual | tree.get("options", {}) == options[name].measured()
-
-    done = known()
-    for name in options.keys() - done.keys():
-        with shown():
-            MEASURES[name][0].run([run], dataclasses.replace(options[name], checkpoint=step))
-    return known()
 
 
 def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """A run's row of runs.csv; nan where it has no such number."""
     matrix, played = from_tree(results["factors"]), results["returns"]["returns"]
+    best = results.get("best", {}).get("returns", {})
     random = run.metrics.get("random/return", ((), np.full(1, math.nan)))[1]
     invariant = results.get("invariance", {"distances": {}})
 
@@ -145,9 +72,11 @@ def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[
         "parameters": parameters(run) or math.nan,
         "random": float(random.mean()),
         "random_error": standard_error(random),
-        "return": float(np.mean(played["train"])),
+        "return": mean_of(played, "train"),
         "return_error": standard_error(played["train"]),
-        "return_unseen": float(np.mean(played["test"])) if "test" in played else math.nan,
+        "return_unseen": mean_of(played, "test"),
+        "return_best": mean_of(best, "train"),
+        "return_best_unseen": mean_of(best, "test"),
         "recall": r_squared(matrix.seen, "signal"),
         "leakage": r_squared(matrix.seen, "noise"),
         "recall_untrained": r_squared(UNTRAINED, "signal"),
@@ -161,6 +90,11 @@ def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[
         "nats_y": logged("model/kl_y"),
         "overrides": overrides_of(run.config),
     }
+
+
+def mean_of(played: Mapping[str, Sequence[float]], split: str) -> float:
+    """The mean return with the clips of a split; nan if it was not played."""
+    return float(np.mean(played[split])) if split in played else math.nan
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -217,19 +151,12 @@ def add(
     refuse_mixtures([*named, *((f"{out}: {row['run']}", config_of(row)) for row in kept)], by)
     make_folder(out)
     for run in runs:
-        folder = RunFolder(run.path)
         try:
-            at = best_step(folder) if step == BEST else step or max(list_steps(folder.checkpoints), default=0)
+            asked = asked_of(run, options, step)
         except UserError as error:
             print(error, flush=True)
             continue
-        if at not in [*list_steps(folder.checkpoints), *list_steps(folder.snapshots)]:
-            print(f"{run.path}: no checkpoint{f' of step {step:,}' if step else ' yet'}", flush=True)
-            continue
-        asked = {name: one for name, one in options.items() if name != "invariance" or run.config.distractors}
-        if step == BEST:
-            asked["returns"] = dataclasses.replace(asked["returns"], after=run.config.train.eval_episodes)
-        results, key = measure(run.path, at, asked), key_of(run.config, by)
+        at, results, key = asked["factors"].checkpoint, measure(run.path, asked), key_of(run.config, by)
         row = row_of(run, key, at, results)
         replace_rows(out / "curves.csv", curve_rows(run, key, results["factors"]["seen"]))
         replace_rows(out / "runs.csv", [row])  # last: a run that is in there is whole

@@ -1,43 +1,19 @@
-"""What follows from the rows of evidence.py: numbers per seed, intervals, comparisons, a table and pictures."""
+"""Pictures that follow from the rows of evidence.py, and all of its files."""
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from evidence_numbers import Row, cells, intervals, known, limits_of, summary, table, with_late
 
 from denoised_mdp.analysis.plots import INK, color_of, literal, new_figure, plain_axes, save_figure
 from denoised_mdp.analysis.results import write_json, write_whole
 from denoised_mdp.analysis.table.plots import draw_seeds, legend_below
-from denoised_mdp.analysis.table.statistics import FEWEST, improvement, interval, iqm, mean
-from denoised_mdp.analysis.table.write import markdown, with_interval
+from denoised_mdp.analysis.table.statistics import FEWEST, interval, mean
 
-Row = Mapping[str, str]
-Arms = dict[str, list[Row]]
-"""arm -> its runs, in order of the seeds"""
-METRICS = {
-    "random": "return of random actions",
-    "return": "return, clips of training",
-    "return_unseen": "return, unseen clips",
-    "recall": "signal recall (R² of the signal from x); high is good",
-    "leakage": "leakage (R² of the noise from x); low is good",
-    "recall_untrained": "the same recall before training",
-    "leakage_untrained": "the same leakage before training",
-    "signal_from_y": "R² of the signal from y; low is good",
-    "noise_from_y": "R² of the noise from y; high is good",
-    "action_change": "mean change of an action under other distractors (range 2); low is good",
-    "invariance": "distance of x, other distractors / other states; low is good",
-    "invariance_y": "distance of y, other states / other distractors; low is good",
-    "nats_x": "nats per step of x",
-    "nats_y": "nats per step of y",
-    "updates": "updates",
-    "cpu_hours": "CPU hours",
-}
-"""column -> line of the table"""
 DRAWN = ("return", "return_unseen", "recall", "leakage", "action_change", "nats_x")
 REFERENCES = {"return": "random", "return_unseen": "random"} | {
     name: f"{name}_untrained" for name in ("recall", "leakage")
@@ -50,170 +26,6 @@ WIDEST = 4
 CURVES = {"return": "return", "recall": "signal recall (quick probe)", "leakage": "leakage (quick probe)"}
 PROBED = ("recall", "leakage")
 """those of `CURVES` whose values the quick probe withholds where its few episodes cannot support one"""
-LIMITS = {"recall": (0.0, 1.0), "leakage": (0.0, 1.0), "action_change": (0.0, 2.0)}
-"""metric -> where it can lie; others: at 0 or above"""
-HOW = (
-    "Intervals: of a bootstrap over runs, stratified by task and widened for few runs; of a ratio, on a logarithmic"
-    " scale; none where all resamples agree, as where every run of one arm is above every run of the other."
-)
-FIRST = "2b"
-"""the arm, and all whose names begin with it, that are compared with each other arm"""
-NOISELESS = "noiseless"
-
-
-def cells(rows: Sequence[Row]) -> dict[tuple[str, str], Arms]:
-    """(task, variant) -> arms, in the order of the rows."""
-    found: dict[tuple[str, str], Arms] = {}
-    for row in rows:
-        found.setdefault((row["task"], row["variant"]), {}).setdefault(row["arm"], []).append(row)
-    return found
-
-
-def values(rows: Sequence[Row], metric: str) -> np.ndarray:
-    """A metric of all runs, [runs]; nan where it is not known."""
-    return np.array([float(row.get(metric) or math.nan) for row in rows])
-
-
-def known(rows: Sequence[Row], metric: str) -> np.ndarray:
-    """The same of the runs where it is known."""
-    found = values(rows, metric)
-    return found[np.isfinite(found)]
-
-
-def summary(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, list[float]]]]]:
-    """task -> variant -> arm -> metric -> its value for each seed; `seeds` names them."""
-    tree: dict = {}
-    for (task, variant), arms in cells(rows).items():
-        for arm, runs in arms.items():
-            numbers = {"seeds": [int(row["seed"]) for row in runs]}
-            numbers |= {metric: values(runs, metric).tolist() for metric in METRICS}
-            tree.setdefault(task, {}).setdefault(variant, {})[arm] = numbers
-    return tree
-
-
-def difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean of the first minus that of the second, over tasks."""
-    return mean(first) - mean(second)
-
-
-def ratio(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean of the first, divided by that of the second, over tasks; nan where that is 0."""
-    below = mean(second)
-    return np.divide(mean(first), below, out=np.full_like(below, math.nan), where=below > 0)
-
-
-COMPARISONS: dict[str, Callable] = {"difference": difference, "ratio": ratio, "improvement": improvement}
-"""`improvement`: the probability that a run of the first has more than one of the second"""
-BOUNDS = {"difference": (-math.inf, math.inf), "ratio": (0.0, math.inf), "improvement": (0.0, 1.0)}
-"""where each of `COMPARISONS` can lie"""
-
-
-def ends(
-    statistic: Callable[..., np.ndarray],
-    *methods: Sequence[np.ndarray],
-    within: tuple[float, float] = (-math.inf, math.inf),
-) -> dict[str, float]:
-    """A statistic and its 95 % interval, of scores [runs] per task; within: see `interval`."""
-    found = interval(statistic, *methods, within=within, log=statistic is ratio)
-    return dict(zip(("value", "low", "high"), map(float, found), strict=True))
-
-
-def limits_of(metric: str) -> tuple[float, float]:
-    """Where a metric, and its mean, can lie."""
-    return LIMITS.get(metric.removesuffix("_untrained"), (0.0, math.inf))
-
-
-def means(scores: Sequence[np.ndarray], metric: str) -> dict[str, dict[str, float]]:
-    """Mean and IQM of a metric's values [runs] per cell, with their intervals."""
-    return {how.__name__: ends(how, scores, within=limits_of(metric)) for how in (mean, iqm)}
-
-
-def pairs(rows: Sequence[Row]) -> Iterator[tuple[str, str, str, str, list[tuple[list[Row], list[Row]]]]]:
-    """What is compared: (task, variant, first arm, second arm, their runs per task); task "all": of several tasks."""
-    together: dict[tuple[str, str, str], list] = {}
-    found = cells(rows)
-    for (task, variant), arms in found.items():
-        quiet = found.get((task, NOISELESS), {}) if variant != NOISELESS else {}
-        rivals = {f"{arm} {NOISELESS}": runs for arm, runs in quiet.items()}
-        for first in arms:
-            others = {arm: runs for arm, runs in arms.items() if arm != first} if first.startswith(FIRST) else {}
-            others |= {name: runs for name, runs in rivals.items() if name == f"{first} {NOISELESS}"}
-            for second, runs in others.items():
-                yield task, variant, first, second, [(arms[first], runs)]
-                together.setdefault((variant, first, second), []).append((arms[first], runs))
-    for (variant, first, second), both in together.items():
-        if len(both) > 1:
-            yield "all", variant, first, second, both
-
-
-def comparisons(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Each pair of `pairs` in each metric that both have: all `COMPARISONS` with their 95 % intervals."""
-    out = []
-    for task, variant, first, second, both in pairs(rows):
-        for metric in METRICS:
-            sides = [[known(side, metric) for side in sides] for sides in zip(*both, strict=True)]
-            if all(len(scores) for side in sides for scores in side):
-                named = {"task": task, "variant": variant, "first": first, "second": second, "metric": metric}
-                found = {name: ends(how, *sides, within=BOUNDS[name]) for name, how in COMPARISONS.items()}
-                out.append(named | found)
-    return out
-
-
-def intervals(rows: Sequence[Row]) -> dict[str, Any]:
-    """Mean and IQM of each arm with 95 % intervals over seeds, as the tree of `summary`, and all `comparisons`."""
-    arms: dict = {}
-    for (task, variant), found in cells(rows).items():
-        for arm, runs in found.items():
-            scores = {metric: [known(runs, metric)] for metric in METRICS if len(known(runs, metric))}
-            numbers = {metric: means(own, metric) for metric, own in scores.items()}
-            arms.setdefault(task, {}).setdefault(variant, {})[arm] = numbers
-    return {"arms": arms, "comparisons": comparisons(rows)}
-
-
-def digits_of(metric: str) -> int:
-    """How many decimals a table shows."""
-    return {"random": 0, "return": 0, "return_unseen": 0, "updates": 0, "cpu_hours": 2}.get(metric, 2)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """A Markdown table per task and variant, then the comparisons and the commands."""
-    lines = [f"Mean over seeds [95 % interval, from {FEWEST} seeds on] (each seed in order). {HOW}", ""]
-    for (task, variant), arms in cells(rows).items():
-        heads = [f"{arm} (seeds {', '.join(row['seed'] for row in runs)})" for arm, runs in arms.items()]
-        body = []
-        for metric, label in METRICS.items():
-            texts = []
-            for runs in arms.values():
-                own, digits = values(runs, metric), digits_of(metric)
-                each = ", ".join("-" if value != value else f"{value:,.{digits}f}" for value in own)
-                scores = [known(runs, metric)] if len(known(runs, metric)) else None
-                whole = with_interval(mean, scores, digits=digits, within=limits_of(metric))
-                texts.append(f"{whole} ({each})" if scores else "-")
-            body += [[label, *texts]] if set(texts) != {"-"} else []
-        lines += [f"## {task}, {variant}", "", *markdown([["", *heads], *body]), ""]
-    compared = [line for line in comparisons(rows) if line["metric"] in DRAWN]
-    if compared:
-        named = ("task", "variant", "metric", "first", "second")
-        heads = [*named, "first - second", "first / second", "P(first > second)"]
-        body = [[*(line[name] for name in named), *compared_text(line)] for line in compared]
-        lines += ["## Comparisons", "", *markdown([heads, *body]), ""]
-    commands: dict[str, list[str]] = {}
-    for row in rows:
-        commands.setdefault(row["overrides"], []).append(row["seed"])
-    trained = [f"denoised-mdp train -m {words} seed={','.join(seeds)}" for words, seeds in commands.items()]
-    return "\n".join([*lines, "## Commands", "", "```bash", *trained, "```", ""])
-
-
-def compared_text(line: Mapping[str, Any]) -> list[str]:
-    """The numbers of one of the `comparisons`."""
-    digits = {"difference": digits_of(line["metric"])}
-    return [text_of(line[name], digits.get(name, 2)) for name in COMPARISONS]
-
-
-def text_of(found: Mapping[str, float], digits: int) -> str:
-    """A value with its interval, if it has one."""
-    bounds = "" if math.isnan(found["low"]) else f" [{found['low']:.{digits}f}, {found['high']:.{digits}f}]"
-    return f"{found['value']:.{digits}f}{bounds}"
 
 
 def draw_curves(rows: Sequence[Row], path: Path) -> Path:
@@ -321,6 +133,7 @@ def write(rows: Sequence[Row], curves: Sequence[Row], folder: Path) -> list[Path
     """Write all that follows from the rows of runs.csv and curves.csv; prints the table."""
     if not rows:
         return []
+    rows = with_late(rows, curves)
     text = table(rows)
     print(text)
     return [

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import evidence
+import evidence_numbers as numbers
 import evidence_show as show
 import numpy as np
 from common import read
@@ -62,7 +63,7 @@ NOTES = (
 )
 
 
-def name_of(row: show.Row) -> Key:
+def name_of(row: numbers.Row) -> Key:
     """The columns of a row that name its run."""
     return tuple(row[name] for name in evidence.KEY)
 
@@ -83,7 +84,7 @@ def in_order(found: Sequence[Key], keys: Sequence[Key]) -> list[Key]:
     return sorted(found, key=place)
 
 
-def missing(rows: Sequence[show.Row], keys: Sequence[Key]) -> list[str]:
+def missing(rows: Sequence[numbers.Row], keys: Sequence[Key]) -> list[str]:
     """A line for each method and cell of the grid that lacks seeds; of the tasks that some row has."""
     known, tasks = {name_of(row) for row in rows}, {row["task"] for row in rows}
     absent: dict[tuple[str, ...], list[str]] = {}
@@ -93,43 +94,43 @@ def missing(rows: Sequence[show.Row], keys: Sequence[Key]) -> list[str]:
     return [f"- {', '.join(where)}: seed {', '.join(seeds)}" for where, seeds in absent.items()]
 
 
-def above_random(runs: Sequence[show.Row]) -> str:
+def above_random(runs: Sequence[numbers.Row]) -> str:
     """How many runs are better than their random actions, see `ERRORS`."""
-    own, usual, *errors = (show.values(runs, name) for name in ("return", "random", "return_error", "random_error"))
+    own, usual, *errors = (numbers.values(runs, name) for name in ("return", "random", "return_error", "random_error"))
     return f"{np.sum(own - usual > ERRORS * np.hypot(*errors))} of {len(runs)}"
 
 
-def scores(cells: Sequence[Sequence[show.Row]], metric: str) -> list[np.ndarray] | None:
+def scores(cells: Sequence[Sequence[numbers.Row]], metric: str) -> list[np.ndarray] | None:
     """A metric's known values in each cell; None if one cell has none."""
-    found = [show.known(runs, metric) for runs in cells]
+    found = [numbers.known(runs, metric) for runs in cells]
     return found if found and all(map(len, found)) else None
 
 
-def number(cells: Sequence[Sequence[show.Row]], metric: str, statistic: Callable[..., np.ndarray] = mean) -> str:
+def number(cells: Sequence[Sequence[numbers.Row]], metric: str, statistic: Callable[..., np.ndarray] = mean) -> str:
     """A metric's mean, or another statistic, over cells of runs, with its interval."""
-    limits = show.limits_of(metric)
-    return with_interval(statistic, scores(cells, metric), digits=show.digits_of(metric), within=limits)
+    limits = numbers.limits_of(metric)
+    return with_interval(statistic, scores(cells, metric), digits=numbers.digits_of(metric), within=limits)
 
 
-def cell_table(arms: show.Arms) -> list[str]:
+def cell_table(arms: numbers.Arms) -> list[str]:
     """A row for random actions, and one for each method on the same task and distractors."""
-    columns = {m: head for m, head in COLUMNS.items() if any(len(show.known(runs, m)) for runs in arms.values())}
+    columns = {m: head for m, head in COLUMNS.items() if any(len(numbers.known(runs, m)) for runs in arms.values())}
     everyone = [run for runs in arms.values() for run in runs]
     chance = number([first_of_seeds(everyone)], "random")
     lines = [["", "seeds", "above random", *columns.values()]]
     lines.append(["random actions", "", "", *(chance if metric == "return" else "" for metric in columns)])
     for arm, runs in arms.items():
-        numbers = [number([runs], metric) for metric in columns]
-        lines.append([arm, ", ".join(row["seed"] for row in runs), above_random(runs), *numbers])
+        texts = [number([runs], metric) for metric in columns]
+        lines.append([arm, ", ".join(row["seed"] for row in runs), above_random(runs), *texts])
     return markdown(lines)
 
 
-def first_of_seeds(runs: Sequence[show.Row]) -> list[show.Row]:
+def first_of_seeds(runs: Sequence[numbers.Row]) -> list[numbers.Row]:
     """One run for each seed: all runs of a seed began with the same random actions."""
     return list({row["seed"]: row for row in reversed(runs)}.values())
 
 
-def overview(task: str, cells: Mapping[tuple[str, str], show.Arms]) -> list[str]:
+def overview(task: str, cells: Mapping[tuple[str, str], numbers.Arms]) -> list[str]:
     """A row for each method on a task: returns under all distractors, what it costs."""
     variants = [variant for one, variant in cells if one == task]
     arms = dict.fromkeys(arm for variant in variants for arm in cells[task, variant])
@@ -138,16 +139,16 @@ def overview(task: str, cells: Mapping[tuple[str, str], show.Arms]) -> list[str]
         groups = [cells[task, variant].get(arm, []) for variant in variants]
         runs = [run for group in groups for run in group]
         returns = [number([group], "return") for group in groups]
-        sizes = sorted({f"{int(size):,}" for size in show.known(runs, "parameters")})
+        sizes = sorted({f"{int(size):,}" for size in numbers.known(runs, "parameters")})
         hours = number([runs], "cpu_hours")
         whole = number(groups, "return", iqm)
         lines.append([arm, *returns, whole, above_random(runs), " to ".join(sizes) or "-", hours])
     return markdown(lines)
 
 
-def table(rows: Sequence[show.Row], absent: Sequence[str]) -> str:
+def table(rows: Sequence[numbers.Row], absent: Sequence[str]) -> str:
     """All tables as one page of Markdown."""
-    cells, lines = show.cells(rows), [line for note in NOTES for line in (note, "")]
+    cells, lines = numbers.cells(rows), [line for note in NOTES for line in (note, "")]
     steps = sorted({int(row["step"]) for row in rows})
     lines += [f"Runs: {len(rows)}, of {' and '.join(f'{step:,}' for step in steps)} environment steps.", ""]
     for task in dict.fromkeys(task for task, _ in cells):
@@ -157,28 +158,28 @@ def table(rows: Sequence[show.Row], absent: Sequence[str]) -> str:
     return "\n".join([*lines, "## Missing", "", *(absent or ["- nothing"]), ""])
 
 
-def over_distractors(rows: Sequence[show.Row]) -> dict[str, dict[str, dict[str, dict[str, dict[str, float]]]]]:
+def over_distractors(rows: Sequence[numbers.Row]) -> dict[str, dict[str, dict[str, dict[str, dict[str, float]]]]]:
     """task -> method -> metric -> mean and IQM over all its distractors, with intervals."""
     tree: dict = {}
-    cells = show.cells(rows)
+    cells = numbers.cells(rows)
     for task, arm in dict.fromkeys((row["task"], row["arm"]) for row in rows):
         groups = [arms.get(arm, []) for (one, _), arms in cells.items() if one == task]
         found = {metric: scores(groups, metric) for metric in COLUMNS}
         tree.setdefault(task, {})[arm] = {
-            metric: show.means(own, metric) for metric, own in found.items() if own is not None
+            metric: numbers.means(own, metric) for metric, own in found.items() if own is not None
         }
     return tree
 
 
-def write(rows: Sequence[show.Row], keys: Sequence[Key], out: Path) -> None:
+def write(rows: Sequence[numbers.Row], keys: Sequence[Key], out: Path) -> None:
     """Write all that follows from the rows; prints the table."""
     named = {name_of(row): row for row in rows}
     rows = [named[key] for key in in_order(list(named), keys)]
     text = table(rows, missing(rows, keys))
     print(text)
     write_whole(out / "table.md", text)
-    write_json(out / "summary.json", show.summary(rows))
-    write_json(out / "intervals.json", show.intervals(rows) | {"over_distractors": over_distractors(rows)})
+    write_json(out / "summary.json", numbers.summary(rows))
+    write_json(out / "intervals.json", numbers.intervals(rows) | {"over_distractors": over_distractors(rows)})
     print(show.draw_arms(rows, out / "ring.png", DRAWN))
 
 
@@ -194,8 +195,10 @@ def main() -> None:
         runs = given.runs or [folder for folder in [Path("runs/ring")] if folder.is_dir()]
         finished = [run.path for run in (statuses(runs) if runs else []) if run.state == "finished"]
         if finished:
-            evidence.add(finished, given.out, evidence.measured_at(given.size))
-        rows = read(given.out / "runs.csv")
+            asked = evidence.measured_at(given.size)
+            del asked["best"]  # snapshots of so short runs are few
+            evidence.add(finished, given.out, asked)
+        rows = numbers.with_late(read(given.out / "runs.csv"), read(given.out / "curves.csv"))
         if not rows:
             raise UserError("no run is finished yet: repeat the command later")
         write(rows, expected(given.sweep), given.out)
