@@ -102,7 +102,7 @@ class Session:
             self.starts.restore(state["latents"])
         wanted = self.agent.batch_spec
         sizes = wanted.batch_size, wanted.segment_length
-        batches = Batches(self.replay, source, *sizes, random, wanted.lead, self.starts, wanted.ahead)
+        batches = Batches(self.replay, source, *sizes, random, wanted.lead, self.starts)
         if config.train.processes > 1:
             leader = Leader(self.agent, config, actions=actions, can_terminate=ends)
             parts.callback(leader.close)

@@ -197,9 +197,9 @@ UPDATE_ERRORS = {  # name: (policy, function, right, wrong)
     "dreams-in-the-model-of-before": (
         BackpropPolicy,
         ACTING,
-        "self.world_model.update(Ahead.apart(batch)[0], self.random)",
+        "self.world_model.update(batch, self.random)",
         '[setattr(self.mdp, "_reward", __import__("copy").deepcopy(self.world_model).seen_reward), '
-        "self.world_model.update(Ahead.apart(batch)[0], self.random)][1]",
+        "self.world_model.update(batch, self.random)][1]",
     ),
     "reward-of-the-model-after": (SACPolicy, UPDATE, "reward.detach()", 'self.reward_shares(latent)["x"].detach()'),
     "reward-of-y-too": (SACPolicy, UPDATE, "reward.detach()", "sum(shares.values()).detach()"),

@@ -12,7 +12,6 @@ import pytest
 from denoised_mdp.errors import UserError
 from denoised_mdp.replay.ring import Replay
 from denoised_mdp.replay.rings import Rings
-from denoised_mdp.replay.segments import read_ahead
 
 SHAPE, ACTIONS = (4, 5, 3), 2
 
@@ -109,42 +108,6 @@ def test_frequencies_and_batch_contract(tmp_path):
     assert len(counts) == 12
     # chi-square with 11 degrees of freedom: 31.3 has probability 0.001
     assert sum((count - expected) ** 2 / expected for count in counts.values()) < 31.3
-
-
-@pytest.mark.parametrize("crosses", [False, True])
-@pytest.mark.parametrize("count", [1, 2])
-def test_what_episodes_earned_after_segments(tmp_path, count, crosses):
-    """By brute force, in rings that have gone round, with episodes that terminated, ran out of time, or still run."""
-    rng, replay = np.random.default_rng(0), Rings(tmp_path, count, 40 * count, (4, 4, 3), 1)
-    rows = [[] for _ in range(count)]  # (reward, is_first, is_terminal) of all that were ever added
-    for ring in range(count):
-        for _ in range(12):
-            length, terminates = int(rng.integers(3, 12)), bool(rng.integers(2))
-            for step in range(length):
-                row = float(rng.normal()), step == 0, terminates and step == length - 1
-                rows[ring].append(row)
-                replay.add(ring, np.zeros((4, 4, 3), np.uint8), np.zeros(1), *row)
-    if crosses:
-        replay.cross()
-    seen = set()
-    for ahead in (1, 4, 30):
-        replay.sample(64, 3, rng)
-        source, segments = replay.chosen
-        found = read_ahead(replay.rings, source, segments, ahead)
-        assert found["ahead_reward"].shape == (ahead, 64) and found["ahead_reward"].dtype == np.float32
-        for b, (ring, row) in enumerate(zip(source, segments[-1], strict=True)):
-            following = []
-            for later in rows[ring][row + 1 : row + 1 + ahead]:
-                if later[1]:
-                    break
-                following.append(later)
-            expected = [reward for reward, _, _ in following] + [0.0] * (ahead - len(following))
-            np.testing.assert_array_equal(found["ahead_reward"][:, b], np.float32(expected))
-            assert found["ahead_rows"][0, b] == len(following)
-            ends = any(terminal for _, _, terminal in following)
-            assert found["ahead_terminal"][0, b] == ends
-            seen.add((ends, len(following) == 0, len(following) == ahead))
-    assert len(seen) == 5, "all kinds of ends"
 
 
 def test_no_segment_states_the_numbers(tmp_path):

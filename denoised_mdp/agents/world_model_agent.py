@@ -17,7 +17,7 @@ from denoised_mdp.envs.actions import Actions
 from denoised_mdp.models.base import WorldModel
 from denoised_mdp.models.initial import INITIAL
 from denoised_mdp.models.latent import Latent
-from denoised_mdp.models.mdp import Ahead, LatentMDP, PolicyBatch
+from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.registry import MODELS
 from denoised_mdp.optim import without_gradients
 from denoised_mdp.options import arguments
@@ -67,7 +67,7 @@ class WorldModelAgent(Agent):
         See `Agent.update_eagerly`; static shapes, no branch on data.
         """
         batch = self.to_device(batch)
-        learned = self.world_model.update(Ahead.apart(batch)[0], self.random)
+        learned = self.world_model.update(batch, self.random)
         if "start" in batch:
             self._keep(learned.latent.features())
         if not policy:
@@ -80,7 +80,7 @@ class WorldModelAgent(Agent):
         """What the policy learns from: detached latents [T, B, ...] of a batch on the device, their reward [T, B]."""
         seen = latent.select(self.world_model.table.seen)
         rows = batch["action"], reward, batch["is_terminal"], batch["is_first"]
-        return PolicyBatch(seen.belief, seen.state, *rows, Ahead.apart(batch)[1])
+        return PolicyBatch(seen.belief, seen.state, *rows)
 
     @property
     def latent_size(self) -> int:

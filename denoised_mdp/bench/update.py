@@ -32,7 +32,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.models import kernels
 from denoised_mdp.models.losses import image_nll, scalar_nll
 from denoised_mdp.optim import without_gradients
-from denoised_mdp.replay.segments import choose_segments, read_ahead, read_segments
+from denoised_mdp.replay.segments import choose_segments, read_segments
 from denoised_mdp.run.folder import check_output, output_file
 from denoised_mdp.run.machine import GIB, cpu_name, peak_memory, random_batch
 
@@ -229,8 +229,6 @@ def update_parts(agent: WorldModelAgent, config: Config, repeats: int) -> dict[s
             with part("replay sampling"):
                 chosen = choose_segments([replay], batch_size, length, rng)
                 sample = read_segments([replay], *chosen)
-                if ahead := agent.batch_spec.ahead:
-                    sample |= read_ahead([replay], *chosen, ahead)
             with part("transfer"):
                 batch = agent.to_device(sample)
             noise = model.draw_noise(length, batch_size, generator=agent.random)

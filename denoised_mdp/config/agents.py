@@ -17,13 +17,11 @@ class BatchSpec:
     """What an agent wants from the replay: `batch_size` segments of `segment_length` rows.
 
     lead: so many rows of the same episode stand before each segment; where there are none, its first is repeated.
-    ahead: what was earned in so many rows after each segment comes with it, see `replay.segments.read_ahead`.
     """
 
     segment_length: int
     batch_size: int
     lead: int = 0
-    ahead: int = 0
 
 
 @dataclass
@@ -36,11 +34,7 @@ class AgentConfig:
 
     def batch_spec(self, config: Config) -> BatchSpec:
         """The batches that an update wants."""
-        # Rewards that come later cannot be told apart by the latents that earn them.
-        all_seen = all(row.seen_by_policy for row in config.model.latents.values() if row.rewarded)
-        learned = getattr(config.policy, "replay_value", 0) and all_seen
-        ahead = getattr(config.policy, "replay_ahead", 0) if learned else 0
-        return BatchSpec(config.train.segment_length, config.train.batch_size, ahead=ahead)
+        return BatchSpec(config.train.segment_length, config.train.batch_size)
 
     def check(self, config: Config) -> None:
         """Raise UserError if options exclude each other."""

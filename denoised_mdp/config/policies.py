@@ -46,11 +46,6 @@ class BackpropConfig:
     )
     imagine_rows: int | None = option(None, "imagine from the last so many rows of each segment; null: all", low=1)
     replay_value: float = option(0.0, "weight of the value net's loss on returns of the stored rows themselves", low=0)
-    replay_ahead: int = option(
-        0,
-        "so many rows of an episode after each segment count in those returns, if the policy sees all that is rewarded",
-        low=0,
-    )
     actor_lr: float = option(8e-5, "learning rate of the actor", above=0)
     value_lr: float = option(8e-5, "learning rate of the value net", above=0)
     late_lr: float = option(1.0, "factor of both rates after late_after updates of the policy", above=0, high=1)

@@ -16,26 +16,6 @@ from denoised_mdp.optim.parallel import average, normal
 
 
 @dataclass
-class Ahead:
-    """What the episodes of a batch's segments earned after them; see `replay.segments.read_ahead`."""
-
-    reward: Tensor
-    """rewards as they came, [K, B], zero where there are no more rows"""
-    rows: Tensor
-    """int [1, B]: how many there are"""
-    terminal: Tensor
-    """bool [1, B]: the last of them terminated"""
-
-    @classmethod
-    def apart(cls, batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], Ahead | None]:
-        """The rows of a batch alone, and what it says of those after them, if it does."""
-        names = {f"ahead_{field.name}": field.name for field in fields(cls)}
-        rows = {name: value for name, value in batch.items() if name not in names}
-        ahead = {field: batch[name] for name, field in names.items() if name in batch}
-        return rows, cls(**ahead) if ahead else None
-
-
-@dataclass
 class PolicyBatch:
     """Posterior latents of one training batch, detached from the world model, and what was done in them."""
 
@@ -51,8 +31,6 @@ class PolicyBatch:
     """bool [T, B]: the episode terminated there; nothing follows"""
     is_first: Tensor
     """bool [T, B]: an episode begins there, and does not follow from the row before"""
-    ahead: Ahead | None = None
-    """of the rows after the last one"""
 
     @property
     def features(self) -> Tensor:
@@ -71,9 +49,7 @@ class PolicyBatch:
         """
         if rows is None:
             return self
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        ahead = parts.pop("ahead")
-        return PolicyBatch(**{name: part[-rows:] for name, part in parts.items()}, ahead=ahead)
+        return PolicyBatch(**{field.name: getattr(self, field.name)[-rows:] for field in fields(self)})
 
     @cached_property
     def within(self) -> tuple[Tensor, Tensor]:

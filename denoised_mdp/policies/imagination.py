@@ -8,7 +8,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from denoised_mdp.models.mdp import Ahead, LatentMDP, PolicyBatch
+from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.networks import MLP
 from denoised_mdp.models.scalars import SCALARS
 from denoised_mdp.optim import follow, make_optimizer, optimize
@@ -16,8 +16,6 @@ from denoised_mdp.optim.parallel import average, gather, normal
 from denoised_mdp.policies.actor import make_actor
 from denoised_mdp.policies.base import Policy
 
-FEWEST_AHEAD = 10
-"""rows after a segment, if so many are asked for, that say something of what it leads to"""
 PERCENTILES = (0.05, 0.95)
 PERCENTILE_RATE = 0.01
 
@@ -71,7 +69,6 @@ class ImaginingPolicy(Policy):
     `imagine_rows`: imagination starts from the last so many rows of each segment (None: from all).
     `replay_value`: weight of the value net's loss on the stored rows themselves (`replay_loss`).
     `late_lr`, `late_after`: see `set_rates`.
-    `replay_ahead`: rows after each segment whose rewards that loss counts, see `value_ahead`; the replay brings them.
     """
 
     value_has_own_reward: bool
@@ -97,7 +94,6 @@ class ImaginingPolicy(Policy):
         slow_value: float,
         imagine_rows: int | None,
         replay_value: float,
-        replay_ahead: int,
         actor_lr: float,
         value_lr: float,
         eps: float,
@@ -183,43 +179,26 @@ class ImaginingPolicy(Policy):
         """Loss of the value net on the lambda-returns of the batch's own rows, a scalar (Hafner et al. 2025).
 
         What was earned there is no imagination: it corrects values of states that the model believes to leave soon.
-        Rewards are r_x's means, so that nothing of the noise enters; those ahead are as they came, which
-        `AgentConfig.batch_spec` asks for only where the policy sees all that is rewarded. Older policies earned them,
-        with exploration. Rows behind which neither the segment nor `batch.ahead` says what follows teach nothing.
+        Rewards are r_x's means, so that nothing of the noise enters. Older policies earned them, with exploration.
+        Rows behind which the segment does not say what follows teach nothing.
         """
         features = batch.features  # [T, B, F]
         raw = self.value(features)  # [T, B, outputs]
         value = self.scalar.mean(raw).detach()  # [T, B]
-        following, stored = self.value_ahead(batch.ahead, value[-1:])  # [1, B] each
-        cut = torch.cat((batch.is_first[1:], ~stored))  # [T, B]
-        if self.value_has_own_reward:
-            reward, continuation = batch.reward, batch.continues  # [T, B]
-            cut = cut & (continuation > 0)  # [T, B]; a terminated row is known alone
-        else:  # of the last row, the return is what followed
-            reward = torch.cat((batch.reward[1:], following))  # [T, B]
-            continuation = torch.cat((batch.continues[1:], torch.zeros_like(following)))  # [T, B]
-        reward = torch.where(cut, value, reward)  # [T, B]; what follows is unknown: V_t = v_t
-        value = torch.cat((value, following))  # [T + 1, B]; nothing reads the last of a row that is cut
-        returns = lambda_returns(reward, value, continuation * ~cut, self.gamma, self.lambda_)  # [T, B]
-        known = (~cut).to(value.dtype)  # [T, B]
+        if self.value_has_own_reward:  # R = T rows; a terminated one is known alone, the last one too
+            reward, continuation = batch.reward, batch.continues  # [R, B]
+            cut = torch.cat((batch.is_first[1:], torch.ones_like(batch.is_first[:1])))  # [R, B]
+            cut = cut & (continuation > 0)  # [R, B]
+            value = torch.cat((value, value[-1:]))  # [R + 1, B]; nothing reads the row that is added
+        else:  # R = T - 1 rows
+            reward, continuation, cut = batch.reward[1:], batch.continues[1:], batch.is_first[1:]  # [R, B]
+        rows = len(cut)
+        reward = torch.where(cut, value[:rows], reward)  # [R, B]; what follows is unknown: V_t = v_t
+        returns = lambda_returns(reward, value, continuation * ~cut, self.gamma, self.lambda_)  # [R, B]
+        known = (~cut).to(value.dtype)  # [R, B]
         count = known.sum()  # scalar
         average([count])
-        return self.value_loss(raw, features, returns, known * (known.numel() / count.clamp(min=1.0)))
-
-    def value_ahead(self, ahead: Ahead | None, value: Tensor) -> tuple[Tensor, Tensor]:
-        """What followed the segments' last rows was worth, and whether the stored rows say so; [1, B] each.
-
-        sum_k gamma^k r_k over the n rows ahead, and gamma^n v for what came after them: where the episode goes on, it
-        is taken to be worth what the segment's last row is, by the value net's v [1, B]. An error of v counts gamma^n:
-        little where an episode has long to go. Where too few rows are stored, v itself.
-        """
-        if ahead is None:
-            return value, torch.zeros_like(value, dtype=torch.bool)
-        times = torch.arange(len(ahead.reward), device=value.device, dtype=value.dtype)  # [K]
-        earned = (self.gamma ** times[:, None] * ahead.reward).sum(0, keepdim=True)  # [1, B]
-        rest = self.gamma ** ahead.rows.to(value.dtype) * value  # [1, B]
-        known = (ahead.rows >= min(FEWEST_AHEAD, len(times))) | ahead.terminal  # [1, B]
-        return torch.where(known, earned + rest * ~ahead.terminal, value), known
+        return self.value_loss(raw[:rows], features[:rows], returns, known * (known.numel() / count.clamp(min=1.0)))
 
     @staticmethod
     def metrics(

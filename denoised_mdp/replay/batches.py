@@ -10,7 +10,6 @@ import torch
 from denoised_mdp.replay.on_device import OnDeviceReplay
 from denoised_mdp.replay.prefetch import Prefetch
 from denoised_mdp.replay.rings import Rings
-from denoised_mdp.replay.segments import read_ahead
 from denoised_mdp.replay.starts import StoredLatents
 
 Source = Rings | Prefetch | OnDeviceReplay
@@ -21,7 +20,6 @@ class Batches:
 
     source: draws them: the replay itself, or what reads it. random: decides which rows are drawn. lead: rows before
     each segment, see `choose_segments`. starts: batches then say in "start" [1, B, width] what segments begin from.
-    ahead: batches then say what was earned in so many rows after each segment, see `read_ahead`.
     """
 
     def __init__(
@@ -33,10 +31,9 @@ class Batches:
         random: np.random.Generator,
         lead: int = 0,
         starts: StoredLatents | None = None,
-        ahead: int = 0,
     ):
         self.replay, self.source, self.random = replay, source, random
-        self.sizes, self.lead, self.starts, self.ahead = (batch_size, segment_length), lead, starts, ahead
+        self.sizes, self.lead, self.starts = (batch_size, segment_length), lead, starts
 
     def add(self, number: int, row: Any) -> None:
         """Append a row of environment `number`; see `Replay.add`."""
@@ -49,8 +46,6 @@ class Batches:
             self.source.begin(*self.sizes, self.random, self.lead)
         if self.starts is not None:
             batch["start"] = self.starts.before(*self.source.chosen)
-        if self.ahead:
-            batch |= read_ahead(self.replay.rings, *self.source.chosen, self.ahead)
         return batch
 
     def learned(self, agent: Any) -> None:

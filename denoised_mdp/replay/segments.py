@@ -62,27 +62,3 @@ def read_segments(
         for mine, part in parts:
             batch[name][:, mine] = part[name]
     return batch
-
-
-def read_ahead(replays: Sequence[Replay], source: np.ndarray, rows: np.ndarray, count: int) -> dict[str, np.ndarray]:
-    """What the episodes of segments earned after them, in `count` (K) rows at most, so far as they are stored.
-
-    source, rows: of the segments, see `choose_segments`.
-
-    Returns:
-        ahead_reward float32 [K, B], zero behind the last row; ahead_rows int [1, B], how many there are;
-        ahead_terminal bool [1, B], whether the task ended at the last of them.
-    """
-    end = np.empty_like(rows[-1])  # [B], behind the last row of each episode
-    for number in np.unique(source):
-        first, length = replays[number].episodes()
-        mine = source == number
-        end[mine] = (first + length)[np.searchsorted(first, rows[-1, mine], side="right") - 1]
-    ahead = rows[-1] + np.arange(1, count + 1)[:, None]  # [K, B]
-    there = ahead < end
-    found = read_segments(replays, source, np.minimum(ahead, end - 1), ("reward", "is_terminal"))
-    return {
-        "ahead_reward": found["reward"] * there,
-        "ahead_rows": there.sum(0, keepdims=True),
-        "ahead_terminal": (found["is_terminal"] & there).any(0, keepdims=True),
-    }

@@ -74,12 +74,7 @@ def random_batch(config: Config, actions: int) -> dict[str, np.ndarray]:
     """A random batch with the shapes of a run's, [T, B, ...], without episode starts, for measuring updates."""
     rng, spec = np.random.default_rng(0), config.batch_spec
     shape = spec.lead + spec.segment_length, spec.batch_size
-    ahead = {
-        "ahead_reward": rng.normal(size=(spec.ahead, spec.batch_size)).astype(np.float32),
-        "ahead_rows": np.full((1, spec.batch_size), spec.ahead),
-        "ahead_terminal": np.zeros((1, spec.batch_size), bool),
-    }
-    return (ahead if spec.ahead else {}) | {
+    return {
         "observation": rng.integers(0, 256, (*shape, *config.picture_shape), dtype=np.uint8),
         "action": rng.uniform(-1, 1, (*shape, actions)).astype(np.float32),
         "reward": rng.normal(size=shape).astype(np.float32),

@@ -140,7 +140,7 @@ def agreement(run: Path, seed: int) -> list[dict]:
     end, state = load_state(found)
     replay = Rings.open(found.replay, state["replay"], read_only=True)
     spec, random = config.batch_spec, np.random.default_rng(0)
-    source = Batches(replay, replay, spec.batch_size, spec.segment_length, random, ahead=spec.ahead)
+    source = Batches(replay, replay, spec.batch_size, spec.segment_length, random)
     batches = [source.sample() for _ in range(BATCHES)]
     replay.close()
     made_by, context = arithmetic("bf16", config.train.device)

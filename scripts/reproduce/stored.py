@@ -97,7 +97,7 @@ def learn(run: RunFolder, config: Config, part: str, seed: int | None, updates: 
     random = generator(config.seed if seed is None else seed, "replay")
     with contextlib.closing(Rings.open(run.replay, state["replay"], read_only=True)) as replay:
         spec, seconds = agent.batch_spec, 0.0
-        batches = Batches(replay, replay, spec.batch_size, spec.segment_length, random, ahead=spec.ahead)
+        batches = Batches(replay, replay, spec.batch_size, spec.segment_length, random)
         for number in range(1, updates + 1):
             before = time.process_time()
             metrics = update(batches.sample())

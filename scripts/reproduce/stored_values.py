@@ -25,6 +25,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.policies.imagination import ImaginingPolicy
 from denoised_mdp.replay.batches import Batches
+from denoised_mdp.replay.ring import Replay
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import load_run
@@ -38,11 +39,19 @@ EDGES = (0.1, 0.3, 0.6, 0.9)
 ACTIONS = ("stored", "actor", "random")
 
 
-def earned(reward: Tensor, rows: Tensor, gamma: float) -> Tensor:
-    """Mean reward per decision over the first `rows` [B] of reward [K, B], discounted, [B]."""
-    times = torch.arange(len(reward))[:, None]  # [K, 1]
-    weight = gamma**times * (times < rows)  # [K, B]
-    return (weight * reward).sum(0) / weight.sum(0)
+def earned(replay: Replay, gamma: float) -> np.ndarray:
+    """Of every row: mean reward per decision from it to the end of its episode, and how many decisions follow it.
+
+    [2, rows that ever were]; nan and 0 for evicted ones. The mean is discounted by gamma per decision.
+    """
+    mean, left = table = np.full((2, replay.total), [[np.nan], [0.0]])
+    for first, length in zip(*replay.episodes(), strict=True):
+        rows, total, weight = np.arange(first, first + length), 0.0, 0.0
+        rewards = replay.read(rows[:, None], ("reward",))["reward"][:, 0] if length > 0 else ()
+        for row, reward in zip(rows[::-1], rewards[::-1], strict=True):
+            total, weight = reward + gamma * total, 1.0 + gamma * weight
+            mean[row], left[row] = total / weight, first + length - 1 - row
+    return table
 
 
 def values_after(
@@ -56,7 +65,7 @@ def values_after(
         if kind == "stored":
             action = batch.action[row + step]
         else:
-            action = policy.actor.sample(features, noise) if kind == "actor" else 2 * torch.rand_like(noise) - 1
+            action = policy.actor.sample(features, noise) if kind == "actor" else 2 * torch.rand(noise.shape, generator=random) - 1
         belief, state = mdp.step(belief, state, action, mdp.draw_noise(len(belief), like=belief, generator=random))
         if step in AFTER:
             features = torch.cat((belief, state), -1)  # [B, F]
@@ -73,13 +82,15 @@ def compared(agent: WorldModelAgent, batches: Batches, length: int) -> tuple[np.
     noise = model.draw_noise(*batch["reward"].shape, generator=random)  # [T, B, S]
     latent = model.filter(batch["observation"], batch["action"], batch["is_first"], noise).latent
     starts = agent.policy_batch(batch, latent, model.seen_reward(latent.select(model.table.seen)))
-    row, enough = length - 1 - max(AFTER), starts.ahead.rows[0] >= ENOUGH
-    reward = torch.cat((batch["reward"], starts.ahead.reward))[row:]  # [K, B]
-    came = earned(reward, max(AFTER) + 1 + starts.ahead.rows[0], policy.gamma)  # [B]
+    row = length - 1 - max(AFTER)
+    tables, (source, rows) = [earned(ring, policy.gamma) for ring in batches.replay.rings], batches.source.chosen
+    found = [tables[ring][:, place] for ring, place in zip(source, rows[row], strict=True)]
+    came, left = np.stack(found, -1)  # [B] each
+    enough = left >= max(AFTER) + ENOUGH  # [B]
     columns = {"value": (1 - policy.gamma) * policy.scalar.mean(policy.value(starts.features[row]))}  # [B]
     for kind in ACTIONS:
         columns |= values_after(policy, mdp, starts, row, kind, random)
-    return came[enough].numpy(), {name: column[enough].numpy() for name, column in columns.items()}
+    return came[enough], {name: column.numpy()[enough] for name, column in columns.items()}
 
 
 def measure(run: Path) -> list[dict[str, object]]:
@@ -93,10 +104,7 @@ def measure(run: Path) -> list[dict[str, object]]:
     folder, length = RunFolder(run), config.train.segment_length
     _, state = load_state(folder)
     with contextlib.closing(Rings.open(folder.replay, state["replay"], read_only=True)) as rings:
-        rest = config.env.episode_steps // config.env.action_repeat
-        came, columns = compared(
-            agent, Batches(rings, rings, SEGMENTS, length, np.random.default_rng(0), ahead=rest), length
-        )
+        came, columns = compared(agent, Batches(rings, rings, SEGMENTS, length, np.random.default_rng(0)), length)
     bins, rows = np.digitize(came, EDGES), []
     for number, low in enumerate((-np.inf, *EDGES)):
         chosen = bins == number
