@@ -108,7 +108,8 @@ def played(episodes, after, value):
 def made(path, *overrides, returns, recall, leakage):
     """A finished run with all results of the full size, made by hand."""
     run = make_run(path, "train.eval_episodes=10", *overrides, returns=returns, step=200 // len(returns))
-    (run / "checkpoints" / "step_000000200").mkdir(parents=True)
+    for number in range(1, len(returns) + 1):
+        (run / "checkpoints" / f"step_{number * 200 // len(returns):09d}").mkdir(parents=True)
     add_probes(run, recall, leakage)
     files = {
         "invariance": {
@@ -177,7 +178,7 @@ def test_late_returns_are_a_mean_over_the_last_evaluations_up_to_the_step(eviden
 
 
 def test_best_weights_are_those_up_to_the_step(evidence, tmp_path, monkeypatch, cache):
-    """A run without evaluations has none, and none are invented."""
+    """A run without evaluations has none; one that lacks weights of an evaluation is not known to."""
     run, out = tmp_path / "a", tmp_path / "out"
     assert train(tiny(run, "train.eval_every=40", "train.snapshot_every=40"))
     log = [line for line in RunFolder(run).metrics.read_text().splitlines() if "eval/return" not in line]
@@ -192,8 +193,11 @@ def test_best_weights_are_those_up_to_the_step(evidence, tmp_path, monkeypatch, 
     seeds = evaluation_seeds(0, 2, after=read_run(run).config.train.eval_episodes)
     found = evaluate(load(run, checkpoint=80), environment_maker(read_run(run).config), seeds).returns
     assert float(row["return_best"]) == pytest.approx(np.mean(found), rel=1e-4)
-    RunFolder(run).metrics.write_text("\n".join([line for line in log if "eval/return" not in line] + [""]))
-    assert "best" not in evidence.asked_of(read_run(run), asked, None)
+    for steps in ((80, 90, 200), ()):
+        more = [json.dumps({"step": step, "eval/return": 9.0}) for step in steps]
+        kept = [line for line in log if "eval/return" not in line]
+        RunFolder(run).metrics.write_text("\n".join([*kept, *more, ""]))
+        assert "best" not in evidence.asked_of(read_run(run), asked, None), "weights of step 90 are gone"
 
 
 def test_the_picture_says_which_arms_have_no_line_and_why(evidence, monkeypatch, tmp_path):

@@ -41,10 +41,6 @@ def batch_of(length: int = 5) -> dict[str, np.ndarray]:
         "reward": rng.normal(size=shape).astype(np.float32),
         "is_first": rng.random(shape) < np.array([0.1, 0.1, 0.5, 0.5]),  # halves of different numbers of steps
         "is_terminal": rng.random(shape) < 0.2,
-        "ahead_reward": rng.normal(size=(12, COLUMNS)).astype(np.float32),
-        # One half knows what follows in one column, the other in two.
-        "ahead_rows": np.array([[12, 3, 2, 3]]),
-        "ahead_terminal": np.array([[False, False, True, True]]),
     }
 
 

@@ -32,7 +32,6 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.models import kernels
 from denoised_mdp.models.losses import image_nll, scalar_nll
 from denoised_mdp.optim import without_gradients
-from denoised_mdp.replay.segments import choose_segments, read_segments
 from denoised_mdp.run.folder import check_output, output_file
 from denoised_mdp.run.machine import GIB, cpu_name, peak_memory, random_batch
 
@@ -227,8 +226,7 @@ def update_parts(agent: WorldModelAgent, config: Config, repeats: int) -> dict[s
         rng = np.random.default_rng(0)
         for _ in range(repeats + 1):
             with part("replay sampling"):
-                chosen = choose_segments([replay], batch_size, length, rng)
-                sample = read_segments([replay], *chosen)
+                sample = replay.sample(batch_size, length, rng)
             with part("transfer"):
                 batch = agent.to_device(sample)
             noise = model.draw_noise(length, batch_size, generator=agent.random)

@@ -185,7 +185,7 @@ class ImaginingPolicy(Policy):
         features = batch.features  # [T, B, F]
         raw = self.value(features)  # [T, B, outputs]
         value = self.scalar.mean(raw).detach()  # [T, B]
-        if self.value_has_own_reward:  # R = T rows; a terminated one is known alone, the last one too
+        if self.value_has_own_reward:  # R = T rows; one that terminated has its own reward alone
             reward, continuation = batch.reward, batch.continues  # [R, B]
             cut = torch.cat((batch.is_first[1:], torch.ones_like(batch.is_first[:1])))  # [R, B]
             cut = cut & (continuation > 0)  # [R, B]

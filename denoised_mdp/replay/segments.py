@@ -49,13 +49,11 @@ def choose_segments(
     return source, first[stretch] + np.maximum(start + np.arange(-lead, length)[:, None], 0)
 
 
-def read_segments(
-    replays: Sequence[Replay], source: np.ndarray, rows: np.ndarray, names: Sequence[str] = COLUMNS
-) -> dict[str, np.ndarray]:
-    """Copy the segments that `choose_segments` returned: see `Replay.sample`. names: of columns."""
+def read_segments(replays: Sequence[Replay], source: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Copy the segments that `choose_segments` returned: see `Replay.sample`."""
     if len(replays) == 1:
-        return replays[0].read(rows, names)
-    parts = [(source == index, replay.read(rows[:, source == index], names)) for index, replay in enumerate(replays)]
+        return replays[0].read(rows)
+    parts = [(source == index, replay.read(rows[:, source == index])) for index, replay in enumerate(replays)]
     batch = {}
     for name, column in parts[0][1].items():
         batch[name] = np.empty((*rows.shape, *column.shape[2:]), column.dtype)

@@ -7,14 +7,14 @@
     python scripts/reproduce/evidence.py                            # only summary, tables and pictures, from the rows
 
 A run is what `denoised-mdp train` leaves. It is measured at its newest checkpoint by `denoised-mdp probe factors` and
-`denoised-mdp probe invariance`, and plays held-out episodes with the clips of training and with unseen ones. So do the
-weights whose evaluation returned most, in other episodes than those that chose them. All results lie in RUN/probes; one
-that is there for the checkpoint is not made again. So the command can be repeated while runs are trained, and several
-can measure different runs at once, each into its own --out.
+`denoised-mdp probe invariance`, and plays held-out episodes with the clips of training and with unseen ones. The
+weights whose evaluation returned most until then play 20 others, which did not choose them, if those of all evaluations
+were kept. All results lie in RUN/probes; one that is there for the checkpoint is not made again. So the command can be
+repeated while runs are trained, and several can measure different runs at once, each into its own --out.
 
-runs.csv has one row per run, curves.csv what was logged during training. From these two come summary.json (numbers per
-seed), intervals.json, table.md and the pictures. No seed is left out. Runs of one arm that differ in more than the seed
-are refused.
+runs.csv has one row per run, curves.csv what was logged during training. From these two come the mean of the last four
+evaluations, summary.json (numbers per seed), intervals.json, table.md and the pictures. No seed is left out. Runs of
+one arm that differ in more than the seed are refused.
 """
 
 from __future__ import annotations

@@ -47,13 +47,14 @@ def returns(runs: Sequence[Path], options: ReturnOptions) -> list[str]:
 
 
 PLAYED = Probe("returns of held-out episodes", returns)
+"""not a command: two of the measures"""
 MEASURES: dict[str, tuple[Probe, Options]] = {
     "factors": (PROBES["factors"], factors.Options()),
     "invariance": (PROBES["invariance"], invariance.Options(returns=0)),
     "returns": (PLAYED, ReturnOptions()),
     "best": (PLAYED, ReturnOptions(episodes=20)),
 }
-"""`best`: of the weights whose evaluation in training returned most, up to the step of the other measures"""
+"""`best`: of the weights whose evaluation in training returned most, up to the step of the others, if all were kept"""
 KEPT_AS = {"best": "returns"}
 """measure -> the probe in whose name its result is kept, where that is another"""
 SIZES: dict[str, dict[str, dict[str, int]]] = {
@@ -66,7 +67,7 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
         "best": {"episodes": 2},
     },
 }
-"""how much is measured: all of the probes' defaults, a minute or two for each run, as little as possible"""
+"""how much is measured: the probes' defaults, in a minute or two for each run; fewer episodes; as little as possible"""
 
 
 def measured_at(size: str, behaviour: str = "mixed") -> dict[str, Options]:
@@ -83,21 +84,19 @@ def asked_of(run: RunData, options: Mapping[str, Options], step: int | str | Non
     Raises:
         UserError: the run has no such checkpoint.
     """
-    folder, chosen = RunFolder(run.path), {"after": run.config.train.eval_episodes}
+    folder, others = RunFolder(run.path), {"after": run.config.train.eval_episodes}
     at = best_step(folder) if step == BEST else step or max(list_steps(folder.checkpoints), default=0)
-    if at not in [*list_steps(folder.checkpoints), *list_steps(folder.snapshots)]:
+    stored = {*list_steps(folder.checkpoints), *list_steps(folder.snapshots)}
+    if at not in stored:
         raise UserError(f"{run.path}: no checkpoint{f' of step {step:,}' if step else ' yet'}")
     asked = {name: dataclasses.replace(one, checkpoint=at) for name, one in options.items()}
     if not run.config.distractors:
         asked.pop("invariance", None)
-    best = asked.pop("best", None)
+    best, evaluated = asked.pop("best", None), [int(n) for n in run.metrics.get("eval/return", ((),))[0] if n <= at]
     if step == BEST:
-        asked["returns"] = dataclasses.replace(asked["returns"], **chosen)
-    elif best:
-        try:
-            asked["best"] = dataclasses.replace(best, checkpoint=best_step(folder, until=at), **chosen)
-        except UserError:
-            pass  # never evaluated where weights were kept
+        asked["returns"] = dataclasses.replace(asked["returns"], **others)
+    elif best and evaluated and stored.issuperset(evaluated):  # else the best ones may be gone
+        asked["best"] = dataclasses.replace(best, checkpoint=best_step(folder, until=at), **others)
     return asked
 
 

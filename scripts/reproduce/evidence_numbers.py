@@ -21,8 +21,8 @@ METRICS = {
     "return": "return, clips of training",
     "return_unseen": "return, unseen clips",
     "return_late": "return, mean of the last four evaluations in training",
-    "return_best": "return of the best weights, other episodes, clips of training",
-    "return_best_unseen": "return of the best weights, other episodes, unseen clips",
+    "return_best": "return of the best weights in other episodes, clips of training",
+    "return_best_unseen": "return of the best weights in other episodes, unseen clips",
     "recall": "signal recall (R² of the signal from x); high is good",
     "leakage": "leakage (R² of the noise from x); low is good",
     "recall_untrained": "the same recall before training",
@@ -44,7 +44,7 @@ COMPARED = (
 )
 """those of `METRICS` in which arms are compared in the table"""
 LATE = 4
-"""how many evaluations in training are averaged, up to the step that is measured"""
+"""so many evaluations in training are averaged, up to the measured step; by --step best, that is where one was high"""
 LIMITS = {"recall": (0.0, 1.0), "leakage": (0.0, 1.0), "action_change": (0.0, 2.0)}
 """metric -> where it can lie; others: at 0 or above"""
 HOW = (

@@ -129,7 +129,6 @@ def agreement(run: Path, seed: int) -> list[dict]:
     from denoised_mdp.config import read_config
     from denoised_mdp.device import configure
     from denoised_mdp.envs.actions import Actions
-    from denoised_mdp.replay.batches import Batches
     from denoised_mdp.replay.rings import Rings
     from denoised_mdp.run.folder import RunFolder
     from denoised_mdp.run.state import load_state
@@ -139,9 +138,8 @@ def agreement(run: Path, seed: int) -> list[dict]:
     device, _ = configure(config.train)
     end, state = load_state(found)
     replay = Rings.open(found.replay, state["replay"], read_only=True)
-    spec, random = config.batch_spec, np.random.default_rng(0)
-    source = Batches(replay, replay, spec.batch_size, spec.segment_length, random)
-    batches = [source.sample() for _ in range(BATCHES)]
+    random, sizes = np.random.default_rng(0), (config.train.batch_size, config.train.segment_length)
+    batches = [replay.sample(*sizes, random) for _ in range(BATCHES)]
     replay.close()
     made_by, context = arithmetic("bf16", config.train.device)
 

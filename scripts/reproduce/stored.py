@@ -39,7 +39,6 @@ from denoised_mdp.device import configure
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
 from denoised_mdp.optim import without_gradients
-from denoised_mdp.replay.batches import Batches
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
@@ -96,11 +95,10 @@ def learn(run: RunFolder, config: Config, part: str, seed: int | None, updates: 
     update, show = PARTS[part](agent, config)
     random = generator(config.seed if seed is None else seed, "replay")
     with contextlib.closing(Rings.open(run.replay, state["replay"], read_only=True)) as replay:
-        spec, seconds = agent.batch_spec, 0.0
-        batches = Batches(replay, replay, spec.batch_size, spec.segment_length, random)
+        seconds = 0.0
         for number in range(1, updates + 1):
             before = time.process_time()
-            metrics = update(batches.sample())
+            metrics = update(replay.sample(config.train.batch_size, config.train.segment_length, random))
             seconds += time.process_time() - before
             if number % every == 0:
                 print(json.dumps({"updates": number, "cpu_seconds": seconds} | show(metrics)), flush=True)

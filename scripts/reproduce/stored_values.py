@@ -1,6 +1,6 @@
 """Whether a value net that also learns stored returns tells whose actions it sees: stored ones, or its own policy's.
 
-    python scripts/reproduce/stored_values.py runs/full_strength/*    # writes results/tuning/stored_values.csv
+    python scripts/reproduce/stored_values.py runs/evidence/*    # writes results/tuning/stored_values.csv
 
 A latent's value does not depend on the action that led there; but a belief remembers that action, and stored returns
 are lower than imagined ones. For stored rows, by what they earned in the rest of their episode per decision
@@ -24,7 +24,6 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.policies.imagination import ImaginingPolicy
-from denoised_mdp.replay.batches import Batches
 from denoised_mdp.replay.ring import Replay
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.folder import RunFolder
@@ -39,19 +38,19 @@ EDGES = (0.1, 0.3, 0.6, 0.9)
 ACTIONS = ("stored", "actor", "random")
 
 
-def earned(replay: Replay, gamma: float) -> np.ndarray:
-    """Of every row: mean reward per decision from it to the end of its episode, and how many decisions follow it.
+def earned(replay: Replay, gamma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Mean reward per decision from each row to the end of its episode, and how many decisions follow the row.
 
-    [2, rows that ever were]; nan and 0 for evicted ones. The mean is discounted by gamma per decision.
+    Both for all rows ever added, [n]; nan and 0 for evicted ones. The mean is discounted by gamma per decision.
     """
-    mean, left = table = np.full((2, replay.total), [[np.nan], [0.0]])
+    mean, following = np.full(replay.total, np.nan), np.zeros(replay.total, int)
     for first, length in zip(*replay.episodes(), strict=True):
-        rows, total, weight = np.arange(first, first + length), 0.0, 0.0
-        rewards = replay.read(rows[:, None], ("reward",))["reward"][:, 0] if length > 0 else ()
+        rows = np.arange(first, first + length)
+        rewards, total, weight = replay.read(rows, ("reward",))["reward"], 0.0, 0.0
         for row, reward in zip(rows[::-1], rewards[::-1], strict=True):
             total, weight = reward + gamma * total, 1.0 + gamma * weight
-            mean[row], left[row] = total / weight, first + length - 1 - row
-    return table
+            mean[row], following[row] = total / weight, first + length - 1 - row
+    return mean, following
 
 
 def values_after(
@@ -64,8 +63,10 @@ def values_after(
         features = torch.cat((belief, state), -1)  # [B, F]
         if kind == "stored":
             action = batch.action[row + step]
+        elif kind == "actor":
+            action = policy.actor.sample(features, noise)
         else:
-            action = policy.actor.sample(features, noise) if kind == "actor" else 2 * torch.rand(noise.shape, generator=random) - 1
+            action = 2 * torch.rand(noise.shape, generator=random) - 1
         belief, state = mdp.step(belief, state, action, mdp.draw_noise(len(belief), like=belief, generator=random))
         if step in AFTER:
             features = torch.cat((belief, state), -1)  # [B, F]
@@ -75,18 +76,19 @@ def values_after(
 
 
 @torch.no_grad()
-def compared(agent: WorldModelAgent, batches: Batches, length: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def compared(agent: WorldModelAgent, rings: Rings, length: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """What stored rows earned per decision, [n], and by column of the table, what is said of them, [n] each."""
     model, policy, mdp = agent.world_model, agent.policy, agent.mdp
-    batch, random = agent.to_device(batches.sample()), torch.Generator().manual_seed(0)
+    batch = agent.to_device(rings.sample(SEGMENTS, length, np.random.default_rng(0)))
+    random, row = torch.Generator().manual_seed(0), length - 1 - max(AFTER)
     noise = model.draw_noise(*batch["reward"].shape, generator=random)  # [T, B, S]
     latent = model.filter(batch["observation"], batch["action"], batch["is_first"], noise).latent
     starts = agent.policy_batch(batch, latent, model.seen_reward(latent.select(model.table.seen)))
-    row = length - 1 - max(AFTER)
-    tables, (source, rows) = [earned(ring, policy.gamma) for ring in batches.replay.rings], batches.source.chosen
-    found = [tables[ring][:, place] for ring, place in zip(source, rows[row], strict=True)]
-    came, left = np.stack(found, -1)  # [B] each
-    enough = left >= max(AFTER) + ENOUGH  # [B]
+    tables = [earned(ring, policy.gamma) for ring in rings.rings]
+    source, rows = rings.chosen  # [B], [T, B]
+    places = list(zip(source, rows[row], strict=True))
+    came = np.array([tables[ring][0][place] for ring, place in places])  # [B]
+    enough = np.array([tables[ring][1][place] for ring, place in places]) >= max(AFTER) + ENOUGH  # [B]
     columns = {"value": (1 - policy.gamma) * policy.scalar.mean(policy.value(starts.features[row]))}  # [B]
     for kind in ACTIONS:
         columns |= values_after(policy, mdp, starts, row, kind, random)
@@ -104,7 +106,7 @@ def measure(run: Path) -> list[dict[str, object]]:
     folder, length = RunFolder(run), config.train.segment_length
     _, state = load_state(folder)
     with contextlib.closing(Rings.open(folder.replay, state["replay"], read_only=True)) as rings:
-        came, columns = compared(agent, Batches(rings, rings, SEGMENTS, length, np.random.default_rng(0)), length)
+        came, columns = compared(agent, rings, length)
     bins, rows = np.digitize(came, EDGES), []
     for number, low in enumerate((-np.inf, *EDGES)):
         chosen = bins == number
