@@ -465,6 +465,18 @@ def test_evaluations_are_counted_from_the_prefill_and_one_comes_at_the_end(every
     assert config.evaluations == expected
 
 
+@pytest.mark.parametrize(("value", "read"), [("0", True), ("250", False)])
+def test_a_retired_option_is_read_where_it_changed_nothing(tmp_path, value, read):
+    save_config(load_config(["preset=debug", "run_dir=a"]), tmp_path / "config.yaml")
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text.replace("policy:\n", f"policy:\n  replay_ahead: {value}\n", 1))
+    if read:
+        assert read_config(tmp_path) == load_config(["preset=debug", "run_dir=a"])
+    else:
+        with pytest.raises(UserError, match="policy.replay_ahead"):
+            read_config(tmp_path)
+
+
 def test_runs_of_sac_saved_with_the_clip_of_all_nets_are_read_if_it_was_off(tmp_path):
     config = load_config(["policy=sac"])
     save_config(config, tmp_path / "config.yaml")

@@ -8,7 +8,10 @@ import torch
 from conftest import small_agent
 from test_policies import policy_batch
 
+from denoised_mdp.config import load_config
 from denoised_mdp.config.schema import BackpropConfig, ReinforceConfig
+from denoised_mdp.errors import UserError
+from denoised_mdp.optim import optimize
 from denoised_mdp.options import arguments
 from denoised_mdp.policies import BackpropPolicy, ReinforcePolicy
 
@@ -97,3 +100,24 @@ def test_it_is_added_to_the_value_nets_loss_and_changes_nothing_else(learner):
     for one, other in zip(policy.actor.parameters(), more.actor.parameters(), strict=True):
         assert torch.equal(one, other)
     assert not all(torch.equal(*pair) for pair in zip(policy.value.parameters(), more.value.parameters(), strict=True))
+
+
+def test_the_value_net_may_learn_from_stored_rows_alone(learner):
+    """Then no imagined return moves it; the actor learns as before."""
+    policy, batch = learner
+    agent = small_agent()
+    noise = policy.draw_noise(batch, agent.mdp, torch.Generator().manual_seed(0))
+    alone, by_hand = copy.deepcopy(policy), copy.deepcopy(policy)
+    alone.imagined_value, alone.replay_value = 0.0, 0.5
+    policy.update(batch, agent.mdp, noise=noise)
+    alone.update(batch, agent.mdp, noise=noise)
+    optimize(0.5 * by_hand.replay_loss(batch), by_hand.optimizers["value"], by_hand.clip)
+    for one, other in zip(alone.value.parameters(), by_hand.value.parameters(), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(alone.actor.parameters(), policy.actor.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_value_net_that_would_learn_nothing_is_refused():
+    with pytest.raises(UserError, match="would learn nothing"):
+        load_config(["preset=debug", "policy.imagined_value=0"])

@@ -45,6 +45,7 @@ class BackpropConfig:
         0.0, "rate of a slow copy of the value net, to whose values it is also drawn; 0: none", low=0, high=1
     )
     imagine_rows: int | None = option(None, "imagine from the last so many rows of each segment; null: all", low=1)
+    imagined_value: float = option(1.0, "weight of the value net's loss on imagined returns", low=0)
     replay_value: float = option(0.0, "weight of the value net's loss on returns of the stored rows themselves", low=0)
     actor_lr: float = option(8e-5, "learning rate of the actor", above=0)
     value_lr: float = option(8e-5, "learning rate of the value net", above=0)

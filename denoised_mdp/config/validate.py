@@ -14,8 +14,8 @@ from denoised_mdp.errors import UserError, did_you_mean, one_line
 from denoised_mdp.models.structure import LatentSpec
 from denoised_mdp.options import convert, defaults
 
-RETIRED = ("policy.clip",)
-"""options of saved configurations that no longer exist; where they are null, nothing is lost"""
+RETIRED = {"policy.clip": None, "policy.replay_ahead": 0}
+"""options of saved configurations that no longer exist -> the value that changed nothing"""
 
 
 def build(kind: Any, tree: Any, path: str = "") -> Any:
@@ -30,7 +30,7 @@ def build(kind: Any, tree: Any, path: str = "") -> Any:
     hints = typing.get_type_hints(kind)
     values = {}
     for key, value in tree.items():
-        if key not in fields and value is None and f"{path}{key}" in RETIRED:
+        if key not in fields and f"{path}{key}" in RETIRED and value == RETIRED[f"{path}{key}"]:
             continue
         if issubclass(kind, ModelConfig) and (key == "latents" or key not in fields) and isinstance(value, Mapping):
             values.setdefault("latents", {})[key] = build(LatentSpec, {"name": key, **value}, f"{path}{key}.")

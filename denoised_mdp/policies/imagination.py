@@ -67,7 +67,8 @@ class ImaginingPolicy(Policy):
     `slow_value`: rate at which a copy of the value net follows it; the value net is also drawn to the copy's values.
     `value`: what the value net says, of `models.scalars`; twohot begins with 0 everywhere.
     `imagine_rows`: imagination starts from the last so many rows of each segment (None: from all).
-    `replay_value`: weight of the value net's loss on the stored rows themselves (`replay_loss`).
+    `imagined_value`, `replay_value`: weights of the value net's losses on imagined returns and on those of the stored
+    rows themselves (`replay_loss`). Where the first is 0, no value learns from what the actor believes of itself.
     `late_lr`, `late_after`: see `set_rates`.
     """
 
@@ -93,6 +94,7 @@ class ImaginingPolicy(Policy):
         return_scale: str,
         slow_value: float,
         imagine_rows: int | None,
+        imagined_value: float,
         replay_value: float,
         actor_lr: float,
         value_lr: float,
@@ -107,7 +109,8 @@ class ImaginingPolicy(Policy):
         super().__init__()
         self.horizon, self.gamma, self.lambda_, self.clip = horizon, gamma, lambda_, clip
         self.entropy, self.discount_weights = entropy, discount_weights
-        self.follow, self.imagine_rows, self.replay_value = slow_value, imagine_rows, replay_value
+        self.follow, self.imagine_rows = slow_value, imagine_rows
+        self.imagined_value, self.replay_value = imagined_value, replay_value
         shape = {"hidden": hidden, "layers": actor_layers, "norm": norm, "initial_std": initial_std, "min_std": min_std}
         self.actor = make_actor(mdp, **shape)
         self.scalar = SCALARS[value]
@@ -233,12 +236,13 @@ class ImaginingPolicy(Policy):
         whole, batch = batch, batch.last(self.imagine_rows)
         noise = noise or self.draw_noise(batch, mdp, generator)
         actor_loss, value_loss, metrics = self.losses(batch, mdp, noise)
+        parts = [self.imagined_value * value_loss] if self.imagined_value else []  # else it costs no pass
         if self.replay_value:
             stored = self.replay_loss(whole)
-            value_loss = value_loss + self.replay_value * stored
+            parts.append(self.replay_value * stored)
             metrics["policy/replay_value_loss"] = stored.detach()
         actor_norm = optimize(actor_loss, self.optimizers["actor"], self.clip, keep_graph=True)
-        value_norm = optimize(value_loss, self.optimizers["value"], self.clip)
+        value_norm = optimize(sum(parts), self.optimizers["value"], self.clip)
         if self.slow_value is not None:
             follow(self.slow_value, self.value, self.follow)
         return metrics | {"policy/actor_gradient": actor_norm, "policy/value_gradient": value_norm}
