@@ -140,6 +140,7 @@ SWITCHES = [
     "policy.imagine_rows=2",
     "policy.replay_value=0.3",
     "policy.late_lr=0.2",
+    "policy.late_imagined_value=0",
     "policy.late_after=3",
 ]
 

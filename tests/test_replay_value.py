@@ -118,6 +118,26 @@ def test_the_value_net_may_learn_from_stored_rows_alone(learner):
         assert torch.equal(one, other)
 
 
-def test_a_value_net_that_would_learn_nothing_is_refused():
-    with pytest.raises(UserError, match="would learn nothing"):
-        load_config(["preset=debug", "policy.imagined_value=0"])
+def test_it_may_do_so_late(learner):
+    """After two updates, as one that never learned imagined returns, from the same weights."""
+    policy, batch = learner
+    agent = small_agent()
+    late = copy.deepcopy(policy)
+    late.late, late.late_after, late.replay_value = {"lr": 1.0, "imagined_value": 0.0}, 2, 0.5
+    late.register_buffer("updates", torch.zeros(()))
+    policy.replay_value = 0.5
+    for number in range(4):
+        noise = policy.draw_noise(batch, agent.mdp, torch.Generator().manual_seed(number))
+        policy.imagined_value = 1.0 if number < 2 else 0.0
+        policy.update(batch, agent.mdp, noise=noise)
+        late.update(batch, agent.mdp, noise=noise)
+        for one, other in zip(late.parameters(), policy.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    assert late.updates == 4
+
+
+@pytest.mark.parametrize("option", ["imagined_value", "late_imagined_value"])
+def test_a_value_net_that_would_learn_nothing_is_refused(option):
+    with pytest.raises(UserError, match=f"policy.{option}=0: .*would learn nothing"):
+        load_config(["preset=debug", f"policy.{option}=0"])
+    load_config(["preset=debug", f"policy.{option}=0", "policy.replay_value=1"])

@@ -38,11 +38,10 @@ class AgentConfig:
 
     def check(self, config: Config) -> None:
         """Raise UserError if options exclude each other."""
-        losses = [getattr(config.policy, name, None) for name in ("imagined_value", "replay_value")]
-        if losses == [0, 0]:
-            raise UserError(
-                "policy.imagined_value=0 policy.replay_value=0: the value net would learn nothing. Set one of them."
-            )
+        policy = vars(config.policy)
+        for name in ("imagined_value", "late_imagined_value"):
+            if policy.get(name) == policy.get("replay_value") == 0:
+                raise UserError(f"policy.{name}=0: with policy.replay_value=0, the value net would learn nothing.")
 
 
 @dataclass

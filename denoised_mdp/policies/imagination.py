@@ -69,7 +69,7 @@ class ImaginingPolicy(Policy):
     `imagine_rows`: imagination starts from the last so many rows of each segment (None: from all).
     `imagined_value`, `replay_value`: weights of the value net's losses on imagined returns and on those of the stored
     rows themselves (`replay_loss`). Where the first is 0, no value learns from what the actor believes of itself.
-    `late_lr`, `late_after`: see `set_rates`.
+    `late_lr`, `late_imagined_value`: factors of both learning rates and of `imagined_value` after `late_after` updates.
     """
 
     value_has_own_reward: bool
@@ -101,6 +101,7 @@ class ImaginingPolicy(Policy):
         eps: float,
         clip: float | None,
         late_lr: float,
+        late_imagined_value: float,
         late_after: int,
         optimizer: str,
         agc: float | None,
@@ -119,8 +120,9 @@ class ImaginingPolicy(Policy):
             nn.init.zeros_(self.value.output.weight), nn.init.zeros_(self.value.output.bias)
         self.slow_value = copy.deepcopy(self.value).requires_grad_(False) if slow_value else None
         self.scale = ReturnScale() if return_scale == "percentile" else None
-        self.rates, self.late_lr, self.late_after = {"actor": actor_lr, "value": value_lr}, late_lr, late_after
-        if late_lr != 1.0:
+        self.rates, self.late_after = {"actor": actor_lr, "value": value_lr}, late_after
+        self.late = {"lr": late_lr, "imagined_value": late_imagined_value}
+        if self.late != dict.fromkeys(self.late, 1.0):
             self.register_buffer("updates", torch.zeros(()))
         for net, lr in self.rates.items():
             descent = {"lr": lr, "eps": eps, "name": optimizer, "agc": agc, "warmup": warmup}
@@ -218,25 +220,25 @@ class ImaginingPolicy(Policy):
         return {f"policy/{name}": metric.detach() for name, metric in metrics.items()}
 
     @torch.no_grad()
-    def set_rates(self) -> None:
-        """Set the learning rates of an update and count it: after `late_after` others, `late_lr` times as large.
-
-        They become tensors, which a graph computes anew.
-        """
-        factor = torch.where(self.updates < self.late_after, 1.0, self.late_lr)  # scalar
-        for net, lr in self.rates.items():
-            for group in self.optimizers[net].param_groups:
-                group["lr"] = lr * factor
+    def late_factors(self) -> dict[str, Tensor | float]:
+        """The factors of this update by the names of `late`, and count it; as tensors, which a graph computes anew."""
+        if "updates" not in self._buffers:
+            return self.late
+        factors = {name: torch.where(self.updates < self.late_after, 1.0, late) for name, late in self.late.items()}
         self.updates += 1.0
+        return factors
 
     def update(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None, noise=None):
         """One step of the actor and one of the value net; `noise` overrides what `draw_noise` would draw."""
-        if self.late_lr != 1.0:
-            self.set_rates()
+        factors = self.late_factors()
+        for net, lr in self.rates.items() if self.late["lr"] != 1.0 else ():
+            for group in self.optimizers[net].param_groups:
+                group["lr"] = lr * factors["lr"]
         whole, batch = batch, batch.last(self.imagine_rows)
         noise = noise or self.draw_noise(batch, mdp, generator)
         actor_loss, value_loss, metrics = self.losses(batch, mdp, noise)
-        parts = [self.imagined_value * value_loss] if self.imagined_value else []  # else it costs no pass
+        imagined = self.imagined_value * factors["imagined_value"]
+        parts = [imagined * value_loss] if self.imagined_value else []  # else it costs no pass
         if self.replay_value:
             stored = self.replay_loss(whole)
             parts.append(self.replay_value * stored)
