@@ -222,7 +222,7 @@ class ImaginingPolicy(Policy):
     @torch.no_grad()
     def late_factors(self) -> dict[str, Tensor | float]:
         """The factors of this update by the names of `late`, and count it; as tensors, which a graph computes anew."""
-        if "updates" not in self._buffers:
+        if not hasattr(self, "updates"):
             return self.late
         factors = {name: torch.where(self.updates < self.late_after, 1.0, late) for name, late in self.late.items()}
         self.updates += 1.0

@@ -106,7 +106,7 @@ def scores(cells: Sequence[Sequence[numbers.Row]], metric: str) -> list[np.ndarr
     return found if found and all(map(len, found)) else None
 
 
-def text_of(cells: Sequence[Sequence[numbers.Row]], metric: str, statistic: Callable[..., np.ndarray] = mean) -> str:
+def cell_text(cells: Sequence[Sequence[numbers.Row]], metric: str, statistic: Callable[..., np.ndarray] = mean) -> str:
     """A metric's mean, or another statistic, over cells of runs, with its interval."""
     limits = numbers.limits_of(metric)
     return with_interval(statistic, scores(cells, metric), digits=numbers.digits_of(metric), within=limits)
@@ -116,11 +116,11 @@ def cell_table(arms: numbers.Arms) -> list[str]:
     """A row for random actions, and one for each method on the same task and distractors."""
     columns = {m: head for m, head in COLUMNS.items() if any(len(numbers.known(runs, m)) for runs in arms.values())}
     everyone = [run for runs in arms.values() for run in runs]
-    chance = text_of([first_of_seeds(everyone)], "random")
+    chance = cell_text([first_of_seeds(everyone)], "random")
     lines = [["", "seeds", "above random", *columns.values()]]
     lines.append(["random actions", "", "", *(chance if metric == "return" else "" for metric in columns)])
     for arm, runs in arms.items():
-        texts = [text_of([runs], metric) for metric in columns]
+        texts = [cell_text([runs], metric) for metric in columns]
         lines.append([arm, ", ".join(row["seed"] for row in runs), above_random(runs), *texts])
     return markdown(lines)
 
@@ -138,10 +138,10 @@ def overview(task: str, cells: Mapping[tuple[str, str], numbers.Arms]) -> list[s
     for arm in arms:
         groups = [cells[task, variant].get(arm, []) for variant in variants]
         runs = [run for group in groups for run in group]
-        returns = [text_of([group], "return") for group in groups]
+        returns = [cell_text([group], "return") for group in groups]
         sizes = sorted({f"{int(size):,}" for size in numbers.known(runs, "parameters")})
-        hours = text_of([runs], "cpu_hours")
-        whole = text_of(groups, "return", iqm)
+        hours = cell_text([runs], "cpu_hours")
+        whole = cell_text(groups, "return", iqm)
         lines.append([arm, *returns, whole, above_random(runs), " to ".join(sizes) or "-", hours])
     return markdown(lines)
 
