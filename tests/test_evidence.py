@@ -4,12 +4,12 @@ import csv
 import importlib
 import json
 import shlex
-from pathlib import Path
 
 import numpy as np
 import pytest
 from pictures import assert_whole
 from report_runs import add_probes, make_run
+from reproducing import script
 from small_runs import tiny
 
 from denoised_mdp import load
@@ -23,22 +23,13 @@ from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.session import train
 
-FOLDER = Path(__file__).parents[1] / "scripts" / "reproduce"
-
 
 @pytest.fixture(scope="module")
 def evidence():
     """The script as a module, with its parts `arms` and `measures`."""
-    names = ("common", "evidence_arms", "evidence_measures", "evidence_numbers", "evidence_show", "evidence")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(FOLDER)
-        for name in names:
-            patch.delitem(importlib.sys.modules, name, raising=False)
-        script = importlib.import_module("evidence")
-        script.arms, script.measures = map(importlib.import_module, ("evidence_arms", "evidence_measures"))
-        yield script
-        for name in names:
-            del importlib.sys.modules[name]
+    with script("evidence") as module:
+        module.arms, module.measures = map(importlib.import_module, ("evidence_arms", "evidence_measures"))
+        yield module
 
 
 def rows_of(path):

@@ -1,21 +1,15 @@
 """scripts/reproduce/imagined.py: what came, by brute force, and which decisions are before a fall."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-
-REPRODUCE = Path(__file__).parents[1] / "scripts" / "reproduce"
+from reproducing import script
 
 
 @pytest.fixture
-def imagined(monkeypatch):
-    monkeypatch.syspath_prepend(str(REPRODUCE))
-    yield importlib.import_module("imagined")
-    sys.modules.pop("imagined")
+def imagined():
+    with script("imagined") as module:
+        yield module
 
 
 @pytest.mark.parametrize("own", [True, False])

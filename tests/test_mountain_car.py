@@ -1,22 +1,15 @@
 """The discretized MountainCar of the distance experiment: what breadth-first search says about it."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-
-FOLDER = Path(__file__).parents[1] / "scripts" / "reproduce"
+from reproducing import script
 
 
 @pytest.fixture(scope="module")
 def car():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(FOLDER)
-        yield importlib.import_module("mountain_car")
-        del sys.modules["mountain_car"]
+    with script("mountain_car") as module:
+        yield module
 
 
 def test_distances_to_the_goal(car):

@@ -2,29 +2,22 @@
 
 import contextlib
 import importlib
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import random_batch, small_config
+from reproducing import script
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from denoised_mdp.agents.registry import build_agent
-
-FOLDER = Path(__file__).parents[1] / "scripts" / "reproduce"
 
 
 @pytest.fixture(scope="module")
 def scripts():
     """The scripts as modules."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(FOLDER)
-        names = ("common", "precision")
-        yield {name: importlib.import_module(name) for name in names}
-        for name in names:
-            del sys.modules[name]
+    with script("precision") as module:
+        yield {"common": importlib.import_module("common"), "precision": module}
 
 
 class Kernels(TorchDispatchMode):

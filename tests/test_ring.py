@@ -4,20 +4,18 @@ import csv
 import importlib
 import json
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from report_runs import make_run
+from reproducing import script
 from small_runs import TINY, tiny
 
 from denoised_mdp.analysis.report.data import read_run
 from denoised_mdp.analysis.table.statistics import interval, iqm, mean
 from denoised_mdp.session import train
 
-FOLDER = Path(__file__).parents[1] / "scripts" / "reproduce"
 GRID = {
     "options": dict(word.split("=") for word in TINY),
     "axes": {
@@ -31,15 +29,8 @@ GRID = {
 @pytest.fixture(scope="module")
 def ring():
     """The script as a module."""
-    parts = ("evidence_arms", "evidence_measures", "evidence_numbers", "evidence_show")
-    names = ("common", *parts, "evidence", "ring")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(FOLDER)
-        for name in names:
-            patch.delitem(sys.modules, name, raising=False)
-        yield importlib.import_module("ring")
-        for name in names:
-            del sys.modules[name]
+    with script("ring") as module:
+        yield module
 
 
 @pytest.fixture
