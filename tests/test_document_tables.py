@@ -1,0 +1,50 @@
+"""Tables in README.md and docs are what the rows in results say."""
+
+import pytest
+from reproducing import script
+
+from denoised_mdp.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def documents():
+    with script("document_tables") as module:
+        yield module
+
+
+def test_tables_in_documents_are_what_the_results_say(documents):
+    named = set()
+    for name in documents.DOCUMENTS:
+        text = (documents.ROOT / name).read_text()
+        assert documents.filled(text) == text, f"{name}: run python scripts/reproduce/document_tables.py"
+        named |= {found[2] for found in documents.BLOCK.finditer(text)}
+    assert named == set(documents.TABLES)
+
+
+def test_a_table_has_the_mean_and_each_seed_of_the_columns_that_have_runs(documents, tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "ROOT", tmp_path)
+    (tmp_path / "results" / "mine").mkdir(parents=True)
+    rows = ["task,variant,arm,seed,step,return,recall", "a,v,2b,0,9,10,0.5", "a,v,2b,1,9,31,", "b,v,2b,0,9,99,0.9"]
+    (tmp_path / "results" / "mine" / "runs.csv").write_text("\n".join(rows))
+    columns = [documents.Column(arm, "mine", "a", "v", arm) for arm in ("2b", "2c")]
+    metrics = {"return": "earned", "recall": "", "leakage": ""}
+    monkeypatch.setattr(documents, "TABLES", {"one": documents.Table(columns, metrics)})
+    text = "before\n<!-- table one: how -->\nold\n<!-- end -->\nafter <!-- end -->\n"
+    filled = documents.filled(text)
+    assert filled.splitlines() == [
+        "before",
+        "<!-- table one: how -->",
+        "| mean (each seed) | 2b |",
+        "| --- | --- |",
+        "| seeds | 0, 1 |",
+        "| earned | 20 (10, 31) |",
+        "| signal recall (R² of the signal from x); high is good | 0.50 (0.50, -) |",
+        "<!-- end -->",
+        "after <!-- end -->",
+    ]
+    assert documents.filled(filled) == filled
+
+
+def test_an_unknown_table_is_refused(documents):
+    with pytest.raises(UserError, match="no table 'mine'; there are cheetah_run"):
+        documents.filled("<!-- table mine: how -->\n<!-- end -->")
