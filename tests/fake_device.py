@@ -34,8 +34,11 @@ CASES = [
     ("sac", "dreamer", "bf16"),
     ("reinforce", "2b", "float32"),
     ("backprop", "tia", "float32"),
+    ("backprop", "repo", "float32", "model.continuation=true", "policy.entropy=1e-3", "policy.replay_value=1"),
+    ("reinforce", "2b", "bf16", "model.optimizer.name=muon", "policy.optimizer=laprop", "policy.agc=0.3"),
+    ("sac", "2b", "float32", "replay.latents=true", "model.kl.dyn=1", "model.kl.relax=0.5", "model.kl.warmup=2"),
 ]
-"""every policy and precision, and models of each kind of loss; policies and models know nothing of each other"""
+"""every policy and precision, models of each kind of loss, and further options; each knows nothing of the others"""
 SMALL = ["preset=debug", "train.segment_length=4", "train.batch_size=3", "train.deterministic=false"]
 
 
@@ -66,24 +69,26 @@ def replaced(owner: object, **values):
             setattr(owner, name, value)
 
 
-def build(policy: str, model: str, precision: str) -> tuple[WorldModelAgent, dict]:
+def build(policy: str, model: str, precision: str, *options: str) -> tuple[WorldModelAgent, dict]:
     """A small agent whose weights are on the device, and a batch that is not.
 
     What fake tensors of such a backend cannot do while an agent is built is done another way: moving weights (they are
     made there), tensors from numbers, generators.
     """
     horizon = ["policy.horizon=3"] if policy != "sac" else []
-    config = load_config([*SMALL, f"policy={policy}", f"model={model}", *horizon])
+    config = load_config([*SMALL, f"policy={policy}", f"model={model}", *horizon, *options])
     dtype = torch.bfloat16 if precision == "bf16" else None
     with torch.device(DEVICE), replaced(torch, tensor=lambda number: torch.full((), number)):
         with replaced(nn.Module, to=lambda module, _: module):
             agent = build_agent(config, ACTIONS, device=DEVICE, dtype=dtype)
-    return agent, random_batch(config, ACTIONS)
+    batch = random_batch(config, ACTIONS)
+    start = {"start": torch.zeros(1, config.train.batch_size, agent.latent_size)} if config.replay.latents else {}
+    return agent, batch | start
 
 
-def results(policy: str, model: str, precision: str) -> dict[str, list[str]]:
+def results(policy: str, model: str, precision: str, *options: str) -> dict[str, list[str]]:
     """By kind of result, the devices where they lie."""
-    agent, batch = build(policy, model, precision)
+    agent, batch = build(policy, model, precision, *options)
     metrics = agent.update_eagerly(batch)
     torch.stack([value.float() for value in metrics.values()])  # as a graph of the update does
     parameters = list(agent.parameters())

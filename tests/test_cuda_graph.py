@@ -6,6 +6,8 @@ import torch
 from conftest import random_batch, small_agent
 from small_runs import tiny
 
+from denoised_mdp.agents.registry import build_agent
+from denoised_mdp.config import load_config
 from denoised_mdp.replay.prefetch import Prefetch
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.folder import RunFolder
@@ -15,9 +17,13 @@ from denoised_mdp.session import Session
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def two_agents():
+MODERN = ["preset=modern_debug", "policy.late_lr=0.5", "policy.late_after=5"]
+"""LaProp with AGC, twohot, percentiles, a slow value net, stored latents; and rates that fall in mid-run"""
+
+
+def two_agents(make=small_agent):
     """Twins on the GPU, the second with a graph."""
-    eager, graphed = (small_agent().to("cuda") for _ in range(2))
+    eager, graphed = (make().to("cuda") for _ in range(2))
     for agent in (eager, graphed):
         agent.random = torch.Generator("cuda").manual_seed(0)
     graphed.use_graph()
@@ -36,6 +42,17 @@ def test_graph_equals_eager():
     for step in range(10):
         batch = random_batch(seed=step)
         found, expected = (agent.update(batch, policy=step >= 3) for agent in (graphed, eager))
+        assert_close(found, expected)
+    assert_close(graphed.state_dict(), eager.state_dict())
+    assert torch.equal(graphed.random.get_state(), eager.random.get_state())
+
+
+def test_graph_equals_eager_with_the_parts_of_dreamerv3():
+    """The same of what `preset=modern` switches on."""
+    eager, graphed = two_agents(lambda: build_agent(load_config(MODERN), 2).double())
+    for step in range(10):
+        batch = random_batch(size=32, seed=step) | {"start": torch.zeros(1, 3, eager.latent_size)}
+        found, expected = (agent.update(batch, policy=step >= 2) for agent in (graphed, eager))
         assert_close(found, expected)
     assert_close(graphed.state_dict(), eager.state_dict())
     assert torch.equal(graphed.random.get_state(), eager.random.get_state())

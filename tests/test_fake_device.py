@@ -20,7 +20,7 @@ def cases():
 
 def test_everything_stays_on_the_device_and_nothing_waits_for_data(cases):
     found = {tuple(case["case"]): case["found"] for case in cases if case["planted"] is None}
-    assert len(found) == 5
+    assert len(found) == 8
     kinds = ("weights", "gradients", "metrics", "acting", "pictures")
     assert found == {case: {kind: ["imaginary:0"] for kind in kinds} for case in found}
 

@@ -148,3 +148,31 @@ def test_the_signal_is_relaxed_after_its_updates():
     assert updated(2.0, relax=0.25, relax_after=2, updates=2)[0] == updated(2.0, updates=2)[0]
     assert updated(2.0, relax=0.25, relax_after=2, updates=3)[0] < updated(2.0, updates=3)[0] - 1e-6
     assert updated(2.0, relax=0.25)[0] == pytest.approx(updated(2.0, beta=0.25)[0], rel=1e-9)
+
+
+@pytest.mark.parametrize("strategy", ["A", "B", "mean"])
+def test_rows_that_are_free_share_their_nats(strategy):
+    """Of the confounder's table: c and x together are clamped, written out."""
+    table = table_of("confounder", {"c": 0.5, "x": 0.5, "y": 0.25})
+    kl = kl_per_latent(*sides(table)[0])
+    together = kl["c"] + kl["x"]
+    for free in (together.median().item(), together.mean().item() + 0.1):
+        clamped = together.clamp(min=free).mean()
+        expected = {
+            "A": 0.5 * clamped,
+            "B": 0.25 * clamped + 0.25 * together.mean(),
+            "mean": 0.5 * together.mean().clamp(min=free),
+        }
+        found = KLWeights(2.0, free_nats=free, free_nats_strategy=strategy).weighted(kl, table)
+        torch.testing.assert_close(found, 2.0 * (expected[strategy] + 0.25 * kl["y"].mean()))
+
+
+def test_what_moves_with_the_updates_is_the_posteriors_price_alone():
+    """With dyn: the shares weigh what posteriors pay, and the priors learn as fast as ever."""
+    table = table_of("2c")
+    distributions, _ = sides(table)
+    free, plain = middle(table), kl_per_latent(*distributions)
+    clamped = {name: (part.clamp(min=free) if name == "x" else part).mean() for name, part in plain.items()}
+    posteriors = sum((0.25 if name == "x" else 1.0) * BETAS[name] * part for name, part in clamped.items())
+    total, _ = KLWeights(alpha=2.0, free_nats=free, dyn=0.7).total(*distributions, table, 0.3, 0.25)
+    torch.testing.assert_close(total, 0.3 * 2.0 * posteriors + 0.7 * sum(clamped.values()))

@@ -95,9 +95,10 @@ def test_initial_weights():
     agent = build_agent(load_config(["preset=modern_debug"]), 2)
     model = agent.world_model
     layer = BlockLinear(800, 400)
-    holder = torch.nn.ModuleList([layer, torch.nn.Linear(100, 400)])
+    convolutions = [torch.nn.Conv2d(20, 100, 5), torch.nn.ConvTranspose2d(50, 40, 4)]
+    holder = torch.nn.ModuleList([layer, torch.nn.Linear(100, 400), *convolutions])
     truncate_initial_weights(holder, torch.Generator().manual_seed(0))
-    for one, inputs in zip(holder, (800, 100), strict=True):
+    for one, inputs in zip(holder, (800, 100, 20 * 5**2, 50 * 4**2), strict=True):
         std = 1.1368 / math.sqrt(inputs)
         assert one.weight.std().item() == pytest.approx(0.8796 * std, rel=0.03)
         assert one.weight.abs().max().item() <= 2 * std and not one.bias.any()

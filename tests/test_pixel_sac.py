@@ -7,6 +7,7 @@ from pixel_case import SIZE, changed, lively_agent, reached, tiny_agent, tiny_ba
 from small_runs import lines, run_in_parts, tiny
 
 import denoised_mdp
+from denoised_mdp.agents import pixel_sac
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config, read_config
 from denoised_mdp.envs.actions import Actions
@@ -162,6 +163,20 @@ def test_acting_sees_what_a_stack_of_the_episode_shows(name):
     np.testing.assert_allclose(single, found[0][0], atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["sac_pixels", "pisac"])
+def test_with_a_shift_all_pictures_are_learned_from_as_cut(name, monkeypatch):
+    """Where the cut makes them black, the same is learned as from a batch of black pictures."""
+    batch, asked, learned = whole_batch(tiny_agent(name)), [], []
+    for shift, pictures in ((3, batch["observation"]), (0, torch.zeros_like(batch["observation"]))):
+        agent = tiny_agent(name, f"agent.shift={shift}")
+        with monkeypatch.context() as patch:
+            patch.setattr(pixel_sac, "random_cut", lambda images, *how: asked.append(how) or torch.zeros_like(images))
+            agent.update(batch | {"observation": pictures})
+        learned.append(weights(agent))
+    assert all(torch.equal(value, learned[1][part]) for part, value in learned[0].items())
+    assert {how[:3] for how in asked} == {(-3, 3, SIZE)}
+
+
 def test_acting_samples_only_where_it_explores():
     agent = tiny_agent("sac_pixels")
     picture = np.zeros((SIZE, SIZE, 3), np.uint8)
@@ -174,6 +189,17 @@ def test_acting_samples_only_where_it_explores():
     with pytest.raises(ValueError, match="carry is not of this agent"):
         agent.act(np.stack([picture] * 2), carry)
     assert agent.carry(**carry.tensors()) == carry
+
+
+@pytest.mark.parametrize("scale", [0.5, 50.0])
+def test_exploring_adds_noise_within_the_limits_of_actions(scale):
+    agent, picture = tiny_agent("sac_pixels"), np.zeros((SIZE, SIZE, 3), np.uint8)
+    sampled, _ = agent.act(picture, explore=0.0, generator=torch.Generator().manual_seed(0))
+    found, _ = agent.act(picture, explore=scale, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    _, noise = (agent._noise(1, 2, generator)[0].numpy() for _ in range(2))  # that of the sample comes first
+    np.testing.assert_allclose(found, np.clip(sampled + scale * noise, -1, 1), atol=1e-6)
+    assert not np.array_equal(found, sampled)
 
 
 @pytest.mark.parametrize("name", ALL)

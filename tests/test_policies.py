@@ -49,6 +49,25 @@ def test_lambda_returns_by_brute_force():
         torch.testing.assert_close(result[t], expected + lam ** (last - 1) * n_step(t, last))
 
 
+@pytest.mark.parametrize(("name", "first"), [("backprop", 0), ("reinforce", 1)])
+def test_later_imagined_steps_count_less_or_all_alike(name, first, monkeypatch):
+    """Weights of the value's loss, gamma per step or 1; and by 1, backprop maximizes the mean return."""
+    agent = small_agent()
+    batch = policy_batch(agent)
+    for discount in (True, False):
+        options = schema.POLICIES[name](hidden=8, horizon=5, gamma=0.9, entropy=0.0, discount_weights=discount)
+        policy, weights = POLICIES[name](agent.mdp, **arguments(options)).double(), []
+        monkeypatch.setattr(policy, "value_loss", lambda raw, *args, kept=weights: kept.append(args[-1]) or raw.sum())
+        noise = policy.draw_noise(batch, agent.mdp, torch.Generator().manual_seed(0))
+        actor_loss, _, metrics = policy.losses(batch, agent.mdp, noise)
+        (weight,) = weights
+        expected = (0.9 if discount else 1.0) ** torch.arange(first, first + len(weight), dtype=torch.float64)
+        torch.testing.assert_close(weight, expected[:, None].expand_as(weight))
+        if name == "backprop":
+            mean = metrics["policy/imagined_return"]
+            assert torch.allclose(-actor_loss, mean) != discount
+
+
 def test_entropy_of_imagined_actions_enters_the_actor_loss():
     """What the weight adds is minus the entropy, estimated step by step from the same draws."""
     losses, agent = {}, small_agent()

@@ -71,6 +71,20 @@ def test_the_loss_is_of_lambda_returns_within_episodes(learner):
         torch.testing.assert_close(one, other)  # targets are fixed
 
 
+def test_a_slow_value_net_draws_on_stored_rows_as_well(learner):
+    policy, batch = learner
+    plain = policy.replay_loss(batch)
+    policy.slow_value = copy.deepcopy(policy.value)
+    with torch.no_grad():
+        for parameter in policy.slow_value.parameters():
+            parameter += 0.1
+    fast, slow = (net(batch.features).squeeze(-1) for net in (policy.value, policy.slow_value))  # [T, B]
+    goes_on = torch.cat((~batch.is_first[1:], torch.zeros(1, 4, dtype=torch.bool)))  # [T, B]
+    known = goes_on | batch.is_terminal if policy.value_has_own_reward else goes_on
+    expected = -torch.distributions.Normal(fast, 1.0).log_prob(slow)[known].mean()
+    torch.testing.assert_close(policy.replay_loss(batch) - plain, expected)
+
+
 def test_values_of_a_steady_reward_stay(learner):
     """Where every row earns r, r / (1 - gamma) is right, and the loss has no gradient there."""
     policy, batch = learner

@@ -57,6 +57,7 @@ def test_options_are_those_of_the_paper():
     assert (model.optimizer.lr, model.optimizer.eps, model.optimizer.clip) == (3e-4, 1e-8, 100)
     assert (policy.actor_lr, policy.value_lr, policy.eps, policy.clip) == (8e-5, 8e-5, 1e-8, 100)
     assert (policy.horizon, policy.gamma, policy.lambda_, policy.entropy) == (14, 0.99, 0.95, 3e-4)
+    assert not policy.discount_weights
     assert (training.batch_size, training.segment_length, training.exploration_noise) == (50, 50, 0)
     actor = build_agent(load_config([*SMALL, "preset=repo"]), 2).policy.actor
     torch.nn.init.zeros_(actor.net.output.weight)
@@ -137,6 +138,19 @@ def before_decoding(model: RePo, before: dict, latent) -> torch.Tensor:
     """What the decoder made of `latent` with earlier weights."""
     model.load_state_dict(before)
     return model.decode(latent)
+
+
+def test_terminations_are_learned():
+    model = small_model("model.continuation=true")
+    batch, noise = batch_and_noise(model)
+    batch["is_terminal"][1, 1] = True
+    loss, *_, metrics = model.loss(**batch, noise=noise)
+    loss.backward()
+    assert all(p.grad.abs().max() > 0 for p in model.continuation.parameters())
+    torch.testing.assert_close(metrics["model/loss"], loss.detach())
+    model.continuation = None
+    without, *_ = model.loss(**batch, noise=noise)
+    torch.testing.assert_close(loss - without, metrics["model/continuation_nll"])
 
 
 def test_a_decoder_changes_nothing_that_is_learned():

@@ -11,6 +11,7 @@ from small_runs import lines, run_in_parts, tiny
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
+from denoised_mdp.replay.on_device import OnDeviceReplay
 from denoised_mdp.replay.prefetch import Prefetch
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.replay.starts import StoredLatents
@@ -93,6 +94,19 @@ def test_a_segment_in_two_halves_is_the_whole(structure):
     torch.testing.assert_close(latent.features(), whole.features()[3:])
 
 
+@pytest.mark.parametrize("model", ["2b", "confounder", "repo", "tia"])
+def test_an_update_learns_the_second_half_from_where_the_first_one_ended(model, monkeypatch):
+    agent = build_agent(load_config(["preset=debug", f"model={model}"]), 2).double()
+    learner, batch = agent.world_model, agent.to_device(random_batch(length=6))
+    batch["is_first"][:] = False
+    noise = learner.draw_noise(6, 3, generator=torch.Generator().manual_seed(0))
+    whole = learner.filter(batch["observation"], batch["action"], batch["is_first"], noise).latent.features()
+    monkeypatch.setattr(learner, "draw_noise", lambda *shape, **_: noise[3:])
+    half = {name: value[3:] for name, value in batch.items()}
+    found = learner.update(half | {"start": whole[2:3]}, agent.random).latent.features()
+    torch.testing.assert_close(found, whole[3:])
+
+
 def test_an_episode_begins_from_zero_whatever_is_stored():
     agent = small_agent()
     model, batch = agent.world_model, agent.to_device(random_batch())
@@ -114,19 +128,28 @@ def test_agents_give_the_latents_of_the_batch(model):
         assert torch.equal(ours, theirs)  # zeros change nothing
 
 
-def test_sources_say_which_rows_they_gave(tmp_path):
+SOURCES = {
+    "rings": lambda replay: replay,
+    "prefetch": lambda replay: Prefetch(replay, pin=False),
+    "on device": lambda replay: OnDeviceReplay(replay, torch.device("cpu")),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_sources_say_which_rows_they_gave(kind, tmp_path):
     """A batch that was read in advance, too."""
     replay = Rings(tmp_path, 2, 60, (8, 8, 3), 1)
     for row in range(30):
         for ring in range(2):
             replay.add(ring, np.zeros((8, 8, 3), np.uint8), np.zeros(1), 100.0 * ring + row, row % 10 == 0)
-    source, rng = Prefetch(replay, pin=False), np.random.default_rng(0)
+    source, rng = SOURCES[kind](replay), np.random.default_rng(0)
     for _ in range(3):
         batch = source.sample(5, 4, rng)
         ring, rows = source.chosen
-        source.begin(5, 4, rng)
-        assert np.array_equal(batch["reward"], 100.0 * ring + rows)
-    assert source.hits == 2
+        if kind == "prefetch":
+            source.begin(5, 4, rng)
+        assert np.array_equal(np.asarray(batch["reward"]), 100.0 * ring + rows)
+    assert kind != "prefetch" or source.hits == 2
     source.close()
 
 

@@ -99,6 +99,11 @@ def test_other_tables_are_refused_in_one_line(cell):
     assert "\n" not in str(error.value)
 
 
+def test_strategy_b_is_refused():
+    with pytest.raises(UserError, match=r"model=tia: .*model.kl.free_nats_strategy is A or mean"):
+        load_config(["model=tia", "model.kl.free_nats_strategy=B"])
+
+
 # ---------------------------------------------------------------- closed forms
 
 

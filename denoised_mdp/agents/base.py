@@ -26,7 +26,7 @@ class Agent(nn.Module, ABC):
     """A learner that acts. Training, evaluation, probes and renderings ask for no more than this.
 
     Capabilities are asked for, not assumed: `decodes` says whether latents can be shown as pictures. All noise is
-    drawn from the generator `random`, or from one handed to `act`; nothing touches PyTorch's global generator.
+    drawn from the generator `random`, or from one handed to `act` or `representations`, else from PyTorch's global one.
     """
 
     config: schema.Config
@@ -98,7 +98,7 @@ class Agent(nn.Module, ABC):
         """
 
     def update(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
-        """`update_eagerly`, or the CUDA graph of it; nothing is copied to the host here."""
+        """`update_eagerly`, or the CUDA graph of it; world models copy nothing to the host."""
         return (self.graph or self.update_eagerly)(batch, policy=policy)
 
     def compute_in(self, dtype: torch.dtype | None) -> None:

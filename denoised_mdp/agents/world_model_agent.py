@@ -32,7 +32,7 @@ class WorldModelAgent(Agent):
     posterior, one step at a time, and asks the policy for an action on (h^x, x) alone.
 
     All noise is drawn from the generator `random` (training: posterior noise [T, B, S] first, then the policy's
-    draws) or from one handed to `act`; nothing touches PyTorch's global generator.
+    draws) or from one handed to `act`; PyTorch's global generator serves only where a method is handed none.
     """
 
     def __init__(self, world_model: WorldModel, policy: Policy, mdp: LatentMDP):
@@ -163,16 +163,20 @@ class WorldModelAgent(Agent):
     ) -> dict[str, Tensor]:
         """Posterior samples (or means) by latent, see `Latent.parts`, and the encoder's output; each [T, B, F]."""
         batch = self.to_device(batch)
-        noise = self.world_model.draw_noise(*batch["action"].shape[:2], generator=generator)
-        noise = noise if sample else torch.zeros_like(noise)
+        shape = batch["action"].shape[:2]
+        noise = self.world_model.draw_noise(*shape, generator=generator) if sample else self._no_noise(*shape)
         filtered = self.world_model.filter(batch["observation"], batch["action"], batch["is_first"], noise)
         return filtered.latent.parts() | {"encoder": filtered.embedding}
+
+    def _no_noise(self, length: int, batch: int) -> Tensor:
+        """Noise [T, B, S] with which a posterior gives its mean."""
+        return self._like.new_zeros(length, batch, self.world_model.initial(1).layout.state_size)
 
     @torch.no_grad()
     def modes(self, batch: dict[str, np.ndarray | Tensor]) -> Tensor:
         """Actions without sampling on what the actor sees, filtered with the posterior's mean; see `Agent.modes`."""
         batch = self.to_device(batch)
-        noise = torch.zeros_like(self.world_model.draw_noise(*batch["action"].shape[:2]))
+        noise = self._no_noise(*batch["action"].shape[:2])
         filtered = self.world_model.filter(batch["observation"], batch["action"], batch["is_first"], noise)
         return self.policy.act(filtered.latent.select(self.world_model.table.seen).features(), None)
 

@@ -145,8 +145,10 @@ class TIAConfig(ModelConfig):
     alone_weight: float = option(1.5, "weight of the picture that y paints alone", low=0)
 
     def check(self, table: Table) -> None:
-        """Two streams; see `ModelConfig.check`."""
+        """Two streams, each with a bound alone; see `ModelConfig.check`."""
         self.kl.refuse_schedule()
+        if self.kl.free_nats_strategy == "B":
+            raise ValueError("its streams have no noise to regularize: model.kl.free_nats_strategy is A or mean")
         x, *others = table.rows.values()
         apart = not any(row.parents or row.reward_sees for row in table.rows.values())
         if not (

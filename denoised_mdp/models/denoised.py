@@ -145,7 +145,10 @@ class DenoisedModel(WorldModel):
         shown = images if self.target == "observation" else self.float_images(observation[..., 3:])  # [T B, 3, H, W]
         image_loss = self.image_nll(self.decode(latent), shown)
         reward_loss = scalar_nll(sum(shares.values()), reward, self.reward_std).mean()
-        loss = image_loss + reward_loss + weighted_kl
+        loss, ends = image_loss + reward_loss + weighted_kl, {}
+        if self.continuation is not None:
+            ends = {"model/continuation_nll": self.continuation_nll(latent, is_terminal)}
+            loss = loss + ends["model/continuation_nll"]
 
         constant = HALF_LOG_2PI * images[0].numel()
         metrics = {
@@ -154,10 +157,7 @@ class DenoisedModel(WorldModel):
             "model/reward_error": (reward_loss - HALF_LOG_2PI - math.log(self.reward_std)) * self.reward_std**2,
         }
         metrics |= {f"model/kl_{name}": part.mean() for name, part in kl.items()}
-        metrics |= {f"model/reward_{name}": share.mean() for name, share in shares.items()}
-        if self.continuation is not None:
-            nll = self.continuation_nll(latent, is_terminal)
-            loss, metrics["model/continuation_nll"] = loss + nll, nll
+        metrics |= {f"model/reward_{name}": share.mean() for name, share in shares.items()} | ends
         return loss, latent, shares, {name: value.detach() for name, value in metrics.items()}
 
     def image_nll(self, prediction: Tensor, image: Tensor) -> Tensor:

@@ -104,17 +104,17 @@ class RePo(DenoisedModel):
         reward_loss = scalar_nll(sum(shares.values()), reward, self.reward_std).mean()  # scalar
         excess = balanced_kl(posterior, prior, self.kl_balance).mean() - self.kl_limit  # scalar
         beta = self.log_beta.detach().exp()
-        loss = reward_loss + beta * excess
+        loss, ends = reward_loss + beta * excess, {}
+        if self.continuation is not None:
+            ends = {"model/continuation_nll": self.continuation_nll(latent, is_terminal)}
+            loss = loss + ends["model/continuation_nll"]
         metrics = {
             "model/loss": loss,
             "model/reward_error": (reward_loss - HALF_LOG_2PI - math.log(self.reward_std)) * self.reward_std**2,
             "model/beta": beta,
         }
         metrics |= {f"model/kl_{name}": part.mean() for name, part in kl_per_latent(posterior, prior).items()}
-        metrics |= {f"model/reward_{name}": share.mean() for name, share in shares.items()}
-        if self.continuation is not None:
-            nll = self.continuation_nll(latent, is_terminal)
-            loss, metrics["model/continuation_nll"] = loss + nll, nll
+        metrics |= {f"model/reward_{name}": share.mean() for name, share in shares.items()} | ends
         return loss, excess.detach(), latent, shares, {name: value.detach() for name, value in metrics.items()}
 
     def dual_loss(self, excess: Tensor) -> Tensor:
