@@ -46,5 +46,5 @@ def test_a_table_has_the_mean_and_each_seed_of_the_columns_that_have_runs(docume
 
 
 def test_an_unknown_table_is_refused(documents):
-    with pytest.raises(UserError, match="no table 'mine'; there are cheetah_run"):
+    with pytest.raises(UserError, match="no table 'mine'; there are summary"):
         documents.filled("<!-- table mine: how -->\n<!-- end -->")
