@@ -4,7 +4,7 @@ import gym_envs
 import numpy as np
 import pytest
 from conftest import actions_for, assert_plain
-from small_runs import lines, tiny
+from small_runs import lines, run_in_parts, tiny
 
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
@@ -83,6 +83,14 @@ def test_resume_is_exact_and_says_where_it_cannot_be(tmp_path, recwarn):
         said = [str(warning.message) for warning in recwarn if "cannot be put back" in str(warning.message)]
         assert len(said) == (name == "Forgetful")
         assert (lines(whole)[-1]["eval/return"] == lines(parts)[-1]["eval/return"]) == (name == "Ball")
+
+
+def test_a_run_that_cannot_be_put_back_can_be_stopped_between_updates_again_and_again(tmp_path):
+    options = [*OWN, "env.task=gym_envs:Forgetful", "train.probe_every=0", "train.segment_length=4"]
+    config = tiny(tmp_path / "run", *options, "train.updates=6")
+    with pytest.warns(UserWarning, match="cannot be put back"):
+        run_in_parts(config, 58, 1, 1, 1)
+    assert lines(tmp_path / "run")[-1]["step"] == config.train.total_steps
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,17 @@ def test_a_snapshot_has_the_weights_of_its_step(tmp_path):
         load(config.run_dir, checkpoint=100)
 
 
+def test_the_snapshot_counts_where_a_stop_between_updates_left_other_weights(tmp_path):
+    config = tiny(tmp_path / "a", "train.snapshot_every=80", "train.checkpoint_every=1000")
+    run_in_parts(config)
+    folder = RunFolder(config.run_dir)
+    _, tree = checkpoint.load(folder.snapshots, 80)
+    tree["agent"]["weights"] = {name: value + 1 for name, value in tree["agent"]["weights"].items()}
+    checkpoint.save(folder.checkpoints, 80, tree, keep=None)
+    found, expected = load(config.run_dir, checkpoint=80).state_dict(), checkpoint.load(folder.snapshots, 80)[1]
+    assert all(torch.equal(value, found[name]) for name, value in expected["agent"]["weights"].items())
+
+
 def test_no_snapshots_unless_asked_for(tmp_path):
     config = tiny(tmp_path / "a")
     run_in_parts(config)

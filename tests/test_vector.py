@@ -4,6 +4,8 @@ import functools
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -116,6 +118,50 @@ def test_a_process_that_cannot_start_leaves_no_file(monkeypatch, tmp_path):
     with pytest.raises(OSError, match="no more processes"):
         EnvironmentPool(TOY, 1, workers=1)
     assert not list(tmp_path.iterdir())
+
+
+FIRST = """
+import functools, os
+from denoised_mdp.envs import make_env, workers
+worker = workers.ProcessWorker(functools.partial(make_env, "dot", suite="toy"), 1)
+for send in (lambda: None, lambda: worker.send("reset", [3])):
+    for stop in workers.STOPS:
+        os.kill(worker.process.pid, stop)
+    send()
+    print(worker.reply(120.0)[0])
+"""
+
+
+def test_what_stops_a_run_does_not_stop_its_first_worker():
+    """Nor does a worker that nobody has closed keep its process from ending."""
+    assert {signal.SIGINT, signal.SIGTERM} <= worker_module.STOPS
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\ndone\n", "")
+
+
+def test_a_pause_of_the_whole_process_counts_as_a_second(monkeypatch):
+    """However long one wait takes by the clock."""
+    worker, waits = worker_module.ProcessWorker(TOY, 1), []
+    real = worker_module.wait
+    monkeypatch.setattr(worker_module, "wait", lambda what, t: waits.append(t) or (len(waits) == 3 and real(what, 120)))
+    try:
+        assert worker.reply(3.0)[0] == "done"
+    finally:
+        monkeypatch.undo()
+        worker.end()
+    assert waits == [1.0, 1.0, 1.0]
+
+
+def test_a_connection_that_an_environment_lost_is_its_failure(monkeypatch):
+    def lose(self):
+        raise BrokenPipeError("the simulator is gone")
+
+    monkeypatch.setattr(Faulty, "fail", lose)
+    with EnvironmentPool(functools.partial(Faulty, "fail"), 1, task="mine") as pool:
+        pool.reset([7])
+        pool.step([np.zeros(1)])
+        with pytest.raises(EnvironmentFailure, match="mine raised an error in the episode of seed 7"):
+            pool.step([np.zeros(1)])
 
 
 def test_an_interrupt_while_workers_import_is_not_theirs(capfd):

@@ -362,7 +362,7 @@ def test_cache_files_that_cannot_be_used_are_user_errors(cache, monkeypatch):
     lock.unlink()
     for broken in (path, lock):  # opening a pipe waits for its other end
         os.mkfifo(broken)
-        with pytest.raises(UserError, match="not a regular file.*delete it, or set DENOISED_MDP_CACHE") as error:
+        with pytest.raises(UserError, match="not a regular file.*Delete it .*, or set DENOISED_MDP_CACHE") as error:
             clip.frames()
         assert "\n" not in str(error.value)
         broken.unlink()

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from denoised_mdp.errors import UserError
-from denoised_mdp.files import cache_folder
+from denoised_mdp.files import cache_folder, remedy
 
 
 def cached(key: str, make: Callable[[], np.ndarray], fits: Callable[[np.ndarray], bool]) -> np.ndarray:
@@ -35,8 +35,9 @@ def cached(key: str, make: Callable[[], np.ndarray], fits: Callable[[np.ndarray]
                     _store(path, make())
                     array = np.load(path, mmap_mode="r")
     except OSError as error:
+        mend = remedy(error) if error.errno else "Delete it if it is there, else make room"  # numpy's have no number
         reason = f"Cannot use {path} of the clip cache ({error})"
-        raise UserError(f"{reason}: delete it, or set DENOISED_MDP_CACHE to another folder.") from error
+        raise UserError(f"{reason}. {mend}, or set DENOISED_MDP_CACHE to another folder.") from error
     return array
 
 

@@ -39,8 +39,9 @@ EPISODE_FIELDS = (
 )
 # Goals that are part of the task's state but of no joint: domain or task -> (kind of object, its name).
 TARGETS = {
-    "finger": ("site", "target"),
-    "fish": ("geom", "target"),
+    "finger_turn_easy": ("site", "target"),
+    "finger_turn_hard": ("site", "target"),
+    "fish_swim": ("geom", "target"),
     "reacher": ("geom", "target"),
     "manipulator_bring_ball": ("body", "target_ball"),
     "manipulator_bring_peg": ("body", "target_peg"),

@@ -136,8 +136,10 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
     def set_state(self, state: dict) -> None:
         """Continue exactly where `get_state` was taken, in this environment or an equal one."""
         self._first_seed = None
-        self.world.set_state(state)
-        self._started = True
+        try:
+            self.world.set_state(state)
+        finally:  # where it cannot be, the world is in some other state, which can be saved
+            self._started = True
 
     def _check_started(self, what: str) -> None:
         """Raise `gymnasium.error.ResetNeeded` outside an episode."""

@@ -155,7 +155,7 @@ def _fixed_camera(model: mujoco.MjModel, camera: int | str) -> mujoco.MjvCamera:
     """Return the camera of an index or a name, or raise a UserError that lists the model's cameras."""
     index = model.camera(camera).id if isinstance(camera, str) and _has_camera(model, camera) else camera
     if isinstance(index, str) or not -1 <= index < model.ncam:
-        names = [*(f"{i} ({model.camera(i).name})" for i in range(model.ncam)), "-1 (free)"]
+        names = [f"{i} ({model.camera(i).name})" for i in range(model.ncam)]
         raise UserError(f"This task has no camera {camera!r}. Choose one of: {', '.join(names)}.")
     view = mujoco.MjvCamera()
     if index == -1:

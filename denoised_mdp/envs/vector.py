@@ -27,8 +27,8 @@ WORKERS: dict[str, type[Worker]] = {"process": ProcessWorker, "ray": RayWorker}
 class EnvironmentPool:
     """`count` environments, made by `make_environment`, in `workers` of a `kind` (0: in this process).
 
-    make_environment: a picklable function without arguments. timeout: seconds that one reset or step of the
-    pool may take before its slowest worker counts as hung. kind: of `WORKERS`. task: a name for messages.
+    make_environment: a picklable function without arguments. timeout: seconds that one reset or step may
+    take before a worker counts as hung. kind: of `WORKERS`. task: a name for messages.
 
     Raises:
         UserError: from `make_environment`.
@@ -86,7 +86,7 @@ class EnvironmentPool:
     def set_states(self, states: Sequence[dict[str, Any]]) -> list[bool]:
         """Restore what `get_states` returned for equal environments; returns where that is possible."""
         self._playing = ["after a state was restored"] * self.count
-        return self._all("set_state", list(states))
+        return self._all("set_state", list(states), self.timeout + START_SECONDS)  # it may play the episode again
 
     def close(self) -> None:
         """Close the environments and end the workers in any state."""
@@ -109,33 +109,35 @@ class EnvironmentPool:
     def __exit__(self, *_) -> None:
         self.close()
 
-    def _all(self, command: str, arguments: list) -> list:
-        """Send each environment its argument; gather the replies in the environments' order."""
+    def _all(self, command: str, arguments: list, timeout: float | None = None) -> list:
+        """Send each environment its argument; gather the replies in the environments' order. timeout: see there."""
         if not self._workers:
             return [self._here(i, command, argument) for i, argument in enumerate(arguments)]
         workers = len(self._workers)
         for w, worker in enumerate(self._workers):
             worker.send(command, arguments[w::workers])
         replies: list = [None] * self.count
-        for w, reply in enumerate(self._replies(self.timeout)):
+        for w, reply in enumerate(self._replies(timeout or self.timeout)):
             replies[w::workers] = reply
         return replies
 
     def _here(self, i: int, command: str, argument: Any) -> Any:
-        """Do a worker's job in this process; system errors are the caller's."""
+        """Do a worker's job in this process; errors of the machine are the caller's, but connections are its own."""
         try:
             return call(self._environments[i], command, argument)
-        except (UserError, OSError, MemoryError):
+        except (UserError, MemoryError):
             raise
         except Exception as error:
+            if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+                raise
             what = f"{self.task} raised an error {self._playing[i]}"
             raise EnvironmentFailure(f"{what}.\n{traceback.format_exc()}") from error
 
     def _replies(self, timeout: float) -> list:
         """One reply from every worker, or an `EnvironmentFailure` about the first that has none."""
-        deadline, replies = time.monotonic() + timeout, []
+        replies = []
         for w, worker in enumerate(self._workers):
-            status, reply = worker.reply(max(0.0, deadline - time.monotonic()))
+            status, reply = worker.reply(timeout)
             if status == "mistake":
                 raise UserError(reply)
             if status != "done":

@@ -135,7 +135,7 @@ def open_clips(clips: str, split: str, size: int, color: bool, frames: int, resi
             needs; "kinetics" (``$KINETICS_DIR/{train,val}/driving_car``) or "kinetics:CLASS"; or a folder, a
             file or a glob pattern of videos. A folder with videos in train/ and test/ has its splits there; other
             files are divided by a hash of their names, about a fifth for testing. Adding files leaves the others
-            where they are.
+            where they are, unless one split would be empty.
         split: "train", "test" or "all" (both).
         size: height and width in pixels.
         color: three channels instead of one.
@@ -172,7 +172,7 @@ def find_videos(clips: str, split: str) -> list[Path]:
         return sorted({path for part in SPLITS for path in find_videos(clips, part)})
     if clips == "kinetics" or clips.startswith("kinetics:"):
         return _find_kinetics(split, clips.partition(":")[2] or KINETICS_CLASS)
-    if glob.has_magic(clips):
+    if glob.has_magic(clips) and not os.path.exists(os.path.expanduser(clips)):  # a folder may be called [a]
         files = [path for path in map(Path, glob.glob(os.path.expanduser(clips), recursive=True)) if _is_video(path)]
     else:
         root = Path(os.path.expanduser(clips))

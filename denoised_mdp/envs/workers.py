@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
+import math
 import multiprocessing
 import os
 import signal
 import tempfile
 import time
 import traceback
+import warnings
+import weakref
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +28,10 @@ from denoised_mdp.errors import UserError
 
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 ONE_THREAD["LP_NUM_THREADS"] = "0"  # threads of Mesa's software renderer besides the caller's
+
+
+STOPS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2") if hasattr(signal, name)}
+"""signals that stop a run: meant for the process that workers serve, though terminals and schedulers tell all"""
 
 
 class Worker(Protocol):
@@ -89,9 +98,10 @@ class ProcessWorker:
         arguments = (other, make_environment, count, trace, self._current)
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
         try:
-            with _environment_variables(ONE_THREAD), _without_interrupts():
+            with _environment_variables(ONE_THREAD), _without_stops():
                 self.process.start()
             other.close()
+            _started.add(self)
         except BaseException:
             self.end()
             raise
@@ -116,19 +126,27 @@ class ProcessWorker:
 
     def reply(self, timeout: float) -> tuple[str, Any]:
         """See `Worker`."""
-        if wait([self.pipe, self.process.sentinel], timeout):
+        slices = max(1, math.ceil(timeout))  # of a process that was stopped and continued, the pause counts as one
+        if any(wait([self.pipe, self.process.sentinel], timeout / slices) for _ in range(slices)):
             if self.pipe.poll():
                 with contextlib.suppress(EOFError, OSError):
                     return self.pipe.recv()
             self.process.join(5.0)
-            return "dead", self.trace.read_text(errors="replace")
+            return "dead", self._traceback()
         if self.process.pid and hasattr(signal, "SIGUSR1"):  # let it write its traceback
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGUSR1)
             patience = time.monotonic() + 5.0
-            while not self.trace.stat().st_size and time.monotonic() < patience:
+            while not self._traceback() and time.monotonic() < patience:
                 time.sleep(0.05)
-        return "hung", self.trace.read_text(errors="replace")
+        return "hung", self._traceback()
+
+    def _traceback(self) -> str:
+        """What the process wrote when it died or was asked."""
+        try:
+            return self.trace.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
 
     def end(self, patience: float = 2.0) -> None:
         """See `Worker`."""
@@ -157,13 +175,24 @@ def _environment_variables(values: dict[str, str]):
                 os.environ[name] = value
 
 
-@contextlib.contextmanager
-def _without_interrupts():
-    """Block Ctrl-C for good in processes started in the block: it is meant for the process that they serve.
+_started: weakref.WeakSet[ProcessWorker] = weakref.WeakSet()
 
-    Here it is delivered afterwards. Ignoring it once they run would be too late: their imports take seconds.
+
+@atexit.register
+def _leave_all() -> None:
+    """Let workers end that nobody has closed: multiprocessing would wait for its SIGTERM, which they block."""
+    for worker in _started:
+        worker.leave()
+
+
+@contextlib.contextmanager
+def _without_stops():
+    """Block `STOPS` for good in processes started in the block; here they are delivered afterwards.
+
+    Ignoring them once the processes run would be too late: their imports take seconds.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    resource_tracker.ensure_running()  # the first start of a process would start it, and its start unblocks signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
     finally:
@@ -176,6 +205,7 @@ def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str,
         faulthandler.enable(file)
         if hasattr(signal, "SIGUSR1"):
             faulthandler.register(signal.SIGUSR1, file=file)
+        warnings.formatwarning = lambda message, *_: f"warning: {' '.join(str(message).split())}\n"
         environments: list[gym.Env] = []
         try:
             for current.value in range(count):
@@ -187,8 +217,8 @@ def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str,
                 for current.value, argument in enumerate(arguments):
                     replies.append(call(environments[current.value], command, argument))
                 pipe.send(("done", replies))
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            pass
+        except (EOFError, BrokenPipeError, ConnectionResetError):  # nobody is left to read or remove it
+            Path(trace).unlink(missing_ok=True)
         except UserError as error:
             pipe.send(("mistake", str(error)))
         except Exception:

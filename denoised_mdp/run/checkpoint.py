@@ -146,7 +146,8 @@ def load(
         map_location: device of the tensors. Optimizers and generators need theirs on the CPU (the default), and
             move them.
         accept: returns why a tree cannot be used, which then counts as torn; None if it can.
-        also: another folder in which that of `step` may be; its steps are named where there is none.
+        also: another folder in which that of `step` may be, and is preferred: of one step, a run that was stopped in
+            the middle of its updates has weights here that are not those it ended the step with.
 
     Raises:
         UserError: there is none, none is whole, or it was written by a newer version.
@@ -158,7 +159,7 @@ def load(
     if step is not None:
         if not isinstance(step, int):
             raise UserError(f"checkpoint={step!r}: must be a step, a whole number, or best.")
-        candidates = [(found, path) for found, path in candidates + more if found == step]
+        candidates = [(found, path) for found, path in more + candidates if found == step]
     if not candidates:
         wanted = "" if step is None else f" of step {step:,}"
         existing = f" (steps with one: {', '.join(f'{found:,}' for found in steps)})" if steps else ""

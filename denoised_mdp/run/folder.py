@@ -244,7 +244,8 @@ def _refuse_unwritable(folder: Path) -> None:
     if not above.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     if not os.access(above, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        reason = errno.EROFS if os.statvfs(above).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(reason, os.strerror(reason))
 
 
 def _there(path: Path) -> bool:
