@@ -8,7 +8,11 @@ from conftest import random_batch, small_agent
 from small_runs import run_in_parts, tiny
 from test_policies import policy_batch
 
+from denoised_mdp.config import schema
 from denoised_mdp.models.mdp import PolicyBatch
+from denoised_mdp.models.scalars import SCALARS
+from denoised_mdp.options import arguments
+from denoised_mdp.policies import POLICIES
 from denoised_mdp.policies.imagination import ReturnScale, lambda_returns
 from denoised_mdp.run.diff import compare, report
 from denoised_mdp.run.load import load_run
@@ -96,6 +100,30 @@ def test_the_value_net_is_drawn_to_a_slow_copy_that_follows_it():
         assert after.grad is None
 
 
+@pytest.mark.parametrize("value", ["gaussian", "twohot"])
+@pytest.mark.parametrize("kind", ["backprop", "reinforce"])
+def test_of_several_value_nets_the_lowest_counts_and_each_learns_its_targets(kind, value):
+    """Values, and losses with those of stored rows and of a slow copy, as of nets that are asked one by one."""
+    agent = small_agent()
+    batch = policy_batch(agent)
+    options = schema.POLICIES[kind](hidden=8, horizon=4, value=value, value_nets=3, slow_value=0.1)
+    policy = POLICIES[kind](agent.mdp, **arguments(options)).double()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    scalar, nets, slow = SCALARS[value], policy.value.nets, policy.slow_value.nets
+    means = torch.stack([scalar.mean(net(batch.features)) for net in nets])  # [3, T, B]
+    assert value == "twohot" or len(set(means.argmin(0).flatten().tolist())) > 1
+    torch.testing.assert_close(policy.scalar.mean(policy.value(batch.features)), means.min(0).values)
+    targets, weight = torch.randn(2, *means.shape[1:], dtype=torch.float64)
+    lowest = torch.stack([scalar.mean(net(batch.features)) for net in slow]).min(0).values
+    losses = [scalar.nll(net(batch.features), aim) for net in nets for aim in (targets, lowest)]
+    found = policy.value_loss(policy.value(batch.features), batch.features, targets, weight)
+    torch.testing.assert_close(found, (weight * sum(losses) / 3).mean())
+    agent.policy = policy
+    assert all(torch.isfinite(one) for one in policy.update(batch, agent.mdp, generator()).values())
+
+
 def test_without_switches_the_state_of_a_policy_is_that_of_actor_and_value_net():
     plain, more = small_agent(), small_agent(slow_value=0.02, return_scale="percentile")
     names = plain.policy.state_dict().keys()
@@ -139,6 +167,7 @@ SWITCHES = [
     "policy.slow_value=0.02",
     "policy.imagine_rows=2",
     "policy.replay_value=0.3",
+    "policy.value_nets=2",
     "policy.late_lr=0.2",
     "policy.late_imagined_value=0",
     "policy.late_after=3",

@@ -47,7 +47,7 @@ def draw(distribution: Distribution, noise: Tensor | None) -> Tensor:
 def can_be_plain(config: Config) -> bool:
     """Whether `PlainUpdate` repeats this configuration: y and x apart, none of the policy's later switches."""
     switches = {"return_scale": "none", "slow_value": 0.0, "imagine_rows": None, "value": "gaussian", "norm": "none"}
-    switches |= {"optimizer": "adam", "agc": None, "imagined_value": 1.0, "replay_value": 0.0}
+    switches |= {"optimizer": "adam", "agc": None, "value_nets": 1, "imagined_value": 1.0, "replay_value": 0.0}
     model, policy = config.model, vars(config.policy)
     apart = not any(row.parents for row in model.latents.values()) and model.kl.dyn is None
     paper = model.convolutions in (None, "paper") and config.env.size in CONVOLUTIONS["paper"]

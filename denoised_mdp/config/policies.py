@@ -31,6 +31,9 @@ class BackpropConfig:
         choices=("gaussian", "twohot"),
     )
     value_layers: int = option(3, "hidden layers of the value net", low=1)
+    value_nets: int = option(
+        1, "independent value nets, of which the lowest counts: the actor must deceive all of them", low=1, high=10
+    )
     horizon: int = option(15, "imagined steps", low=2)
     gamma: float = option(0.99, "discount per action", above=0, high=1)
     lambda_: float = option(0.95, "mixture of the lambda-return", low=0, high=1)

@@ -11,6 +11,8 @@ parameters' type.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -62,6 +64,18 @@ class MLP(nn.Module):
         for layer, activate in zip(self.hidden, self.activations, strict=True):
             x = activate(dense(x, layer, dtype))
         return dense(x, self.output, self.output.weight.dtype)
+
+
+class SideBySide(nn.Module):
+    """Several networks with the same input; outputs [..., K O] of all K, one behind the other."""
+
+    def __init__(self, nets: Sequence[nn.Module]):
+        super().__init__()
+        self.nets = nn.ModuleList(nets)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., inputs] -> [..., K O]."""
+        return torch.cat([net(x) for net in self.nets], -1)
 
 
 def dense(x: Tensor, layer: nn.Linear, dtype: torch.dtype) -> Tensor:

@@ -63,5 +63,24 @@ class TwohotScalar:
         return -((1.0 - share) * lower + share * upper)
 
 
+class Lowest:
+    """What several networks say of one scalar: the lowest of their means counts, and each learns all targets.
+
+    Raw outputs [..., K O] are those of K networks `SideBySide`, of a kind of `SCALARS` with O outputs each.
+    """
+
+    def __init__(self, kind: type[GaussianScalar | TwohotScalar], count: int):
+        self.kind, self.count, self.outputs = kind, count, kind.outputs * count
+
+    def mean(self, raw: Tensor) -> Tensor:
+        """[..., K O] -> [...]."""
+        return self.kind.mean(raw.unflatten(-1, (self.count, -1))).amin(-1)
+
+    def nll(self, raw: Tensor, target: Tensor) -> Tensor:
+        """Negative log likelihood of targets [...], nats, mean over the networks."""
+        targets = target[..., None].expand(*target.shape, self.count)  # [..., K]
+        return self.kind.nll(raw.unflatten(-1, (self.count, -1)), targets).mean(-1)
+
+
 SCALARS = {"gaussian": GaussianScalar, "twohot": TwohotScalar}
 """name in the configuration -> class"""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
-from denoised_mdp.models.networks import MLP
-from denoised_mdp.models.scalars import SCALARS
+from denoised_mdp.models.networks import MLP, SideBySide
+from denoised_mdp.models.scalars import SCALARS, Lowest
 from denoised_mdp.optim import follow, make_optimizer, optimize
 from denoised_mdp.optim.parallel import average, gather, normal
 from denoised_mdp.policies.actor import make_actor
@@ -66,6 +66,8 @@ class ImaginingPolicy(Policy):
     `return_scale`: "percentile" divides what the actor maximizes, the entropy aside, by `ReturnScale`.
     `slow_value`: rate at which a copy of the value net follows it; the value net is also drawn to the copy's values.
     `value`: what the value net says, of `models.scalars`; twohot begins with 0 everywhere.
+    `value_nets`: so many learn the same from other initial weights, and the lowest value counts, in targets too: an
+    actor that learns through a value net finds its errors, and seldom the same ones in two.
     `imagine_rows`: imagination starts from the last so many rows of each segment (None: from all).
     `imagined_value`, `replay_value`: weights of the value net's losses on imagined returns and on those of the stored
     rows themselves (`replay_loss`). Where the first is 0, no value learns from what the actor believes of itself.
@@ -86,6 +88,7 @@ class ImaginingPolicy(Policy):
         norm: str,
         value: str,
         value_layers: int,
+        value_nets: int,
         horizon: int,
         gamma: float,
         lambda_: float,
@@ -115,9 +118,12 @@ class ImaginingPolicy(Policy):
         shape = {"hidden": hidden, "layers": actor_layers, "norm": norm, "initial_std": initial_std, "min_std": min_std}
         self.actor = make_actor(mdp, **shape)
         self.scalar = SCALARS[value]
-        self.value = MLP(mdp.feature_size, hidden, self.scalar.outputs, value_layers, norm)
-        if value == "twohot":  # else bins of 1e8 would count from the start
-            nn.init.zeros_(self.value.output.weight), nn.init.zeros_(self.value.output.bias)
+        nets = [MLP(mdp.feature_size, hidden, self.scalar.outputs, value_layers, norm) for _ in range(value_nets)]
+        for net in nets if value == "twohot" else ():  # else bins of 1e8 would count from the start
+            nn.init.zeros_(net.output.weight), nn.init.zeros_(net.output.bias)
+        self.value = nets[0] if value_nets == 1 else SideBySide(nets)
+        if value_nets > 1:
+            self.scalar = Lowest(self.scalar, value_nets)
         self.slow_value = copy.deepcopy(self.value).requires_grad_(False) if slow_value else None
         self.scale = ReturnScale() if return_scale == "percentile" else None
         self.rates, self.late_after = {"actor": actor_lr, "value": value_lr}, late_after
