@@ -17,8 +17,10 @@ from denoised_mdp.session import Session
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-MODERN = ["preset=modern_debug", "policy.late_lr=0.5", "policy.late_after=5"]
-"""LaProp with AGC, twohot, percentiles, a slow value net, stored latents; and rates that fall in mid-run"""
+def modern_agent():
+    """LaProp with AGC, twohot, percentiles, a slow value net, stored latents; and rates that fall in mid-run."""
+    options = ["preset=modern_debug", "policy.late_lr=0.5", "policy.late_after=5"]
+    return build_agent(load_config(options), 2).double()
 
 
 def two_agents(make=small_agent):
@@ -36,23 +38,14 @@ def assert_close(found, expected):
         torch.testing.assert_close(found[name].double(), value.double(), rtol=1e-6, atol=1e-9, msg=name)
 
 
-def test_graph_equals_eager():
+@pytest.mark.parametrize(("make", "size"), [(small_agent, 64), (modern_agent, 32)])
+def test_graph_equals_eager(make, size):
     """Ten updates on different batches, the first three without the policy: metrics, weights, noise."""
-    eager, graphed = two_agents()
+    eager, graphed = two_agents(make)
+    start = {"start": torch.zeros(1, 3, eager.latent_size)} if make is modern_agent else {}
     for step in range(10):
-        batch = random_batch(seed=step)
+        batch = random_batch(size=size, seed=step) | start
         found, expected = (agent.update(batch, policy=step >= 3) for agent in (graphed, eager))
-        assert_close(found, expected)
-    assert_close(graphed.state_dict(), eager.state_dict())
-    assert torch.equal(graphed.random.get_state(), eager.random.get_state())
-
-
-def test_graph_equals_eager_with_the_parts_of_dreamerv3():
-    """The same of what `preset=modern` switches on."""
-    eager, graphed = two_agents(lambda: build_agent(load_config(MODERN), 2).double())
-    for step in range(10):
-        batch = random_batch(size=32, seed=step) | {"start": torch.zeros(1, 3, eager.latent_size)}
-        found, expected = (agent.update(batch, policy=step >= 2) for agent in (graphed, eager))
         assert_close(found, expected)
     assert_close(graphed.state_dict(), eager.state_dict())
     assert torch.equal(graphed.random.get_state(), eager.random.get_state())

@@ -163,7 +163,7 @@ BACKPROP = "policies.backprop:BackpropPolicy.losses"
 ENDS_ERRORS = {  # name: (check, policy, function, right, wrong)
     "ends-for-continuations": (check_loss, BackpropPolicy, HEAD, "(~is_terminal)", "is_terminal"),
     "head-of-all-latents-detached": (check_loss, BackpropPolicy, HEAD, ".features())", ".features().detach())"),
-    "head-not-in-the-loss": (check_loss, BackpropPolicy, LOSS, 'loss + ends["model/continuation_nll"]', "loss"),
+    "head-not-in-the-loss": (check_loss, BackpropPolicy, LOSS, "weighted_kl + sum(ends.values())", "weighted_kl"),
     "logits-for-probabilities": (check_backprop, BackpropPolicy, PREDICTED, ".sigmoid()", ""),
     "head-forgotten-by-the-mdp": (
         check_updates,

@@ -20,7 +20,7 @@ from denoised_mdp.envs.workers import ProcessWorker, Worker, about, call
 from denoised_mdp.errors import EnvironmentFailure, UserError
 
 START_SECONDS = 300.0
-"""seconds that a worker may take to import and build its environments, on top of its first reply's time"""
+"""seconds that a worker may take to import and build its environments, or to restore them, on top of a reply's time"""
 WORKERS: dict[str, type[Worker]] = {"process": ProcessWorker, "ray": RayWorker}
 
 

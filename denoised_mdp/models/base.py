@@ -153,6 +153,12 @@ class WorldModel(nn.Module, ABC):
         logits = self.continuation(latent.select(self.table.seen).features()).squeeze(-1)  # [T, B]
         return F.binary_cross_entropy_with_logits(logits, (~is_terminal).to(logits.dtype))
 
+    def continuation_terms(self, latent: Latent, is_terminal: Tensor) -> dict[str, Tensor]:
+        """What a head for terminations adds to the loss, a scalar by the name of its metric; none without one."""
+        if self.continuation is None:
+            return {}
+        return {"model/continuation_nll": self.continuation_nll(latent, is_terminal)}
+
     def seen_continuation(self, latent: Latent) -> Tensor:
         """Probability [...] that the episode goes on after latents [...] of what the policy sees."""
         return self.continuation(latent.features()).squeeze(-1).sigmoid()  # [...]

@@ -145,10 +145,8 @@ class DenoisedModel(WorldModel):
         shown = images if self.target == "observation" else self.float_images(observation[..., 3:])  # [T B, 3, H, W]
         image_loss = self.image_nll(self.decode(latent), shown)
         reward_loss = scalar_nll(sum(shares.values()), reward, self.reward_std).mean()
-        loss, ends = image_loss + reward_loss + weighted_kl, {}
-        if self.continuation is not None:
-            ends = {"model/continuation_nll": self.continuation_nll(latent, is_terminal)}
-            loss = loss + ends["model/continuation_nll"]
+        ends = self.continuation_terms(latent, is_terminal)
+        loss = image_loss + reward_loss + weighted_kl + sum(ends.values())
 
         constant = HALF_LOG_2PI * images[0].numel()
         metrics = {

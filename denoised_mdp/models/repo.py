@@ -104,10 +104,8 @@ class RePo(DenoisedModel):
         reward_loss = scalar_nll(sum(shares.values()), reward, self.reward_std).mean()  # scalar
         excess = balanced_kl(posterior, prior, self.kl_balance).mean() - self.kl_limit  # scalar
         beta = self.log_beta.detach().exp()
-        loss, ends = reward_loss + beta * excess, {}
-        if self.continuation is not None:
-            ends = {"model/continuation_nll": self.continuation_nll(latent, is_terminal)}
-            loss = loss + ends["model/continuation_nll"]
+        ends = self.continuation_terms(latent, is_terminal)
+        loss = reward_loss + beta * excess + sum(ends.values())
         metrics = {
             "model/loss": loss,
             "model/reward_error": (reward_loss - HALF_LOG_2PI - math.log(self.reward_std)) * self.reward_std**2,

@@ -70,7 +70,7 @@ class Lowest:
     """
 
     def __init__(self, kind: type[GaussianScalar | TwohotScalar], count: int):
-        self.kind, self.count, self.outputs = kind, count, kind.outputs * count
+        self.kind, self.count = kind, count
 
     def mean(self, raw: Tensor) -> Tensor:
         """[..., K O] -> [...]."""

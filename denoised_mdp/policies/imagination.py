@@ -121,9 +121,9 @@ class ImaginingPolicy(Policy):
         nets = [MLP(mdp.feature_size, hidden, self.scalar.outputs, value_layers, norm) for _ in range(value_nets)]
         for net in nets if value == "twohot" else ():  # else bins of 1e8 would count from the start
             nn.init.zeros_(net.output.weight), nn.init.zeros_(net.output.bias)
-        self.value = nets[0] if value_nets == 1 else SideBySide(nets)
+        self.value = nets[0]
         if value_nets > 1:
-            self.scalar = Lowest(self.scalar, value_nets)
+            self.value, self.scalar = SideBySide(nets), Lowest(self.scalar, value_nets)
         self.slow_value = copy.deepcopy(self.value).requires_grad_(False) if slow_value else None
         self.scale = ReturnScale() if return_scale == "percentile" else None
         self.rates, self.late_after = {"actor": actor_lr, "value": value_lr}, late_after

@@ -7,6 +7,7 @@ A table lies between two comments, ``<!-- table NAME: ... -->`` and ``<!-- end -
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Sequence
@@ -14,11 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common import read
-from evidence_numbers import METRICS, Row, digits_of, known, limits_of, values, with_late
+from evidence_numbers import METRICS, Row, cells, metric_lines, with_late
 
 from denoised_mdp.analysis.results import write_whole
-from denoised_mdp.analysis.table.statistics import mean
-from denoised_mdp.analysis.table.write import markdown, with_interval
+from denoised_mdp.analysis.table.write import markdown
 from denoised_mdp.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +38,14 @@ class Column:
 
     def rows(self) -> list[Row]:
         """Their rows, in order of the seeds."""
-        folder = ROOT / "results" / self.folder
-        found = with_late(read(folder / "runs.csv"), read(folder / "curves.csv"))
-        wanted = (self.task, self.variant, self.arm)
-        return [row for row in found if (row["task"], row["variant"], row["arm"]) == wanted]
+        found = cells(rows_of(ROOT / "results" / self.folder))
+        return found.get((self.task, self.variant), {}).get(self.arm, [])
+
+
+@functools.cache
+def rows_of(folder: Path) -> list[Row]:
+    """All rows of a folder of results, for which several columns ask."""
+    return with_late(read(folder / "runs.csv"), read(folder / "curves.csv"))
 
 
 @dataclass(frozen=True)
@@ -56,24 +60,11 @@ class Table:
         """The table in Markdown."""
         found = [(column.head, rows) for column in self.columns if (rows := column.rows())]
         arms = [rows for _, rows in found]
-        body = [["seeds", *(", ".join(row["seed"] for row in rows) for rows in arms)]]
-        for metric, label in self.metrics.items():
-            texts = [cell(rows, metric, self.intervals) for rows in arms]
-            body += [[label or METRICS[metric], *texts]] if set(texts) != {"-"} else []
+        labels = {metric: label or METRICS[metric] for metric, label in self.metrics.items()}
+        seeds = ["seeds", *(", ".join(row["seed"] for row in rows) for rows in arms)]
+        body = [seeds, *metric_lines(arms, labels, self.intervals)]
         what = "mean [95 % interval] (each seed)" if self.intervals else "mean (each seed)"
         return markdown([[what, *(head for head, _ in found)], *body])
-
-
-def cell(rows: Sequence[Row], metric: str, intervals: bool) -> str:
-    """Mean, on demand its 95 % interval, and each seed's value; a dash where no run has one."""
-    own, digits = known(rows, metric), digits_of(metric)
-    if not len(own):
-        return "-"
-    whole = f"{own.mean():.{digits}f}"
-    if intervals:
-        whole = with_interval(mean, [own], digits=digits, within=limits_of(metric))
-    each = ("-" if value != value else f"{value:.{digits}f}" for value in values(rows, metric))
-    return f"{whole} ({', '.join(each)})" if len(rows) > 1 else whole
 
 
 def strong(task: str) -> list[Column]:
@@ -87,38 +78,26 @@ def strong(task: str) -> list[Column]:
 
 TASKS = ("cheetah_run", "walker_walk")
 QUICKSTART = Column("quickstart, 2b", "quickstart", "cheetah_run", "video_background_0.3", "2b")
-RETURNS = {
+ALL = {metric: "" for metric in METRICS if metric != "updates"}
+SHORT = {
+    "leakage": "leakage (low is good)",
+    "recall": "signal recall (high is good)",
+    "recall_untrained": "signal recall before training",
+    "nats_x": "",
+    "nats_y": "",
+    "action_change": "action change under another background (low is good)",
     "return": "return at the end, 10 held-out episodes",
     "return_unseen": "the same with unseen backgrounds",
     "return_late": "mean of the last four evaluations",
-    "return_best": "best weights, 20 other episodes",
-    "return_best_unseen": "the same with unseen backgrounds",
+    "random": "",
 }
-LATENTS = {
-    "recall": "signal recall (high is good)",
-    "recall_untrained": "signal recall before training",
-    "leakage": "leakage (low is good)",
-    "leakage_untrained": "leakage before training",
-    "noise_from_y": "R² of the background from y (high is good)",
-    "signal_from_y": "R² of the body from y (low is good)",
-    "action_change": "action change under another background (low is good)",
-    "invariance": "distance of x, other distractors / other states (low is good)",
-    "invariance_y": "distance of y, other states / other distractors (low is good)",
-    "nats_x": "nats per step of x",
-    "nats_y": "nats per step of y",
-}
-EVERYTHING = {"random": "return of random actions"} | RETURNS | LATENTS | {"cpu_hours": "CPU hours"}
-SHORT = (
-    *("leakage", "recall", "recall_untrained", "nats_x", "nats_y", "action_change"),
-    *("return", "return_unseen", "return_late", "random"),
-)
 TABLES = {
     "summary": Table(
         [QUICKSTART, *(replace(one, head=f"`{one.task}`, {one.head}") for task in TASKS for one in strong(task)[:2])],
-        {name: EVERYTHING[name] for name in SHORT},
+        SHORT,
     ),
-    **{task: Table(strong(task), EVERYTHING, intervals=True) for task in TASKS},
-    "quickstart": Table([QUICKSTART], EVERYTHING),
+    **{task: Table(strong(task), ALL, intervals=True) for task in TASKS},
+    "quickstart": Table([QUICKSTART], ALL),
 }
 """name -> table"""
 

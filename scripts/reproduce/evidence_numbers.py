@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -194,16 +194,7 @@ def table(rows: Sequence[Row]) -> str:
     lines = [f"Mean over seeds [95 % interval, from {FEWEST} seeds on] (each seed in order). {HOW}", ""]
     for (task, variant), arms in cells(rows).items():
         heads = [f"{arm} (seeds {', '.join(row['seed'] for row in runs)})" for arm, runs in arms.items()]
-        body = []
-        for metric, label in METRICS.items():
-            texts = []
-            for runs in arms.values():
-                own, digits = values(runs, metric), digits_of(metric)
-                each = ", ".join("-" if value != value else f"{value:,.{digits}f}" for value in own)
-                scores = [known(runs, metric)] if len(known(runs, metric)) else None
-                whole = with_interval(mean, scores, digits=digits, within=limits_of(metric))
-                texts.append(f"{whole} ({each})" if scores else "-")
-            body += [[label, *texts]] if set(texts) != {"-"} else []
+        body = metric_lines(arms.values(), METRICS)
         lines += [f"## {task}, {variant}", "", *markdown([["", *heads], *body]), ""]
     compared = [line for line in comparisons(rows) if line["metric"] in COMPARED]
     if compared:
@@ -216,6 +207,24 @@ def table(rows: Sequence[Row]) -> str:
         commands.setdefault(row["overrides"], []).append(row["seed"])
     trained = [f"denoised-mdp train -m {words} seed={','.join(seeds)}" for words, seeds in commands.items()]
     return "\n".join([*lines, "## Commands", "", "```bash", *trained, "```", ""])
+
+
+def metric_lines(arms: Collection[Sequence[Row]], labels: Mapping[str, str], intervals: bool = True) -> list[list[str]]:
+    """Cells of a line for each metric that an arm knows: its label, and of each arm what `seeds_text` says."""
+    lines = [[label, *(seeds_text(runs, metric, intervals) for runs in arms)] for metric, label in labels.items()]
+    return [line for line in lines if set(line[1:]) != {"-"}]
+
+
+def seeds_text(runs: Sequence[Row], metric: str, intervals: bool = True) -> str:
+    """Mean over seeds, its interval, and each seed's value in parentheses; a dash where no run has one."""
+    own, digits = known(runs, metric), digits_of(metric)
+    if not len(own):
+        return "-"
+    each = ", ".join("-" if value != value else f"{value:,.{digits}f}" for value in values(runs, metric))
+    whole = f"{own.mean():.{digits}f}"
+    if intervals:
+        whole = with_interval(mean, [own], digits=digits, within=limits_of(metric))
+    return f"{whole} ({each})"
 
 
 def compared_text(line: Mapping[str, Any]) -> list[str]:
