@@ -8,11 +8,13 @@ import shlex
 import numpy as np
 import pytest
 from pictures import assert_whole
-from report_runs import add_probes, make_run
+from report_runs import add_probes, make_run, matrix_of
 from reproducing import script
 from small_runs import tiny
 
 from denoised_mdp import load
+from denoised_mdp.analysis.factor_tables import as_tree
+from denoised_mdp.analysis.factors import UNTRAINED
 from denoised_mdp.analysis.report.data import read_run
 from denoised_mdp.analysis.results import write_json
 from denoised_mdp.analysis.table.statistics import interval
@@ -156,6 +158,78 @@ def test_numbers_follow_from_the_runs(evidence, grid, tmp_path, monkeypatch, cap
     curve = [r for r in rows_of(out / "curves.csv") if (r["arm"], r["seed"], r["metric"]) == ("dreamer", "2", "return")]
     assert [(r["updates"], float(r["value"])) for r in curve] == [("1", 0.0), ("2", 42.0)]
     assert "| 110 [83, 137] (100, 110, 120) | 41 [38, 44] (40, 41, 42) |" in capsys.readouterr().out
+
+
+def test_every_column_holds_its_own_number(evidence, tmp_path, monkeypatch):
+    """A run in which no two numbers are alike."""
+    run, out = tmp_path / "a", tmp_path / "out"
+    made(run, "model=2b", "distractors=camera_jitter", returns=(3.0, 4.0, 5.0, 6.0, 7.5), recall=0.8, leakage=0.1)
+    scores = {"x": (0.81, 0.11), "y": (0.21, 0.91), UNTRAINED: (0.31, 0.41)}
+    distances = {"x": {"ratio": 0.25}, "y": {"ratio": 8.0}, "action": {"ratio": 0.35}}
+    about = {"run": "", "step": 200}
+    contents = {
+        "factors_train_000000200": {
+            "options": {"episodes": 36, "steps": 200, "seeds": 1, "split": "train", "behaviour": "mixed"},
+            **as_tree(matrix_of(scores)),
+        },
+        "invariance": {
+            "options": {"episodes": 6, "steps": 150, "split": "train", "worlds": 4, "returns": 0},
+            "action_change": 0.55,
+            "untrained": {"action_change": 0.65, "action_ratio": 0.75},
+            "distances": distances,
+        },
+        "returns": played(10, 0, 12.0),
+        "returns_best": played(20, 10, 22.0),
+    }
+    for name, tree in contents.items():
+        write_json(run / "probes" / f"{name}.json", {"probe": name.partition("_")[0], **about, **tree})
+    lines = [{"step": step, "random/return": value} for step, value in ((0, 30.0), (10, 32.0))]
+    lines += [{"step": 200, "model/kl_x": 2.5, "model/kl_y": 3.5, "train/updates": 77, "train/cpu_seconds": 1800.0}]
+    lines += [{"step": 200, "eval/return": 9.0}]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (run / "machine.jsonl").write_text(f"{json.dumps({'parameters': 1234, 'threads': 1})}\n")
+    call(evidence, monkeypatch, run, "--out", out)
+    (row,) = rows_of(out / "runs.csv")
+    expected = {
+        "step": 200,
+        "updates": 77,
+        "cpu_hours": 0.5,
+        "parameters": 1234,
+        "random": 31,
+        "random_error": 1,
+        "return": 12,
+        "return_error": 0,
+        "return_unseen": 13,
+        "return_best": 22,
+        "return_best_unseen": 23,
+        "recall": 0.81,
+        "leakage": 0.11,
+        "recall_untrained": 0.31,
+        "leakage_untrained": 0.41,
+        "signal_from_y": 0.21,
+        "noise_from_y": 0.91,
+        "action_change": 0.55,
+        "action_change_untrained": 0.65,
+        "action_ratio": 0.35,
+        "action_ratio_untrained": 0.75,
+        "invariance": 0.25,
+        "invariance_y": 1 / 8,
+        "nats_x": 2.5,
+        "nats_y": 3.5,
+    }
+    assert {name: float(row[name]) for name in expected} == pytest.approx(expected)
+    named = {"run": "a", "task": "dot", "variant": "camera_jitter", "arm": "2b", "seed": "0"}
+    assert {name: row[name] for name in named} == named
+    assert row.keys() == expected.keys() | named.keys() | {"overrides"}
+
+
+def test_a_run_without_evaluations_has_a_row_and_no_curve(evidence, grid, tmp_path, monkeypatch):
+    log, out = grid / "a0" / "metrics.jsonl", tmp_path / "out"
+    log.write_text("".join(line for line in log.read_text().splitlines(True) if "eval/return" not in line))
+    call(evidence, monkeypatch, grid / "a0", "--out", out)
+    (row,) = rows_of(out / "runs.csv")
+    assert (row["return"], row["return_best"]) == ("100", "")
+    assert not (out / "curves.csv").exists() and not (out / "curves.png").exists() and (out / "arms.png").exists()
 
 
 def test_late_returns_are_a_mean_over_the_last_evaluations_up_to_the_step(evidence, tmp_path, monkeypatch):

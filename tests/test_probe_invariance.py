@@ -1,6 +1,7 @@
 """Invariance and health on constructed representations, and the probe of a whole tiny run."""
 
 import csv
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import torch
 from conftest import STRUCTURES, small_agent
 from report_runs import matrix_of
 
-from denoised_mdp.analysis import data, factor_tables, health, results
+from denoised_mdp.analysis import data, factor_tables, health, invariance, results
 from denoised_mdp.analysis.invariance import grid_distances, measure_invariance, paired_change, record_grid, variations
 from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.cli import main as cli
@@ -19,6 +20,8 @@ from denoised_mdp.envs import make_env
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import EvaluationResult
 from denoised_mdp.models.structure import Table
+from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.load import load_run, untrained
 from denoised_mdp.session import train
 
 
@@ -89,6 +92,37 @@ def test_an_encoder_that_ignores_the_background_is_invariant_and_one_that_keeps_
     agent.world_model.encoder = MaskedEncoder(inner, keep_dot=False)
     texture = measure_invariance(agent, grid)
     assert texture.parts["encoder"].ratio > 2 * seeing.parts["encoder"].ratio
+
+
+def test_what_is_said_of_actions_by_brute_force(monkeypatch):
+    """Change: over pairs of worlds of one physics, and components; ratio: to pairs of physics in one world."""
+    physics, worlds, steps, size = 3, 4, 5, 2
+    actions = np.random.default_rng(0).uniform(-1, 1, (physics, worlds, steps, size))
+    monkeypatch.setattr(invariance, "_actions", lambda *_: actions.reshape(-1, steps, size))
+    monkeypatch.setattr(invariance, "freeze", lambda *_, **__: None)
+    agent = SimpleNamespace(actions=SimpleNamespace(discrete=False))
+    change, ratio = invariance.action_change(agent, [[None] * worlds] * physics)
+    changes, same, other = [], [], []
+    for t in range(steps):
+        for p in range(physics):
+            for k, m in itertools.combinations(range(worlds), 2):
+                changes += list(abs(actions[p, k, t] - actions[p, m, t]))
+                same.append(sum((actions[p, k, t] - actions[p, m, t]) ** 2))
+        for k in range(worlds):
+            other += [
+                sum((actions[p, k, t] - actions[q, k, t]) ** 2) for p, q in itertools.combinations(range(physics), 2)
+            ]
+    assert change == pytest.approx(np.mean(changes))
+    assert ratio == pytest.approx(np.sqrt(np.mean(same) / np.mean(other)))
+
+
+def test_actions_alone_are_measured_as_with_all_else():
+    torch.manual_seed(0)
+    agent = small_agent("2b").float()
+    grid = record_grid(toy, agent, physics=3, worlds=2, steps=6)
+    found = measure_invariance(agent, grid)
+    assert invariance.action_change(agent, grid) == (found.action_change, found.parts["action"].ratio)
+    assert found.action_change > 0
 
 
 def test_invariance_needs_noise():
@@ -259,6 +293,11 @@ def test_invariance_and_health_of_a_run(run):
     tree = json.loads(path.read_text())
     assert set(tree["distances"]) == {"x", "y", "all", "encoder", "action"}
     assert len(tree["returns"]["as trained"]["returns"]) == 2
+    config, agent, _ = load_run(run[0])
+    grid = record_grid(environment_maker(config), agent, 2, 2, 8, config.train.exploration_noise)
+    before = invariance.action_change(untrained(agent), grid)
+    assert tree["untrained"] == {"action_change": pytest.approx(before[0]), "action_ratio": pytest.approx(before[1])}
+    assert before[0] > 0 and tree["action_change"] != pytest.approx(before[0])
     small = path.read_text()
     probe("invariance", run[:1], episodes=2, steps=5, worlds=2, returns=0)
     assert path.read_text() == small  # another size has another name

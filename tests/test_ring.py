@@ -120,6 +120,11 @@ def test_means_and_interquartile_means_with_their_intervals(ring):
     assert lines[3].startswith("| tia | 7 | - | - |")
 
 
+def test_a_mean_of_some_runs_says_of_how_many(ring):
+    runs = [row("2b", seed=seed, leakage=0.25 if seed else "", recall=0.5) for seed in range(3)]
+    assert [ring.cell_text([runs], metric) for metric in ("leakage", "recall")] == ["0.25 (2 of 3)", "0.50"]
+
+
 def test_random_actions_count_once_for_a_seed(ring):
     rows = [row("2b", seed=seed, random=10 + 4 * seed, **{"return": 1}) for seed in range(3)]
     rows += [row(arm, seed=0, random=10) for arm in ("dreamer", "tia")]

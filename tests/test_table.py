@@ -207,12 +207,30 @@ def test_a_mean_is_a_line_only_where_all_seeds_count():
     axes = Figure().subplots()
     curves = [(np.array([240.0, 480.0]), np.array([0.0, 10.0])), (np.array([240.0, 480.0, 720.0]), np.full(3, 20.0))]
     curves[1][1][2] = 30.0
-    draw_seeds(axes, curves, "red", "2b")
+    draw_seeds(axes, curves, 2, "red", "2b")
     line, dotted, *runs = axes.lines
     assert line.get_xydata().tolist() == [[0.24, 10.0], [0.48, 15.0]] and line.get_linestyle() == "-"
     assert dotted.get_xydata().tolist()[-1] == [0.72, 30.0] and dotted.get_linestyle() == ":"
     assert line.get_linewidth() == dotted.get_linewidth() and len(runs) == 2
     assert axes.get_legend_handles_labels()[1] == ["2b"]
+
+
+def test_a_mean_without_some_runs_is_dotted_everywhere():
+    """A third run has no curve at all."""
+    axes = Figure().subplots()
+    draw_seeds(axes, [(np.array([240.0, 480.0]), np.array([0.0, 10.0]))] * 2, 3, "red", "2b")
+    line, dotted, *_ = axes.lines
+    assert not len(line.get_xydata()) and len(dotted.get_xydata()) == 2 and dotted.get_linestyle() == ":"
+
+
+def test_a_mean_of_some_runs_says_of_how_many(tmp_path):
+    grid(tmp_path, methods=("2b",), seeds=(0, 1, 2))
+    for number, run in enumerate(sorted(tmp_path.iterdir())):
+        if number:
+            add_probes(run, recall=0.75, leakage=0.25 if number == 1 else math.nan)
+    head, line = aggregates(table_of(tmp_path))
+    found = dict(zip(head, line, strict=True))
+    assert (found["recall"], found["leakage"]) == ("0.75 (2 of 3)", "0.25 (1 of 3)")
 
 
 def test_the_command_writes_every_format(tmp_path, capsys):

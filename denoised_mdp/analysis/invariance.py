@@ -55,7 +55,8 @@ class Invariance:
     seen: str
     """the part that the policy sees"""
     action_change: float
-    """mean absolute change of an action (its range is 2) under other distractors; another choice counts 2"""
+    """mean absolute change of an action (its range is 2) under other distractors; another choice counts 2. That of an
+    agent that hardly acts is small too: `parts["action"].ratio` compares it with the change between states."""
 
 
 def grid_distances(values: np.ndarray) -> tuple[float, float]:
@@ -115,10 +116,22 @@ def measure_invariance(agent: Agent, grid: Sequence[Sequence[Episode]]) -> Invar
     for name, values in one.items():
         resampled = np.sqrt(np.square(values - other[name]).sum(-1).mean())
         parts[name] = Distances(*grid_distances(values.reshape(*shape, *values.shape[1:])), float(resampled))
-    action = actions[0].reshape(*shape, *actions[0].shape[1:])  # [P, K, T, A]
-    k, m = np.triu_indices(shape[1], 1)
-    change = np.abs(action[:, k] - action[:, m]).mean() * (action.shape[-1] if agent.actions.discrete else 1)
-    return Invariance(parts, first[0].seen, float(change))
+    return Invariance(parts, first[0].seen, _mean_change(agent, actions[0].reshape(*shape, *actions[0].shape[1:])))
+
+
+def action_change(agent: Agent, grid: Sequence[Sequence[Episode]]) -> tuple[float, float]:
+    """Only what `measure_invariance` says of the action: its change, and the ratio of its distances."""
+    frozen = freeze(agent, [cell for row in grid for cell in row], shared_noise=True)
+    actions = _actions(agent, frozen)
+    actions = actions.reshape(len(grid), len(grid[0]), *actions.shape[1:])  # [P, K, T, A]
+    return _mean_change(agent, actions), Distances(*grid_distances(actions), math.nan).ratio
+
+
+def _mean_change(agent: Agent, actions: np.ndarray) -> float:
+    """`Invariance.action_change` of actions [P, K, T, A]."""
+    k, m = np.triu_indices(actions.shape[1], 1)
+    change = np.abs(actions[:, k] - actions[:, m]).mean()
+    return float(change * (actions.shape[-1] if agent.actions.discrete else 1))
 
 
 def _stack_means(frozen: Sequence[Frozen]) -> dict[str, np.ndarray]:

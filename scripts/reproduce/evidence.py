@@ -53,6 +53,7 @@ def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[
     best = results.get("best", {}).get("returns", {})
     random = run.metrics.get("random/return", ((), np.full(1, math.nan)))[1]
     invariant = results.get("invariance", {"distances": {}})
+    before = invariant.get("untrained", {})
 
     def r_squared(part: str, source: str) -> float:
         return matrix.summary("ridge", part, source).value
@@ -84,6 +85,9 @@ def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[
         "signal_from_y": r_squared("y", "signal"),
         "noise_from_y": r_squared("y", "noise"),
         "action_change": number_of(invariant.get("action_change")),
+        "action_change_untrained": number_of(before.get("action_change")),
+        "action_ratio": ratio_of("action"),
+        "action_ratio_untrained": number_of(before.get("action_ratio")),
         "invariance": ratio_of(matrix.seen),
         "invariance_y": 1 / (ratio_of("y") or math.nan),
         "nats_x": logged("model/kl_x"),
@@ -123,6 +127,8 @@ def replace_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     ours = {tuple(str(row[name]) for name in KEY) for row in rows}
     blank = dict.fromkeys(rows[0] if rows else (), "")  # a column may be newer than a row that stays
     kept = [blank | row for row in read(path) if tuple(row[name] for name in KEY) not in ours]
+    if not kept and not rows:  # of a run that was never evaluated, there are no curves
+        return
     fresh = [{k: f"{v:.5g}" if isinstance(v, float) and v == v else v for k, v in row.items()} for row in rows]
     write_csv(path, sorted([*kept, *fresh], key=lambda row: (*(row[name] for name in KEY[:3]), int(row["seed"]))))
 

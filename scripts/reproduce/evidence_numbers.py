@@ -30,6 +30,9 @@ METRICS = {
     "signal_from_y": "R² of the signal from y; low is good",
     "noise_from_y": "R² of the noise from y; high is good",
     "action_change": "mean change of an action under other distractors (range 2); low is good",
+    "action_change_untrained": "the same change before training",
+    "action_ratio": "distance of actions, other distractors / other states; low is good",
+    "action_ratio_untrained": "the same ratio before training",
     "invariance": "distance of x, other distractors / other states; low is good",
     "invariance_y": "distance of y, other states / other distractors; low is good",
     "nats_x": "nats per step of x",
@@ -40,7 +43,7 @@ METRICS = {
 """column -> line of the table"""
 COMPARED = (
     *("return", "return_unseen", "return_late", "return_best", "return_best_unseen"),
-    *("recall", "leakage", "action_change", "nats_x"),
+    *("recall", "leakage", "action_change", "action_ratio", "nats_x"),
 )
 """those of `METRICS` in which arms are compared in the table"""
 LATE = 4
@@ -216,15 +219,15 @@ def metric_lines(arms: Collection[Sequence[Row]], labels: Mapping[str, str], int
 
 
 def seeds_text(runs: Sequence[Row], metric: str, intervals: bool = True) -> str:
-    """Mean over seeds, its interval, and each seed's value in parentheses; a dash where no run has one."""
+    """Mean over seeds, its interval, and each seed's value in parentheses if there are several; a dash without any."""
     own, digits = known(runs, metric), digits_of(metric)
     if not len(own):
         return "-"
-    each = ", ".join("-" if value != value else f"{value:,.{digits}f}" for value in values(runs, metric))
-    whole = f"{own.mean():.{digits}f}"
+    each = ["-" if value != value else f"{value:,.{digits}f}" for value in values(runs, metric)]
+    whole = f"{own.mean():,.{digits}f}"
     if intervals:
         whole = with_interval(mean, [own], digits=digits, within=limits_of(metric))
-    return f"{whole} ({each})"
+    return f"{whole} ({', '.join(each)})" if len(each) > 1 else each[0]
 
 
 def compared_text(line: Mapping[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from denoised_mdp.analysis.table.statistics import FEWEST, interval, mean
 
 DRAWN = ("return", "return_unseen", "recall", "leakage", "action_change", "nats_x")
 REFERENCES = {"return": "random", "return_unseen": "random"} | {
-    name: f"{name}_untrained" for name in ("recall", "leakage")
+    name: f"{name}_untrained" for name in ("recall", "leakage", "action_change")
 }
 """metric -> what a run has without learning"""
 SHORT = {"return_unseen": "return, unseen clips", "action_change": "action change", "nats_x": "nats of x"}
@@ -47,7 +47,8 @@ def draw_curves(rows: Sequence[Row], path: Path) -> Path:
                 continue
             axes.set_ylabel(label)
             for arm, curves in drawn.items():
-                draw_seeds(axes, curves, colors[arm], arm, bands=False)
+                seeds = len({row["seed"] for row in arms[arm]})
+                draw_seeds(axes, curves, seeds, colors[arm], arm, bands=False)
             highest = max([1.0, *(float(own.max()) for curves in drawn.values() for _, own in curves)])
             axes.set_ylim(0, 1.05 * highest)
             axes.set_xlabel("thousand updates")
@@ -118,6 +119,9 @@ def draw_arm(axes, place: int, runs: Sequence[Row], metric: str, color: str) -> 
     """One bar of `draw_arms`; returns the largest number drawn."""
     own, reference = known(runs, metric), known(runs, REFERENCES.get(metric, ""))
     drawn = [0.0, *own, *reference]
+    if len(own) < len(runs):
+        where = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center"}
+        axes.text(0.99, place, f"{len(own)} of {len(runs)} runs", fontsize=6.5, color=INK, **where)
     if len(own):
         value, low, high = interval(mean, [own], within=limits_of(metric))
         drawn.append(np.nan_to_num(high))
@@ -140,6 +144,6 @@ def write(rows: Sequence[Row], curves: Sequence[Row], folder: Path) -> list[Path
         write_json(folder / "summary.json", summary(rows)),
         write_json(folder / "intervals.json", intervals(rows)),
         write_whole(folder / "table.md", text),
-        draw_curves(curves, folder / "curves.png"),
+        *([draw_curves(curves, folder / "curves.png")] if curves else []),
         draw_arms(rows, folder / "arms.png"),
     ]

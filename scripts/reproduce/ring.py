@@ -29,7 +29,7 @@ from evidence_arms import key_of
 from denoised_mdp.analysis.results import write_json, write_whole
 from denoised_mdp.analysis.status import statuses
 from denoised_mdp.analysis.table.statistics import iqm, mean
-from denoised_mdp.analysis.table.write import markdown, with_interval
+from denoised_mdp.analysis.table.write import markdown, share_text, with_interval
 from denoised_mdp.cli.grid import read_grid
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
@@ -52,7 +52,7 @@ COLUMNS = {
 """of the table of a cell: metric -> head"""
 NOTES = (
     "Mean over seeds [95 % interval, stratified bootstrap over runs, widened for few], from three runs on. IQM: mean of"
-    " the middle half of the runs of all distractors. A dash: not known, or not defined.",
+    " the middle half of the runs of all distractors. A dash: not known, or not defined. (2 of 3): of so many runs.",
     f"Above random: runs whose mean return of 10 episodes exceeds that of the run's random actions by {ERRORS} standard"
     " errors of the difference.",
     "Recall and leakage: R² of the signal and of the noise from what the policy sees, by ridge regression. Untrained:"
@@ -107,9 +107,10 @@ def scores(cells: Sequence[Sequence[numbers.Row]], metric: str) -> list[np.ndarr
 
 
 def cell_text(cells: Sequence[Sequence[numbers.Row]], metric: str, statistic: Callable[..., np.ndarray] = mean) -> str:
-    """A metric's mean, or another statistic, over cells of runs, with its interval."""
-    limits = numbers.limits_of(metric)
-    return with_interval(statistic, scores(cells, metric), digits=numbers.digits_of(metric), within=limits)
+    """A metric's mean, or another statistic, over cells of runs, with its interval; of how many, if not of all."""
+    found, limits = scores(cells, metric), numbers.limits_of(metric)
+    text = with_interval(statistic, found, digits=numbers.digits_of(metric), within=limits)
+    return text + (share_text(sum(map(len, found)), sum(map(len, cells))) if found else "")
 
 
 def cell_table(arms: numbers.Arms) -> list[str]:

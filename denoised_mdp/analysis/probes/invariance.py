@@ -30,7 +30,8 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
     Raises:
         UserError: fewer than two episodes or worlds.
     """
-    from denoised_mdp.analysis.invariance import measure_invariance, paired_change, record_grid, returns_under
+    from denoised_mdp.analysis import invariance
+    from denoised_mdp.run.load import untrained
 
     if min(options.episodes, options.worlds) < 2:
         raise UserError("Distances need at least 2 episodes and 2 worlds (--episodes, --worlds).")
@@ -40,8 +41,9 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
         config, agent = subject.config, subject.agent
         explore = config.train.exploration_noise
         make = environment_maker(config, options.split)
-        grid = record_grid(make, agent, options.episodes, options.worlds, options.steps, explore)
-        found = measure_invariance(agent, grid)
+        grid = invariance.record_grid(make, agent, options.episodes, options.worlds, options.steps, explore)
+        found = invariance.measure_invariance(agent, grid)
+        before, ratio_before = invariance.action_change(untrained(agent), grid)
         del grid
         lines += [
             subject.label,
@@ -49,13 +51,16 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
         ]
         for name, d in found.parts.items():
             lines.append(f"  {name:14s}{d.other_noise:19.3f}{d.other_state:14.3f}{d.ratio:8.3f}{d.resampled:12.3f}")
-        lines.append(f"  the policy's action changes by {found.action_change:.3f} on average (of a range of 2)")
+        lines.append(
+            f"  the policy's action changes by {found.action_change:.3f} on average (of a range of 2);"
+            f" before training by {before:.3f}, ratio {ratio_before:.3f}"
+        )
         tree = {name: dataclasses.asdict(d) | {"ratio": d.ratio} for name, d in found.parts.items()}
-        results = returns_under(agent, config, options.returns) if options.returns else {}
+        results = invariance.returns_under(agent, config, options.returns) if options.returns else {}
         trained = results.get("as trained")
         earned = {}
         for name, result in results.items():
-            change, error = paired_change(result, trained)
+            change, error = invariance.paired_change(result, trained)
             earned[name] = {
                 "mean": result.mean,
                 "standard_error": result.standard_error,
@@ -65,9 +70,15 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
             }
             versus = "" if result is trained else f"   change {number(change, error)}"
             lines.append(f"  return, {name:34s}{number(result.mean, result.standard_error):>20s}{versus}")
-        tree = {"distances": tree, "seen": found.seen, "action_change": found.action_change, "returns": earned}
+        measured = {
+            "distances": tree,
+            "seen": found.seen,
+            "action_change": found.action_change,
+            "untrained": {"action_change": before, "action_ratio": ratio_before},
+            "returns": earned,
+        }
         about = subject.about("invariance", options.measured())
-        lines.append(f"  {write_json(f'{stem}.json', about | tree)}")
+        lines.append(f"  {write_json(f'{stem}.json', about | measured)}")
     return lines
 
 
@@ -90,7 +101,8 @@ def report(tree: Mapping[str, Any]) -> Section:
         text=(
             "Distance between latents when only the distractors change, relative to that between different states."
             " For x, small is good; for y, large is good.",
-            f"The policy's action changes by {show(tree.get('action_change'))} on average (its range is 2).",
+            f"The policy's action changes by {show(tree.get('action_change'))} on average (its range is 2); with"
+            f" initial weights by {show(tree.get('untrained', {}).get('action_change'))}.",
         ),
         pictures=[picture] if picture else [],
         tables=tables,

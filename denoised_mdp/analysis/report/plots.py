@@ -44,7 +44,7 @@ def curves_plot(groups: Sequence[Group], metric: str, ylabel: str) -> str | None
             continue
         steps, mean, half, count = band(curves)
         few = {"marker": "o", "markersize": 3} if len(steps) < 15 else {}
-        draw_mean(axes, steps, mean, count == len(curves), color=color, linewidth=1.7, **few)
+        draw_mean(axes, steps, mean, count == len(group.runs), color=color, linewidth=1.7, **few)
         extent += [value for _, values in curves for value in (values.min(), values.max())]
         if len(curves) > 1:
             low, high, many = mean - half, mean + half, count >= BAND_FROM

@@ -43,7 +43,7 @@ def draw_curves(table: Table, path: Path) -> Path:
                 curves = [run.metrics["eval/return"] for run in runs if "eval/return" in run.metrics]
                 if not curves:
                     continue
-                draw_seeds(axes, curves, color_of(number), method)
+                draw_seeds(axes, curves, len(runs), color_of(number), method)
     for axes in panels[-1]:
         axes.set_xlabel("thousand environment steps")
     for row in panels:
@@ -59,13 +59,13 @@ def legend_below(figure, panels: np.ndarray, *, columns: int = 4, title: str | N
     figure.legend(lines.values(), lines.keys(), title=title, title_fontsize=8, **place)
 
 
-def draw_seeds(axes, curves: Sequence[Curve], color: str, label: str, *, bands: bool = True) -> None:
-    """Mean, 95 % band and each run of the curves of one method; steps are shown in thousands.
+def draw_seeds(axes, curves: Sequence[Curve], runs: int, color: str, label: str, *, bands: bool = True) -> None:
+    """Mean, 95 % band and each of the curves of one method; steps are shown in thousands.
 
-    The mean is dotted where some runs are missing: it can jump where one ends.
+    The mean is dotted where some of all its runs are missing: it can jump where one begins or ends.
     """
     steps, values, half, count = band(curves)
-    draw_mean(axes, steps, values, count == len(curves), color=color, label=literal(label), linewidth=1.6)
+    draw_mean(axes, steps, values, count == runs, color=color, label=literal(label), linewidth=1.6)
     many = bands & (count >= BAND_FROM)
     axes.fill_between(steps / 1000, values - half, values + half, where=many, color=color, alpha=0.16, lw=0)
     for own, one in curves if len(curves) > 1 else ():

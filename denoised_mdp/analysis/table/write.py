@@ -39,8 +39,8 @@ def write_table(table: Table, folder: Path) -> list[Path]:
         f" runs; none where a cell has fewer than {FEWEST} runs, or where no resample changes the value. IQM: mean of"
         " the middle half of all runs. A dash: a cell has no run with a score.",
         "Recall, leakage and invariance (how far other distractors move what the policy sees; low is good) are means"
-        " over runs with probes of the same options and step. Core hours: CPU hours of the learner, or wall-clock"
-        " hours times threads where these were not logged.",
+        " over runs with probes of the same options and step; (2 of 3): of so many runs. Core hours: CPU hours of the"
+        " learner, or wall-clock hours times threads where these were not logged.",
     ]
     lines = [line for title, rows in parts.items() for line in (f"## {title}", "", *markdown(rows), "")]
     missing = table.missing or ["nothing"]
@@ -70,10 +70,10 @@ def aggregates(table: Table) -> Rows:
     for method in table.methods:
         scores, runs = table.scores(method), table.runs(method)
         cells = [with_interval(statistic, scores) for statistic in (iqm, mean, median)]
-        cells += [_mean_text(probed(runs, everyone, name), 2) for name in PROBES]
+        cells += [_mean_text(probed(runs, everyone, name), len(runs), 2) for name in PROBES]
         sizes = {parameters(run) for run in runs} - {None}
         cells.append(" to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)})) if sizes else "-")
-        cells += [_mean_text([core_hours(run) for run in runs], 1), f"{len(runs)}"]
+        cells += [_mean_text([core_hours(run) for run in runs], len(runs), 1), f"{len(runs)}"]
         rows.append([method, *cells])
     return rows
 
@@ -161,9 +161,14 @@ def with_interval(
     return f"{value:.{digits}f}{bounds}"
 
 
-def _mean_text(values: Sequence[float], digits: int) -> str:
+def share_text(known: int, runs: int) -> str:
+    """What follows a mean: nothing if it is of all runs, else of how many."""
+    return "" if known == runs else f" ({known} of {runs})"
+
+
+def _mean_text(values: Sequence[float], runs: int, digits: int) -> str:
     known = [value for value in values if math.isfinite(value)]
-    return f"{np.mean(known):.{digits}f}" if known else "-"
+    return f"{np.mean(known):.{digits}f}{share_text(len(known), runs)}" if known else "-"
 
 
 def markdown(rows: Rows) -> list[str]:
