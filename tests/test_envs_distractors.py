@@ -246,19 +246,29 @@ def test_quadrants_are_complete_and_those_of_the_paper(make):
     assert quadrant_table(make("cheetah_run", distractors={"video_background": {}, "camera_jitter": {}})) == row
 
 
-def test_the_tables_of_the_documentation_are_those_of_the_code(make):
+def test_quadrants_and_sensors_in_the_documentation_are_those_of_the_code(make):
+    """RoboDesk's row is tested with it."""
     text = (Path(__file__).resolve().parent.parent / "docs" / "environments.md").read_text("utf-8")
     for name, distractors in {
+        "DMC, noiseless": {},
         "video background": {"video_background": {}},
         "video background + noisy sensor": {"video_background": {}, "noisy_sensor": {}},
+        "video background + camera jitter": {"video_background": {}, "camera_jitter": {}},
         "body colour, lighting, camera pose": {name: {} for name in SCENE},
     }.items():
         assert f"| {name} | {quadrant_table(make('cheetah_run', distractors=distractors))} |\n" in text
+    for name, task, suite in (
+        ("DMC with a target", "reacher_easy", "dmc"),
+        ("point_mass_hard", "point_mass_hard", "dmc"),
+        ("toy", "dot", "toy"),
+        ("toy, counting", "counting", "toy"),
+    ):
+        assert f"| {name} | {quadrant_table(make(task, suite=suite))} |\n" in text, name
     for task, sensor in SENSORS.items():
         unit = sensor.meaning.partition("; ")[2]
         assert any(f"`{task}`" in line and f"`{sensor.method}`" in line and unit in line for line in text.splitlines())
     assert all(task in text for task in WITHOUT_SENSOR if not task.startswith("lqr"))
 
 
-def test_every_task_of_the_suite_is_in_the_tables():
-    assert len(tasks("dmc")) == 51 and len(SENSORS) == 47
+def test_every_task_of_the_suite_has_a_sensor_or_is_known_to_have_none():
+    assert sorted(tasks("dmc")) == sorted([*SENSORS, *WITHOUT_SENSOR]) and len(tasks("dmc")) == 51

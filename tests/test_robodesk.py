@@ -1,6 +1,7 @@
 """RoboDesk: physics, rewards, seeds, state; pictures and distractors have files of their own."""
 
 import importlib.util
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +11,7 @@ from gymnasium.utils.env_checker import check_env
 from robodesk_case import ALL, MARKS, actions
 
 from denoised_mdp.envs import make_env, tasks
+from denoised_mdp.envs.quadrants import quadrant_table
 from denoised_mdp.envs.robodesk.arm import Arm
 from denoised_mdp.envs.robodesk.env import SUBSTEPS, RoboDeskEnv
 from denoised_mdp.envs.robodesk.scene import ARM, COLORS, asset_folder
@@ -393,7 +395,10 @@ def test_gymnasium_checker(clips):
 
 
 def test_every_number_has_its_quadrant(make):
-    kinds = make(distractors=ALL).quadrants
+    noisy = make(distractors=ALL)
+    kinds = noisy.quadrants
+    text = (Path(__file__).parents[1] / "docs" / "environments.md").read_text("utf-8")
+    assert f"| RoboDesk, noisy | {quadrant_table(noisy)} |\n" in text
     assert kinds["qpos/panda0_joint1"] == kinds["qpos/green_button"] == kinds["hue/green"] == "controllable, relevant"
     assert kinds["qpos/green_light"] == kinds["end_effector/x"] == "controllable, relevant"
     assert kinds["qpos/ball/0"] == kinds["qpos/drawer_joint"] == kinds["qpos/red_button"] == "controllable, irrelevant"

@@ -489,6 +489,27 @@ def test_a_state_continues_with_its_clips_wherever_they_are(folder, tmp_path):
     assert names(env) == state["noise"]["clips"]
 
 
+def test_a_state_tells_clips_of_one_name_and_size_apart(tmp_path):
+    """In different folders, with different contents: each is shown where it was, and a lost one is named."""
+    clips = tmp_path / "clips"
+    for shade, place in enumerate(("a", "b", "c")):
+        path = write_video(clips / "train" / place / "1.mkv", 8, color=(40 * shade, 0, 0))
+        path.write_bytes(path.read_bytes().ljust(4000, b"\0"))
+    write_video(clips / "test" / "x.mkv", 8)
+    env = make(clips)
+    env.reset(seed=0)
+    state, actions = env.get_state(), [env.action_space.sample() for _ in range(25)]
+    expected = [env.step(action)[0] for action in actions]
+    assert len(set(state["noise"]["clips"])) == 1 and len(state["noise"]["clips"]) == 3
+    env = make(clips)
+    env.set_state(state)
+    for action, frame in zip(actions, expected, strict=True):
+        np.testing.assert_array_equal(env.step(action)[0], frame)
+    (clips / "train" / "b" / "1.mkv").unlink()
+    with pytest.raises(UserError, match=r"shows 1.mkv \(.*no longer"):
+        make(clips).set_state(state)
+
+
 def test_a_state_whose_clip_is_gone_names_it(folder):
     env = make(folder)
     env.reset(seed=0)

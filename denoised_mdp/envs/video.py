@@ -95,16 +95,20 @@ class Stream:
     def restore(self, identities: Sequence[str], clips: Sequence[Clip]) -> None:
         """Show the clips with these identities in this order; `clips` are all available ones.
 
+        Files of one name and size in different folders have one identity. They are told apart by their order, which is
+        that of `clips` in each stream, see `shuffled`.
+
         Raises:
             UserError: one of them is missing or cannot be read.
         """
         if identities == [clip.identity for clip in self.clips]:
             return
-        present = {clip.identity: clip for clip in clips}
-        missing = [identity for identity in identities if identity not in present]
+        left = list(clips)
+        wanted = [_take(left, identity) for identity in identities]
+        missing = [identity for identity, clip in zip(identities, wanted, strict=True) if clip is None]
         if not missing:
-            self.fill([present[identity] for identity in identities])
-            missing = [identity for identity in identities if present[identity] not in self.clips]
+            self.fill(wanted)
+            missing = [clip.identity for clip in wanted if clip not in self.clips]
         if missing:
             raise UserError(
                 f"The background shows {missing[0]}, which is no longer among the clips that can be read: put"
@@ -122,8 +126,19 @@ class Stream:
         return int(clip), int(frame)
 
 
+def _take(clips: list[Clip], identity: str) -> Clip | None:
+    """Remove the first clip with this identity from a list and return it; None if there is none."""
+    found = next((clip for clip in clips if clip.identity == identity), None)
+    if found is not None:
+        clips.remove(found)
+    return found
+
+
 def shuffled(clips: Sequence[Clip], seed: int, name: str = "order") -> list[Clip]:
-    """Return the clips in an order that depends on `seed` and `name`, and does not change when clips are added."""
+    """Return the clips in an order that depends on `seed` and `name`, and does not change when clips are added.
+
+    Those of one identity keep their order.
+    """
     return sorted(clips, key=lambda clip: generator(seed, f"{name} of {clip.identity}").random())
 
 

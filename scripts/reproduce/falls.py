@@ -3,7 +3,8 @@
     python scripts/reproduce/falls.py runs/quickstart runs/evidence/cheetah_run-*    # writes results/tuning/falls.csv
 
 Ten held-out episodes of each run, those of `denoised-mdp evaluate`, with the clips of training. On its back: the
-torso's pitch is more than a quarter turn from upright.
+torso's pitch is more than a quarter turn from upright. Stuck: it is not, and for `STILL` decisions on end the speed is
+below `SLOW`, as of a body that stands on its nose. A policy that has not learned to run is stuck as well.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from common import tabulate
+from numpy.lib.stride_tricks import sliding_window_view
 
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
@@ -20,6 +22,8 @@ from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.load import load_run
 
 EPISODES = 10
+STILL, SLOW = 25, 0.3
+"""decisions (1 s); m/s"""
 
 
 def falls(run: Path) -> dict[str, object]:
@@ -35,16 +39,29 @@ def falls(run: Path) -> dict[str, object]:
     over = np.cos(signal[..., names.index("qpos/rooty")]) < 0  # [E, T + 1]
     speed = signal[..., names.index("qvel/rootx")]  # [E, T + 1], m/s
     fell = over.any(1)  # [E]
+    stuck = lasting(~over & (np.abs(speed) < SLOW), STILL)  # [E, T + 1]
     return {
         "run": run.name,
         "return": f"{result.mean:.0f}",
         "standard_error": f"{result.standard_error:.0f}",
         "on_its_back": f"{over.mean():.2f}",
         "episodes_with_a_fall": int(fell.sum()),
+        "stuck": f"{stuck.mean():.2f}",
+        "episodes_stuck": int(stuck.any(1).sum()),
         "speed_upright": mean_of(speed[~over], 2),
         "speed_on_its_back": mean_of(speed[over], 2),
         "return_without_a_fall": mean_of(np.array(result.returns)[~fell], 0),
     }
+
+
+def lasting(true: np.ndarray, least: int) -> np.ndarray:
+    """Which rows [E, T] lie in a stretch of at least so many true ones of their episode."""
+    found = np.zeros_like(true)
+    if true.shape[1] >= least:
+        whole = sliding_window_view(true, least, axis=1).all(-1)  # [E, T - least + 1]: those of a stretch's beginnings
+        for shift in range(least):
+            found[:, shift : shift + whole.shape[1]] |= whole
+    return found
 
 
 def mean_of(values: np.ndarray, digits: int) -> str:
