@@ -161,7 +161,7 @@ def training_figure(tree: Mapping[str, Any]) -> Figure:
     left.set_ylabel("share of common neighbours")
     for number, group in enumerate(groups):
         right.plot([], [], "o", color=color_of(number), label=literal(group))
-    right.legend(fontsize=7.5, frameon=False)
+    _legend_below(figure, right)
     return figure
 
 
@@ -229,4 +229,8 @@ def _finish(axes, tree: Mapping[str, Any], lines: int) -> None:
 def _legend(figure: Figure, axes) -> None:
     for name, marker, color in MARKS:
         axes.plot([], [], marker, color=color, ms=5, label=name)
+    _legend_below(figure, axes)
+
+
+def _legend_below(figure: Figure, axes) -> None:
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7.5, frameon=False)
