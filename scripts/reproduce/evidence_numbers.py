@@ -31,7 +31,7 @@ METRICS = {
     "noise_from_y": "R² of the noise from y; high is good",
     "action_change": "mean change of an action under other distractors (range 2); low is good",
     "action_change_untrained": "the same change before training",
-    "action_ratio": "distance of actions, other distractors / other states; low is good",
+    "action_ratio": "action ratio: distance of actions, other distractors / other states; low is good",
     "action_ratio_untrained": "the same ratio before training",
     "invariance": "distance of x, other distractors / other states; low is good",
     "invariance_y": "distance of y, other states / other distractors; low is good",
