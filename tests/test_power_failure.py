@@ -234,14 +234,21 @@ def test_checkpoints_on_a_disk_that_is_not_there_are_not_begun_anew(tmp_path, wh
 
 
 @pytest.mark.parametrize("part", ["new_replay", "announce"])
-def test_a_run_that_was_stopped_while_it_was_built_continues(tmp_path, whole, monkeypatch, part):
+def test_a_run_that_was_stopped_while_it_was_built_continues(tmp_path, whole, monkeypatch, capsys, part):
     """Before its replay was made, and before its first row: the folder holds little of a training, and is one."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(Session, part, lambda _: os.kill(os.getpid(), signal.SIGTERM))
         assert main(command(run)) == 128 + signal.SIGTERM
+    saved = "stopped. Everything is saved; the same command continues."  # by the loop, which was about to begin
+    said = {"new_replay": "stopped. Nothing was trained yet.", "announce": saved}
+    assert capsys.readouterr().err.endswith(f"{said[part]}\n")
     assert (run / "replay").exists() is (part == "announce")
     assert main(command(run)) == 0
+    assert report(compare(whole, run))
+    capsys.readouterr()
+    assert main(command(run)) == 0, "repeated, it says so and does nothing"
+    assert re.search(rf"{run}: complete at step \d+. To extend it, set a larger", capsys.readouterr().out)
     assert report(compare(whole, run))
 
 

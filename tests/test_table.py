@@ -173,6 +173,20 @@ def test_what_is_missing_is_named_and_never_averaged_over(tmp_path):
     assert [list(scores) for scores in table.scores("2b · backprop")] == [[0.0], [0.0, 1.0]]
 
 
+def test_a_run_that_failed_at_its_start_does_not_keep_the_others_from_the_table(tmp_path):
+    """It has another length, other clips and the seed of another run, and no evaluation: it is named as missing."""
+    grid(tmp_path, seeds=(0, 1))
+    failed = make_run(tmp_path / "z", "seed=1", "train.total_steps=960", "env.clips=elsewhere")
+    (failed / "metrics.jsonl").write_text("")
+    table = table_of(tmp_path)
+    assert table.budget == 480 and [list(scores) for scores in table.scores("2b · backprop")] == [[0.0, 1.0]]
+    assert table.missing == [f"2b · backprop, dot, noiseless: {failed} not evaluated at step 480 (logged until 0)"]
+    for run in tmp_path.iterdir():
+        (run / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match="different lengths"):
+        table_of(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [

@@ -94,6 +94,8 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
 
     config = load_config(arguments.overrides)  # a typo is answered before PyTorch is imported
     from denoised_mdp.bench.doctor import days_on_a_cpu
+    from denoised_mdp.run.checkpoint import list_steps
+    from denoised_mdp.run.folder import RunFolder
     from denoised_mdp.run.signals import StopRequest
     from denoised_mdp.session import train
 
@@ -101,7 +103,9 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
         _tell(f"note: {text}")
     stop = StopRequest(last=owns_process)
     if not train(config, stop):
-        return _stopped(stop.exit_code, " Everything is saved; the same command continues.")
+        begun = list_steps(RunFolder(config.run_dir).checkpoints)
+        kept = "Everything is saved; the same command continues." if begun else "Nothing was trained yet."
+        return _stopped(stop.exit_code, f" {kept}")
     run, look = config.run_dir, [["render", config.run_dir]] if config.agent.has_model else []
     suggest(["evaluate", run, "--random"], *look, ["probe", first_probe([config]), run], ["report", run])
     return 0

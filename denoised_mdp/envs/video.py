@@ -88,7 +88,10 @@ class Stream:
                     phase.update(min(filled, self.frames))
         if not shown:
             names = ", ".join(clip.name for clip in clips[:3])
-            raise UserError(f"None of the {len(clips)} videos can be read (such as {names}).")
+            raise UserError(
+                f"None of the {len(clips)} videos can be read (such as {names}). Name readable ones with env.clips, or"
+                " use env.clips=procedural."
+            )
         self.clips, self._arrays = map(list, zip(*shown, strict=True))
         self._places = np.array([(i, n) for i, array in enumerate(self._arrays) for n in range(len(array))])
 
@@ -192,7 +195,10 @@ def find_videos(clips: str, split: str) -> list[Path]:
     else:
         root = Path(os.path.expanduser(clips))
         if not (root.is_file() or root.is_dir()):  # neither is a pipe or a device, from which a read may never return
-            raise UserError(f"There are no clips at {root}: no such file or folder.")
+            raise UserError(
+                f"There are no clips at {root}: no such file or folder. env.clips takes a folder, a file, a pattern,"
+                " procedural or kinetics."
+            )
         if all(_videos_under(root / name) for name in SPLITS):
             return _videos_under(root / split)
         files = [root] if root.is_file() else _videos_under(root)

@@ -162,7 +162,7 @@ def load(
         candidates = [(found, path) for found, path in more + candidates if found == step]
     if not candidates:
         wanted = "" if step is None else f" of step {step:,}"
-        existing = f" (steps with one: {', '.join(f'{found:,}' for found in steps)})" if steps else ""
+        existing = f" (steps with one: {', '.join(f'{found:,}' for found in steps)})" if steps else " yet"
         raise UserError(f"There is no checkpoint{wanted} in {folder}{existing}.")
     problems: dict[str, None] = {}  # each once: rows that are lost are so for every checkpoint
     for found, path in candidates:

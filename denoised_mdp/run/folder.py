@@ -134,13 +134,13 @@ class RunFolder:
             runs = {config.parent.name: config.parent for config in sorted(run.path.parent.glob("*/config.yaml"))}
             problem = "has no config.yaml" if run.path.exists() else "does not exist"
             near = nearest(run.path.name, runs)
-            hint = f" Did you mean '{runs[near]}'?" if near else ""
+            hint = f"Did you mean '{runs[near]}'?" if near else "denoised-mdp status FOLDER lists the runs in a folder."
             above = [folder for folder in run.path.parents if is_ours(folder / "config.yaml")]
             if run.path.exists() and above and ".." not in run.path.parts:
                 step = re.search(r"step_0*(\d+)$", run.path.name)
                 name = f"name that{f', with --checkpoint {step[1]}' if step else ''}"
-                hint = f" It is a part of the run {above[0]}: {name}."
-            raise UserError(f"There is no run at {path}: it {problem}.{hint}")
+                hint = f"It is a part of the run {above[0]}: {name}."
+            raise UserError(f"There is no run at {path}: it {problem}. {hint}")
         return run
 
     @contextlib.contextmanager

@@ -85,10 +85,13 @@ def make_table(runs: Sequence[RunData], step: int | None = None, by: Sequence[st
     for run in runs:
         if run.config is None:
             raise UserError(f"{run.path}: {run.problems[0]} Leave it out, or restore its config.yaml.")
-    budget = step or _one_budget(runs)
+    evaluated = [run for run in runs if "eval/return" in run.metrics]
+    budget = step or _one_budget(evaluated or runs)
     entries = [Entry(run, _cell(run.config), _method(run, by), _score(run, budget)) for run in runs]
     first: dict[Cell | tuple[Cell, str], Entry] = {}
     for entry in entries:
+        if "eval/return" not in entry.run.metrics:  # as of a run that failed at its start: listed as missing
+            continue
         _refuse_other_protocol(first.setdefault(entry.cell, entry), entry)
         _refuse_other_settings(first.setdefault((entry.cell, entry.method), entry), entry)
     table = Table(entries, budget)
