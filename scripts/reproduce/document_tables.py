@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common import read
-from evidence_numbers import METRICS, Row, cells, metric_lines, with_late
+from evidence_numbers import METRICS, Row, cells, difference, digits_of, ends, known, metric_lines, text_of, with_late
 
 from denoised_mdp.analysis.results import write_whole
 from denoised_mdp.analysis.table.write import markdown
@@ -67,6 +67,28 @@ class Table:
         return markdown([[what, *(head for head, _ in found)], *body])
 
 
+@dataclass(frozen=True)
+class Differences:
+    """By how much the first of two columns is above the second, for each head: pairs; metrics as those of a `Table`."""
+
+    pairs: dict[str, tuple[Column, Column]]
+    metrics: dict[str, str]
+
+    def lines(self) -> list[str]:
+        """The table in Markdown; a dash where one side knows no value."""
+        rows = [tuple(column.rows() for column in pair) for pair in self.pairs.values()]
+        body = [[label or METRICS[m], *(self.text(*pair, m) for pair in rows)] for m, label in self.metrics.items()]
+        return markdown([["difference of means [95 % interval]", *self.pairs], *body])
+
+    @staticmethod
+    def text(first: Sequence[Row], second: Sequence[Row], metric: str) -> str:
+        """The difference of the means over seeds, with its interval from three seeds on."""
+        sides = [known(rows, metric) for rows in (first, second)]
+        if not all(map(len, sides)):
+            return "-"
+        return text_of(ends(difference, *([side] for side in sides)), digits_of(metric))
+
+
 def strong(task: str) -> list[Column]:
     """Columns of a task under a background at full strength, and of 2b without one."""
     return [
@@ -91,12 +113,14 @@ SHORT = {
     "return_late": "mean of the last four evaluations",
     "random": "",
 }
+LEAD = {name: SHORT[name] for name in ("return", "return_unseen", "return_late", "recall", "leakage", "action_change")}
 TABLES = {
     "summary": Table(
         [QUICKSTART, *(replace(one, head=f"`{one.task}`, {one.head}") for task in TASKS for one in strong(task)[:2])],
         SHORT,
     ),
     **{task: Table(strong(task), ALL, intervals=True) for task in TASKS},
+    "lead": Differences({f"`{task}`, 2b - Dreamer": tuple(strong(task)[:2]) for task in TASKS}, LEAD),
     "quickstart": Table([QUICKSTART], ALL),
 }
 """name -> table"""
