@@ -53,15 +53,16 @@ def test_a_lead_is_a_difference_of_means_with_an_interval_from_three_seeds_on(do
     runs = {("a", "2b"): (10, 20, 60), ("a", "dreamer"): (1, 2, 9), ("b", "2b"): (7,), ("b", "dreamer"): (3, 4, 5)}
     rows = [f"{task},v,{arm},{seed},9,{v}" for (task, arm), own in runs.items() for seed, v in enumerate(own)]
     (tmp_path / "results" / "mine" / "runs.csv").write_text("\n".join(["task,variant,arm,seed,step,return", *rows]))
-    pairs = {
-        task: tuple(documents.Column("", "mine", task, "v", arm) for arm in ("2b", "dreamer")) for task in ("a", "b")
-    }
+    one, other = (
+        tuple(documents.Column("", "mine", task, "v", arm) for arm in ("2b", "dreamer")) for task in ("a", "b")
+    )
+    pairs = {"a": [one], "b": [other], "both": [one, other]}
     head, _, earned, unknown = documents.Differences(pairs, {"return": "earned", "recall": "known"}).lines()
-    assert head == "| difference of means [95 % interval] | a | b |" and unknown == "| known | - | - |"
+    assert head == "| difference of means [95 % interval] | a | b | both |" and unknown == "| known | - | - | - |"
     sides = [[np.array(runs["a", arm], float)] for arm in ("2b", "dreamer")]
     value, low, high = interval(lambda one, other: mean(one) - mean(other), *sides)
     assert value == 26 and low < 26 < high
-    assert earned == f"| earned | 26 [{low:.0f}, {high:.0f}] | 3 |"
+    assert earned == f"| earned | 26 [{low:.0f}, {high:.0f}] | 3 | {(26 + 3) / 2:.0f} |"
 
 
 def test_an_unknown_table_is_refused(documents):

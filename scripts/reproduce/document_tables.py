@@ -69,24 +69,33 @@ class Table:
 
 @dataclass(frozen=True)
 class Differences:
-    """By how much the first of two columns is above the second, for each head: pairs; metrics as those of a `Table`."""
+    """By how much one arm is above another: head -> pairs of columns, one for each task; metrics as of a `Table`."""
 
-    pairs: dict[str, tuple[Column, Column]]
+    pairs: dict[str, Sequence[tuple[Column, Column]]]
     metrics: dict[str, str]
 
     def lines(self) -> list[str]:
-        """The table in Markdown; a dash where one side knows no value."""
-        rows = [tuple(column.rows() for column in pair) for pair in self.pairs.values()]
-        body = [[label or METRICS[m], *(self.text(*pair, m) for pair in rows)] for m, label in self.metrics.items()]
+        """The table in Markdown."""
+        body = [
+            [label or METRICS[m], *(self.text(own, m) for own in self.pairs.values())]
+            for m, label in self.metrics.items()
+        ]
         return markdown([["difference of means [95 % interval]", *self.pairs], *body])
 
     @staticmethod
-    def text(first: Sequence[Row], second: Sequence[Row], metric: str) -> str:
-        """The difference of the means over seeds, with its interval from three seeds on."""
-        sides = [known(rows, metric) for rows in (first, second)]
-        if not all(map(len, sides)):
+    def text(pairs: Sequence[tuple[Column, Column]], metric: str) -> str:
+        """The difference of means over tasks of means over seeds; a dash where one side of a task knows no value."""
+        sides = [[known(column.rows(), metric) for column in side] for side in zip(*pairs, strict=True)]
+        if not all(len(values) for side in sides for values in side):
             return "-"
-        return text_of(ends(difference, *([side] for side in sides)), digits_of(metric))
+        return text_of(ends(difference, *sides), digits_of(metric))
+
+
+QUIET = "2b without distractors"
+NOISELESS = {
+    "cheetah_run": Column(QUIET, "evidence", "cheetah_run", "noiseless", "2b"),
+    "walker_walk": Column(f"{QUIET}, constant rates", "full_strength", "walker_walk", "noiseless", "2b"),
+}
 
 
 def strong(task: str) -> list[Column]:
@@ -94,7 +103,7 @@ def strong(task: str) -> list[Column]:
     return [
         Column("2b", "evidence", task, "video_background", "2b"),
         Column("Dreamer", "evidence", task, "video_background", "dreamer"),
-        Column("2b without distractors, constant rates", "full_strength", task, "noiseless", "2b"),
+        NOISELESS[task],
     ]
 
 
@@ -113,6 +122,7 @@ SHORT = {
     "return_late": "mean of the last four evaluations",
     "random": "",
 }
+PAIRS = {task: tuple(strong(task)[:2]) for task in TASKS}
 LEAD = {name: SHORT[name] for name in ("return", "return_unseen", "return_late", "recall", "leakage", "action_change")}
 TABLES = {
     "summary": Table(
@@ -120,7 +130,7 @@ TABLES = {
         SHORT,
     ),
     **{task: Table(strong(task), ALL, intervals=True) for task in TASKS},
-    "lead": Differences({f"`{task}`, 2b - Dreamer": tuple(strong(task)[:2]) for task in TASKS}, LEAD),
+    "lead": Differences({f"`{task}`": [PAIRS[task]] for task in TASKS} | {"both tasks": list(PAIRS.values())}, LEAD),
     "quickstart": Table([QUICKSTART], ALL),
 }
 """name -> table"""
