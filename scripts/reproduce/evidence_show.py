@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from evidence_numbers import Row, cells, intervals, known, limits_of, summary, table, with_late
+from evidence_numbers import NOISELESS, Arms, Row, cells, intervals, known, limits_of, summary, table, with_late
 
 from denoised_mdp.analysis.plots import INK, color_of, literal, new_figure, plain_axes, save_figure
 from denoised_mdp.analysis.results import write_json, write_whole
@@ -30,7 +30,7 @@ PROBED = ("recall", "leakage")
 
 def draw_curves(rows: Sequence[Row], path: Path) -> Path:
     """A row of panels per task and variant: `CURVES` over updates, each seed and the mean over seeds."""
-    found = cells(rows)
+    found = in_order(rows)
     figure = new_figure(3.4 * len(CURVES), 2.5 * len(found) + 0.5)
     figure.set_layout_engine("constrained")
     colors = colors_of(rows)
@@ -40,10 +40,10 @@ def draw_curves(rows: Sequence[Row], path: Path) -> Path:
             plain_axes(axes, 8)
             axes.set_title(literal(f"{task}, {variant}"), fontsize=8)
             drawn = {arm: curves for arm, points in arms.items() if (curves := list(curves_of(points, metric)))}
-            if metric in PROBED and not drawn:  # trained without the probe, or there is no noise to find
+            if metric in PROBED and not drawn:
                 axes.set_axis_off()
-                absent = f"{label}:\nnot measured in training"
-                axes.text(0.5, 0.5, absent, ha="center", fontsize=8, transform=axes.transAxes)
+                why = "no noise to find" if (variant, metric) == (NOISELESS, "leakage") else "not measured in training"
+                axes.text(0.5, 0.5, f"{label}:\n{why}", ha="center", fontsize=8, transform=axes.transAxes)
                 continue
             axes.set_ylabel(label)
             for arm, curves in drawn.items():
@@ -57,6 +57,11 @@ def draw_curves(rows: Sequence[Row], path: Path) -> Path:
     title = "thin: one seed; thick: mean over seeds, or the only one; dotted: without some of the seeds"
     legend_below(figure, panels, columns=5, title=title)
     return save_figure(figure, path)
+
+
+def in_order(rows: Sequence[Row]) -> dict[tuple[str, str], Arms]:
+    """The cells, those without distractors last."""
+    return dict(sorted(cells(rows).items(), key=lambda cell: cell[0][1] == NOISELESS))
 
 
 def note_absent(axes, arms: Sequence[str]) -> None:
@@ -81,7 +86,7 @@ def colors_of(rows: Sequence[Row]) -> dict[str, str]:
 
 def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> Path:
     """Panels per task and variant, one per metric: of each arm a bar, its seeds and interval, and `REFERENCES`."""
-    found, drawn = cells(rows), [metric for metric in drawn if len(known(rows, metric))]
+    found, drawn = in_order(rows), [metric for metric in drawn if len(known(rows, metric))]
     lines_each = -(-len(drawn) // WIDEST)
     columns = -(-len(drawn) // lines_each)
     heights = [0.3 * len(arms) + 0.75 for arms in found.values() for _ in range(lines_each)]
