@@ -202,7 +202,7 @@ def test_keeps_the_newest(tmp_path):
 
 
 def test_missing_checkpoints_are_named(tmp_path):
-    with pytest.raises(UserError, match="no checkpoint in .*nowhere.$"):
+    with pytest.raises(UserError, match="no checkpoint in .*nowhere yet.$"):
         checkpoint.load(tmp_path / "nowhere")
     checkpoint.save(tmp_path, 10, small())
     with pytest.raises(UserError, match="no checkpoint of step 11 .*steps with one: 10"):

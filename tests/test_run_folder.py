@@ -69,7 +69,7 @@ def test_existing_names_the_nearest_run(tmp_path):
     assert RunFolder.existing(tmp_path / "cheetah_run").config.is_file()
     with pytest.raises(UserError, match="does not exist. Did you mean '.*cheetah_run'?"):
         RunFolder.existing(tmp_path / "cheeta_run")
-    with pytest.raises(UserError, match="does not exist.$"):
+    with pytest.raises(UserError, match="does not exist. denoised-mdp status FOLDER lists the runs in a folder.$"):
         RunFolder.existing(tmp_path / "quadruped")  # in a folder of the same name, but not alike itself
     with pytest.raises(UserError, match="no run at .*other: it has no config.yaml"):
         RunFolder.existing(tmp_path / "other")
