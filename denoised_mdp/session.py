@@ -180,17 +180,10 @@ class Session:
         """Of all that acts or learns, see `Agent.parameter_counts`."""
         return sum(self.agent.parameter_counts().values())
 
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is left to do: the run in the folder has come to its end before."""
-        trainer = self.trainer
-        done = trainer.step >= self.config.train.total_steps and not trainer.pending
-        return done and trainer.updates == trainer.schedule.updates_due(trainer.step)
-
     def announce(self) -> None:
         """Say what is about to happen, before it takes hours."""
         config, step = self.config, self.trainer.step
-        if self.complete:
+        if self.trainer.done:
             print(f"{self.run.path}: complete at step {step:,}. To extend it, set a larger train.total_steps.")
             return
         acts = f", acts on {self.player.device}" if self.player.device != self.agent.device else ""
@@ -286,7 +279,7 @@ def _train(config: Config, run: RunFolder, stop: StopRequest) -> bool:
     with contextlib.closing(session):
         save_config(config, run.config)  # what may change in a continued run, once its checkpoint has loaded
         session.announce()
-        if session.complete:
+        if trainer.done:
             return True
         where = session.agent.device, session.precision, session.player.device
         record_start(run.machine, trainer.step, session.parameters, *where)

@@ -63,6 +63,12 @@ class Trainer:
         self.window: dict[str, tuple[torch.Tensor, int]] = {}  # sums and counts of the metrics that are not logged yet
         self.pending: list[str] = []  # hooks that are due, in order
 
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        ended = self.step >= self.schedule.train.total_steps and not self.pending
+        return ended and self.updates >= self.schedule.updates_due(self.step)
+
     def run_to_end(self) -> None:
         """Run what is pending, else an update while one is due, else collect; at last, save.
 
@@ -70,16 +76,14 @@ class Trainer:
             EnvironmentFailure: an environment failed in a hook. A checkpoint has been saved; the hook stays due.
         """
         with contextlib.suppress(Stop):
-            while not self.stop.requested:
+            while not (self.stop.requested or self.done):
                 if self.pending:
                     self.run_hook()
                     continue
                 if self.updates < self.schedule.updates_due(self.step):
                     self.learn()
-                elif self.step < self.schedule.train.total_steps:
-                    self.collect()
                 else:
-                    break
+                    self.collect()
                 if self.updates == self.schedule.updates_due(self.step):
                     self.pending = self.schedule.hooks_due(self.step_before, self.step, self.updates)
         self.hooks["save"](self)

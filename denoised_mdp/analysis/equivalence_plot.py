@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from denoised_mdp.analysis.plots import COLORS, FAINT, LINE, literal, plain_axes
+from denoised_mdp.analysis.plots import COLORS, FAINT, LINE, legend_below, literal, plain_axes
 from denoised_mdp.analysis.similarity.plots import captioned
 
 MEASURES = {"auroc": "AUROC", "hard_auroc": "AUROC, hard", "retrieval": "retrieval@1"}
@@ -37,7 +37,7 @@ def equivalence_figure(tree: Mapping[str, Any]) -> Figure:
     left.axvline(0.5, color=FAINT, linestyle="--", linewidth=0.9)
     for marker, label in zip("osD", MEASURES.values(), strict=True):
         left.plot([], [], marker, color=FAINT, ms=4.5, label=label)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7.5, frameon=False)
+    legend_below(figure, [left], columns=3, size=7.5)
     _names(left, list(roles))
     left.set_xlim(-0.03, 1.03)
     left.set_xlabel("how well twins are recognized")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +54,15 @@ def plain_axes(axes, letters: float) -> None:
 def literal(text: str) -> str:
     """Text that matplotlib draws literally, including dollar signs."""
     return text.replace("$", r"\$")
+
+
+def legend_below(
+    figure: Figure, panels: Iterable, *, columns: int = 4, title: str | None = None, size: float = 8
+) -> None:
+    """One legend below all panels: each line's label once. The figure has a constrained layout."""
+    lines = {line.get_label(): line for axes in panels for line in axes.get_legend_handles_labels()[0]}
+    place = {"loc": "outside lower center", "ncols": columns, "fontsize": size, "frameon": False}
+    figure.legend(lines.values(), lines.keys(), title=title, title_fontsize=size, **place)
 
 
 def save_figure(figure: Figure, path: Path | str) -> Path:

@@ -61,8 +61,8 @@ def train_help() -> str:
 def _groups() -> str:
     presets = [name for name in choices("preset") if "/" not in name]
     papers = [name.removeprefix("paper/") for name in choices("preset") if "/" in name]
-    others = [f"paper/{name}" for name in papers if name.startswith("robodesk")]
     tasks = [name.removesuffix("_noiseless") for name in papers if name.endswith("_noiseless")]
+    others = [f"paper/{name}" for name in papers if not name.startswith(tuple(tasks))]
     variants = [name.removeprefix(f"{tasks[0]}_") for name in papers if name.startswith(tasks[0])]
     rows = [
         ("preset", ", ".join([*presets, "paper/TASK_VARIANT", *others])),

@@ -224,10 +224,11 @@ def seeds_text(runs: Sequence[Row], metric: str, intervals: bool = True) -> str:
     if not len(own):
         return "-"
     each = ["-" if value != value else f"{value:,.{digits}f}" for value in values(runs, metric)]
-    whole = f"{own.mean():,.{digits}f}"
-    if intervals:
-        whole = with_interval(mean, [own], digits=digits, within=limits_of(metric))
-    return f"{whole} ({', '.join(each)})" if len(each) > 1 else each[0]
+    if len(each) == 1:
+        return each[0]
+    within = limits_of(metric)
+    whole = with_interval(mean, [own], digits=digits, within=within) if intervals else f"{own.mean():,.{digits}f}"
+    return f"{whole} ({', '.join(each)})"
 
 
 def compared_text(line: Mapping[str, Any]) -> list[str]:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from evidence_numbers import NOISELESS, Arms, Row, cells, intervals, known, limits_of, summary, table, with_late
 
-from denoised_mdp.analysis.plots import INK, color_of, literal, new_figure, plain_axes, save_figure
+from denoised_mdp.analysis.plots import INK, color_of, legend_below, literal, new_figure, plain_axes, save_figure
 from denoised_mdp.analysis.results import write_json, write_whole
-from denoised_mdp.analysis.table.plots import draw_seeds, legend_below
+from denoised_mdp.analysis.table.plots import draw_seeds
 from denoised_mdp.analysis.table.statistics import FEWEST, interval, mean
 
 DRAWN = ("return", "return_unseen", "recall", "leakage", "action_change", "nats_x")
@@ -55,7 +55,7 @@ def draw_curves(rows: Sequence[Row], path: Path) -> Path:
             if metric in PROBED:
                 note_absent(axes, [arm for arm in arms if arm not in drawn])
     title = "thin: one seed; thick: mean over seeds, or the only one; dotted: without some of the seeds"
-    legend_below(figure, panels, columns=5, title=title)
+    legend_below(figure, panels.flat, columns=5, title=title)
     return save_figure(figure, path)
 
 

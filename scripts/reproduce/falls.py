@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from common import tabulate
-from numpy.lib.stride_tricks import sliding_window_view
+from scipy.ndimage import binary_opening
 
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
@@ -56,12 +56,7 @@ def falls(run: Path) -> dict[str, object]:
 
 def lasting(true: np.ndarray, least: int) -> np.ndarray:
     """Which rows [E, T] lie in a stretch of at least so many true ones of their episode."""
-    found = np.zeros_like(true)
-    if true.shape[1] >= least:
-        whole = sliding_window_view(true, least, axis=1).all(-1)  # [E, T - least + 1]: those of a stretch's beginnings
-        for shift in range(least):
-            found[:, shift : shift + whole.shape[1]] |= whole
-    return found
+    return binary_opening(true, np.ones((1, least)))
 
 
 def mean_of(values: np.ndarray, digits: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from denoised_mdp.analysis.plots import DARK, FAINT, INK, LINE, color_of, literal, new_figure, plain_axes
+from denoised_mdp.analysis.plots import DARK, FAINT, INK, LINE, color_of, legend_below, literal, new_figure, plain_axes
 from denoised_mdp.analysis.report.parts import number_of
 
 WIDTH = 5.2
@@ -161,7 +161,7 @@ def training_figure(tree: Mapping[str, Any]) -> Figure:
     left.set_ylabel("share of common neighbours")
     for number, group in enumerate(groups):
         right.plot([], [], "o", color=color_of(number), label=literal(group))
-    _legend_below(figure, right)
+    legend_below(figure, [right], columns=3, size=7.5)
     return figure
 
 
@@ -229,8 +229,4 @@ def _finish(axes, tree: Mapping[str, Any], lines: int) -> None:
 def _legend(figure: Figure, axes) -> None:
     for name, marker, color in MARKS:
         axes.plot([], [], marker, color=color, ms=5, label=name)
-    _legend_below(figure, axes)
-
-
-def _legend_below(figure: Figure, axes) -> None:
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7.5, frameon=False)
+    legend_below(figure, [axes], columns=3, size=7.5)

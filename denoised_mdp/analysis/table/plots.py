@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from denoised_mdp.analysis.plots import color_of, literal, new_figure, plain_axes, save_figure
+from denoised_mdp.analysis.plots import color_of, legend_below, literal, new_figure, plain_axes, save_figure
 from denoised_mdp.analysis.report.data import Curve
 from denoised_mdp.analysis.report.groups import band
 from denoised_mdp.analysis.report.plots import BAND_FROM, draw_mean
@@ -48,15 +48,8 @@ def draw_curves(table: Table, path: Path) -> Path:
         axes.set_xlabel("thousand environment steps")
     for row in panels:
         row[0].set_ylabel("return")
-    legend_below(figure, panels)
+    legend_below(figure, panels.flat)
     return save_figure(figure, path)
-
-
-def legend_below(figure, panels: np.ndarray, *, columns: int = 4, title: str | None = None) -> None:
-    """One legend below all panels: each line's label once."""
-    lines = {line.get_label(): line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]}
-    place = {"loc": "outside lower center", "ncols": columns, "fontsize": 8, "frameon": False}
-    figure.legend(lines.values(), lines.keys(), title=title, title_fontsize=8, **place)
 
 
 def draw_seeds(axes, curves: Sequence[Curve], runs: int, color: str, label: str, *, bands: bool = True) -> None:
