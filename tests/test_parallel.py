@@ -22,7 +22,7 @@ from denoised_mdp.run.diff import compare
 from denoised_mdp.session import train
 
 COLUMNS = 4
-TWO = ["train.processes=2", "train.batch_size=4", "train.threads=1", "train.precision=float32"]
+TWO = ["train.processes=2", "train.batch_size=4", "train.threads=1", "train.precision=float32", "train.device=cpu"]
 CASES = [
     "model=2c",
     "policy=sac",
@@ -194,8 +194,17 @@ def test_what_cannot_be_shared_is_refused(monkeypatch):
         launched(3)
 
 
+def test_every_process_needs_a_gpu(tmp_path, monkeypatch):
+    config = tiny(tmp_path / "a", *TWO)
+    agent = build_agent(config, 2)
+    monkeypatch.setattr(type(agent), "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match="PyTorch finds 1. Set train.processes=1 or train.device=cpu"):
+        Leader(agent, config, actions=2)
+
+
 def test_a_leader_ends_its_followers(tmp_path):
-    config = tiny(tmp_path / "a", "train.processes=2", "train.batch_size=4", "train.precision=float32")
+    config = tiny(tmp_path / "a", *TWO)
     leader = Leader(build_agent(config, 2), config, actions=2)
     metrics = leader.update(batch_of())
     assert all(torch.isfinite(value) for value in metrics.values())

@@ -60,6 +60,15 @@ def join(**group: Any) -> None:
     dist.init_process_group(BACKEND, timeout=PATIENCE, **group)
 
 
+def _check_gpus(device: torch.device, processes: int) -> None:
+    """Refuse more processes of one machine than it has GPUs: NCCL cannot exchange gradients within one."""
+    if device.type == "cuda" and processes > (found := torch.cuda.device_count()):
+        raise UserError(
+            f"train.processes={processes}: each process needs a GPU of its own, and PyTorch finds {found}. Set"
+            f" train.processes={found} or train.device=cpu."
+        )
+
+
 class Leader:
     """Learns together with `processes` - 1 followers, which it starts unless they are `launched`.
 
@@ -68,6 +77,7 @@ class Leader:
         config, how: what `build_agent` was called with: the configuration, and keyword arguments.
 
     Raises:
+        UserError: there are fewer GPUs than processes.
         EnvironmentFailure: a process died as it started.
     """
 
@@ -76,6 +86,7 @@ class Leader:
         self._started: list[multiprocessing.Process] = []
         self._in_step = True  # all wait for the next piece of work, none for a part of an update
         if launched(self.processes) is None:
+            _check_gpus(agent.device, self.processes)
             store = dist.TCPStore(
                 "127.0.0.1", 0, self.processes, is_master=True, timeout=PATIENCE, wait_for_workers=False
             )

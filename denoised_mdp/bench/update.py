@@ -164,10 +164,10 @@ def _serve_updates(pipe, config: Config, plain: bool, threads: int) -> None:
 
 
 def updates(config: Config, device: torch.device, dtype: torch.dtype | None, repeats: int) -> dict[str, Any]:
-    """Our update and the plain one in turns; then the parts of ours; then its work."""
+    """Our update and, on a CPU, the plain one in turns; then the parts of ours; then its work."""
     threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
     ours = config.model.kind == "denoised"  # the model that the plain one and `update_parts` repeat
-    comparable = ours and can_be_plain(config)
+    comparable = ours and can_be_plain(config) and device.type == "cpu"  # the plain one is of the CPU
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in (["plain"] if comparable else []) + ["ours"]}
     pipes, processes, peaks = {}, [], {}
     for name in times:
