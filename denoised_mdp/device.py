@@ -43,11 +43,12 @@ def has_fast_bf16(device: torch.device) -> bool:
     return capabilities.startswith("AVX512") and supported is not None and supported()
 
 
-def resolve_device(name: str, option: str = "device", otherwise: str = "cpu or auto") -> torch.device:
+def resolve_device(name: str | torch.device, option: str = "device", otherwise: str = "cpu or auto") -> torch.device:
     """'auto', 'cpu', 'cuda' or 'cuda:N' -> a device that exists, else UserError.
 
     option: where the name comes from, otherwise: what could be chosen instead; for the message.
     """
+    name = str(name) if isinstance(name, torch.device) else name
     if not isinstance(name, str) or not re.fullmatch(DEVICE, name):
         raise UserError(f"{option} {name}: must be auto, cpu, cuda or cuda:N.")
     if name == "auto":

@@ -71,6 +71,29 @@ class Unlimited(Ball):
     action_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
 
+class Steps(Ball):
+    action_space = gym.spaces.Box(-3, 3, (2,), np.int64)
+
+
+class Stuck(Ball):
+    action_space = gym.spaces.Box(np.float32([-1, 2]), np.float32([1, 2]))
+
+
+class Loose(Ball):
+    """What is observed has no fixed size, and is not of its space."""
+
+    observation_space = gym.spaces.Dict(
+        {"graph": gym.spaces.Graph(gym.spaces.Box(-1, 1, (2,)), None), "kind": gym.spaces.Discrete(2)}
+    )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"graph": None, "kind": 5}, {}
+
+    def step(self, action):
+        return {"graph": None}, *super().step(action)[1:]
+
+
 class Walk(Ball):
     """The ball moves by one of three choices, which are not counted from 0."""
 

@@ -1,5 +1,6 @@
 """The environment of a run, from Python; what environments refuse to be given."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -188,6 +189,20 @@ def test_truth_belongs_to_the_picture_and_follows_the_actions(make):
         rows, columns = np.nonzero((observation == (255, 255, 160)).all(-1))
         centre = (np.array([columns.min() + columns.max(), rows.min() + rows.max()]) + 1) / 64 - 1
         np.testing.assert_allclose(centre, info["signal"], atol=1.01 / 64)
+
+
+def test_a_suite_says_that_the_name_is_one_of_its_tasks():
+    with contextlib.closing(denoised_mdp.make_env("gym_envs:Ball", suite="gym", seed=np.int64(3))) as env:
+        first = env.reset()[0]
+        np.testing.assert_array_equal(env.reset(seed=np.uint8(3))[0], first)
+        np.testing.assert_array_equal(env.reset(seed=3)[0], first)
+
+
+def test_a_run_is_a_path_and_a_device_may_be_one_of_pytorch(tmp_path):
+    with pytest.raises(UserError, match="given as the path of its folder, not as None"):
+        denoised_mdp.load(None)
+    agent = denoised_mdp.load("pretrained:cheetah_run_video", device=torch.device("cpu"))
+    assert agent.device.type == "cpu"
 
 
 def test_an_unknown_split_is_refused_without_clips_too():

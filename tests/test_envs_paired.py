@@ -1,5 +1,7 @@
 """Paired worlds: one physics, other pictures; every equality is to the last bit."""
 
+import contextlib
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -101,12 +103,16 @@ def test_replayed_episodes_share_their_physics(env):
 
 def test_noisy_sensor_changes_the_reward_and_not_the_physics(make):
     env = make("cheetah_run", distractors={**BOTH, "noisy_sensor": {}})
-    variants = {"true reward": {"without": ["noisy_sensor"]}}
-    rollouts = replay_paired(env, actions_for(env, 10), 1, variants)
+    variants = {"true reward": {"without": ["noisy_sensor"]}, "clean": {"distractors": {}}}
+    actions = actions_for(env, 10)
+    rollouts = replay_paired(env, actions, 1, variants)
     true, noisy = rollouts["true reward"], rollouts["original"]
     np.testing.assert_array_equal(true.signal, noisy.signal)
     np.testing.assert_array_equal(true.observation, noisy.observation)
     assert (true.reward != noisy.reward).any()
+    alone = replay(make("cheetah_run"), actions, 1).reward  # not shifted by what the original's sensor saw
+    np.testing.assert_array_equal(true.reward, alone)
+    np.testing.assert_array_equal(rollouts["clean"].reward, alone)
 
 
 def test_environments_of_gymnasium_and_of_the_toy():
@@ -128,12 +134,32 @@ def test_environments_of_gymnasium_and_of_the_toy():
         env.close()
 
 
+def test_names_of_distractors_can_be_given_in_any_way(env):
+    for without in ("camera_jitter", ["camera_jitter"], {"camera_jitter": None}):
+        with contextlib.closing(make_variant(env, {"without": without, "change": "lighting"})) as found:
+            assert set(found.recipe["distractors"]) == set(env.unwrapped.recipe["distractors"]) - {"camera_jitter"} | {
+                "lighting"
+            }
+
+
+def test_before_the_first_reset_one_line_says_so(make):
+    env = make("cheetah_run", distractors=BOTH)
+    with PairedWorlds(env, {"clean": {"distractors": {}}}) as paired:
+        for call in (paired.frames, lambda: paired.step(np.zeros(6)), lambda: render_paired(env, {})):
+            with pytest.raises(gym.error.ResetNeeded, match="before the first reset"):
+                call()
+
+
 @pytest.mark.parametrize(
     "variants, message",
     [
         ({"a": {"sed": 1}}, "Did you mean 'seed'"),
         ({"a": {"without": ["noisy_sensor"]}}, "no distractor 'noisy_sensor' to leave out"),
         ({"a": {"change": {"camera_jiter": {}}}}, "Did you mean 'camera_jitter'"),
+        ({"a": {"without": 3}}, "such as"),
+        ({"a": {"change": 3}}, "such as"),
+        ({"a": None}, "A variant is a mapping such as"),
+        ([{}], "Variants are a mapping"),
         ({"original": {}}, "another one"),
     ],
 )

@@ -1,11 +1,14 @@
 """Suite "gym": any Gymnasium environment with a picture. Its interface, its errors, and exact resume."""
 
+import contextlib
+
 import gym_envs
 import numpy as np
 import pytest
 from conftest import actions_for, assert_plain
 from small_runs import lines, run_in_parts, tiny
 
+import denoised_mdp
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
 from denoised_mdp.errors import UserError
@@ -104,6 +107,8 @@ def test_a_run_that_cannot_be_put_back_can_be_stopped_between_updates_again_and_
         ("gym_envs:Blind", "neither the observation (Box of float64 [1]) nor render() is a picture"),
         ("gym_envs:Sheet", "actions of shape [2, 3]"),
         ("gym_envs:Unlimited", "actions without limits"),
+        ("gym_envs:Steps", "Box of int64 [2], from [-3, -3] to [3, 3]: wrap it so that actions are floating-point"),
+        ("gym_envs:Stuck", "from [-1.0, 2.0] to [1.0, 2.0]: wrap it so that actions are floating-point numbers, each"),
         ("gym_envs:Buttons", "Buttons has the action space MultiDiscrete: wrap it so that it is a Box or Discrete."),
     ],
 )
@@ -111,6 +116,12 @@ def test_what_cannot_be_used_is_answered_in_one_line(task, words):
     with pytest.raises(UserError) as caught:
         make_env(task, suite="gym")
     assert words in str(caught.value)
+
+
+def test_an_observation_that_cannot_be_flattened_does_no_harm():
+    """Pictures are what is learned from; a checksum of the rest only tells whether a resumed episode is the same."""
+    with contextlib.closing(denoised_mdp.make_env("gym_envs:Loose", suite="gym")) as env:
+        assert env.reset(seed=0)[0].any() and env.step(np.zeros(1))[0].any()
 
 
 def test_messages_name_the_option_that_was_given():

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import stat
+import warnings
 
 import av
 import numpy as np
@@ -239,8 +240,16 @@ def test_a_corrupt_file_is_named_and_skipped(tmp_path):
 def test_only_corrupt_files_are_an_error(tmp_path):
     (tmp_path / "broken.mp4").write_bytes(b"not a video" * 100)
     (tmp_path / "worse.mp4").write_bytes(b"")
-    with pytest.warns(UserWarning), pytest.raises(UserError, match="None of the"):
-        Stream(8).fill(open_two(tmp_path))
+    clips = [*open_two(tmp_path), *open_two(tmp_path, split="test")]
+    with pytest.warns(UserWarning) as told, pytest.raises(UserError, match="None of the 2 videos"):
+        Stream(8).fill(clips)
+    assert sorted(str(one.message) for one in told) == [
+        f"Skipping the unreadable video {tmp_path / name} (Invalid data found when processing input)."
+        for name in ("broken.mp4", "worse.mp4")
+    ]
+    with warnings.catch_warnings(), pytest.raises(UserError, match=r"The video .*\.mp4 cannot be read\. Name"):
+        warnings.simplefilter("error")  # they were told already
+        Stream(8).fill(clips[:1])
 
 
 def test_clips_are_decoded_once_and_again_when_a_file_changes(tmp_path, monkeypatch, cache):

@@ -38,7 +38,8 @@ def decode(path: Path, size: int, color: bool, frames: int, resize: str = "antia
                 if len(decoded) == frames:
                     break
     except (av.error.FFmpegError, OSError, IndexError, ValueError) as error:
-        raise UnreadableVideo(str(error) or type(error).__name__) from error
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__  # without number and path
+        raise UnreadableVideo(reason) from error
     if not decoded:
         raise UnreadableVideo("it has no frames")
     return np.stack(decoded)

@@ -63,7 +63,7 @@ class DMCEnv(World, gym.utils.EzPickle):
     bounds.
 
     `reward_sensor_offset` shifts the scalar sensor of the task's reward (see `denoised_mdp.envs.sensors`) while the
-    reward is computed, and nothing else. At 0 the reward is exactly dm_control's.
+    reward is computed, and nothing else. At 0, as between steps, the reward is exactly dm_control's.
 
     Args:
         task: 'domain_task', e.g. 'cheetah_run'.
@@ -192,7 +192,6 @@ class DMCEnv(World, gym.utils.EzPickle):
             "model": {field: getattr(model, field).copy() for field in EPISODE_FIELDS},
             "random": self._task.random.get_state(legacy=False),
             "steps": self._steps,
-            "reward_sensor_offset": float(self.reward_sensor_offset),
         }
 
     def set_state(self, state: dict) -> None:
@@ -209,7 +208,6 @@ class DMCEnv(World, gym.utils.EzPickle):
         data.sensordata[:] = state["sensordata"]
         self._task.random.set_state(state["random"])
         self._steps = state["steps"]
-        self.reward_sensor_offset = state["reward_sensor_offset"]
         if self._renderer:
             self._renderer.upload_terrain()
 

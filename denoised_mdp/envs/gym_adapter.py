@@ -104,8 +104,11 @@ class GymWorld(World, gym.utils.EzPickle):
     def _note(self, observation: Any, reward: float) -> None:
         """Remember a picture that was observed, and a checksum of everything that was seen in this episode."""
         self._frame, self._picture = None, observation if self._observes else None
-        flat = gym.spaces.flatten(self._env.observation_space, observation)
-        self._seen = zlib.crc32(np.ascontiguousarray(flat).tobytes() + np.float64(reward).tobytes(), self._seen)
+        try:
+            flat = np.ascontiguousarray(gym.spaces.flatten(self._env.observation_space, observation)).tobytes()
+        except Exception:  # whatever a space says to what has no fixed size, or is not of that space
+            flat = b""
+        self._seen = zlib.crc32(flat + np.float64(reward).tobytes(), self._seen)
 
     def signal(self) -> np.ndarray:
         """Return nothing, float32 [0]: the true state is not known."""
@@ -236,6 +239,11 @@ def _check_actions(name: str, space: gym.Space) -> None:
         raise UserError(f"{name} has actions of shape {list(space.shape)}: wrap it so that they are one row.")
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise UserError(f"{name} has actions without limits: wrap it in gymnasium.wrappers.RescaleAction or the like.")
+    if not (np.issubdtype(space.dtype, np.floating) and (space.low < space.high).all()):
+        raise UserError(
+            f"{name} has the action space {_short(space)}, from {space.low.tolist()} to {space.high.tolist()}: wrap it"
+            " so that actions are floating-point numbers, each with a low limit below its high one."
+        )
 
 
 def _short(space: gym.Space) -> str:

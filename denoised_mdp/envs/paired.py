@@ -60,6 +60,8 @@ def make_variant(env: gym.Env, variant: Mapping) -> gym.Env:
     Raises:
         UserError: an unknown key, distractor or option, or an environment that is not of this package.
     """
+    if not isinstance(variant, Mapping):
+        raise UserError(f"A variant is a mapping such as {{'without': ['camera_jitter']}}, not {variant!r}.")
     for key in variant:
         if key not in KEYS:
             raise UserError(f"A variant has no key {key!r}.{did_you_mean(key, KEYS)}")
@@ -68,12 +70,12 @@ def make_variant(env: gym.Env, variant: Mapping) -> gym.Env:
         raise UserError("Variants can only be made of environments from make_env or gymnasium.make.")
     recipe = dict(recipe)
     chosen = named_distractors(variant.get("distractors", recipe["distractors"]))
-    for name in variant.get("without", ()):
+    for name in named_distractors(variant.get("without")):
         if name not in chosen:
             raise UserError(f"There is no distractor {name!r} to leave out.{did_you_mean(name, chosen)}")
         del chosen[name]
-    for name, options in variant.get("change", {}).items():
-        chosen[name] = chosen.get(name, {}) | dict(options or {})
+    for name, options in named_distractors(variant.get("change")).items():
+        chosen[name] = chosen.get(name, {}) | options
     recipe |= {key: variant[key] for key in ("clips", "split", "clips_seed") if key in variant}
     return make_env(recipe.pop("task"), **recipe | {"distractors": chosen})
 
@@ -94,6 +96,8 @@ class PairedWorlds:
     """
 
     def __init__(self, env: gym.Env, variants: Mapping[str, Mapping]):
+        if not isinstance(variants, Mapping):
+            raise UserError(f"Variants are a mapping of names to variants, not {variants!r}.")
         if ORIGINAL in variants:
             raise UserError(f"The name {ORIGINAL!r} is the environment's own: give the variant another one.")
         self.env = env
@@ -166,6 +170,7 @@ class PairedWorlds:
 
     def _synchronize(self) -> None:
         """Give the variants the environment's physics and, where they have no seed of their own, its noise."""
+        self.env.unwrapped.check_started("a paired world")
         source = self.env.unwrapped.world
         core = source.unwrapped
         state = getattr(core, "get_physics_state", core.get_state)()

@@ -86,6 +86,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         _check_options(options)
         if seed is None:
             seed, self._first_seed = self._first_seed, None
+        seed = int(seed) if isinstance(seed, np.integer) else seed  # Gymnasium refuses these
         super().reset(seed=seed)
         self._stepper.reset(seed=seed, options=options)
         self._started = True
@@ -100,7 +101,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
             ValueError: the action has another shape, or is not finite.
             gymnasium.error.ResetNeeded: before the first reset or after `close`, as of `render`, `info`, `get_state`.
         """
-        self._check_started("step")
+        self.check_started("step")
         _, reward, terminated, truncated, _ = self._stepper.step(_checked_action(action, self.action_space))
         return self._observe(), reward, terminated, truncated, self.info()
 
@@ -110,12 +111,12 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
 
     def render(self) -> np.ndarray:
         """Return the current frame; advances nothing."""
-        self._check_started("render")
+        self.check_started("render")
         return self.world.frame()
 
     def info(self) -> dict[str, np.ndarray]:
         """Return the ground truth of the current frame: "signal" and "noise"; advances nothing."""
-        self._check_started("info")
+        self.check_started("info")
         return {"signal": self.world.signal(), "noise": self.world.noise()}
 
     def close(self) -> None:
@@ -130,7 +131,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
 
     def get_state(self) -> dict:
         """Return the complete state as a tree of dicts, arrays, numbers and strings, exact at any step."""
-        self._check_started("get_state")
+        self.check_started("get_state")
         return self.world.get_state()
 
     def set_state(self, state: dict) -> None:
@@ -141,7 +142,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         finally:  # where it cannot be, the world is in some other state, which can be saved
             self._started = True
 
-    def _check_started(self, what: str) -> None:
+    def check_started(self, what: str) -> None:
         """Raise `gymnasium.error.ResetNeeded` outside an episode."""
         if not self._started:
             raise gym.error.ResetNeeded(f"{what} before the first reset or after close: call reset() first.")

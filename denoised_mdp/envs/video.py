@@ -30,6 +30,8 @@ TEST_SHARE = 0.2  # approximate share of the files, where a folder has no train/
 CACHE_VERSION = 1
 FAMILY = 1_000_000  # procedural clips of one seed are numbered from a multiple of this
 KINETICS_CLASS = "driving_car"
+UNREADABLE: set[str] = set()
+"""keys of the clips of which this process has warned"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class Clip:
         try:
             return cached(self.key, self.make, self._fits)
         except UnreadableVideo as error:
-            warnings.warn(f"Skipping the unreadable video {self.name} ({error}).", stacklevel=2)
+            if self.key not in UNREADABLE:  # the environments of a run open the same clips
+                warnings.warn(f"Skipping the unreadable video {self.name} ({error}).", stacklevel=2)
+            UNREADABLE.add(self.key)
             return None
 
     def _fits(self, frames: np.ndarray) -> bool:
@@ -88,9 +92,10 @@ class Stream:
                     phase.update(min(filled, self.frames))
         if not shown:
             names = ", ".join(clip.name for clip in clips[:3])
+            none = f"None of the {len(clips)} videos can be read (such as {names})."
             raise UserError(
-                f"None of the {len(clips)} videos can be read (such as {names}). Name readable ones with env.clips, or"
-                " use env.clips=procedural."
+                f"{none if len(clips) > 1 else f'The video {names} cannot be read.'} Name readable ones with env.clips,"
+                " or use env.clips=procedural."
             )
         self.clips, self._arrays = map(list, zip(*shown, strict=True))
         self._places = np.array([(i, n) for i, array in enumerate(self._arrays) for n in range(len(array))])

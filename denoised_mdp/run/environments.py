@@ -48,7 +48,7 @@ def other_worlds(config: Config) -> dict[str, tuple[Config, str]]:
 
 def warn_without_clips(run: Path | str, config: Config, split: str) -> None:
     """Warn that held-out clips were asked for of a run whose environment shows none."""
-    if split == "test" and not shows_clips(config):
+    if split in ("test", "across") and not shows_clips(config):
         warnings.warn(f"{run} shows no clips: --split {split} changes nothing.", stacklevel=3)
 
 
@@ -63,7 +63,7 @@ def make_env(source: str | os.PathLike, /, **options: Any) -> gym.Env:
 
     Args:
         source: a run folder, ``pretrained:NAME``, or the name of a task. A task's name is always the task: write
-            ``./cheetah_run`` for a folder of that name.
+            ``./cheetah_run`` for a folder of that name. With `suite`, it is a task of that.
         options: see `denoised_mdp.envs.make_env`; they replace the run's own.
 
     Returns:
@@ -73,7 +73,7 @@ def make_env(source: str | os.PathLike, /, **options: Any) -> gym.Env:
         UserError: there is no such run or task; or see `denoised_mdp.envs.make_env`.
     """
     known = all_tasks()
-    if source in known:
+    if source in known or "suite" in options:  # which may have tasks that are looked up by name
         return envs.make_env(source, **options)
     if not isinstance(source, str | os.PathLike):
         raise UserError(f"make_env needs a run folder or the name of a task, not {source!r}.")

@@ -104,7 +104,7 @@ class RunFolder:
         def filled(path: Path) -> bool:
             try:
                 return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return False
             except OSError:  # nobody may look: something may be there
                 return True
@@ -129,10 +129,13 @@ class RunFolder:
         Raises:
             UserError: there is none; the message names the run that it is a part of, or the nearest beside it.
         """
+        if not isinstance(path, str | os.PathLike):
+            raise UserError(f"A run is given as the path of its folder, not as {path!r}.")
         run = cls(path)
         if not run.config.is_file():
             runs = {config.parent.name: config.parent for config in sorted(run.path.parent.glob("*/config.yaml"))}
             problem = "has no config.yaml" if run.path.exists() else "does not exist"
+            problem = "is a file" if run.path.is_file() else problem
             near = nearest(run.path.name, runs)
             hint = f"Did you mean '{runs[near]}'?" if near else "denoised-mdp status FOLDER lists the runs in a folder."
             above = [folder for folder in run.path.parents if is_ours(folder / "config.yaml")]

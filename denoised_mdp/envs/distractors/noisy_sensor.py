@@ -46,8 +46,12 @@ class NoisySensor(Distractor):
 
     def step(self, action):
         """Step with the sensor shifted by what the current frame shows."""
-        self.env.unwrapped.reward_sensor_offset = self.offset()
-        return super().step(action)
+        world = self.env.unwrapped
+        world.reward_sensor_offset = self.offset()
+        try:
+            return super().step(action)
+        finally:
+            world.reward_sensor_offset = 0.0  # it belongs to this step, not to the world's state
 
     def offset(self) -> float:
         """Return the offset that the frame shown now gives to the next reward."""
