@@ -18,6 +18,7 @@ from denoised_mdp.options import BEST
 from denoised_mdp.progress import Phase
 from denoised_mdp.rollout import Episode, Recorder
 from denoised_mdp.run.environments import environment_maker, warn_without_clips
+from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import load_run
 from denoised_mdp.seeding import generator
 
@@ -152,14 +153,15 @@ def evaluate_run(
     """Evaluate a run's checkpoint (default: the newest).
 
     split: background clips seen in training ("train") or held out ("test"). seed: of the episodes (default: the
-    run's own, which gives the episodes of training's evaluations; those that follow them if `checkpoint` is "best":
-    an agent is not judged by the episodes that chose it). random: a uniform random policy on the same episodes.
-    workers: see `evaluate`.
+    run's own, which gives the episodes of training's evaluations). Those are left out if they may have chosen the
+    weights, which are the "best" or an exported agent's: the episodes that follow them are played. random: a uniform
+    random policy on the same episodes. workers: see `evaluate`.
     """
     config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
     if not random:  # played beside the agent, which has warned
         warn_without_clips(run, config, split)
-    chose = config.train.eval_episodes if checkpoint == BEST and seed is None else 0
-    seeds = evaluation_seeds(config.seed if seed is None else seed, episodes, after=chose)
+    seed = config.seed if seed is None else seed
+    chosen = seed == config.seed and (checkpoint == BEST or RunFolder.existing(run).exported)
+    seeds = evaluation_seeds(seed, episodes, after=config.train.eval_episodes if chosen else 0)
     result = evaluate(None if random else agent, environment_maker(config, split), seeds, workers=workers)
     return dataclasses.replace(result, step=step)

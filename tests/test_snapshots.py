@@ -90,6 +90,9 @@ def test_best_is_what_returned_most_of_what_is_on_disk(tmp_path, capsys):
     judged = evaluate_run(folder.path, episodes=3, checkpoint="best").seeds
     chose = evaluation_seeds(config.seed, config.train.eval_episodes)
     assert len(judged) == 3 and not set(judged) & set(chose)
+    assert evaluate_run(folder.path, episodes=3, checkpoint="best", seed=config.seed).seeds == judged
+    assert evaluate_run(tmp_path / "exported", episodes=3).seeds == judged
+    assert evaluate_run(folder.path, episodes=1).seeds == chose[:1]
     assert evaluate_run(folder.path, episodes=1, checkpoint="best", seed=4).seeds == evaluation_seeds(4, 1)
     assert main(["evaluate", str(folder.path), "--checkpoint", "best", "--episodes", "1"]) == 0
     assert main(["evaluate", str(folder.path), "--checkpoint", "bets"]) != 0
