@@ -40,6 +40,11 @@ class Log:
     spent: float = field(default_factory=time.process_time)
     """CPU seconds of this process, all threads, at the last time"""
 
+    @property
+    def unlogged(self) -> float:
+        """CPU seconds since the last time."""
+        return time.process_time() - self.spent
+
     def __call__(self, trainer: Trainer) -> None:
         """Log them, with the number of updates so far."""
         if trainer.window:

@@ -89,6 +89,7 @@ class Session:
                 parts.callback(self.replay.close)
                 self.collecting.restore(state)
                 log = state["log"]
+                hooks["log"].spent -= log.get("cpu_seconds", 0.0)  # what earlier processes spent and did not log
             self.warn_of_another_precision(state["precision"])
             about = {"lines": log["lines"], "events": log["events"], "mirror": mirror_of(config)}
             logger = Logger(run.path, resume_step=step, **about)
@@ -209,7 +210,8 @@ class Session:
         self.nan_check.check_weights(trainer.step, {name: state["agent"][name] for name in ("weights", "optimizers")})
         trainer.logger.flush()
         self.replay.flush()
-        state["log"] = {"lines": trainer.logger.lines, "events": trainer.logger.events()}
+        spent = trainer.hooks["log"].unlogged
+        state["log"] = {"lines": trainer.logger.lines, "events": trainer.logger.events(), "cpu_seconds": spent}
         checkpoints.save(self.run.checkpoints, trainer.step, state)
         self.saved = self.moment()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from small_runs import TINY, lines, run_in_parts, run_units, tiny
+from small_runs import TINY, lines, run_in_parts, run_units, stop_after_units, tiny
 
 import denoised_mdp
 from denoised_mdp.cli.main import main
@@ -59,6 +59,20 @@ def test_a_real_task_with_all_distractors_continues_exactly(tmp_path, policy):
     run_in_parts(parts, 7, 14, 9, 12)  # unit 21 is the first update; an action takes two steps
     assert identical(tmp_path / "whole", tmp_path / "parts")
     assert {name for line in lines(tmp_path / "parts") for name in line} >= {"eval/return", "train/return"}
+
+
+def test_cpu_time_that_was_not_logged_before_a_stop_is_logged_later(tmp_path):
+    """As if 50 s had passed in the first process, which logs nothing, and 20 in the second."""
+    config, before = tiny(tmp_path / "a"), time.process_time()
+    for more, units in ((50.0, 20), (20.0, 10**9)):
+        run = RunFolder.create(config.run_dir)
+        prepare(config, run)
+        with contextlib.closing(Session(config, run)) as session:
+            session.trainer.hooks["log"].spent -= more
+            stop_after_units(session.trainer, units)
+            session.trainer.run_to_end()
+    logged = sum(line["train/cpu_seconds"] for line in lines(tmp_path / "a") if "train/updates" in line)
+    assert 70 < logged < 70 + time.process_time() - before
 
 
 @pytest.mark.parametrize("policy", ["backprop", "sac"])
