@@ -47,8 +47,14 @@ def walk(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, Mapping[str
         value = getattr(options, field.name)
         if dataclasses.is_dataclass(value):
             yield from walk(value, f"{prefix}{field.name}.")
-        elif field.metadata and not isinstance(value, dict):  # groups of any number and name: latents, distractors
-            yield f"{prefix}{field.name}", value, field.metadata
+        elif not (isinstance(value, dict) or field.default is dataclasses.MISSING):
+            # not groups of any number and name (latents, distractors), nor what names a row
+            yield f"{prefix}{field.name}", value, limits_of(field)
+
+
+def limits_of(field: dataclasses.Field) -> Mapping[str, Any]:
+    """Help and limits of an option; a plain field, as of a class of somebody's own, has neither."""
+    return {"help": ""} | field.metadata
 
 
 def convert(value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:

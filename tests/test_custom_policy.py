@@ -11,6 +11,7 @@ import denoised_mdp
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.agents.world_model_agent import register_policy
 from denoised_mdp.config import load_config, schema
+from denoised_mdp.errors import UserError
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.policies import POLICIES, Policy
 from denoised_mdp.session import train
@@ -61,8 +62,12 @@ def registered():
 
 
 def test_planner_trains_loads_and_acts(tmp_path, registered):
-    config = load_config(["preset=debug", "env=toy", "env.task=dot", "distractors=none", f"run_dir={tmp_path / 'run'}"])
-    config.policy = RandomShootingConfig()
+    """Chosen by name beside a preset, which sets options that other policies have; its own can be set."""
+    toy = ["env=toy", "env.task=dot", "distractors=none", f"run_dir={tmp_path / 'run'}"]
+    config = load_config(["preset=debug", "policy=random_shooting", "policy.candidates=8", *toy])
+    assert config.policy == RandomShootingConfig(candidates=8)
+    with pytest.raises(UserError, match="only policy=backprop|reinforce|sac has this option"):
+        load_config(["preset=debug", "policy=random_shooting", "policy.hidden=8"])
     assert train(config)
     agent = denoised_mdp.load(config.run_dir, device="cpu")
     assert isinstance(agent.policy, RandomShooting)

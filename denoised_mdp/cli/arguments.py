@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from denoised_mdp.errors import UserError, did_you_mean, nearest
-from denoised_mdp.options import CHECKPOINT, DEVICE, convert
+from denoised_mdp.options import CHECKPOINT, DEVICE, convert, limits_of
 
 if typing.TYPE_CHECKING:
     from denoised_mdp.config.schema import Config
@@ -174,7 +174,7 @@ def add_fields(parser: argparse.ArgumentParser, options: type) -> None:
     """Add one flag for each field of a dataclass of `denoised_mdp.options.option`s."""
     kinds = typing.get_type_hints(options)
     for field in dataclasses.fields(options):
-        kind, limits, flag = kinds[field.name], field.metadata, f"--{field.name.replace('_', '-')}"
+        kind, limits, flag = kinds[field.name], limits_of(field), f"--{field.name.replace('_', '-')}"
         if kind is bool:
             parser.add_argument(flag, action="store_true", help=limits["help"])
             continue
@@ -190,7 +190,7 @@ def add_fields(parser: argparse.ArgumentParser, options: type) -> None:
             required=limits.get("required", False),
             choices=limits.get("choices"),
             metavar=None if "choices" in limits else limits.get("metavar", "N" if number else field.name.upper()),
-            help=limits["help"] + default,
+            help=(limits["help"] + default).removeprefix("; "),
         )
 
 

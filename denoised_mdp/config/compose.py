@@ -64,6 +64,8 @@ def merge(said: dict[str, Any]) -> Any:
         chosen = [f"preset_agent/{preset}/{agent}"]
     schema = dataclasses.asdict(default) | {group: dataclasses.asdict(kind()) for group, kind in options.items()}
     del schema["model"]["latents"]  # its rows are groups of their own
+    fitting = {key: value for key, value in base.get("policy", {}).items() if key in schema["policy"]}
+    base = base | {"policy": fitting}  # a preset may be for another policy
     tree = OmegaConf.merge(
         schema,
         {"env": SUITES[suite].choice, "model": table},
