@@ -1,15 +1,18 @@
 """The contrastive loss in closed form and by brute force, and its augmentations pixel by pixel."""
 
 import colorsys
+import contextlib
 import math
 
 import numpy as np
 import pytest
 import torch
+from joints_case import small_data
 from scipy.special import hyp0f1
 
 from denoised_mdp.analysis import augment as views
-from denoised_mdp.analysis.contrastive import alignment, contrastive_loss, uniformity
+from denoised_mdp.analysis.contrastive import alignment, contrastive_encoder, contrastive_loss, uniformity
+from denoised_mdp.analysis.joints.regression import fresh_encoder
 
 OPTIMA = {2: -1.5750, 8: -3.0825, 128: -3.9375}
 """dimensions -> log E exp(-2 ||u - v||^2) of uniform points on the sphere"""
@@ -127,3 +130,19 @@ def test_augmentation_is_of_each_picture_reproducible_and_mirrors_only_when_aske
     out = views.augment(colored, torch.Generator().manual_seed(6))
     gray = (out.amax(1) - out.amin(1)).amax((1, 2)) < 1e-4
     assert gray.float().mean().item() == pytest.approx(0.2, abs=0.03)
+
+
+def test_an_encoder_of_an_earlier_call_serves_only_one_that_was_made_alike(tmp_path):
+    """Encoders of equal shapes can read pictures differently: the range of their pixels, the kind of convolution."""
+    options = {"updates": 2, "batch": 4, "seed": 0}
+    with contextlib.closing(small_data(tmp_path)) as data:
+
+        def encoder(**changes):
+            made = {"init": "pytorch", "size": 64, "depth": 1, "embed": None, "pixel_range": 0.5, **changes}
+            fresh = fresh_encoder(seed=0, **made)
+            return contrastive_encoder(fresh, data, lambda done: None, made=made, **options).state_dict()
+
+        first, again, other = encoder(), encoder(), encoder(pixel_range=1.0)
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
+    assert not all(torch.equal(value, other[name]) for name, value in first.items())
+    assert len(list((data.folder / "contrastive").iterdir())) == 2

@@ -230,6 +230,17 @@ def test_an_agent_with_nothing_but_x_is_told_what_x_reads():
     assert factor_tables.from_tree(earlier).reason("ridge", "noise") == "too few episodes. Give more --episodes."
 
 
+def test_runs_are_averaged_at_one_step_and_each_seed_once(tmp_path):
+    matrix = matrix_of({"x": (0.9, 0.1)})
+    kinds = [(0, 100, "2b"), (1, 100, "2b"), (1, 200, "2b"), (0, 100, "2b"), (2, 100, "2c"), (3, 200, "2b")]
+    found = [
+        (Subject(tmp_path, tiny(tmp_path, f"model={model}", f"seed={seed}"), None, step), matrix)
+        for seed, step, model in kinds
+    ]
+    groups = factor_tables.groups_of_seeds(found)
+    assert [[found.index(member) for member in group] for group in groups] == [[0, 1], [2, 5]]
+
+
 @pytest.mark.parametrize("parts", [["x", "encoder"], ["x", "y", "z", "all", "encoder"]])
 def test_the_factor_map_fits_a_phone_and_draws_no_empty_quadrant(parts):
     matrix = matrix_of(dict.fromkeys(parts, (0.9, np.nan)))

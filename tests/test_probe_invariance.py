@@ -1,6 +1,7 @@
 """Invariance and health on constructed representations, and the probe of a whole tiny run."""
 
 import csv
+import dataclasses
 import itertools
 import json
 from types import SimpleNamespace
@@ -217,6 +218,18 @@ def test_warnings_name_what_is_wrong_and_nothing_else(changes, words):
     assert len(found) == (words is not None) and (words is None or words in found[0])
 
 
+def test_noise_in_what_the_policy_sees_is_told_once_and_of_a_latent_that_the_agent_moves_too():
+    """TIA's only latent for the noise sees the action; of two, the one that holds most of the noise is named."""
+    x, y = STRUCTURES["2b"]
+    tia = Table((x, dataclasses.replace(y, sees_action=True)))
+    (told,) = health.warnings_of(healthy(noise={"x": 0.7, "y": 0.9}, signal={"x": 0.8, "y": 0.7}), tia, 3.0)
+    assert told.startswith("x holds noise") and "0.90 from y" in told
+    three = {"nats": {"x": 9.0, "y": 4.0, "z": 4.0}, "share": {"x": 0.3, "y": 0.3, "z": 0.3}}
+    found = healthy(**three, signal={"x": 0.8, "y": 0.0, "z": 0.1}, noise={"x": 0.7, "y": 0.9, "z": 0.0})
+    (told,) = health.warnings_of(found, Table(STRUCTURES["2c"]), 3.0)
+    assert told.startswith("x holds noise") and "Lower model.y.beta" in told
+
+
 def test_nats_and_reconstruction_of_a_frozen_model_are_the_loss_own():
     """The same numbers as the training's metrics, on the same rows and noise."""
     agent = small_agent("2c").float()
@@ -260,8 +273,10 @@ def probe(name, runs, **options):
 
 
 def test_factors_of_runs_are_written_and_read_back(run, tmp_path):
-    lines = probe("factors", run, output=tmp_path, episodes=6, steps=12, seeds=2, split="across")
+    with pytest.warns(UserWarning, match="shows no clips") as warned:
+        lines = probe("factors", run, output=tmp_path, episodes=6, steps=12, seeds=2, split="across")
     text = "\n".join(lines)
+    assert [str(one.message).endswith("--split across changes nothing.") for one in warned] == [True, True]
     assert "mean of 2 runs" in text and text.count("ridge  signal recall") == text.count("mlp    signal recall") == 3
     files = {path.name for path in tmp_path.iterdir()}
     stem = "factors_seed0_across_episodes6_steps12_seeds2_000000360"

@@ -17,6 +17,7 @@ from denoised_mdp.analysis.crossfit import Estimate
 from denoised_mdp.analysis.data import probe_seeds
 from denoised_mdp.analysis.invariance import record_grid
 from denoised_mdp.analysis.probes import PROBES
+from denoised_mdp.analysis.similarity import competence as competence_module
 from denoised_mdp.analysis.similarity import plots as similarity_plots
 from denoised_mdp.analysis.similarity import tables
 from denoised_mdp.analysis.similarity.competence import classical_map, competence, rank_correlation, spearman
@@ -121,6 +122,18 @@ def test_seeds_that_know_the_same_agree_linearly_and_their_baselines_do_not(plan
     assert trained["linear R2"].value > 0.99 and trained["mean CCA"].value > 0.99
     for pairs in ("untrained", "shuffled"):
         assert rows["clean", pairs]["linear R2"].value < 0.1 and rows["clean", pairs]["mean CCA"].value < 0.4
+
+
+def test_intervals_of_rank_correlations_contain_the_truth_with_few_runs(monkeypatch):
+    """Percentiles alone miss it one time in three: stages of a run rise and fall together, and there are four runs."""
+    monkeypatch.setattr(competence_module, "DRAWS", 200)
+    rng, runs, missed = np.random.default_rng(0), np.repeat(np.arange(4), 5), 0
+    for _ in range(100):
+        a, b = (np.repeat(rng.normal(size=4), 5) + 0.3 * rng.normal(size=20) for _ in range(2))
+        found = spearman(a, b, runs)
+        missed += not found.low <= 0 <= found.high
+        assert -1 <= found.low <= found.value <= found.high <= 1
+    assert missed <= 15, missed
 
 
 def test_competence_needs_twelve_agents_and_resamples_runs(planted):
@@ -231,6 +244,17 @@ def test_distances_of_twins_are_compared_with_those_of_all_other_pairs():
     assert twins.ratio_of_distances(near, far).value == pytest.approx(together.mean() / others.mean())
     assert twins.area(near, far).value == pytest.approx(twins.share_above(together, others).mean())
     assert math.isnan(twins.area(near, {(0, 0): np.zeros(0)}).value)
+
+
+def test_an_episode_that_counts_twice_brings_its_own_pairs_twice(monkeypatch):
+    """Weights of a bootstrap against the same statistic of episodes that are there so many times."""
+    rng, weights = np.random.default_rng(2), (2, 0, 1, 3)
+    near, close = [rng.random(3) for _ in weights], [0.3 + rng.random(4) for _ in weights]
+    drawn = [episode for episode, count in enumerate(weights) for _ in range(count)]
+    expected = twins.area([near[e] for e in drawn], {(k, k): close[e] for k, e in enumerate(drawn)}).value
+    monkeypatch.setattr(twins, "estimate", lambda statistic, episodes: statistic(np.array([weights], float)))
+    (found,) = twins.area(near, {(f, f): values for f, values in enumerate(close)})
+    assert found == pytest.approx(expected)
 
 
 def test_auroc_counts_ties_half_and_is_that_of_all_pairs():

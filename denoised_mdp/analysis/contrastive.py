@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -87,15 +88,15 @@ def train_contrastive(
 
 
 def contrastive_encoder(
-    encoder: Encoder, data: JointData, progress: Callable[[int], None], *, init: str, **options
+    encoder: Encoder, data: JointData, progress: Callable[[int], None], *, made: Mapping[str, Any], **options
 ) -> Encoder:
     """`train_contrastive`, or its result from an earlier call with the same data, architecture and options.
 
-    init: how the encoder's initial weights were drawn, with `seed`. Weights are stored in the data set's folder.
+    made: how the encoder was: its own options, and how its initial weights were drawn, with `seed`. Weights are stored
+    in the data set's folder.
     """
-    sizes = [list(parameter.shape) for parameter in encoder.parameters()]
     checksums = [one["crc32"] for one in data.episodes]
-    about = json.dumps({"sizes": sizes, "init": init, "data": checksums, **options}, sort_keys=True)
+    about = json.dumps({"encoder": dict(made), "data": checksums, **options}, sort_keys=True)
     path = data.folder / "contrastive" / f"{hashlib.sha256(about.encode()).hexdigest()[:16]}.safetensors"
     if path.exists():
         try:

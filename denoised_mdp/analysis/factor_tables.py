@@ -136,12 +136,15 @@ def _product(first: Sequence, second: Sequence) -> Iterator[tuple]:
 
 
 def groups_of_seeds(results: Sequence[tuple[Subject, FactorMatrix]]) -> list[list[tuple[Subject, FactorMatrix]]]:
-    """Groups of at least two runs whose configurations differ in the seed alone."""
+    """Groups of at least two runs that differ in the seed alone, at one step; no seed is twice in a group."""
     groups: list[list[tuple[Subject, FactorMatrix]]] = []
     for subject, matrix in results:
+        seed = subject.config.seed
         for group in groups:
-            same = dataclasses.replace(subject.config, seed=group[0][0].config.seed)
-            if not differences(group[0][0].config, same) and group[0][1].factors == matrix.factors:
+            first, factors = group[0][0], group[0][1].factors
+            alike = not differences(first.config, dataclasses.replace(subject.config, seed=first.config.seed))
+            new = seed not in [member.config.seed for member, _ in group]
+            if alike and new and subject.step == first.step and matrix.factors == factors:
                 group.append((subject, matrix))
                 break
         else:

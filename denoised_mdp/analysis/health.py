@@ -138,20 +138,21 @@ def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
     # of the rows that the policy sees, the one that knows most; what is not known (nan) compares with nothing
     best = max(seen, key=lambda name: signal[name] if signal[name] == signal[name] else -inf)
     for name in table.noise:
-        if table.rows[name].sees_action:  # the agent moves it
-            continue
-        if signal[name] >= EXPLAINED and signal[name] >= 0.5 * signal[best]:
+        moved = table.rows[name].sees_action  # by the agent, whom it may know
+        if not moved and signal[name] >= EXPLAINED and signal[name] >= 0.5 * signal[best]:
             out.append(
                 f"{name} explains the agent: R^2 of the signal is {signal[name]:.2f} from {name} and"
                 f" {signal[best]:.2f} from {best}. {name} is too cheap, or the agent is predictable: raise"
                 f" model.{name}.beta, or explore more."
             )
-        for other in seen:
-            if noise[other] >= EXPLAINED and noise[other] >= 0.5 * noise[name]:
-                out.append(
-                    f"{other} holds noise: R^2 of the noise is {noise[other]:.2f} from {other} and {noise[name]:.2f}"
-                    f" from {name}. Lower model.{name}.beta, or train longer."
-                )
+    if table.noise:
+        most = max(table.noise, key=lambda name: noise[name] if noise[name] == noise[name] else -inf)
+        out += [
+            f"{name} holds noise: R^2 of the noise is {noise[name]:.2f} from {name} and {noise[most]:.2f} from {most}."
+            f" Lower model.{most}.beta, or train longer."
+            for name in seen
+            if noise[name] >= EXPLAINED and noise[name] >= 0.5 * noise[most]
+        ]
     if signal[best] < EXPLAINED:
         out.append(
             f"{best} knows little of the signal (R^2 {signal[best]:.2f}): a policy cannot act on what it does not see."

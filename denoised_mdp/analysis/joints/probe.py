@@ -211,12 +211,12 @@ def _reference(
     name: str, config: Config, store: JointData, seed: int, device: torch.device, options: dict[str, Any]
 ) -> Encoder:
     """An encoder of the first run's architecture without a world model."""
-    init = config.model.init
-    encoder = fresh_encoder(init, seed, **Encoder.options(config)).to(device)
+    made = {"init": config.model.init, **Encoder.options(config)}
+    encoder = fresh_encoder(seed=seed, **made).to(device)
     if name == SCRATCH:
         return encoder
     with _updates(f"contrastive encoder, seed {seed}", options.get("updates", 20_000)) as phase:
-        return contrastive_encoder(encoder, store, phase.update, init=init, seed=seed, **options)
+        return contrastive_encoder(encoder, store, phase.update, made=made, seed=seed, **options)
 
 
 def _updates(what: str, count: int) -> Phase:

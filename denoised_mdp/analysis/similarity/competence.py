@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from denoised_mdp.analysis.crossfit import Estimate, interval
+from denoised_mdp.analysis.crossfit import Estimate, interval, student_over_normal
 from denoised_mdp.analysis.similarity.points import Point
 from denoised_mdp.analysis.similarity.tables import BINS, LEAST_POINTS, LEAST_RUNS, over_runs
 from denoised_mdp.seeding import generator
@@ -46,7 +46,10 @@ def competence(points: Sequence[Point], matrix: np.ndarray, to_state: np.ndarray
 
 
 def spearman(a: np.ndarray, b: np.ndarray, runs: np.ndarray) -> Estimate:
-    """Rank correlation of two numbers [n]; its interval resamples whole runs, whose stages are not independent."""
+    """Rank correlation of two numbers [n]; its interval resamples whole runs, whose stages are not independent.
+
+    It is widened for few runs, as that of `analysis.table.statistics.interval`.
+    """
     names, random = np.unique(runs), generator(0, "similarity runs")
     value = rank_correlation(a, b)
     if len(names) < LEAST_RUNS:
@@ -56,7 +59,9 @@ def spearman(a: np.ndarray, b: np.ndarray, runs: np.ndarray) -> Estimate:
         chosen = random.choice(names, len(names))
         rows = np.concatenate([np.flatnonzero(runs == name) for name in chosen])
         draws.append(rank_correlation(a[rows], b[rows]))
-    return Estimate(value, *(float(end) for end in interval(np.array(draws))))
+    wider = math.sqrt(len(names) / (len(names) - 1)) * student_over_normal(len(names) - 1)
+    low, high = (value + wider * (float(end) - value) for end in interval(np.array(draws)))
+    return Estimate(value, low, high).within(-1.0, 1.0)
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
