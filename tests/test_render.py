@@ -1,6 +1,7 @@
 """Pictures of signal and noise: what stands still in a row, where each row moved, and the files of a hero."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,6 +46,8 @@ def test_decoded_rows_share_the_brightness_of_their_movement():
     seen, quick, slow, still = heat_maps([row(0, 120), row(0, 60), row(0, 30), row(9, 9)])
     assert (quick[0, 1] == seen[0, 1]).all() and (slow[0, 1] == quick[0, 0]).all()
     assert quick.sum() > slow.sum() > still.sum() == heat_maps([row(3, 3), row(4, 4)])[1].sum()
+    faint, plain = (heat_maps([row(0, 120), row(9, value)])[1] for value in (10, 19))
+    assert faint.sum() < plain.sum(), "by one of 255, which nobody sees"
 
 
 def test_contrast_is_stretched_alike_in_all_rows():
@@ -97,5 +100,7 @@ def test_a_hero_is_a_still_and_a_small_animation(agent, tmp_path):
     with Image.open(paths[1]) as animation:
         assert animation.n_frames == 13 and animation.info["loop"] == 0
         assert animation.width == 4 + 4 * 260, "observation, signal and two kinds of noise"
+    names = [path.name for path in render.files(Path("a.mp4"), hero=True) + render.files(Path("a.webp"))]
+    assert names == ["a.png", "a.webp", "a.png", "a.mp4"]
     with pytest.raises(Exception, match="nowhere"):
         render.render(agent, toy, [1, 2], tmp_path / "hero.png" / "nowhere", steps=3, explore=None, hero=True)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from report_runs import add_probes, add_video, make_run
 
+from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.report import plots as report_plots
 from denoised_mdp.analysis.report.data import RunData, read_run, speed_of
 from denoised_mdp.analysis.report.groups import band, confidence, differing_options, group_runs
@@ -271,6 +272,22 @@ def test_command(tmp_path, capsys):
     ):
         assert main(wrong) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_results_are_of_the_run_that_they_name(tmp_path):
+    """Not of another one whose folder has the same name; of one that was moved, by its name."""
+    run, namesake = make_run(tmp_path / "a" / "seed=1"), make_run(tmp_path / "b" / "seed=1")
+    add_probes(run)
+    (run / "probes").rename(tmp_path / "gathered")
+    results = next((tmp_path / "gathered").glob("*.json"))
+    results.with_name("health_seed=1_000000240.json").write_bytes(results.read_bytes())  # as with --output
+    read = [read_run(path, [tmp_path / "gathered"]).probes for path in (run, namesake)]
+    assert read[0] and not read[1]
+    with pytest.raises(UserError, match="both are named seed=1. Choose another --output"):
+        options = PROBES["health"].Options(output=tmp_path / "gathered")
+        PROBES["health"].run([namesake], options)
+    (tmp_path / "a").rename(tmp_path / "c")
+    assert read_run(tmp_path / "c" / "seed=1", [tmp_path / "gathered"]).probes.keys() == read[0].keys()
 
 
 def test_results_gathered_in_another_folder(tmp_path):

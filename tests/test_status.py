@@ -123,6 +123,20 @@ def test_a_run_that_has_lost_its_checkpoints_is_damaged_and_an_exported_agent_is
     assert f"It has lost its checkpoints: put {run.checkpoints} back.\n" in shown and "1 damaged, 1 exported" in shown
 
 
+def test_linked_runs_are_found_and_circles_end(tmp_path):
+    run, links = make_run(tmp_path / "runs" / "a"), tmp_path / "links"
+    links.mkdir()
+    (links / "b").symlink_to(run)
+    (links / "up").symlink_to(tmp_path)
+    assert [one.path.resolve() for one in statuses([links])] == [run]
+
+
+def test_a_file_is_no_run(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match=r"There is no run at .*notes.txt: it is a file"):
+        statuses([tmp_path / "notes.txt"])
+
+
 def test_a_run_without_its_configuration_is_no_empty_folder(tmp_path):
     run = make_run(tmp_path / "a")
     (run / "config.yaml").unlink()

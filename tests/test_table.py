@@ -10,6 +10,7 @@ import scipy.stats
 from matplotlib.figure import Figure
 from report_runs import add_probes, make_run
 
+from denoised_mdp.analysis.plots import legend_below
 from denoised_mdp.analysis.report.data import RunData, Speed, read_run
 from denoised_mdp.analysis.table.cells import make_table
 from denoised_mdp.analysis.table.plots import draw_seeds
@@ -204,6 +205,31 @@ def test_what_cannot_be_compared_is_refused(tmp_path, other, said):
     make_run(tmp_path / "z", "seed=1", *other, returns=(0.0, 1.0), step=240)
     with pytest.raises(UserError, match=said):
         table_of(tmp_path)
+
+
+def test_advice_to_tell_runs_apart_keeps_what_was_given(tmp_path):
+    for name, *options in (("a",), ("b", "model.kl.beta=0.5"), ("c", "model.kl.free_nats=1")):
+        make_run(tmp_path / name, "seed=0", *options, returns=(0.0, 1.0), step=240)
+    by = ["model.name"]
+    for key in ("model.kl.beta", "model.kl.free_nats"):
+        with pytest.raises(UserError, match=f"--by {','.join([*by, key])}, or leave"):
+            table_of(tmp_path, by=by)
+        by.append(key)
+    assert len(table_of(tmp_path, by=by).methods) == 3
+
+
+@pytest.mark.parametrize(("width", "columns"), [(9.0, 4), (3.5, 1)])
+def test_a_legend_has_as_many_columns_as_fit(width, columns):
+    """Four labels of 20 letters, of which no column of a narrow figure holds two."""
+    figure = Figure(figsize=(width, 3), layout="constrained")
+    axes = figure.subplots()
+    for number in range(4):
+        axes.plot([0, 1], label=f"2b · beta=0.125 no. {number}")
+    legend_below(figure, [axes])
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    place, page = legend.get_window_extent(), figure.get_window_extent()
+    assert legend._ncols == columns and page.x0 <= place.x0 and place.x1 <= page.x1
 
 
 def test_options_tell_methods_apart_and_a_step_makes_lengths_equal(tmp_path):

@@ -59,8 +59,13 @@ def literal(text: str) -> str:
 def legend_below(
     figure: Figure, panels: Iterable, *, columns: int = 4, title: str | None = None, size: float = 8
 ) -> None:
-    """One legend below all panels: each line's label once. The figure has a constrained layout."""
+    """One legend below all panels: each line's label once, in as many columns as fit, at most `columns`.
+
+    The figure has a constrained layout.
+    """
     lines = {line.get_label(): line for axes in panels for line in axes.get_legend_handles_labels()[0]}
+    widest = max(map(len, lines), default=0) * 0.6 * size + 5 * size  # points: letters, then the line and the gaps
+    columns = int(max(1, min(columns, 72 * figure.get_figwidth() // widest)))
     place = {"loc": "outside lower center", "ncols": columns, "fontsize": size, "frameon": False}
     figure.legend(lines.values(), lines.keys(), title=title, title_fontsize=size, **place)
 

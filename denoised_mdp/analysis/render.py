@@ -128,11 +128,10 @@ def files(stem: Path, hero: bool = False) -> list[Path]:
     Raises:
         UserError: the stem has no name.
     """
-    moving = ".webp" if hero else ".mp4"
-    stem = stem.with_suffix("") if stem.suffix in (".png", moving) else stem
+    stem = stem.with_suffix("") if stem.suffix in (".png", ".webp", ".mp4") else stem
     if stem.name in ("", ".."):
         raise UserError(f"--output={stem}: name the pictures, e.g. {stem / 'pictures'}.")
-    return [stem.with_name(stem.name + suffix) for suffix in (".png", moving)]
+    return [stem.with_name(stem.name + suffix) for suffix in (".png", ".webp" if hero else ".mp4")]
 
 
 def _movie(groups: Sequence[Sequence[SheetRow]], fps: int) -> bytes:

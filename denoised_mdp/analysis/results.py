@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import glob
 import io
 import json
 import math
@@ -81,12 +82,32 @@ def subjects(runs: Sequence[Path], options: Options, *, ground_truth: bool = Fal
     twice = sorted({name for name in names if names.count(name) > 1})
     if options.output is not None and twice:
         raise UserError(f"Several runs are named {twice[0]}: in one --output, their results would replace each other.")
+    if options.output is not None:
+        _refuse_namesakes(options.output, runs)
     if ground_truth:
         _refuse_without_ground_truth(runs)
     for run in track(runs, "probing", "runs") if len(runs) > 1 else runs:
         config, agent, step = load_run(run, checkpoint=options.checkpoint, device=options.device)
         warn_without_clips(run, config, getattr(options, "split", ""))
         yield Subject(Path(run), config, agent, step)
+
+
+def _refuse_namesakes(output: Path, runs: Sequence[Path]) -> None:
+    """Refuse a folder with results of another run that has the name of one of these: they would be replaced.
+
+    Raises:
+        UserError: it has some.
+    """
+    for run in runs:
+        own = RunFolder(run).path.resolve()
+        for file in sorted(Path(output).glob(f"*_{glob.escape(own.name)}_*.json")):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # not of this program
+                other = Path(json.loads(file.read_text())["run"])
+                if other.resolve() != own and other.name == own.name and other.exists():
+                    raise UserError(
+                        f"{output} has results of {other}, which {run} would replace: both are named {own.name}. Choose"
+                        " another --output."
+                    )
 
 
 def _refuse_without_ground_truth(runs: Sequence[Path]) -> None:

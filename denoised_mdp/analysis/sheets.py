@@ -14,6 +14,8 @@ from denoised_mdp.progress import track
 BACKGROUND, INK, FAINT = (18, 20, 24), (238, 240, 244), (150, 156, 166)
 BRIGHTEST = 99.5
 """percentile of the movement that is drawn brightest"""
+LEAST = 2.0
+"""of 255: a movement that is drawn brightest is at least this, else noise that nobody sees would shine"""
 GAP = 4
 
 
@@ -34,14 +36,15 @@ class SheetRow:
 def heat_maps(group: Sequence[SheetRow]) -> list[np.ndarray]:
     """The movement of each row as a picture, uint8 [H, W, 3]: black stands still, bright yellow moves most.
 
-    All decoded rows have one scale, so that their brightness can be compared; what the camera sees has its own.
+    All decoded rows have one scale, so that their brightness can be compared; what the camera sees has its own. Rows
+    that hardly move at all stay dark.
     """
     movements = [row.movement for row in group]
     tops = [float(np.percentile(movement, BRIGHTEST)) for movement in movements]
     scales = [tops[0], *[max(tops[1:], default=0.0)] * len(tops[1:])]
     colors = matplotlib.colormaps["inferno"]
     pairs = zip(movements, scales, strict=True)
-    return [(255 * colors(movement / max(scale, 1e-6))[..., :3]).astype(np.uint8) for movement, scale in pairs]
+    return [(255 * colors(movement / max(scale, LEAST))[..., :3]).astype(np.uint8) for movement, scale in pairs]
 
 
 def stretched(group: Sequence[SheetRow]) -> list[SheetRow]:

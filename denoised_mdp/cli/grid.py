@@ -53,7 +53,9 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
     """
     said = dict(word.partition("=")[::2] for word in words if of_grid(word))
     if not (source := said.pop("sweep", "")):
-        raise UserError(f"sweep=: name one of {', '.join(choices('sweep'))}, or a YAML file of your own.")
+        raise UserError(
+            f"sweep=NAME is missing: name one of {', '.join(choices('sweep'))}, or a YAML file of your own."
+        )
     tree = _read(source)
     axes = {key: Axis(key, values, f"sweep={source}") for key, values in tree["axes"].items()}
     for word, text in said.items():

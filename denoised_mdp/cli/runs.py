@@ -37,7 +37,8 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
         examples=("denoised-mdp evaluate runs/quickstart --random --episodes 20",),
     )
     add_runs(evaluate, several=False)
-    _add_episodes(evaluate, 10, "those of training's evaluations; with --checkpoint best, others: these chose it")
+    others = "others, with --checkpoint best or of an exported agent, whose weights these may have chosen"
+    _add_episodes(evaluate, 10, f"those of training's evaluations; {others}")
     add_weights(evaluate)
     evaluate.add_argument("--random", action="store_true", help="also play a random policy in the same episodes")
     evaluate.add_argument(
@@ -101,7 +102,7 @@ def _add_status(commands: argparse._SubParsersAction) -> None:
         "status",
         _status,
         "show how far runs are: step, return, speed, and the last error of those that failed",
-        ". The exit code is 1 if one has failed.",
+        ". The exit code is 1 if one has failed or is damaged.",
         examples=("denoised-mdp status runs/sweep",),
     )
     status.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folder of a run or of runs")

@@ -102,7 +102,7 @@ def read_run(path: Path, extra: Sequence[Path] = ()) -> RunData:
         run.problems.append(f"The configuration cannot be read ({error.strerror}).")
     run.metrics, problems = read_metrics(folder.metrics)
     run.problems += problems
-    run.probes, problems = read_probes([folder.probes, *extra], run.name)
+    run.probes, problems = read_probes([folder.probes, *extra], folder.path)
     run.problems += problems
     run.media = newest_media(folder.videos)
     run.machine, problems = read_machine(folder.machine)
@@ -121,7 +121,12 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for folder in map(Path, folders):
         inside = [folder] if is_pretrained(folder) or os.path.lexists(folder / "config.yaml") else []
-        for path, names, files in os.walk(folder) if not inside else ():
+        seen: set[Path] = set()  # links can lead in circles
+        for path, names, files in os.walk(folder, followlinks=True) if not inside else ():
+            if (real := Path(path).resolve()) in seen:
+                names.clear()
+                continue
+            seen.add(real)
             if "config.yaml" in files and ("metrics.jsonl" in files or is_ours(Path(path, "config.yaml"))):
                 inside.append(Path(path))
                 names.clear()  # a run holds no other runs
@@ -180,8 +185,11 @@ def read_metrics(path: Path) -> tuple[dict[str, Curve], list[str]]:
     return curves, problems
 
 
-def read_probes(folders: Sequence[Path], run: str) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-    """All probe results of the run named `run`; of the same probe, options and step, the last folder's."""
+def read_probes(folders: Sequence[Path], run: Path) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """All probe results of a run; of the same probe, options and step, the last folder's.
+
+    folders: the first is its own; results in others must be of it, see `is_of`.
+    """
     results: dict[tuple[str, str, int, str], dict[str, Any]] = {}
     problems = []
     for place, folder in enumerate(folders):
@@ -196,7 +204,7 @@ def read_probes(folders: Sequence[Path], run: str) -> tuple[dict[str, list[dict[
                 probe, step = str(tree["probe"]), int(tree.get("step") or 0)
                 options = tree.get("options") or {}
                 split = str(options.get("split") or "")
-                if "run" not in tree or (place and Path(str(tree["run"])).name != run):
+                if "run" not in tree or (place and not is_of(str(tree["run"]), run)):
                     continue  # of several runs, or of another one
             except BROKEN as error:
                 if place == 0:
@@ -208,6 +216,12 @@ def read_probes(folders: Sequence[Path], run: str) -> tuple[dict[str, list[dict[
     for (probe, *_), tree in sorted(results.items(), key=lambda item: item[0]):
         found.setdefault(probe, []).append(tree)
     return found, problems
+
+
+def is_of(written: str, run: Path) -> bool:
+    """Whether a result's path of its run, as it was then, is that run: the same folder, or, once moved, of one name."""
+    before = Path(written)
+    return before.resolve() == run.resolve() or (before.name == run.resolve().name and not before.exists())
 
 
 def newest_media(folder: Path) -> Path | None:

@@ -93,7 +93,7 @@ def make_table(runs: Sequence[RunData], step: int | None = None, by: Sequence[st
         if "eval/return" not in entry.run.metrics:  # as of a run that failed at its start: listed as missing
             continue
         _refuse_other_protocol(first.setdefault(entry.cell, entry), entry)
-        _refuse_other_settings(first.setdefault((entry.cell, entry.method), entry), entry)
+        _refuse_other_settings(first.setdefault((entry.cell, entry.method), entry), entry, by)
     table = Table(entries, budget)
     table.tasks = sorted({entry.cell[0] for entry in entries})
     table.methods = sorted({entry.method for entry in entries})
@@ -155,17 +155,17 @@ def _refuse_other_protocol(one: Entry, other: Entry) -> None:
             )
 
 
-def _refuse_other_settings(one: Entry, other: Entry) -> None:
+def _refuse_other_settings(one: Entry, other: Entry, by: Sequence[str]) -> None:
     """Two runs of a method in a cell must differ in the seed, and in nothing else that is learned from."""
-    if one is not other and one.run.config.seed == other.run.config.seed:
-        raise UserError(f"{_pair(one, other)} have one method and one seed: they are no two samples. Leave one out.")
     changed = differences(one.run.config, dataclasses.replace(other.run.config, seed=one.run.config.seed))
     if changed:
-        by = ",".join((*BY, changed[0].partition(":")[0]))
+        more = ",".join((*by, changed[0].partition(":")[0]))
         raise UserError(
-            f"{_pair(one, other)} are both '{one.method}', but differ in {changed[0]}. Tell them apart with --by {by},"
-            " or leave one out."
+            f"{_pair(one, other)} are both '{one.method}', but differ in {changed[0]}. Tell them apart with"
+            f" --by {more}, or leave one out."
         )
+    if one is not other and one.run.config.seed == other.run.config.seed:
+        raise UserError(f"{_pair(one, other)} have one method and one seed: they are no two samples. Leave one out.")
 
 
 def _nearby(run: RunData, budget: int) -> str:
