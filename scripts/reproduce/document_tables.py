@@ -91,19 +91,12 @@ class Differences:
         return text_of(ends(difference, *sides), digits_of(metric))
 
 
-QUIET = "2b without distractors"
-NOISELESS = {
-    "cheetah_run": Column(QUIET, "evidence", "cheetah_run", "noiseless", "2b"),
-    "walker_walk": Column(f"{QUIET}, constant rates", "full_strength", "walker_walk", "noiseless", "2b"),
-}
-
-
 def strong(task: str) -> list[Column]:
     """Columns of a task under a background at full strength, and of 2b without one."""
     return [
         Column("2b", "evidence", task, "video_background", "2b"),
         Column("Dreamer", "evidence", task, "video_background", "dreamer"),
-        NOISELESS[task],
+        Column("2b without distractors", "evidence", task, "noiseless", "2b"),
     ]
 
 

@@ -38,7 +38,7 @@ def pairs(found: list[Factor]) -> list[tuple[str, Factor, Factor]]:
 
 def legs(run: Path) -> list[dict[str, object]]:
     """R^2 from what the policy sees at a run's newest checkpoint: a row for each joint, and their mean."""
-    config, agent, progress = load_run(run)
+    config, agent, step = load_run(run)
     options, make = Options(), environment_maker(config)
     with contextlib.closing(make()) as environment:
         joints = pairs(factors(environment))
@@ -59,7 +59,7 @@ def legs(run: Path) -> list[dict[str, object]]:
     score = dict(zip([factor.name for factor in matrix.factors], matrix.mean("ridge")[0], strict=True))
     rows = {star: [score[f"{star} {what}"] for what in WHAT] for star, *_ in joints}
     rows["mean"] = np.mean(list(rows.values()), 0)
-    about = {"run": run.name, "step": progress.step}
+    about = {"run": run.name, "step": step}
     return [
         about | {"joint": star} | {what: f"{r2:.2f}" for what, r2 in zip(WHAT, row, strict=True)}
         for star, row in rows.items()
