@@ -48,9 +48,10 @@ class Log:
     def __call__(self, trainer: Trainer) -> None:
         """Log them, with the number of updates so far."""
         if trainer.window:
-            before, self.spent = self.spent, time.process_time()
+            spent = self.unlogged
+            self.spent += spent
             metrics = {name: total / count for name, (total, count) in trainer.window.items()}
-            counted = {"train/updates": trainer.updates, "train/cpu_seconds": self.spent - before}
+            counted = {"train/updates": trainer.updates, "train/cpu_seconds": spent}
             trainer.logger.log(trainer.step, metrics | counted)
             trainer.window = {}
 

@@ -91,8 +91,7 @@ class Session:
                 log = state["log"]
                 hooks["log"].spent -= log.get("cpu_seconds", 0.0)  # what earlier processes spent and did not log
             self.warn_of_another_precision(state["precision"])
-            about = {"lines": log["lines"], "events": log["events"], "mirror": mirror_of(config)}
-            logger = Logger(run.path, resume_step=step, **about)
+            logger = Logger(run.path, step, log["lines"], log["events"], mirror_of(config))
         parts.callback(logger.close)
         if self.collector.pool.can_terminate:  # else all episodes are as long as the configuration says
             self.replay.cross()

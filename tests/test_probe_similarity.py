@@ -125,13 +125,19 @@ def test_seeds_that_know_the_same_agree_linearly_and_their_baselines_do_not(plan
 
 
 def test_intervals_of_rank_correlations_contain_the_truth_with_few_runs(monkeypatch):
-    """Percentiles alone miss it one time in three: stages of a run rise and fall together, and there are four runs."""
+    """Three runs of five stages, which rise and fall together: percentiles alone miss it one time in four."""
     monkeypatch.setattr(competence_module, "DRAWS", 200)
-    rng, runs, missed = np.random.default_rng(0), np.repeat(np.arange(4), 5), 0
+    rng, missed = np.random.default_rng(0), 0
+
+    def pair(count):
+        one = rng.normal(size=count)
+        both = one, 0.7 * one + math.sqrt(1 - 0.7**2) * rng.normal(size=count)
+        return [np.repeat(values, 5) + 0.3 * rng.normal(size=5 * count) for values in both]
+
+    truth, runs = rank_correlation(*pair(20_000)), np.repeat(np.arange(3), 5)
     for _ in range(100):
-        a, b = (np.repeat(rng.normal(size=4), 5) + 0.3 * rng.normal(size=20) for _ in range(2))
-        found = spearman(a, b, runs)
-        missed += not found.low <= 0 <= found.high
+        found = spearman(*pair(3), runs)
+        missed += not found.low <= truth <= found.high
         assert -1 <= found.low <= found.value <= found.high <= 1
     assert missed <= 15, missed
 

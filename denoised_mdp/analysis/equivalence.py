@@ -89,7 +89,7 @@ Pairs = Mapping[tuple[int, int], np.ndarray]
 def ratio_of_distances(near: Sequence[np.ndarray], others: Pairs) -> Estimate:
     """Mean distance of twins over that of other pairs. The interval draws episodes, and with them both kinds of pairs.
 
-    near: distances of the twins of each episode. others: of episodes f and g; for their weight see `_of_pairs`.
+    near: distances of the twins of each episode. others: of episodes f and g; for their weight see `_over_pairs`.
     """
     count, size = np.zeros((2, len(near), len(near)))  # [P, P] each
     for (f, g), values in others.items():
@@ -116,25 +116,21 @@ def area(near: Sequence[np.ndarray], others: Pairs) -> Estimate:
         return Estimate(np.nan)
 
     def statistic(weights: np.ndarray) -> np.ndarray:
-        won = np.einsum("dfg,dfg->d", np.tensordot(weights, wins, 1), _of_pairs(weights))
+        won = _over_pairs(weights, np.tensordot(weights, wins, 1))  # [draws]
         return won / (weights @ lengths) / _over_pairs(weights, count)  # [draws]
 
     return estimate(statistic, len(near))
 
 
 def _over_pairs(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The sum of values [P, P], each times the weight of its pair of episodes: [draws]."""
-    return np.einsum("fg,dfg->d", values, _of_pairs(weights))
+    """The sum of values [P, P] or [draws, P, P], each times the weights [draws, P] of both of its episodes: [draws].
 
-
-def _of_pairs(weights: np.ndarray) -> np.ndarray:
-    """Weights of pairs of rows [draws, P, P]: the product of their episodes' [draws, P].
-
-    Two rows of one episode weigh what it does: they come with it, and their number grows with it, not with its square.
+    A pair of one episode weighs what that does: its rows come together, and their pairs grow with their number, not
+    with its square.
     """
-    pairs = weights[:, :, None] * weights[:, None]  # [draws, P, P]
-    np.einsum("dff->df", pairs)[:] = weights
-    return pairs
+    total = np.einsum("...fg,...f,...g->...", values, weights, weights)  # [draws]
+    own = np.einsum("...ff->...f", values)  # [P] or [draws, P]
+    return total + (own * (weights - weights**2)).sum(-1)
 
 
 def distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:

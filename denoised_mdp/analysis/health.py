@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
 
@@ -135,8 +135,7 @@ def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
         )
     signal, noise = health.signal, health.noise
     seen = [row.name for row in table.seen]
-    # of the rows that the policy sees, the one that knows most; what is not known (nan) compares with nothing
-    best = max(seen, key=lambda name: signal[name] if signal[name] == signal[name] else -inf)
+    best = _most(seen, signal)
     for name in table.noise:
         moved = table.rows[name].sees_action  # by the agent, whom it may know
         if not moved and signal[name] >= EXPLAINED and signal[name] >= 0.5 * signal[best]:
@@ -146,7 +145,7 @@ def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
                 f" model.{name}.beta, or explore more."
             )
     if table.noise:
-        most = max(table.noise, key=lambda name: noise[name] if noise[name] == noise[name] else -inf)
+        most = _most(table.noise, noise)
         out += [
             f"{name} holds noise: R^2 of the noise is {noise[name]:.2f} from {name} and {noise[most]:.2f} from {most}."
             f" Lower model.{most}.beta, or train longer."
@@ -161,6 +160,11 @@ def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
     if health.image_r2 < EXPLAINED:
         out.append(f"The model reconstructs little of the picture (R^2 {health.image_r2:.2f}). Train longer.")
     return out
+
+
+def _most(names: Sequence[str], r2: Mapping[str, float]) -> str:
+    """The name whose R^2 is largest; what is not known (nan) compares with nothing."""
+    return max(names, key=lambda name: r2[name] if r2[name] == r2[name] else -inf)
 
 
 @torch.no_grad()

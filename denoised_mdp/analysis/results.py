@@ -18,6 +18,7 @@ from denoised_mdp.config import read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.factors import NoGroundTruth, factors
 from denoised_mdp.errors import UserError
+from denoised_mdp.files import read_json
 from denoised_mdp.progress import track
 from denoised_mdp.run.environments import environment_maker, warn_without_clips
 from denoised_mdp.run.folder import RunFolder, output_file, refuse_own, refusing
@@ -98,15 +99,15 @@ def _refuse_namesakes(output: Path, runs: Sequence[Path]) -> None:
     Raises:
         UserError: it has some.
     """
-    for run in runs:
-        own = RunFolder(run).path.resolve()
-        for file in sorted(Path(output).glob(f"*_{glob.escape(own.name)}_*.json")):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # not of this program
-                other = Path(json.loads(file.read_text())["run"])
-                if other.resolve() != own and other.name == own.name and other.exists():
+    for run in map(RunFolder, runs):
+        name = run.path.resolve().name
+        for file in sorted(Path(output).glob(f"*_{glob.escape(name)}_*.json")):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # not of this program
+                other = str(read_json(file)["run"])
+                if Path(other).name == name and not run.was_at(other):
                     raise UserError(
-                        f"{output} has results of {other}, which {run} would replace: both are named {own.name}. Choose"
-                        " another --output."
+                        f"{output} has results of {other}, which {run.path} would replace: both are named {name}."
+                        " Choose another --output."
                     )
 
 

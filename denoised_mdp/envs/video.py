@@ -55,9 +55,9 @@ class Clip:
         try:
             return cached(self.key, self.make, self._fits)
         except UnreadableVideo as error:
-            if self.key not in UNREADABLE:  # the environments of a run open the same clips
+            if self.key not in UNREADABLE:  # every environment of a run opens the same clips
+                UNREADABLE.add(self.key)
                 warnings.warn(f"Skipping the unreadable video {self.name} ({error}).", stacklevel=2)
-            UNREADABLE.add(self.key)
             return None
 
     def _fits(self, frames: np.ndarray) -> bool:

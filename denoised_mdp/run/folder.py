@@ -116,6 +116,11 @@ class RunFolder:
         """Whether it holds an exported agent: weights, and nothing of a training."""
         return any(self.checkpoints.glob("step_*")) and not self.trained
 
+    def was_at(self, written: str) -> bool:
+        """Whether a path that was written into a result is this folder's; where nothing is now, its name decides."""
+        before, now = Path(written), self.path.resolve()
+        return before.resolve() == now or (before.name == now.name and not before.exists())
+
     @property
     def own(self) -> tuple[Path, ...]:
         """What only a training may write: everything except videos and probe results."""
@@ -134,8 +139,8 @@ class RunFolder:
         run = cls(path)
         if not run.config.is_file():
             runs = {config.parent.name: config.parent for config in sorted(run.path.parent.glob("*/config.yaml"))}
-            problem = "has no config.yaml" if run.path.exists() else "does not exist"
-            problem = "is a file" if run.path.is_file() else problem
+            there = "is a file" if run.path.is_file() else "has no config.yaml"
+            problem = there if run.path.exists() else "does not exist"
             near = nearest(run.path.name, runs)
             hint = f"Did you mean '{runs[near]}'?" if near else "denoised-mdp status FOLDER lists the runs in a folder."
             above = [folder for folder in run.path.parents if is_ours(folder / "config.yaml")]

@@ -2,8 +2,8 @@
 
     python scripts/reproduce/legs.py runs/evidence/walker_walk-*    # writes results/tuning/legs.csv
 
-The legs look alike. At 64x64 pixels, one in place of the other changes few pixels. Ridge regression reads, for each
-joint, the right and the left value, their sum, which does not change when the legs are exchanged, and their difference.
+The legs look alike. For each joint, ridge regression reads the right and the left value, their sum, which does not
+change when the legs are exchanged, and their difference.
 Episodes, folds and intervals are those of `denoised-mdp probe factors`, from what the policy sees.
 """
 

@@ -102,7 +102,7 @@ def read_run(path: Path, extra: Sequence[Path] = ()) -> RunData:
         run.problems.append(f"The configuration cannot be read ({error.strerror}).")
     run.metrics, problems = read_metrics(folder.metrics)
     run.problems += problems
-    run.probes, problems = read_probes([folder.probes, *extra], folder.path)
+    run.probes, problems = read_probes(folder, extra)
     run.problems += problems
     run.media = newest_media(folder.videos)
     run.machine, problems = read_machine(folder.machine)
@@ -185,14 +185,14 @@ def read_metrics(path: Path) -> tuple[dict[str, Curve], list[str]]:
     return curves, problems
 
 
-def read_probes(folders: Sequence[Path], run: Path) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+def read_probes(run: RunFolder, extra: Sequence[Path]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
     """All probe results of a run; of the same probe, options and step, the last folder's.
 
-    folders: the first is its own; results in others must be of it, see `is_of`.
+    extra: other folders, which may have results of other runs as well.
     """
     results: dict[tuple[str, str, int, str], dict[str, Any]] = {}
     problems = []
-    for place, folder in enumerate(folders):
+    for place, folder in enumerate((run.probes, *extra)):
         try:
             files = sorted(folder.glob("*.json"))
         except OSError as error:
@@ -204,7 +204,7 @@ def read_probes(folders: Sequence[Path], run: Path) -> tuple[dict[str, list[dict
                 probe, step = str(tree["probe"]), int(tree.get("step") or 0)
                 options = tree.get("options") or {}
                 split = str(options.get("split") or "")
-                if "run" not in tree or (place and not is_of(str(tree["run"]), run)):
+                if "run" not in tree or (place and not run.was_at(str(tree["run"]))):
                     continue  # of several runs, or of another one
             except BROKEN as error:
                 if place == 0:
@@ -216,12 +216,6 @@ def read_probes(folders: Sequence[Path], run: Path) -> tuple[dict[str, list[dict
     for (probe, *_), tree in sorted(results.items(), key=lambda item: item[0]):
         found.setdefault(probe, []).append(tree)
     return found, problems
-
-
-def is_of(written: str, run: Path) -> bool:
-    """Whether a result's path of its run, as it was then, is that run: the same folder, or, once moved, of one name."""
-    before = Path(written)
-    return before.resolve() == run.resolve() or (before.name == run.resolve().name and not before.exists())
 
 
 def newest_media(folder: Path) -> Path | None:
