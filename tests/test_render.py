@@ -94,6 +94,14 @@ def test_layouts_have_a_place_for_each_picture():
     assert (frames[0] != frames[7]).any()
 
 
+def test_a_single_episode_swaps_with_one_that_is_not_shown(agent, episodes, tmp_path):
+    path = render.write(agent, episodes, tmp_path / "one", shown=1)[0]
+    alone = contact_sheet([render.rows(agent, episodes[0], episodes[1])])
+    np.testing.assert_array_equal(np.asarray(Image.open(path)), alone)
+    both = render.write(agent, episodes, tmp_path / "both")[0]
+    assert Image.open(both).height > len(alone)
+
+
 def test_a_hero_is_a_still_and_a_small_animation(agent, tmp_path):
     paths = render.render(agent, toy, [1, 2], tmp_path / "hero.webp", steps=12, explore=None, hero=True)
     assert [path.name for path in paths] == ["hero.png", "hero.webp"]

@@ -98,15 +98,21 @@ def rows(agent: WorldModelAgent, episode: Episode, other: Episode) -> list[Sheet
 
 
 def write(
-    agent: WorldModelAgent, episodes: Sequence[Episode], stem: Path, fps: int = 25, hero: bool = False
+    agent: WorldModelAgent,
+    episodes: Sequence[Episode],
+    stem: Path,
+    fps: int = 25,
+    hero: bool = False,
+    shown: int | None = None,
 ) -> list[Path]:
     """Write `stem`.png and `stem`.mp4 for recorded episodes; each swaps with the next. Returns the paths.
 
-    hero: for a page's top instead: `stem`.png and a small animated `stem`.webp of the first episode, of few and large
-    pictures with full contrast.
+    shown: show the first so many episodes (None: all); the others serve for the swap alone. hero: for a page's top
+    instead: `stem`.png and a small animated `stem`.webp of the first episode, of few and large pictures with full
+    contrast.
     """
     paths = files(stem, hero)
-    decoded = track(range(1 if hero else len(episodes)), "decoding", "episodes", delay=1)
+    decoded = track(range(1 if hero else shown or len(episodes)), "decoding", "episodes", delay=1)
     groups = [rows(agent, episodes[i], episodes[(i + 1) % len(episodes)]) for i in decoded]
     if hero:
         groups = [stretched([row for row in group if row.title not in LEFT_OUT]) for group in groups]
@@ -162,14 +168,15 @@ def render(
     steps: int | None = STEPS,
     explore: float | None,
     hero: bool = False,
+    shown: int | None = None,
 ) -> list[Path]:
-    """Play one episode per seed and `write` it; with `explore`, the agent acts as in collection."""
+    """Play one episode per seed and `write` them; with `explore`, the agent acts as in collection."""
     if not isinstance(agent, WorldModelAgent):
         raise UserError(f"agent={agent.config.agent.name} has no decoder, so there is nothing to render.")
     if not agent.decodes:
         raise UserError("This model has no decoder, so there is nothing to render: train one, with model.decoder=true.")
     played = evaluate(agent, make_environment, seeds, record=len(seeds), max_steps=steps, explore=explore)
-    return write(agent, played.episodes, stem, hero=hero)
+    return write(agent, played.episodes, stem, hero=hero, shown=shown)
 
 
 def render_run(
@@ -187,9 +194,10 @@ def render_run(
 ) -> list[Path]:
     """Render held-out episodes of a run's checkpoint; returns the files written.
 
-    output: a path without suffix (default: videos/<split>_<step> in the run folder). episodes: at least 2, for the
-    swap. steps: actions per episode (None: whole episodes). explore: act as in collection, which shows more of what
-    the body can do than acting without sampling. seed: of the episodes (default: the run's own). hero: see `write`.
+    output: a path without suffix (default: videos/<split>_<step> in the run folder). episodes: how
+    many to show; a single one swaps with another that is not shown. steps: actions per episode (None: whole episodes).
+    explore: act as in collection, which shows more of what the body can do than acting without sampling. seed: of the
+    episodes (default: the run's own). hero: see `write`.
     """
     config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
     own = RunFolder(run).videos / f"{split}_{step:09d}{'_hero' if hero else ''}"
@@ -199,4 +207,5 @@ def render_run(
     warn_without_clips(run, config, split)
     seeds = evaluation_seeds(config.seed if seed is None else seed, max(2, episodes))
     explore = config.train.exploration_noise if explore else None
-    return render(agent, environment_maker(config, split), seeds, stem, steps=steps, explore=explore, hero=hero)
+    make = environment_maker(config, split)
+    return render(agent, make, seeds, stem, steps=steps, explore=explore, hero=hero, shown=episodes)
