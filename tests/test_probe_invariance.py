@@ -294,7 +294,10 @@ def test_factors_of_runs_are_written_and_read_back(run, tmp_path):
     row = next(row for row in rows if (row["probe"], row["part"], row["factor"]) == ("mlp", "y", "camera_jitter/dx"))
     column = [factor.name for factor in matrix.factors].index("camera_jitter/dx")
     assert float(row["r2"]) == pytest.approx(matrix.scores["mlp"][:, 1, column].mean(), abs=1e-6)
-    pooled = json.loads((tmp_path / "factors_seed0_and_1_more_across_episodes6_steps12_seeds2.json").read_text())
+    [path] = tmp_path.glob("factors_seed0_and_1_more_*_across_episodes6_steps12_seeds2_000000360.json")
+    pooled = json.loads(path.read_text())
+    assert pooled["step"] == 360 and pooled["runs"] == [str(one) for one in run]
+    assert len({results.mark_of(runs) for runs in (run, run[::-1], [run[0], tmp_path])}) == 3
     others = [json.loads((tmp_path / f"{stem.replace('seed0', f'seed{s}')}.json").read_text()) for s in (0, 1)]
     expected = np.mean([np.array(tree["scores"]["ridge"]).mean(0) for tree in others], 0)
     np.testing.assert_allclose(np.array(pooled["scores"]["ridge"]).mean(0), expected)

@@ -326,7 +326,8 @@ def test_the_command_and_the_section_of_a_roster(runs, capsys):
 def test_equivalence_of_runs(runs, capsys):
     command = ["probe", "equivalence", *map(str, runs[1:]), "--episodes", "4", "--steps", "50", "--sequences", "5"]
     assert cli.main(command) == 0
-    assert "retrieval@1" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "retrieval@1" in said and "(y, same distractors)" in said, "which has a chance of its own"
     for run, roles in zip(
         runs[1:], ({"x", "y", "all", "encoder", "y, same distractors"}, {"x", "encoder"}), strict=True
     ):
@@ -337,7 +338,12 @@ def test_equivalence_of_runs(runs, capsys):
         assert set(tree["signatures"]["spearman"]) == roles - {"y, same distractors"} | {"pixels", "imagined"}
         section = PROBES["equivalence"].report(tree)
         assert len(section.pictures) == 1 and len(section.tables[0][1]) == len(roles)
-        assert path.with_suffix(".png").exists() and path.with_suffix(".csv").exists()
+        assert path.with_suffix(".png").exists()
+        with open(path.with_suffix(".csv")) as file:
+            chances = {
+                row["role"]: row["value"] for row in csv.DictReader(file) if row["number"] == "chance_of_retrieval"
+            }
+        assert chances == {role: str(one["chance"]) for role, one in tree["roles"].items()}
 
 
 def test_bad_rosters_get_one_line(runs, tmp_path, capsys):

@@ -8,7 +8,7 @@ from report_runs import add_probes, make_run
 from test_report import Tags, page_of
 
 from denoised_mdp.analysis.report import plots as report_plots
-from denoised_mdp.analysis.report.choice import common_options, results_at_common_step
+from denoised_mdp.analysis.report.choice import common_options, results_at_common_step, shown
 from denoised_mdp.analysis.report.data import find_runs, read_run
 from denoised_mdp.analysis.report.groups import group_runs
 from denoised_mdp.analysis.report.parts import compared_options, overview
@@ -62,6 +62,19 @@ def test_probes_of_another_size_or_step_are_not_averaged(tmp_path):
     options = common_options([read], "factors")
     assert json.loads(options)["episodes"] == 36 and len(read.probes["factors"]) == 2
     assert len(results_at_common_step([read], "factors", options)) == 1
+
+
+def test_comparisons_with_other_runs_are_all_shown(tmp_path):
+    """Only a comparison of the same runs replaces one."""
+    run = make_run(tmp_path / "a")
+    add_probes(run)
+    path = next((run / "probes").glob("health*.json"))
+    tree = json.loads(path.read_text()) | {"probe": "similarity"}
+    for name, runs in (("1", ["a", "b"]), ("2", ["a", "c"]), ("3", ["a", "c"])):
+        path.with_name(f"similarity_{name}.json").write_text(json.dumps(tree | {"runs": runs, "file": name}))
+    read = read_run(run)
+    found = [tree["runs"] for _, tree in shown([read], [read], "similarity")]
+    assert found == [["a", "b"], ["a", "c"]] and len(shown([read], [read], "health")) == 1
 
 
 def test_what_a_sample_cannot_tell_is_said_and_not_averaged(tmp_path):

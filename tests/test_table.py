@@ -3,6 +3,7 @@
 import csv
 import itertools
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from report_runs import add_probes, make_run
 from denoised_mdp.analysis.plots import legend_below
 from denoised_mdp.analysis.report.data import RunData, Speed, read_run
 from denoised_mdp.analysis.table.cells import make_table
-from denoised_mdp.analysis.table.plots import draw_seeds
+from denoised_mdp.analysis.table.plots import draw_seeds, levels_of
 from denoised_mdp.analysis.table.statistics import improvement, interval, iqm, mean, median, profile, widening
-from denoised_mdp.analysis.table.write import aggregates, by_variant, core_hours, improvements
+from denoised_mdp.analysis.table.write import aggregates, by_variant, core_hours, improvements, per_run, write_table
 from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
 
@@ -271,6 +272,38 @@ def test_a_mean_of_some_runs_says_of_how_many(tmp_path):
     head, line = aggregates(table_of(tmp_path))
     found = dict(zip(head, line, strict=True))
     assert (found["recall"], found["leakage"]) == ("0.75 (2 of 3)", "0.25 (1 of 3)")
+
+
+def test_probes_are_compared_at_the_step_of_the_table(tmp_path):
+    """2b was probed at 240 and 480, Dreamer at 240 alone, or at 480 alone, which is later than the table's step."""
+    grid(tmp_path, seeds=(0,))
+    runs = {path.name.partition("-")[0]: path for path in tmp_path.iterdir()}
+    add_probes(runs["2b"], recall=0.5, step=240)
+    add_probes(runs["2b"], recall=0.75, step=480)
+    for at, expected in ((480, {"0.75", "-"}), (240, {"0.50", "0.25"})):
+        add_probes(runs["dreamer"], recall=0.25, step=240)
+        table = table_of(tmp_path, step=at)
+        assert {line[4] for line in aggregates(table)[1:]} == expected
+        known = [row for row in per_run(table) if row["recall"] == row["recall"]]
+        assert {row["factors_step"] for row in known} == {at} and f"(factors: {at}, " in notes_of(table, tmp_path)
+    table = table_of(tmp_path, step=100)
+    assert {line[4] for line in aggregates(table)[1:]} == {"0.50", "0.25"}, "nearest to all: the step that most share"
+
+
+def notes_of(table, folder):
+    (folder / "out").mkdir(exist_ok=True)
+    [path, *_] = write_table(table, folder / "out")
+    text = path.read_text()
+    shutil.rmtree(folder / "out")
+    return text
+
+
+@pytest.mark.parametrize(
+    ("scores", "ends"), [((-180.0, -1200.0), (-1200, 0)), ((3.0, 90.0), (0, 90)), ((0.0, 0.2), (0, 1))]
+)
+def test_profiles_reach_from_the_lowest_to_the_highest_return(scores, ends):
+    levels = levels_of([np.array([one]) for one in scores])
+    assert (levels[0], levels[-1]) == ends
 
 
 def test_the_command_writes_every_format(tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import glob
+import hashlib
 import io
 import json
 import math
@@ -68,6 +69,12 @@ class Subject:
         folder = RunFolder(self.path)
         words = [probe, folder.path.resolve().name if output else "", variant, f"{self.step:09d}"]
         return make_folder(output or folder.probes) / "_".join(filter(None, words))
+
+
+def mark_of(runs: Sequence[Path]) -> str:
+    """Six letters for the name of a result of several runs: those of other runs, or in another order, differ."""
+    names = b"\0".join(bytes(run.resolve()) for run in runs)
+    return hashlib.sha256(names).hexdigest()[:6]
 
 
 def subjects(runs: Sequence[Path], options: Options, *, ground_truth: bool = False) -> Iterator[Subject]:

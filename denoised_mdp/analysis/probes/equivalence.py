@@ -132,8 +132,11 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
     lines = [f"  {'twins in':22s}" + "".join(f"{head:>24s}" for head in heads)]
     for role, one in tree["roles"].items():
         lines.append(f"  {role:22s}" + "".join(f"{_text(one[column]):>24s}" for column in columns))
-    chance = next(iter(tree["roles"].values()))["chance"]
-    lines.append(f"  chance of retrieval@1: {chance:.3f}; of AUROC: 0.5")
+    chances: dict[str, list[str]] = {}
+    for role, one in tree["roles"].items():
+        chances.setdefault(_show(one["chance"]), []).append(role)
+    texts = [value if len(chances) == 1 else f"{value} ({'; '.join(roles)})" for value, roles in chances.items()]
+    lines.append(f"  chance of retrieval@1: {', '.join(texts)}; of AUROC: 0.5")
     found = tree["signatures"]
     if found:
         ranks = "   ".join(f"{role} {_show(value)}" for role, value in found["spearman"].items())
@@ -157,6 +160,7 @@ def _rows(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
     for role, one in tree["roles"].items():
         for name in ("ratio", "auroc", "hard_auroc", "retrieval"):
             rows.append({"role": role, "number": name, **{key: one[name][key] for key in ("value", "low", "high")}})
+        rows.append({"role": role, "number": "chance_of_retrieval", "value": one["chance"], "low": None, "high": None})
     for role, value in (tree["signatures"] or {"spearman": {}})["spearman"].items():
         rows.append({"role": role, "number": "spearman_of_signatures", "value": value, "low": None, "high": None})
     return rows
@@ -168,8 +172,8 @@ def report(tree: Mapping[str, Any]) -> Section:
     from denoised_mdp.analysis.report.plots import svg_uri
 
     names = ("ratio", "auroc", "hard_auroc", "retrieval")
-    rows = [[role, *(_text(one[name]) for name in names)] for role, one in tree["roles"].items()]
-    heads = ["latent", "distance of twins / random", "AUROC", "AUROC, hard", "retrieval@1"]
+    rows = [[role, *(_text(one[name]) for name in names), _show(one["chance"])] for role, one in tree["roles"].items()]
+    heads = ["latent", "distance of twins / random", "AUROC", "AUROC, hard", "retrieval@1", "its chance"]
     found = tree["signatures"]
     words = [
         "Twins are the same physics under other distractors. For x, a ratio of 0 and AUROC and retrieval of 1 are"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from denoised_mdp.analysis.crossfit import Split, random_divisions
 from denoised_mdp.analysis.probe import TRAIN_OR_TEST, EpisodeOptions, Probe, behaviour
-from denoised_mdp.analysis.results import Subject, make_folder, subjects, write_csv, write_json
+from denoised_mdp.analysis.results import Subject, make_folder, mark_of, subjects, write_csv, write_json
 from denoised_mdp.envs.factors import factors
 from denoised_mdp.options import option
 from denoised_mdp.run.environments import environment_maker
@@ -55,11 +55,13 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
         results.append((subject, matrix))
     for members in groups_of_seeds(results):
         mean = pooled([matrix for _, matrix in members])
-        config, folder = members[0][0].config, make_folder(options.output or Path("probes"))
+        first, paths = members[0][0], [subject.path for subject, _ in members]
+        config, folder = first.config, make_folder(options.output or Path("probes"))
         what = " + ".join([config.env.task, *config.distractors])
         title = f"{what} · {config.method[0]} · mean of {len(members)} runs"
-        stem = folder / f"factors_{members[0][0].path.resolve().name}_and_{len(members) - 1}_more_{variant}"
-        about = {"probe": "factors", "runs": [str(s.path) for s, _ in members], "options": options.measured()}
+        name = f"{first.path.resolve().name}_and_{len(members) - 1}_more_{mark_of(paths)}"
+        stem = folder / "_".join(filter(None, ["factors", name, variant, f"{first.step:09d}"]))
+        about = {"probe": "factors", "runs": list(map(str, paths)), "step": first.step, "options": options.measured()}
         write_json(f"{stem}.json", about | as_tree(mean))
         lines += [title, *factor_lines(mean), *_draw(mean, title, split, stem)]
     return lines

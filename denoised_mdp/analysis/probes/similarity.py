@@ -26,7 +26,7 @@ class Options(ProbeOptions):
 def run(runs: Sequence[Path], options: Options) -> list[str]:
     """Measure the roster; its results lie with the first run."""
     from denoised_mdp.analysis.plots import save_figure
-    from denoised_mdp.analysis.results import Subject, finite, write_csv, write_json
+    from denoised_mdp.analysis.results import Subject, finite, mark_of, write_csv, write_json
     from denoised_mdp.analysis.similarity.plots import figures
     from denoised_mdp.analysis.similarity.points import Roster
     from denoised_mdp.analysis.similarity.roster import as_tree, lines_of, measure, pair_rows, summarize
@@ -42,7 +42,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
     first = next(point for point in points if point.newest)
     subject = Subject(roster.paths[0], roster.configs[0], None, first.step)
     stem = subject.stem("similarity", options.output, options.variant())
-    stem = stem.with_name(f"{stem.name}_{len(roster.paths)}runs")
+    stem = stem.with_name(f"{stem.name}_{len(roster.paths)}runs_{mark_of(roster.paths)}")
     tree |= {
         "runs": [str(path) for path in roster.paths],
         "pairs": pairs,

@@ -59,9 +59,14 @@ def common_options(runs: Sequence[RunData], probe: str, split: str | None = None
     return max(kinds, key=rank, default=None)
 
 
+def results_with(runs: Sequence[RunData], probe: str, options: str | None) -> Found:
+    """All results of a probe with these options, at any step."""
+    return [(run, tree) for run in runs for tree in run.probes.get(probe, []) if options_of(tree) == options]
+
+
 def results_at_common_step(runs: Sequence[RunData], probe: str, options: str | None) -> Found:
     """Results with these options at the step that most runs share; of several such steps, the last."""
-    found = [(run, tree) for run in runs for tree in run.probes.get(probe, []) if options_of(tree) == options]
+    found = results_with(runs, probe, options)
     if not found:
         return []
     counts = Counter(tree["step"] for _, tree in found)
@@ -70,7 +75,10 @@ def results_at_common_step(runs: Sequence[RunData], probe: str, options: str | N
 
 
 def shown(runs: Sequence[RunData], everyone: Sequence[RunData], probe: str) -> Found:
-    """One result per run and split: the compared one or, if missing, the newest and largest."""
+    """One result per run and split: the compared one or, if missing, the newest and largest.
+
+    Of a probe that compares runs, one for each choice of runs.
+    """
     found: Found = []
     splits = sorted({tree["split"] for run in runs for tree in run.probes.get(probe, [])})
     for split in splits:
@@ -78,5 +86,6 @@ def shown(runs: Sequence[RunData], everyone: Sequence[RunData], probe: str) -> F
         for run in runs:
             own = [tree for other, tree in compared if other is run]
             own = own or [tree for tree in run.probes.get(probe, []) if tree["split"] == split]
-            found += [(run, max(own, key=lambda tree: (tree["step"], size_of(tree))))] if own else []
+            best = {str(tree.get("runs")): tree for tree in sorted(own, key=lambda one: (one["step"], size_of(one)))}
+            found += [(run, tree) for tree in best.values()]
     return sorted(found, key=lambda one: next(i for i, run in enumerate(runs) if run is one[0]))

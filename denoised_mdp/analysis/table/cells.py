@@ -133,10 +133,15 @@ def _one_budget(runs: Sequence[RunData]) -> int:
     return next(iter(budgets))
 
 
+def is_at(run: RunData, step: float | np.ndarray, budget: int) -> bool | np.ndarray:
+    """Is it the budget's step? With several environments, that is the end of the turn that reached the budget."""
+    return (step >= budget) & (step < budget + run.config.turn_steps)
+
+
 def _score(run: RunData, budget: int) -> float:
-    """Return of the evaluation at the budget; with several environments, at the end of the turn that reached it."""
+    """Return of the evaluation at the budget."""
     steps, values = run.metrics.get("eval/return", (np.empty(0), np.empty(0)))
-    at = (steps >= budget) & (steps < budget + run.config.turn_steps)
+    at = is_at(run, steps, budget)
     return float(values[at][-1]) if at.any() else float("nan")
 
 

@@ -65,6 +65,13 @@ def draw_seeds(axes, curves: Sequence[Curve], runs: int, color: str, label: str,
         axes.plot(own / 1000, one, color=color, linewidth=0.6, alpha=0.5)
 
 
+def levels_of(scores: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns [LEVELS] from 0, or the lowest if that is negative, to the highest: where a profile is drawn."""
+    everything = np.concatenate(scores)
+    lowest, highest = float(everything.min()), float(everything.max())
+    return np.linspace(min(0.0, lowest), max(0.0, highest) if lowest < 0 else max(1.0, highest), LEVELS)
+
+
 def draw_aggregates(table: Table, methods: list[str], path: Path) -> Path:
     """IQM, mean and median with intervals, and the performance profiles."""
     figure = new_figure(9.5, 0.35 * len(methods) + 2.2)
@@ -83,8 +90,7 @@ def draw_aggregates(table: Table, methods: list[str], path: Path) -> Path:
         axes.set_ylim(len(scores) - 0.5, -0.5)
         axes.set_xlabel({iqm: "IQM", mean: "mean", median: "median"}[statistic])
     plain_axes(profiles, 8)
-    highest = max(float(one.max()) for own in scores.values() for one in own)
-    levels = np.linspace(min(0.0, highest), max(highest, 1.0), LEVELS)
+    levels = levels_of([one for own in scores.values() for one in own])
     for method, own in scores.items():
         value, low, high = interval(lambda tasks: profile(tasks, levels), own, count=1000, within=(0.0, 1.0))
         color = color_of(table.methods.index(method))

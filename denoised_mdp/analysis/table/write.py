@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from denoised_mdp.analysis.report.choice import common_options, results_at_common_step
+from denoised_mdp.analysis.report.choice import Found, common_options, results_at_common_step, results_with
 from denoised_mdp.analysis.report.data import BROKEN, RunData
 from denoised_mdp.analysis.report.parts import ratio_of_signal, recall_of
 from denoised_mdp.analysis.results import write_csv, write_whole
-from denoised_mdp.analysis.table.cells import Table
+from denoised_mdp.analysis.table.cells import Table, is_at
 from denoised_mdp.analysis.table.plots import draw
 from denoised_mdp.analysis.table.statistics import FEWEST, improvement, interval, iqm, mean, median
 
@@ -34,13 +34,14 @@ def write_table(table: Table, folder: Path) -> list[Path]:
         "Aggregates over all tasks and distractors": aggregates(table),
         "Probability that a run of the row's method beats one of the column's": improvements(table),
     }
+    steps = ", ".join(f"{probe}: {one[0][1]['step']:,}" for probe, one in probed(table).items() if one) or "none yet"
     notes = [
         "Brackets: 95 % intervals of a bootstrap over runs, stratified by task and distractors and widened for few"
         f" runs; none where a cell has fewer than {FEWEST} runs, or where no resample changes the value. IQM: mean of"
         " the middle half of all runs. A dash: a cell has no run with a score.",
         "Recall, leakage and invariance (how far other distractors move what the policy sees; low is good) are means"
-        " over runs with probes of the same options and step; (2 of 3): of so many runs. Core hours: CPU hours of the"
-        " learner, or wall-clock hours times threads where these were not logged.",
+        f" over runs with probes of the same options and step ({steps}); (2 of 3): of so many runs. Core hours: CPU"
+        " hours of the learner, or wall-clock hours times threads where these were not logged.",
     ]
     lines = [line for title, rows in parts.items() for line in (f"## {title}", "", *markdown(rows), "")]
     missing = table.missing or ["nothing"]
@@ -66,11 +67,13 @@ def by_variant(table: Table) -> Rows:
 def aggregates(table: Table) -> Rows:
     """Each method over everything: returns, what its representation holds, size and cost."""
     rows = [["", "IQM", "mean", "median", *PROBES, "parameters", "core hours", "runs"]]
-    everyone = [entry.run for entry in table.entries]
+    found = probed(table)
     for method in table.methods:
         scores, runs = table.scores(method), table.runs(method)
         cells = [with_interval(statistic, scores) for statistic in (iqm, mean, median)]
-        cells += [_mean_text(probed(runs, everyone, name), len(runs), 2) for name in PROBES]
+        cells += [
+            _mean_text(numbers(found[probe], runs, value_of), len(runs), 2) for probe, value_of in PROBES.values()
+        ]
         sizes = {parameters(run) for run in runs} - {None}
         cells.append(" to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)})) if sizes else "-")
         cells += [_mean_text([core_hours(run) for run in runs], len(runs), 1), f"{len(runs)}"]
@@ -93,7 +96,7 @@ def improvements(table: Table) -> Rows:
 
 def per_run(table: Table) -> list[dict[str, Any]]:
     """One row per run, for other programs."""
-    everyone = [entry.run for entry in table.entries]
+    found = probed(table)
     return [
         {
             "run": str(entry.run.path),
@@ -103,7 +106,14 @@ def per_run(table: Table) -> list[dict[str, Any]]:
             "seed": entry.run.seed,
             "step": table.budget,
             "return": entry.score,
-            **{name: next(iter(probed([entry.run], everyone, name)), math.nan) for name in PROBES},
+            **{
+                name: next(iter(numbers(found[probe], [entry.run], value_of)), math.nan)
+                for name, (probe, value_of) in PROBES.items()
+            },
+            **{
+                f"{probe}_step": next((tree["step"] for run, tree in results if run is entry.run), math.nan)
+                for probe, results in found.items()
+            },
             "parameters": parameters(entry.run) or math.nan,
             "core_hours": core_hours(entry.run),
         }
@@ -111,16 +121,32 @@ def per_run(table: Table) -> list[dict[str, Any]]:
     ]
 
 
-def probed(runs: Sequence[RunData], everyone: Sequence[RunData], name: str) -> list[float]:
-    """The number of a probe for each run that has it with the options that most runs share."""
-    probe, value_of = PROBES[name]
+def probed(table: Table) -> dict[str, Found]:
+    """Each probe's results to compare: with the options that most runs share, at the table's step.
+
+    If no run has one there: at the step that most runs share.
+    """
+    everyone = [entry.run for entry in table.entries]
+    results = {}
+    for probe, _ in PROBES.values():
+        options = common_options(everyone, probe)
+        found = results_with(everyone, probe, options)
+        at_budget = [(run, tree) for run, tree in found if is_at(run, tree["step"], table.budget)]
+        results[probe] = at_budget or results_at_common_step(everyone, probe, options)
+    return results
+
+
+def numbers(found: Found, runs: Sequence[RunData], value_of: Callable[[dict[str, Any]], Any]) -> list[float]:
+    """A number of the results of these runs, of each that knows it."""
     values = []
-    for _, tree in results_at_common_step(runs, probe, common_options(everyone, probe)):
+    for run, tree in found:
+        if not any(run is one for one in runs):
+            continue
         try:
-            found = value_of(tree)
+            value = value_of(tree)
         except BROKEN:
             continue
-        values += [found.value] if found.known else []
+        values += [value.value] if value.known else []
     return values
 
 
