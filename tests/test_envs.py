@@ -55,6 +55,26 @@ def test_signal_is_joint_state_and_target(make):
     np.testing.assert_array_equal(info["signal"][4:6], physics.named.model.geom_pos["target"][:2].astype("f4"))
 
 
+@pytest.mark.parametrize("task", ["cheetah_run", "walker_walk", "hopper_hop", "fish_upright", "quadruped_walk"])
+def test_no_pixel_shows_what_is_unseen(make, task):
+    """Behind the body is the clip: cameras that follow it, or all that moves, do not show where it is."""
+    env = make(task, distractors={"video_background": {"strength": 1}})
+    env.reset(seed=0)
+    env.step(np.zeros(env.action_space.shape, np.float32))
+    world = env.unwrapped.world.unwrapped
+    before, state = world.frame_and_background("matte")[0].astype(int), world.get_state()
+    kinds = dict(zip(world.signal_names, world.signal_kinds, strict=True))
+    hidden = [name for name, kind in kinds.items() if kind == "unseen" and name.startswith("qpos/")]
+    assert hidden
+    places = [name for name in kinds if name.startswith("qpos/")]
+    for name in (*hidden, next(name for name in places if kinds[name] != "unseen" and "root" not in name)):
+        world._physics.data.qpos[places.index(name)] += 0.5
+        world._physics.forward()
+        changed = (abs(world.frame_and_background("matte")[0].astype(int) - before).max(-1) > 8).sum()
+        assert changed == 0 if name in hidden else changed > 3, name
+        world.set_state(state)
+
+
 def test_names_match_values_with_free_and_ball_joints(make):
     for task in ("ball_in_cup_catch", "fish_swim", "quadruped_walk", "manipulator_insert_peg", "stacker_stack_2"):
         env = make(task)

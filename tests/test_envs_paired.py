@@ -134,6 +134,15 @@ def test_environments_of_gymnasium_and_of_the_toy():
         env.close()
 
 
+def test_variants_have_the_foreground_too(make):
+    env = make("dot", suite="toy", size=16, foreground=True, distractors=["camera_jitter"])
+    found = replay_paired(env, np.zeros((3, 2), np.float32), 0, {"clean": {"distractors": {}}})
+    assert {name: rollout.observation.shape for name, rollout in found.items()} == dict.fromkeys(found, (4, 16, 16, 6))
+    clean = found["clean"].observation
+    dot = clean[..., 3:].any(-1)
+    assert dot.any(axis=(1, 2)).all() and (clean[..., :3][dot] == clean[..., 3:][dot]).all()
+
+
 def test_names_of_distractors_can_be_given_in_any_way(env):
     for without in ("camera_jitter", ["camera_jitter"], {"camera_jitter": None}):
         with contextlib.closing(make_variant(env, {"without": without, "change": "lighting"})) as found:

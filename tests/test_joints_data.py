@@ -12,7 +12,7 @@ import pytest
 
 from denoised_mdp.analysis.joints.data import JointData, Plan
 from denoised_mdp.analysis.joints.record import RANDOM, collect, make_data
-from denoised_mdp.analysis.joints.sac import StateActor, StateEnv, stage_path, train_stages
+from denoised_mdp.analysis.joints.sac import StateActor, StateEnv, stage_path, state_features, train_stages
 from denoised_mdp.analysis.results import first_difference
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
@@ -173,6 +173,20 @@ def test_a_state_environment_never_draws(monkeypatch):
     np.testing.assert_allclose(features, expected, rtol=1e-6)
     rewards = [state.step(np.ones(6, np.float32))[1:4] for _ in range(3)]
     assert [truncated for _, _, truncated in rewards] == [False, False, True]
+
+
+@pytest.mark.parametrize("task", ["swimmer_swimmer6", "fish_swim"])
+def test_a_state_tells_where_the_body_is_if_there_is_a_target(task):
+    """The reward is of the distance to it."""
+    environment = make_env(task)
+    world, kinds = environment.unwrapped.world.unwrapped, environment.unwrapped.world.unwrapped.signal_kinds
+    hidden = [number for number, name in enumerate(world.signal_names) if kinds[number] == "unseen"]
+    assert hidden and world.signal_names[hidden[0]].startswith("qpos/root")
+    environment.reset(seed=0)
+    signal = world.signal()
+    before = state_features(signal, world.signal_names, kinds)
+    signal[hidden[0]] += 1
+    assert (state_features(signal, world.signal_names, kinds) != before).sum() == 1
 
 
 class TestSoftActorCritic:

@@ -374,6 +374,31 @@ def test_paired_worlds_show_the_same_state_under_other_distractors(make):
         assert noises["other noise"]["camera_shake/eye_x"] != noises["original"]["camera_shake/eye_x"]
 
 
+def test_paired_worlds_may_lack_the_television(make):
+    """The scene has one body less then."""
+    with PairedWorlds(make(["tv", "camera_shake"], task="open_drawer"), {"no tv": {"without": ["tv"]}}) as worlds:
+        worlds.reset(seed=0)
+        for action in actions(3):
+            one, other = worlds.step(action).values()
+        np.testing.assert_array_equal(one[-1]["signal"], other[-1]["signal"])
+        assert (one[0] != other[0]).any()
+
+
+def test_button_noise_of_a_paired_world_has_its_own_strength(make):
+    variants = {name: {"change": {"button_noise": {"strength": s}}} for name, s in (("half", 0.5), ("off", 0.0))}
+    with PairedWorlds(make(["button_noise"]), variants) as worlds:
+        worlds.reset(seed=0)
+        for action in [None, *actions(2)]:
+            if action is not None:
+                worlds.step(action)
+            values = {name: np.array([*found.values()]) for name, found in worlds.noises().items()}
+            assert values["original"].all() and not values["off"].any()
+            np.testing.assert_allclose(values["half"], values["original"] / 2, rtol=1e-6)
+        sensors = {name: world.unwrapped.world.unwrapped.sensors() for name, world in worlds.worlds.items()}
+        error = 2 * (sensors["half"] - sensors["off"])
+        np.testing.assert_allclose(error, values["original"], rtol=1e-6)
+
+
 def test_clips_differ_between_splits_and_seeds(make):
     pictures = []
     for options in ({}, {"split": "test"}, {"clips_seed": 3}):

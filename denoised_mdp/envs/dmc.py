@@ -9,6 +9,7 @@ import numpy as np
 from absl import logging
 
 from denoised_mdp.envs.factors import RELEVANT_NOISE
+from denoised_mdp.envs.gl import close_first_at_exit
 from denoised_mdp.envs.joints import Joint, joint_kinds, visible_joints
 from denoised_mdp.envs.rendering import Renderer, check_view, gl_errors  # first: it chooses the GL backend
 from denoised_mdp.envs.sensors import SENSORS
@@ -21,6 +22,8 @@ import mujoco  # isort: skip
 with gl_errors():
     from dm_control import suite
 from dm_control.rl import control
+
+close_first_at_exit()  # the import has registered the end of dm_control's own display
 
 # What an episode's initialization changes in the compiled model of some task of the suite.
 EPISODE_FIELDS = (

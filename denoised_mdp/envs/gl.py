@@ -150,8 +150,20 @@ _open_renderers: weakref.WeakSet = weakref.WeakSet()
 
 def close_at_exit(renderer) -> None:
     """Remember to close `renderer` (a `Renderer`) at exit, before the backend's own exit handler ends its display."""
-    if not hasattr(close_at_exit, "registered"):
-        # Handlers run last in, first out; the backend registered its own with its first context.
-        atexit.register(lambda: [each.close() for each in list(_open_renderers)])
-        close_at_exit.registered = True
+    if not _open_renderers:
+        close_first_at_exit()
     _open_renderers.add(renderer)
+
+
+def close_first_at_exit() -> None:
+    """Close renderers before all that was registered until now runs; to repeat after an import that registers more.
+
+    Handlers run last in, first out. A backend registers its own with its first context, dm_control with its import.
+    """
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
+
+
+def _close_all() -> None:
+    for each in list(_open_renderers):
+        each.close()

@@ -14,7 +14,7 @@ def joint_kinds(model: mujoco.MjModel, camera: int | str) -> tuple[str, ...]:
     """Return a kind for every number of ``qpos``, then of ``qvel``, as a camera sees them.
 
     A hinge without limits is an angle. A camera that follows a body does not show where the body is, only its pose:
-    horizontal positions of the root are unseen.
+    horizontal positions of the root are unseen. Its height counts as seen, as it is where there is a floor.
     """
     followed = _followed_body(model, camera)
     kinds: list[str] = []
@@ -71,7 +71,12 @@ def visible_joints(model: mujoco.MjModel, camera: int | str, names: Collection[s
 
 def _followed_body(model: mujoco.MjModel, camera: int | str) -> int:
     """Return the body that the camera moves with, 0 for none."""
-    number = model.camera(camera).id if model.ncam else -1
-    if number < 0 or model.cam_mode[number] == mujoco.mjtCamLight.mjCAMLIGHT_TARGETBODY:
+    number = model.camera(camera).id if model.ncam and camera != -1 else -1  # -1: the free camera
+    kinds = mujoco.mjtCamLight
+    if number < 0 or model.cam_mode[number] in (kinds.mjCAMLIGHT_TARGETBODY, kinds.mjCAMLIGHT_TARGETBODYCOM):
         return 0
-    return int(model.cam_bodyid[number])
+    body = int(model.cam_bodyid[number])
+    if body == 0 and model.cam_mode[number] == kinds.mjCAMLIGHT_TRACKCOM:  # of all that moves
+        roots = {int(model.body_rootid[moved]) for moved in model.jnt_bodyid}
+        return roots.pop() if len(roots) == 1 else 0
+    return body

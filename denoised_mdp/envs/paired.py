@@ -122,7 +122,7 @@ class PairedWorlds:
             else:
                 world.reset()
         self._synchronize()
-        return results | {name: (world.render(), world.info()) for name, world in self.worlds.items()}
+        return results | {name: (world.unwrapped.observe(), world.info()) for name, world in self.worlds.items()}
 
     def step(self, action: np.ndarray) -> dict[str, tuple]:
         """Apply `action` [A] in all worlds; returns name -> (observation, reward, terminated, truncated, info).

@@ -90,7 +90,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         super().reset(seed=seed)
         self._stepper.reset(seed=seed, options=options)
         self._started = True
-        return self._observe(), self.info()
+        return self.observe(), self.info()
 
     def step(self, action: np.ndarray):
         """Apply `action` for `action_repeat` inner steps and draw the frame after the last one.
@@ -103,9 +103,10 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         """
         self.check_started("step")
         _, reward, terminated, truncated, _ = self._stepper.step(_checked_action(action, self.action_space))
-        return self._observe(), reward, terminated, truncated, self.info()
+        return self.observe(), reward, terminated, truncated, self.info()
 
-    def _observe(self) -> np.ndarray:
+    def observe(self) -> np.ndarray:
+        """What the camera shows now, uint8 [H, W, 3]; with `foreground`, that is in three more channels."""
         frame = self.world.frame()
         return np.concatenate([frame, self.world.foreground()], -1) if self.foreground else frame
 

@@ -53,13 +53,15 @@ class StateEnv(gym.Wrapper):
 def state_features(signal: np.ndarray, names: tuple[str, ...], kinds: tuple[str, ...]) -> np.ndarray:
     """What a policy reads of the true signal [S]: float32 [F].
 
-    Angles as sine and cosine; how far a followed body has travelled is left out, since nothing depends on it.
+    Angles as sine and cosine. How far a followed body has travelled is left out where there is neither a target nor a
+    ball: nothing but the reward of quadruped_escape depends on it.
     """
+    places = any(name.startswith(("target/", "qpos/ball")) for name in names)
     parts = []
     for value, name, kind in zip(signal, names, kinds, strict=True):
         if kind == "angle":
             parts += [np.sin(value), np.cos(value)]
-        elif not (kind == "unseen" and name.startswith("qpos/")):
+        elif places or not (kind == "unseen" and name.startswith("qpos/")):
             parts.append(value)
     return np.array(parts, np.float32)
 

@@ -86,7 +86,7 @@ class ButtonNoise(SceneDistractor):
 
     def noise_values(self):
         """Return the errors of the red, green and blue sensor, in button travels."""
-        return self._error
+        return self.options.strength * self._error
 
     def _start(self) -> None:
         self._drift = self.rng.normal(size=3)
@@ -97,10 +97,10 @@ class ButtonNoise(SceneDistractor):
         self._measure()
 
     def _measure(self) -> None:
-        self._error = self.options.strength * (self.slow * self._drift + self.fast * self.rng.normal(size=3))
+        self._error = self.slow * self._drift + self.fast * self.rng.normal(size=3)
 
     def _show(self) -> None:
-        self.unwrapped.sensor_error = self._error.copy() if self.options.strength else None
+        self.unwrapped.sensor_error = self.noise_values() if self.options.strength else None
 
     def _get_noise(self) -> dict:
         return {"drift": self._drift.copy(), "error": self._error.copy()}

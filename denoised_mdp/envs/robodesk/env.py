@@ -54,6 +54,7 @@ START_SHIFTS = {
 HUE_GAIN = 0.75
 CONTROLLABLE = "controllable, irrelevant"
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+_SHARED = int(_STATE) & ~int(mujoco.mjtState.mjSTATE_XFRC_APPLIED)  # has one size with and without a television
 
 
 def make_robodesk(task: str, *, distractors: Collection[str], **options: Any) -> RoboDeskEnv:
@@ -221,10 +222,10 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
             renderer.upload_picture(self._model.texture("tv").id, enlarged)
         return renderer.film(self._data, *self.camera_shift)
 
-    def get_state(self) -> dict:
+    def get_state(self, parts: int = _STATE) -> dict:
         """Return the complete state, without distractors, as a tree of arrays and numbers, exact at any step."""
-        integration = np.empty(mujoco.mj_stateSize(self._model, _STATE))
-        mujoco.mj_getState(self._model, self._data, integration, _STATE)
+        integration = np.empty(mujoco.mj_stateSize(self._model, parts))
+        mujoco.mj_getState(self._model, self._data, integration, parts)
         return {
             "integration": integration,
             "random": generator_state(self._rng),
@@ -233,9 +234,17 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
             "solved": self._solved,
         }
 
-    def set_state(self, state: dict) -> None:
+    def get_physics_state(self) -> dict:
+        """Return the state, for one with or without a television: no force acts on bodies from outside."""
+        return self.get_state(_SHARED)
+
+    def set_physics_state(self, state: dict) -> None:
+        """Continue where `get_physics_state` was taken."""
+        self.set_state(state, _SHARED)
+
+    def set_state(self, state: dict, parts: int = _STATE) -> None:
         """Continue exactly where `get_state` was taken, in this environment or an equal one."""
-        mujoco.mj_setState(self._model, self._data, state["integration"], _STATE)
+        mujoco.mj_setState(self._model, self._data, state["integration"], parts)
         mujoco.mj_step1(self._model, self._data)  # as after a step: positions and velocities are up to date
         self._rng = restore_generator(state["random"])
         self._start = {block: place.copy() for block, place in state["start"].items()}
