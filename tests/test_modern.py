@@ -95,10 +95,10 @@ def test_initial_weights():
     agent = build_agent(load_config(["preset=modern_debug"]), 2)
     model = agent.world_model
     layer = BlockLinear(800, 400)
-    convolutions = [torch.nn.Conv2d(20, 100, 5), torch.nn.ConvTranspose2d(50, 40, 4)]
+    convolutions = [torch.nn.Conv2d(20, 100, 5), torch.nn.ConvTranspose2d(50, 40, 4, stride=2)]
     holder = torch.nn.ModuleList([layer, torch.nn.Linear(100, 400), *convolutions])
     truncate_initial_weights(holder, torch.Generator().manual_seed(0))
-    for one, inputs in zip(holder, (800, 100, 20 * 5**2, 50 * 4**2), strict=True):
+    for one, inputs in zip(holder, (800, 100, 20 * 5**2, 50 * 2**2), strict=True):  # half of the taps on each axis
         std = 1.1368 / math.sqrt(inputs)
         assert one.weight.std().item() == pytest.approx(0.8796 * std, rel=0.03)
         assert one.weight.abs().max().item() <= 2 * std and not one.bias.any()
@@ -138,6 +138,12 @@ def test_what_blocks_need():
     for wrong in ("model.norm=none", "model.depth=5", "model.x.belief=36", "model=tia"):
         with pytest.raises(UserError, match=r"block|model.core"):
             load_config(["preset=modern_debug", wrong])
+    large = ["preset=modern_debug", "env.size=64", "model.convolutions=paper"]
+    with pytest.raises(UserError, match="model.embed=100: with model.core=block .* a multiple of 8"):
+        load_config([*large, "model.embed=100"])
+    for embed in ("104", "null"):
+        agent = build_agent(load_config([*large, f"model.embed={embed}"]), 2)
+        assert math.isfinite(agent.update(random_batch(size=64))["model/loss"].item())
 
 
 def test_every_policy_takes_the_preset(tmp_path):

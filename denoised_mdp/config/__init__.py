@@ -199,6 +199,10 @@ def _check_model(config: Config) -> None:
                 raise UserError(f"{named}={other.beta}: strategy B needs the same as {first}.")
     if model.core == "block" and (model.norm != "rms" or model.depth % 2):
         raise UserError("model.core=block: needs model.norm=rms and an even model.depth.")
+    if model.core == "block" and kind == "paper" and model.embed is not None and model.embed % BLOCKS:
+        raise UserError(
+            f"model.embed={model.embed}: with model.core=block and model.convolutions=paper, a multiple of {BLOCKS}."
+        )
     for row in model.latents.values():
         if model.core == "block" and row.belief % BLOCKS:
             raise UserError(f"model.{row.name}.belief={row.belief}: with model.core=block, a multiple of {BLOCKS}.")

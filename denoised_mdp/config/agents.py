@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class BatchSpec:
     """What an agent wants from the replay: `batch_size` segments of `segment_length` rows.
 
-    lead: so many rows of the same episode stand before each segment; where there are none, its first is repeated.
+    lead: so many rows stand before each segment. Where its episode has fewer, its first row is repeated, or, in an
+    environment that can terminate, rows of the episode before stand there: `is_first` tells.
     """
 
     segment_length: int

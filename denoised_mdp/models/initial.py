@@ -12,12 +12,13 @@ from denoised_mdp.models.vision import Decoder
 def scale_initial_weights(model: nn.Module, generator: torch.Generator) -> None:
     """Draw the weights of linear and convolutional layers anew so that signals keep their size; biases become zero.
 
+    Those of recurrent cells stay PyTorch's.
+
     Before a ReLU: Gaussian with variance 2 / (inputs per output) (He et al. 2015). Other linear layers: uniform (Glorot
     and Bengio 2010). The layer that paints the image: small. PyTorch's default shrinks the signal of an image in every
     convolution: a small model begins to learn later.
     """
-    decoders = [module for module in model.modules() if isinstance(module, Decoder)]
-    first = {decoder.convolutions[0] for decoder in decoders if decoder.side == 1}
+    decoders, first = _decoders(model)
     last = {decoder.convolutions[-1] for decoder in decoders}
     before_relu = {decoder.input for decoder in decoders if isinstance(decoder.input, nn.Linear)}
     for layer in model.modules():
@@ -26,10 +27,7 @@ def scale_initial_weights(model: nn.Module, generator: torch.Generator) -> None:
         elif isinstance(layer, nn.Linear):
             nn.init.xavier_uniform_(layer.weight, generator=generator)
         elif isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
-            taps = float(layer.kernel_size[0])
-            if isinstance(layer, nn.ConvTranspose2d):  # an output pixel meets every stride-th tap; a 1x1 input has one
-                taps = 1.0 if layer in first else taps / layer.stride[0]
-            std = (layer.in_channels * taps**2) ** -0.5 * (0.3 if layer in last else 2**0.5)
+            std = _inputs(layer, first) ** -0.5 * (0.3 if layer in last else 2**0.5)
             nn.init.normal_(layer.weight, 0.0, std, generator)
         else:
             continue
@@ -37,15 +35,17 @@ def scale_initial_weights(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def truncate_initial_weights(model: nn.Module, generator: torch.Generator) -> None:
-    """Draw the weights anew as DreamerV3 does (Hafner et al. 2025); biases become zero, and the reward nets say 0.
+    """Draw linear and convolutional layers anew as DreamerV3 does (Hafner et al. 2025); the reward nets say 0.
 
-    Gaussian of std 1.1368 / sqrt(inputs per output), cut at two of these. All of a `BlockLinear` are inputs.
+    Gaussian of std 1.1368 / sqrt(inputs per output), cut at two of these; biases zero. All of a `BlockLinear` are
+    inputs. PyTorch's own recurrent cell, of ``model.core=gru`` without a norm, stays as it is.
     """
+    _, first = _decoders(model)
     for layer in model.modules():
         if isinstance(layer, nn.Linear | BlockLinear):
             inputs = layer.in_features
         elif isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
-            inputs = layer.in_channels * layer.kernel_size[0] * layer.kernel_size[1]
+            inputs = _inputs(layer, first)
         else:
             continue
         std = 1.1368 * inputs**-0.5
@@ -53,6 +53,20 @@ def truncate_initial_weights(model: nn.Module, generator: torch.Generator) -> No
         nn.init.zeros_(layer.bias)
     for net in getattr(model, "rewards", nn.ModuleDict()).values():
         nn.init.zeros_(net.output.weight)
+
+
+def _decoders(model: nn.Module) -> tuple[list[Decoder], set[nn.Module]]:
+    """A model's decoders, and their first convolutions where these see a single pixel."""
+    decoders = [module for module in model.modules() if isinstance(module, Decoder)]
+    return decoders, {decoder.convolutions[0] for decoder in decoders if decoder.side == 1}
+
+
+def _inputs(layer: nn.Conv2d | nn.ConvTranspose2d, first: set[nn.Module]) -> float:
+    """Numbers that an output of a convolution sums up."""
+    taps = float(layer.kernel_size[0])
+    if isinstance(layer, nn.ConvTranspose2d):  # an output pixel meets every stride-th tap; a 1x1 input has one
+        taps = 1.0 if layer in first else taps / layer.stride[0]
+    return layer.in_channels * taps**2
 
 
 INITIAL = {"scaled": scale_initial_weights, "truncated": truncate_initial_weights}
