@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import re
@@ -66,6 +67,12 @@ def resolve_precision(name: str, device: torch.device, *, deterministic: bool = 
     return torch.bfloat16 if name == "bf16" else None
 
 
+@functools.cache
+def _usual_threads() -> int:
+    """PyTorch's number of threads before a configuration set one: the next run of this process may leave it open."""
+    return torch.get_num_threads()
+
+
 def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
     """Apply the machine's part of the configuration to this process; returns device and compute type.
 
@@ -76,15 +83,13 @@ def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
     device = resolve_device(train.device, "train.device")
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # events and graphs belong to the streams of the current one
-    if train.threads is not None:
-        torch.set_num_threads(train.threads)
-    elif train.deterministic:
-        torch.set_num_threads(1)
+    usual = _usual_threads()
+    torch.set_num_threads(train.threads or (1 if train.deterministic else usual))
     for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
         backend.allow_tf32 = train.precision == "tf32"  # PyTorch would let convolutions
     if train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(train.deterministic)
     if train.precision == "bf16" and not has_fast_bf16(device):
         what = "processor" if device.type == "cpu" else "GPU"
         told = f"train.precision=bf16: this {what} multiplies bf16 slowly; auto takes float32 here."

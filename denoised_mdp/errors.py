@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable
 
+MACHINE_ERRORS = {
+    getattr(errno, name)
+    for name in "ENOSPC EDQUOT EFBIG EACCES EPERM EROFS ENAMETOOLONG ENOTDIR EISDIR EIO ESTALE EMFILE ENFILE".split()
+    if hasattr(errno, name)
+}
+"""numbers of an OSError by which the machine refuses, in contrast to what we, or an environment, did wrong"""
 MOST = 2000
 """characters of a message"""
 MOST_WORD = 100

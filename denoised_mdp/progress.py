@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import shutil
 import sys
@@ -18,6 +19,22 @@ from typing import Any, TextIO
 
 INTERVAL = 30.0
 """seconds between lines where standard error is no terminal"""
+
+
+def say(text: str) -> None:
+    """Print a line of which nothing depends; that nobody can read it (a closed pipe, a full disk) ends no work."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        silence(sys.stdout)
+
+
+def silence(stream: TextIO) -> None:
+    """Let a stream that cannot be written end nowhere, with what it still holds."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 class Phase:

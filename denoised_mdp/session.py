@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from denoised_mdp.agents.followers import Leader, follow, launched
+from denoised_mdp.agents.followers import Leader, follow, joined, launched
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.collector import Collector, Overlap, Sequential
 from denoised_mdp.config import as_tree, save_config
@@ -18,7 +18,7 @@ from denoised_mdp.device import configure, configure_acting, precision_name
 from denoised_mdp.errors import UserError
 from denoised_mdp.hooks import looking_hooks
 from denoised_mdp.models import kernels
-from denoised_mdp.progress import Training, shown
+from denoised_mdp.progress import Training, say, shown
 from denoised_mdp.replay.batches import Batches, choose_source
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.replay.starts import StoredLatents
@@ -151,7 +151,7 @@ class Session:
         capacity, slack = self.config.replay_capacity, self.replay_slack
         count, shape = self.collector.count, self.collector.pool.observation_shape
         sizes = count, capacity, shape, self.collector.pool.actions.size, slack
-        print(f"replay: up to {capacity:,} rows, {data_size(Rings.bytes_needed(*sizes))} on disk in {self.run.replay}")
+        say(f"replay: up to {capacity:,} rows, {data_size(Rings.bytes_needed(*sizes))} on disk in {self.run.replay}")
         return Rings(self.run.replay, *sizes)
 
     def continued_replay(self, state: Mapping[str, Any]) -> Rings:
@@ -184,17 +184,16 @@ class Session:
         """Say what is about to happen, before it takes hours."""
         config, step = self.config, self.trainer.step
         if self.trainer.done:
-            print(f"{self.run.path}: complete at step {step:,}. To extend it, set a larger train.total_steps.")
+            say(f"{self.run.path}: complete at step {step:,}. To extend it, set a larger train.total_steps.")
             return
         acts = f", acts on {self.player.device}" if self.player.device != self.agent.device else ""
         begins = f"continuing at step {step:,}" if step else "starting"
         model, policy = config.method
         learner = f"model {model}, policy {policy}" if policy else f"agent {model}"
-        print(
+        say(
             f"{self.run.path}: {begins}, to step {config.train.total_steps:,}; {config.env.task} with"
             f" {', '.join(config.distractors) or 'no distractors'}; {learner},"
-            f" {self.parameters:,} parameters; {self.agent.device}, {self.precision}{acts}",
-            flush=True,
+            f" {self.parameters:,} parameters; {self.agent.device}, {self.precision}{acts}"
         )
 
     def save(self, trainer: Trainer) -> None:
@@ -260,8 +259,13 @@ def train(config: Config, stop: StopRequest | None = None) -> bool:
     if number := launched(config.train.processes):
         follow(number, config.train.processes)
         raise SystemExit(0)  # the leader says how the run ended
+    with joined(config.train.processes):
+        return _lead(config, stop or StopRequest())
+
+
+def _lead(config: Config, stop: StopRequest) -> bool:
     refuse_large_batches(config)
-    run, stop = RunFolder.create(config.run_dir), stop or StopRequest()
+    run = RunFolder.create(config.run_dir)
     if run.exported:
         raise UserError(f"{run.path} is an exported agent, which has weights alone. Choose another run_dir.")
     with run.lock(), stop, shown(), contextlib.suppress(Stop):

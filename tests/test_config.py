@@ -105,6 +105,10 @@ def test_alpha_and_replay_follow_the_environment_unless_set():
     limited = load_config(["replay.capacity=777", "train.checkpoint_every=3000"])
     assert (limited.replay_capacity, limited.replay_slack(False), load_config([]).replay_slack(False)) == (777, 3000, 0)
     assert load_config(["train.checkpoint_every=3000"]).replay_slack(True) == 3000, "early ends add first rows"
+    each = load_config(
+        ["replay.capacity=777", "train.checkpoint_every=1", "env.action_repeat=2", "train.collect_envs=4"]
+    )
+    assert each.replay_slack(False) == 8, "a turn of four environments comes before each checkpoint"
     rounds = ["replay.capacity=777", "train.checkpoint_every=100", "train.train_every=400"]
     assert load_config(rounds).replay_slack(False) == 100
     rounds.append("train.collect_workers=1")

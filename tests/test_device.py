@@ -76,3 +76,16 @@ def test_one_device_has_one_name(monkeypatch):
     for learner, act_device in (("cuda", "cuda:0"), ("cuda:0", "cuda")):
         device, _ = configure_acting(TrainConfig(act_device=act_device, precision="float32"), torch.device(learner))
         assert device == torch.device(learner)
+
+
+def test_a_run_leaves_no_settings_to_the_next_one_of_its_process():
+    """As the jobs of a sweep."""
+    threads = torch.get_num_threads()
+    try:
+        configure(TrainConfig(threads=2, deterministic=True))
+        assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (2, True)
+        configure(TrainConfig())
+        assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (threads, False)
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -77,6 +78,10 @@ def test_the_command_line_chooses_values_and_adds_those_of_an_option(grid):
         ([], {"runs": [{"sed": 1}]}, "Did you mean 'seed'"),
         ([], {"runs": [{"seed": 5}]}, "runs: seed: there is no '5'"),
         ([], {"axes": {"a": {"a": {}, "a-b": {"seed": 1}}, "b": {"b-c": {}, "c": {}}}, "runs": [{}]}, "named a-b-c"),
+        ([], {"axes": {}}, "it has no axes"),
+        ([], {"axes": {"seed": []}}, "the axis seed has no values"),
+        ([], {"axes": {"method": {"": {"model": "2b"}}}}, "'' cannot be a part of a folder's name"),
+        ([], {"axes": {"method": {"a/b": {"model": "2b"}}}}, "'a/b' cannot be a part"),
         (["sweep.seed=5"], {"runs": [{"seed": 1}]}, "no run has all these values"),
     ],
 )
@@ -148,6 +153,15 @@ def test_a_run_in_use_is_left_to_the_process_that_trains_it(grid, tmp_path, monk
     sweeps.sweep([grid(), "sweep.method=denoised"], lambda words: began.append(words[-1]) or 0)
     assert [text.split("/")[-1] for text in began] == ["denoised-seed=1'"]
     assert f"{busy}: another process trains it" in capfd.readouterr().out
+
+
+def test_a_run_that_another_process_took_in_the_same_moment_is_no_failure(grid, tmp_path, monkeypatch, capfd):
+    """Both asked before either had the folder's lock; by now the other one trains it, or is done."""
+    states = iter(["finished", "failed"])
+    monkeypatch.setattr(sweeps, "status_of", lambda path: SimpleNamespace(state=next(states)))
+    with pytest.raises(sweeps.JobFailed):
+        sweeps.sweep([grid(), "sweep.method=denoised"], lambda words: 2)
+    assert not list(states)
 
 
 def test_another_launcher_gets_all_jobs_at_once(grid, capfd):

@@ -1,6 +1,7 @@
 """Several processes that learn one run: equal in value to one process, to each other, and after a stop."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -173,6 +174,30 @@ def test_what_others_start_is_the_same_run(whole, tmp_path, kind):
         assert process.returncode == 0, error
     assert not [part for part in compare(whole, tmp_path / "0" / "run") if part.difference]
     assert kind == "one" or not list((tmp_path / "1").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["one", "variables"])
+def test_followers_end_with_a_leader_that_does_not_begin(whole, tmp_path, kind):
+    """It finds nothing to do, or is refused, before it has built anything."""
+    for number in (0, 1):
+        (tmp_path / str(number)).mkdir()
+    run, said = tmp_path / "0" / "run", "it holds strange but no config.yaml" if kind == "variables" else ""
+    if said:
+        run.mkdir()
+        (run / "strange").touch()
+    else:
+        shutil.copytree(whole, run)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for number, (launcher, more) in enumerate(nodes(kind, port)):
+        command = [sys.executable, *launcher, "-m", "denoised_mdp", "train", *TINY, *TWO, "run_dir=run"]
+        options = {"stderr": subprocess.PIPE, "text": True, "env": os.environ | more}
+        command.append("train.total_steps=100")
+        processes.append(subprocess.Popen(command, cwd=tmp_path / str(number), **options))
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == ([2, 0] if said else [0]) and said in errors[0]
 
 
 def test_what_cannot_be_shared_is_refused(monkeypatch):

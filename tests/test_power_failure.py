@@ -328,6 +328,22 @@ def test_a_terminal_that_is_closed_stops_a_training_unless_nohup_has_it_ignored(
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_training_begins_where_nobody_reads_its_output(tmp_path, whole):
+    """`| true`, or a log on a full disk."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open("/dev/full" if os.path.exists("/dev/full") else os.devnull, "w") as full, open(writer, "w") as closed:
+        for name, output in (("closed", closed), ("full", full)):
+            done = subprocess.run(
+                [sys.executable, "-m", "denoised_mdp", *command(tmp_path / name)],
+                stdout=output,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            assert done.returncode == 0, done.stderr
+            assert report(compare(whole, tmp_path / name))
+
+
 def test_output_that_nobody_reads_does_not_end_a_training(tmp_path, whole):
     """The terminal is gone, or `| head` has read enough."""
     child, pipe = start(command(tmp_path / "run"))

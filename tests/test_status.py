@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -10,13 +11,14 @@ import pytest
 from report_runs import make_run
 from small_runs import TINY, run_units, tiny
 
+from denoised_mdp import hooks
 from denoised_mdp.analysis.status import status_of, statuses
 from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.failure import last_error, recorded
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.pretrained import export
-from denoised_mdp.session import Session
+from denoised_mdp.session import Session, train
 
 
 def test_a_run_is_stopped_then_finished(tmp_path, capsys):
@@ -32,6 +34,23 @@ def test_a_run_is_stopped_then_finished(tmp_path, capsys):
     assert finished.speed > 0
     assert main(["status", str(tmp_path / "sweep")]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "1 finished"
+
+
+def test_a_run_that_was_stopped_in_its_last_evaluation_is_not_finished(tmp_path, monkeypatch):
+    """A grid would leave it out, and its table lack the score."""
+    config, evaluate = tiny(tmp_path / "a", "train.probe_every=0"), hooks.evaluate
+    played = []
+
+    def stop_in_the_third(*args, **options):
+        played.append(0)
+        if len(played) == 3:  # of those at 80, 160 and 200 steps
+            signal.raise_signal(signal.SIGTERM)
+        return evaluate(*args, **options)
+
+    monkeypatch.setattr(hooks, "evaluate", stop_in_the_third)
+    assert not train(config)
+    assert (status_of(tmp_path / "a").state, status_of(tmp_path / "a").step) == ("stopped", 200)
+    assert train(config) and status_of(tmp_path / "a").state == "finished"
 
 
 def test_a_lock_of_another_process_means_running(tmp_path):

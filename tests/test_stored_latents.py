@@ -20,8 +20,18 @@ from denoised_mdp.run.diff import compare, report
 from denoised_mdp.session import train
 
 
+class Ring:
+    """As much of one as latents need: its places, and which rows it holds."""
+
+    def __init__(self, places, rows=range(100)):
+        self.places, self.rows, self.total = places, rows, rows.stop
+
+    def __len__(self):
+        return len(self.rows)
+
+
 def table(places=8, rings=2, width=3):
-    return StoredLatents(SimpleNamespace(rings=[SimpleNamespace(places=places)] * rings), width, torch.device("cpu"))
+    return StoredLatents(SimpleNamespace(rings=[Ring(places) for _ in range(rings)]), width, torch.device("cpu"))
 
 
 def segments(*starts, length=3):
@@ -45,6 +55,15 @@ def test_segments_begin_from_the_row_before():
     assert torch.equal(stored.before(ring, segments(0, 14))[0], torch.zeros(2, 3))  # 13 would lie where 5 does
     stored.remember(ring, segments(11, 3), numbered(ring, segments(11, 3)))
     assert torch.equal(stored.before(ring, segments(5, 12))[0], torch.zeros(2, 3))  # 12 took the place of 4
+
+
+def test_a_row_that_has_left_its_ring_is_forgotten_whatever_the_slack():
+    """Its place is free still: with more slack, it stays so for longer."""
+    stored, ring = table(rings=1), np.zeros(1, int)
+    stored.remember(ring, segments(3), numbered(ring, segments(3)))
+    for oldest in (4, 5):
+        stored.rings.rings[0] = Ring(8, range(oldest, 10))
+        assert stored.before(ring, segments(5)).any() == (oldest == 4)
 
 
 def test_in_larger_rings_the_newest_of_two_rows_of_one_place_counts():

@@ -152,9 +152,10 @@ def test_a_pause_of_the_whole_process_counts_as_a_second(monkeypatch):
     assert waits == [1.0, 1.0, 1.0]
 
 
-def test_a_connection_that_an_environment_lost_is_its_failure(monkeypatch):
+@pytest.mark.parametrize("error", [BrokenPipeError("gone"), TimeoutError(), FileNotFoundError("scene")])
+def test_a_connection_that_an_environment_lost_is_its_failure(monkeypatch, error):
     def lose(self):
-        raise BrokenPipeError("the simulator is gone")
+        raise error
 
     monkeypatch.setattr(Faulty, "fail", lose)
     with EnvironmentPool(functools.partial(Faulty, "fail"), 1, task="mine") as pool:

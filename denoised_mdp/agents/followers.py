@@ -11,6 +11,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -60,6 +61,36 @@ def join(**group: Any) -> None:
     dist.init_process_group(BACKEND, timeout=PATIENCE, **group)
 
 
+@contextlib.contextmanager
+def joined(processes: int) -> Iterator[None]:
+    """The first process of a run meets those that were `launched` with it; without a `Leader`, they end with this."""
+    if processes == 1 or launched(processes) is None:
+        yield
+        return
+    join()
+    try:
+        yield
+    finally:
+        if dist.is_initialized():  # else a leader has ended them
+            _dismiss(processes)
+            dist.destroy_process_group()
+
+
+def _dismiss(processes: int) -> None:
+    """Tell all that wait for work that there is none."""
+    with contextlib.suppress(RuntimeError):
+        _hand_out([None] * processes)
+        # A follower that still reads would lose its connection; one that is stuck is not waited for.
+        dist.barrier(async_op=True).wait(timedelta(seconds=10))
+
+
+def _hand_out(work: list[Any]) -> Any:
+    """Give each process its part, and return the leader's."""
+    own = [None]
+    dist.scatter_object_list(own, work, src=0)
+    return own[0]
+
+
 def _check_gpus(device: torch.device, processes: int) -> None:
     """Refuse more processes of one machine than it has GPUs: NCCL cannot exchange gradients within one."""
     if device.type == "cuda" and processes > (found := torch.cuda.device_count()):
@@ -70,7 +101,7 @@ def _check_gpus(device: torch.device, processes: int) -> None:
 
 
 class Leader:
-    """Learns together with `processes` - 1 followers, which it starts unless they are `launched`.
+    """Learns together with `processes` - 1 followers, which it starts unless they have `joined`.
 
     Args:
         agent: as it is now; followers get a copy of all its state.
@@ -98,9 +129,7 @@ class Leader:
                 self._started[-1].start()
             self._wait_for_followers(store)
             join(store=store, rank=0, world_size=self.processes)
-        else:
-            join()
-        self._hand_out([(config, how, agent.state())] * self.processes)
+        _hand_out([(config, how, agent.state())] * self.processes)
 
     def _wait_for_followers(self, store: dist.Store) -> None:
         """Return once all are there; they would be waited for in vain if one died as it started."""
@@ -127,7 +156,7 @@ class Leader:
                 part[name] = own.clone()  # else the whole batch would be sent with it
         self._in_step = False
         try:
-            part, policy = self._hand_out([(part, policy) for part in parts])
+            part, policy = _hand_out([(part, policy) for part in parts])
             metrics = _update(self._update, part, policy)
         except RuntimeError as error:
             if not _gone(error):
@@ -141,21 +170,12 @@ class Leader:
     def close(self) -> None:
         """End the followers, whatever has happened to them; those that wait for a broken update find us gone."""
         if self._in_step:
-            with contextlib.suppress(RuntimeError):
-                self._hand_out([None] * self.processes)
-                # A follower that still reads would lose its connection; one that is stuck is not waited for.
-                dist.barrier(async_op=True).wait(timedelta(seconds=10))
+            _dismiss(self.processes)
         for process in self._started:
             process.join(10 if self._in_step else 0)
             process.kill()
             process.join()
         dist.destroy_process_group()
-
-    def _hand_out(self, work: list[Any]) -> Any:
-        """Give each process its part, and return the leader's."""
-        own = [None]
-        dist.scatter_object_list(own, work, src=0)
-        return own[0]
 
 
 def follow(number: int, processes: int, port: int | None = None) -> None:
@@ -163,16 +183,20 @@ def follow(number: int, processes: int, port: int | None = None) -> None:
 
     port: of the leader's store on this machine; None: as `launched`.
     """
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"):  # the leader stops the run, and then us
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
     if port is None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own would wait for ever with us
         join()
+        _leave_signals_to_the_leader()
     else:
+        _leave_signals_to_the_leader()
         store = dist.TCPStore("127.0.0.1", port, processes, is_master=False, timeout=PATIENCE)
         store.set(str(number), "")
         join(store=store, rank=number, world_size=processes)
     try:
-        config, how, state = _receive()
+        if (first := _receive()) is None:  # the leader came to its end before the run began
+            dist.barrier()
+            return
+        config, how, state = first
         device, dtype = configure(config.train)
         if device.type == "cuda":
             local = int(os.environ.get("LOCAL_RANK", number))
@@ -187,6 +211,12 @@ def follow(number: int, processes: int, port: int | None = None) -> None:
             raise
     finally:
         dist.destroy_process_group()
+
+
+def _leave_signals_to_the_leader() -> None:
+    """It stops the run, and then us."""
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _receive() -> Any:

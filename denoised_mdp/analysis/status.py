@@ -72,7 +72,8 @@ def status_of(path: Path) -> Status:
     elif run.exported:
         state = "exported"
     else:
-        state = "finished" if total and saved >= total else "stopped"
+        left = saved and checkpoints.plain_values(run.checkpoints, saved).get("pending")  # as the last evaluation
+        state = "finished" if total and saved >= total and not left else "stopped"
     step = int(max((steps[-1] for steps, _ in metrics.values()), default=0))
     values = next((metrics[name][1] for name in ("eval/return", "train/return") if name in metrics), [math.nan])
     return Status(

@@ -58,6 +58,8 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
         )
     tree = _read(source)
     axes = {key: Axis(key, values, f"sweep={source}") for key, values in tree["axes"].items()}
+    if not axes:
+        raise UserError(f"sweep={source}: it has no axes. To train one run, give its options to 'denoised-mdp train'.")
     for word, text in said.items():
         key = word.removeprefix("sweep.")
         _known(key, axes, word).choose(text.strip("[]").split(","))
@@ -92,6 +94,10 @@ class Axis:
         if not isinstance(values, Mapping) or not all(isinstance(part, Mapping) for part in values.values()):
             raise UserError(f"{where}: the axis {key} needs a list of values, or names with options each.")
         self.values = {as_text(name): part for name, part in values.items()}
+        if not self.values:
+            raise UserError(f"{where}: the axis {key} has no values.")
+        if not self.listed and (wrong := [name for name in self.values if name in ("", ".", "..") or "/" in name]):
+            raise UserError(f"{where}: the axis {key}: {wrong[0]!r} cannot be a part of a folder's name.")
         self.chosen: list[str] | None = None
 
     def choose(self, names: list[str]) -> None:

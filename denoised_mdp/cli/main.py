@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import os
 import re
 import shlex
@@ -22,14 +21,8 @@ from denoised_mdp.cli.grid import of_grid
 from denoised_mdp.cli.machine import add_machine_commands
 from denoised_mdp.cli.probe import add_probe_commands
 from denoised_mdp.cli.runs import add_run_commands
-from denoised_mdp.errors import EnvironmentFailure, UserError, did_you_mean
+from denoised_mdp.errors import MACHINE_ERRORS, EnvironmentFailure, UserError, did_you_mean
 
-# What the machine refuses, in contrast to what we did wrong.
-MACHINE_ERRORS = {
-    getattr(errno, name)
-    for name in "ENOSPC EDQUOT EFBIG EACCES EPERM EROFS ENAMETOOLONG ENOTDIR EISDIR EIO ESTALE EMFILE ENFILE".split()
-    if hasattr(errno, name)
-}
 # How Python, NumPy and PyTorch refuse to hold so much: their exceptions have nothing in common but words.
 TOO_LARGE = (
     "MemoryError|OutOfMemoryError|can't allocate memory|calculation overflowed|array is too big"
@@ -174,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 try:
                     stream and stream.flush()
                 except OSError:  # else Python complains at its exit, with a code of its own
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+                    progress.silence(stream)
 
 
 COMMANDS = (

@@ -135,7 +135,8 @@ class Config:
         """
         if not (self.replay.capacity is not None or can_terminate) or not self.train.checkpoint_every:
             return 0
-        apart = self.train.checkpoint_every + (self.train.train_every if self.train.overlap else 0)
+        apart = max(self.train.checkpoint_every, self.turn_steps)
+        apart += self.train.train_every if self.train.overlap else 0
         return 2 * apart // self.env.action_repeat
 
 

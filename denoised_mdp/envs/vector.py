@@ -17,7 +17,7 @@ import numpy as np
 
 from denoised_mdp.envs.ray_workers import RayWorker
 from denoised_mdp.envs.workers import ProcessWorker, Worker, about, call
-from denoised_mdp.errors import EnvironmentFailure, UserError
+from denoised_mdp.errors import MACHINE_ERRORS, EnvironmentFailure, UserError
 
 START_SECONDS = 300.0
 """seconds that a worker may take to import and build its environments, or to restore them, on top of a reply's time"""
@@ -122,13 +122,13 @@ class EnvironmentPool:
         return replies
 
     def _here(self, i: int, command: str, argument: Any) -> Any:
-        """Do a worker's job in this process; errors of the machine are the caller's, but connections are its own."""
+        """Do a worker's job in this process; errors of the machine (a full disk) are the caller's."""
         try:
             return call(self._environments[i], command, argument)
         except (UserError, MemoryError):
             raise
         except Exception as error:
-            if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+            if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
                 raise
             what = f"{self.task} raised an error {self._playing[i]}"
             raise EnvironmentFailure(f"{what}.\n{traceback.format_exc()}") from error

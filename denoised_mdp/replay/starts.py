@@ -25,6 +25,7 @@ class StoredLatents:
     """
 
     def __init__(self, rings: Rings, width: int, device: torch.device):
+        self.rings = rings
         self.places = max(ring.places for ring in rings.rings)
         self._rows = np.full(len(rings.rings) * self.places, -1)  # which row each place has a latent of
         self._values = torch.zeros(len(self._rows), width, device=device)
@@ -36,7 +37,9 @@ class StoredLatents:
         """
         row = rows[0] - 1  # [B]
         where = self._where(ring, row)
-        known = torch.from_numpy(self._rows[where] == row).to(self._values.device)
+        oldest = np.array([one.total - len(one) for one in self.rings.rings])[ring]  # [B]
+        # A row that has left its ring may still have a place: that depends on the slack, which changes nothing else.
+        known = torch.from_numpy((self._rows[where] == row) & (row >= oldest)).to(self._values.device)
         return (self._values[torch.from_numpy(where).to(self._values.device)] * known[:, None])[None]
 
     def remember(self, ring: np.ndarray, rows: np.ndarray, latents: Tensor) -> None:

@@ -128,6 +128,15 @@ def expects_first(folder: Path | str) -> bool:
     return (Path(folder) / _NONE_YET).exists()
 
 
+def plain_values(folder: Path | str, step: int) -> dict[str, Any]:
+    """What the checkpoint of a step holds but for tensors, as JSON data and unchecked; nothing if it is unreadable."""
+    try:
+        found = read_json(Path(folder) / f"step_{step:09d}" / "state.json")
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def load(
     folder: Path | str,
     step: int | None = None,

@@ -16,6 +16,7 @@ from denoised_mdp.config.validate import build
 from denoised_mdp.device import resolve_device, resolve_precision
 from denoised_mdp.envs.actions import Actions
 from denoised_mdp.errors import EnvironmentFailure, UserError
+from denoised_mdp.progress import say
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.folder import RunFolder
@@ -58,7 +59,7 @@ def prepare(config: Config, run: RunFolder) -> bool:
     if not end + config.turn_steps <= step < longer + config.turn_steps:  # in the last turn something may still be due
         return True
     goes_on = f"; train.total_steps={longer} goes on" if step < longer else ""
-    print(f"{run.path} is at step {step:,} already, beyond train.total_steps={end}: nothing to do{goes_on}.")
+    say(f"{run.path} is at step {step:,} already, beyond train.total_steps={end}: nothing to do{goes_on}.")
     return False
 
 
