@@ -61,13 +61,20 @@ def join(**group: Any) -> None:
     dist.init_process_group(BACKEND, timeout=PATIENCE, **group)
 
 
+def _meet() -> None:
+    """`join` those that were `launched` with this process. Python's own handler would let Ctrl-C wait for them."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    join()
+    signal.signal(signal.SIGINT, before)
+
+
 @contextlib.contextmanager
 def joined(processes: int) -> Iterator[None]:
     """The first process of a run meets those that were `launched` with it; without a `Leader`, they end with this."""
     if processes == 1 or launched(processes) is None:
         yield
         return
-    join()
+    _meet()
     try:
         yield
     finally:
@@ -184,8 +191,7 @@ def follow(number: int, processes: int, port: int | None = None) -> None:
     port: of the leader's store on this machine; None: as `launched`.
     """
     if port is None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own would wait for ever with us
-        join()
+        _meet()
         _leave_signals_to_the_leader()
     else:
         _leave_signals_to_the_leader()
