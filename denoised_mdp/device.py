@@ -83,7 +83,7 @@ def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
     device = resolve_device(train.device, "train.device")
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # events and graphs belong to the streams of the current one
-    usual = _usual_threads()
+    usual = _usual_threads()  # asked first: it must not find a number that a configuration has set
     torch.set_num_threads(train.threads or (1 if train.deterministic else usual))
     for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
         backend.allow_tf32 = train.precision == "tf32"  # PyTorch would let convolutions

@@ -71,9 +71,10 @@ def status_of(path: Path) -> Status:
         state = "failed"
     elif run.exported:
         state = "exported"
-    else:
-        left = saved and checkpoints.plain_values(run.checkpoints, saved).get("pending")  # as the last evaluation
-        state = "finished" if total and saved >= total and not left else "stopped"
+    elif total and saved >= total and not checkpoints.plain_values(run.checkpoints, saved).get("pending"):
+        state = "finished"
+    else:  # before its last step, or at it with something still due, such as the last evaluation
+        state = "stopped"
     step = int(max((steps[-1] for steps, _ in metrics.values()), default=0))
     values = next((metrics[name][1] for name in ("eval/return", "train/return") if name in metrics), [math.nan])
     return Status(

@@ -71,7 +71,7 @@ def sweep(overrides: list[str], train: Callable[[list[str]], int]) -> None:
         code = train(words)
         if code > 128:
             hand_on(code - 128)
-        if code and not (RunFolder(folder).in_use() or status_of(Path(folder)).state == "finished"):
+        if code and status_of(Path(folder)).state not in ("running", "finished"):
             raise JobFailed(code)  # else another process began to train it in the same moment
 
     launch(translated, job)
