@@ -66,6 +66,32 @@ def test_decoding_is_frame_exact(tmp_path):
     assert video.decode(path, 16, True, 12).shape[0] == 12  # a long clip is cut
 
 
+@pytest.mark.parametrize("limited", [True, False])  # luma from 16 to 235, as television has it, or from 0 to 255
+def test_colours_are_those_of_the_standard(tmp_path, limited):
+    """Plain frames against BT.601 in real numbers: R = Y + 2 (1 - Kr) Pr, and so on."""
+    codes = np.random.default_rng(0).integers((16, 100, 100), (236, 157, 157), (40, 3))  # Y, Cb, Cr
+    codes[:2] = (16, 128, 128), (235, 128, 128)
+    with av.open(str(tmp_path / "a.mkv"), "w") as container:
+        stream = container.add_stream("ffv1", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 80, 48, "yuv420p"
+        stream.codec_context.color_range = 1 if limited else 2
+        for code in codes:
+            frame = av.VideoFrame(80, 48, "yuv420p")
+            frame.color_range = 1 if limited else 2
+            for plane, level in zip(frame.planes, code, strict=True):
+                plane.update(bytes([level]) * plane.buffer_size)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    y, pb, pr = ((codes - (16, 128, 128)) / (219, 224, 224) if limited else (codes - (0, 128, 128)) / 255).T  # [N] each
+    red, blue = y + 2 * (1 - 0.299) * pr, y + 2 * (1 - 0.114) * pb
+    green = (y - 0.299 * red - 0.114 * blue) / 0.587
+    expected = 255 * np.clip(np.stack([red, green, blue], 1), 0, 1)  # [N, 3]
+    found = video.decode(tmp_path / "a.mkv", 16, True, 1000)
+    assert np.abs(found - expected[:, None, None]).max() <= 0.75
+    gray = video.decode(tmp_path / "a.mkv", 16, False, 1000)
+    assert np.abs(gray[..., 0] - 255 * np.clip(y, 0, 1)[:, None, None]).max() <= 0.75
+
+
 @pytest.mark.parametrize("size", [16, 64])  # both sides shrink; one shrinks and the other grows
 def test_bilinear_resizing_takes_the_four_pixels_about_each_sample(tmp_path, size):
     """As PyTorch resizes without antialiasing, the whole frame, whatever its aspect; the default averages instead."""

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+VERSION = 2  # part of the cache's key: raise it when the frames change
+
 
 class UnreadableVideo(Exception):
     """PyAV cannot decode the file."""
@@ -32,8 +34,8 @@ def decode(path: Path, size: int, color: bool, frames: int, resize: str = "antia
                 if resize in _RESIZES:
                     whole = frame.to_ndarray(format=pixels)
                     decoded.append(_RESIZES[resize](whole.reshape(*whole.shape[:2], -1), size))
-                else:  # FFmpeg's scaler widens its kernel when it reduces
-                    small = frame.reformat(size, size, pixels, interpolation="BILINEAR")
+                else:  # FFmpeg's scaler widens its kernel when it reduces; to interleaved pixels it loses two levels
+                    small = frame.reformat(size, size, "gbrp" if color else "gray", interpolation="BILINEAR")
                     decoded.append(small.to_ndarray().reshape(size, size, -1))
                 if len(decoded) == frames:
                     break

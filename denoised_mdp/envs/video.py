@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from denoised_mdp.envs.cache import cached
+from denoised_mdp.envs.decoding import VERSION as DECODING_VERSION
 from denoised_mdp.envs.decoding import UnreadableVideo, decode
 from denoised_mdp.envs.procedural import CLIPS as PROCEDURAL_CLIPS
 from denoised_mdp.envs.procedural import FRAMES as PROCEDURAL_FRAMES
@@ -255,7 +256,7 @@ def _file(path: Path, size: int, color: bool, frames: int, resize: str) -> Clip:
     name, path = _printable(path.name), path.resolve()
     about = path.stat()
     identity = f"{name} ({about.st_size:,} bytes)"
-    key = _hash("file", str(path), about.st_size, about.st_mtime_ns, size, color, frames, resize)
+    key = _hash("file", DECODING_VERSION, str(path), about.st_size, about.st_mtime_ns, size, color, frames, resize)
     shape = _shape(size, color)
     return Clip(_printable(path), identity, key, lambda: decode(path, size, color, frames, resize), (1, frames), shape)
 
