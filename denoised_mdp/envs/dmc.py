@@ -10,7 +10,7 @@ from absl import logging
 
 from denoised_mdp.envs.factors import RELEVANT_NOISE
 from denoised_mdp.envs.gl import close_first_at_exit
-from denoised_mdp.envs.joints import Joint, joint_kinds, visible_joints
+from denoised_mdp.envs.joints import Joint, coordinate_names, joint_kinds, visible_joints
 from denoised_mdp.envs.rendering import Renderer, check_view, gl_errors  # first: it chooses the GL backend
 from denoised_mdp.envs.sensors import SENSORS
 from denoised_mdp.envs.world import World
@@ -243,18 +243,11 @@ class DMCEnv(World, gym.utils.EzPickle):
 
     def _name_signal(self) -> tuple[str, ...]:
         model = self._physics.model.ptr
-        positions, velocities = [], []
-        for index in range(model.njnt):
-            name, kind = model.joint(index).name, mujoco.mjtJoint(model.jnt_type[index])
-            velocity_size = {mujoco.mjtJoint.mjJNT_FREE: 6, mujoco.mjtJoint.mjJNT_BALL: 3}.get(kind, 1)
-            position_size = velocity_size + (velocity_size > 1)  # rotations are quaternions
-            positions += _numbered(f"qpos/{name}", position_size)
-            velocities += _numbered(f"qvel/{name}", velocity_size)
-        activations = _numbered_list("act", model.na)
+        activations = [f"act/{number}" for number in range(model.na)]
         target = [f"target/{axis}" for axis in "xyz"] if self._target else []
         angle = ["target/angle"] if self._has_target_angle else []
-        mixing = _numbered_list("mixing", model.nwrap) if self._mixes else []
-        return (*positions, *velocities, *activations, *target, *angle, *mixing)
+        mixing = [f"mixing/{number}" for number in range(model.nwrap if self._mixes else 0)]
+        return (*coordinate_names(model), *activations, *target, *angle, *mixing)
 
 
 @contextlib.contextmanager
@@ -266,14 +259,6 @@ def _quiet():
         yield
     finally:
         logging.set_verbosity(level)
-
-
-def _numbered_list(name: str, size: int) -> list[str]:
-    return [f"{name}/{index}" for index in range(size)]
-
-
-def _numbered(name: str, size: int) -> list[str]:
-    return [name] if size == 1 else _numbered_list(name, size)
 
 
 def _position(data: mujoco.MjData, kind: str, name: str) -> np.ndarray:

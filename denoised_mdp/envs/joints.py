@@ -33,6 +33,22 @@ def joint_kinds(model: mujoco.MjModel, camera: int | str) -> tuple[str, ...]:
     return (*kinds, *["scalar"] * model.nv)
 
 
+def coordinate_names(model: mujoco.MjModel) -> tuple[str, ...]:
+    """Name every number of ``qpos``, then of ``qvel``: qpos/JOINT; qpos/JOINT/N of a joint with several."""
+    positions, velocities = [], []
+    for index in range(model.njnt):
+        name, kind = model.joint(index).name, mujoco.mjtJoint(model.jnt_type[index])
+        velocity_size = {mujoco.mjtJoint.mjJNT_FREE: 6, mujoco.mjtJoint.mjJNT_BALL: 3}.get(kind, 1)
+        position_size = velocity_size + (velocity_size > 1)  # rotations are quaternions
+        positions += _numbered(f"qpos/{name}", position_size)
+        velocities += _numbered(f"qvel/{name}", velocity_size)
+    return (*positions, *velocities)
+
+
+def _numbered(name: str, size: int) -> list[str]:
+    return [name] if size == 1 else [f"{name}/{number}" for number in range(size)]
+
+
 @dataclass(frozen=True)
 class Joint:
     """One joint position, as a target of the joint probe.

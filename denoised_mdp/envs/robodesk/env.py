@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs.factors import RELEVANT_NOISE
-from denoised_mdp.envs.joints import Joint, joint_kinds, visible_joints
+from denoised_mdp.envs.joints import Joint, coordinate_names, joint_kinds, visible_joints
 from denoised_mdp.envs.rendering import QUALITIES  # first of those with mujoco: it chooses the GL backend
 from denoised_mdp.envs.robodesk.arm import ACTIONS, Arm
 from denoised_mdp.envs.robodesk.camera import RoomRenderer, choose_view
@@ -132,7 +132,8 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
             for name in ("drawer_joint", "slide_joint", *(f"{color}_light" for color in COLORS))
         }
         self.action_space = gym.spaces.Box(-1.0, 1.0, (len(ACTIONS),), np.float32)
-        self.signal_names = self._name_signal()
+        hand = [f"end_effector/{axis}" for axis in "xyz"]
+        self.signal_names = (*coordinate_names(self._model), *hand, f"hue/{COLORS[self._channel]}")
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (len(self.signal_names),), np.float32)
 
         self.sensor_error: np.ndarray | None = None
@@ -296,13 +297,3 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         model.vis.headlight.ambient[:] = light.headlight / 4
         model.vis.headlight.diffuse[:] = light.headlight
         model.vis.headlight.specular[:] = 0.8 * light.headlight + 0.18
-
-    def _name_signal(self) -> tuple[str, ...]:
-        positions, velocities = [], []
-        for index in range(self._model.njnt):
-            name = self._model.joint(index).name
-            free = self._model.jnt_type[index] == mujoco.mjtJoint.mjJNT_FREE
-            positions += [f"qpos/{name}/{number}" for number in range(7)] if free else [f"qpos/{name}"]
-            velocities += [f"qvel/{name}/{number}" for number in range(6)] if free else [f"qvel/{name}"]
-        hand = [f"end_effector/{axis}" for axis in "xyz"]
-        return (*positions, *velocities, *hand, f"hue/{COLORS[self._channel]}")
