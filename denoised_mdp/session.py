@@ -78,7 +78,7 @@ class Session:
         if state is None:
             self.replay = self.new_replay()
             parts.callback(self.replay.close)
-            logger = Logger(run.path, mirror=mirror_of(config))
+            logger = Logger(run.path)
         else:
             with fitting(run, config, state):
                 if unknown := set(state["pending"]) - set(hooks):
@@ -91,7 +91,7 @@ class Session:
                 log = state["log"]
                 hooks["log"].spent -= log.get("cpu_seconds", 0.0)  # what earlier processes spent and did not log
             self.warn_of_another_precision(state["precision"])
-            logger = Logger(run.path, step, log["lines"], log["events"], mirror_of(config))
+            logger = Logger(run.path, step, log["lines"], log["events"])
         parts.callback(logger.close)
         if self.collector.pool.can_terminate:  # else all episodes are as long as the configuration says
             self.replay.cross()
@@ -286,6 +286,8 @@ def _train(config: Config, run: RunFolder, stop: StopRequest) -> bool:
         session.announce()
         if trainer.done:
             return True
+        with stop.at_once():
+            trainer.logger.mirror = mirror_of(config)
         where = session.agent.device, session.precision, session.player.device
         record_start(run.machine, trainer.step, session.parameters, *where)
         with trainer.progress:

@@ -6,6 +6,7 @@ import torch
 from conftest import random_batch, small_agent, small_config
 
 from denoised_mdp.agents.registry import build_agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 
 
 def observations(count, size=64, seed=0):
@@ -104,8 +105,17 @@ def test_without_samples_the_latent_is_the_posterior_mean():
     batch = {"observation": torch.as_tensor(frames), "action": played, "is_first": torch.zeros(2, 2, dtype=torch.bool)}
     filtered = agent.world_model.filter(**batch, noise=torch.zeros(2, 2, 9).double())
     torch.testing.assert_close(carry.latent.state, torch.cat([one.mean[-1] for one in filtered.posterior.values()], -1))
+    np.testing.assert_allclose(agent.modes(batch)[-1], action, rtol=1e-6)
     sampled, _ = agent.act(frames[1], None, generator=random)
     assert not np.array_equal(sampled, agent.act(frames[1], None, sample=False)[0])
+
+
+def test_optimizers_of_one_name_are_refused():
+    """Else a checkpoint would hold one of them."""
+    agent = small_agent()
+    agent.policy.optimizers["model"] = agent.policy.optimizers["actor"]
+    with pytest.raises(ValueError, match="both have an optimizer model"):
+        WorldModelAgent(agent.world_model, agent.policy, agent.mdp)
 
 
 FRAME = observations(1)[0]

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 from small_runs import TINY, lines, tiny
@@ -72,6 +73,27 @@ def test_mlflow_keeps_one_run_over_a_resume(tmp_path, monkeypatch, name):
     returns = [row["eval/return"] for row in lines(tmp_path / name) if "eval/return" in row]
     assert [one.value for one in client.get_metric_history(run.info.run_id, "eval/return")] == returns
     assert run.data.params["model.kl.beta"] == "1.0" and run.info.status == "FINISHED"
+
+
+def test_a_finished_run_asks_no_service(tmp_path, monkeypatch, capsys):
+    def unreachable(config):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setitem(mirrors.MIRRORS, "wandb", unreachable)
+    assert train(tiny(tmp_path / "a"))
+    assert train(tiny(tmp_path / "a", "train.log_to=wandb"))
+    assert "complete at step" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no route to host"):
+        train(tiny(tmp_path / "b", "train.log_to=wandb"))
+
+
+def test_mlflow_takes_names_of_several_latents():
+    """It knows letters, digits and a few marks; what the policy sees of two latents is called c+x."""
+    service, got = object.__new__(mirrors.MLflow), []
+    service.id = "run"
+    service.client = SimpleNamespace(log_metric=lambda *arguments, step: got.append((*arguments, step)))
+    service.log(3, {"probe/signal_from_c+x": 0.5, "eval/return": 2.0})
+    assert got == [("run", "probe/signal_from_c_x", 0.5, 3), ("run", "eval/return", 2.0, 3)]
 
 
 def test_mlflow_filters_have_no_escapes():

@@ -14,7 +14,7 @@ from denoised_mdp import register_agent
 from denoised_mdp.agents.curl import CURL
 from denoised_mdp.agents.registry import AGENTS, build_agent
 from denoised_mdp.analysis.crossfit import random_divisions
-from denoised_mdp.analysis.data import FrozenFeatures, freeze, probe_seeds, record
+from denoised_mdp.analysis.data import FrozenFeatures, as_batch, freeze, probe_seeds, record
 from denoised_mdp.analysis.factors import factor_matrix, stack, targets_of
 from denoised_mdp.analysis.health import features_health
 from denoised_mdp.analysis.invariance import measure_invariance, record_grid
@@ -42,10 +42,38 @@ def test_frozen_features_are_what_acting_reads(name):
         for picture in episode.observation:
             action, carry = agent.act(picture, carry)
             actions.append(action)
-        np.testing.assert_allclose(one.action.numpy(), np.stack(actions), atol=1e-6)
+        np.testing.assert_allclose(agent.modes(as_batch(episode))[:, 0], np.stack(actions), atol=1e-6)
         read = agent.picture_encoder.read(carry.frames).detach()  # of the last frames
         np.testing.assert_allclose(one.parts()["x"][-1], read[0].numpy(), atol=1e-5)
         assert one.seen == "x" and one.parts()["encoder"].shape == (9, 16 * 4)
+
+
+class NoisyCURL(CURL):
+    """Its features are drawn, as a posterior's samples are."""
+
+    def representations(self, batch, generator=None, *, sample=True):
+        parts = super().representations(batch)
+        noise = torch.randn(parts["x"].shape, generator=generator) if sample else torch.zeros(())
+        return parts | {"x": parts["x"] + noise}
+
+
+def test_draws_of_features_come_from_the_seed():
+    """Shared by all episodes where they are to be compared; none for the mean."""
+    agent = tiny_agent("curl")
+    episodes = record(toy, probe_seeds(0, 2), 8, behaviour="random")
+    plain = [one.features["x"] for one in freeze(agent, episodes)]
+    agent.__class__ = NoisyCURL
+
+    def drawn(**options):
+        found = [one.features["x"] for one in freeze(agent, episodes, **options)]
+        return [mine - usual for mine, usual in zip(found, plain, strict=True)]
+
+    one, other = drawn()
+    assert one.std() > 0.5 and not torch.allclose(one, other, atol=0.1)
+    torch.testing.assert_close(drawn(), [one, other])
+    assert not torch.allclose(drawn(seed=1)[0], one, atol=0.1)
+    torch.testing.assert_close(*drawn(shared_noise=True), atol=1e-5, rtol=0)
+    torch.testing.assert_close(drawn(sample=False), [torch.zeros_like(one)] * 2)
 
 
 def test_factors_and_health_are_measured_of_features():
@@ -59,7 +87,7 @@ def test_factors_and_health_are_measured_of_features():
     assert matrix.parts == ["x", "encoder"] and set(matrix.headline("ridge")) == {"signal_recall", "leakage"}
     health = features_health(frozen, matrix)
     assert health.active["x"] == (8, 8) and not any("collapsed" in one for one in health.warnings)
-    still = [FrozenFeatures("x", {"x": torch.ones(4, 8)}, torch.zeros(4, 2))]
+    still = [FrozenFeatures("x", {"x": torch.ones(4, 8)})]
     assert features_health(still, None).active["x"] == (0, 8)
     assert "x has collapsed" in features_health(still, None).warnings[0]
 

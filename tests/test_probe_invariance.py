@@ -323,8 +323,6 @@ def test_invariance_and_health_of_a_run(run):
     assert any("warning" in line for line in lines)  # it has learned nothing
     [path] = (run[0] / "probes").glob("health_*.json")
     assert json.loads(path.read_text())["active"]["x"][1] == 6
-    with pytest.raises(UserError, match="at least 2"):
-        probe("invariance", run[:1], worlds=1)
 
 
 def test_the_commands_of_probe(run, capsys):
@@ -336,6 +334,7 @@ def test_the_commands_of_probe(run, capsys):
         (["probe", "health", str(run[0]), "--episodes", "2"], "too few"),
         (["probe", "factors", str(run[0]), "--output", str(run[0] / "config.yaml")], "--output"),
         (["probe", "invariance"], "RUN"),
+        (["probe", "invariance", str(run[0]), "--worlds", "1"], "at least 2"),
         (["probe", "health", str(run[0]), str(run[0]), "--output", "somewhere"], "seed0"),
     ):
         assert cli.main(arguments) == 2

@@ -134,6 +134,22 @@ def test_pictures_teach_the_decoder_alone():
     torch.testing.assert_close(metrics["model/image_error"], error.sum((1, 2, 3)).mean().detach())
 
 
+def test_a_subclass_may_have_another_reconstruction_loss():
+    class Own(RePo):
+        def image_nll(self, prediction, image):
+            return 3 * super().image_nll(prediction, image)
+
+    model = small_model()
+    batch, noise = batch_and_noise(model)
+    latent = model.filter(batch["observation"], batch["action"], batch["is_first"], noise).latent.map(torch.detach)
+    constant = 0.5 * math.log(2 * math.pi) * 3 * model.size**2
+    model.clip = 1e-12  # of the decoder's gradient: the second loss is the first one's
+    usual = model.learn_to_decode(latent, batch["observation"])["model/image_error"] + constant
+    model.__class__ = Own
+    own = model.learn_to_decode(latent, batch["observation"])["model/image_error"] + constant
+    assert own / usual == pytest.approx(3, rel=1e-2)
+
+
 def before_decoding(model: RePo, before: dict, latent) -> torch.Tensor:
     """What the decoder made of `latent` with earlier weights."""
     model.load_state_dict(before)

@@ -77,6 +77,24 @@ def test_in_larger_rings_the_newest_of_two_rows_of_one_place_counts():
         assert torch.equal(one.before(ring, segments(19))[0], torch.tensor([[0.0, 18.0, 1.0]]))
 
 
+def test_a_checkpoint_does_not_depend_on_the_slack():
+    """Slack follows from how often they are written, which must change neither what is kept nor its order."""
+    found = []
+    for places in (8, 11, 14):
+        stored, ring = table(places), np.array([0, 1])
+        for first in (2, 8, 5, 12, 10):
+            rows = segments(first, first + 1)
+            stored.remember(ring, rows, numbered(ring, rows))
+        for one in stored.rings.rings:
+            one.rows, one.total = range(8, 16), 16
+        found.append(stored.state())
+    for state in found:
+        assert state["row"].tolist() == [*range(8, 15), *range(8, 16)]
+        assert state["ring"].tolist() == [0] * 7 + [1] * 8
+        assert torch.equal(state["value"][:, 1], state["row"].float())
+        assert all(torch.equal(state[name], found[0][name]) for name in state)
+
+
 def test_of_a_row_in_several_segments_the_latest_in_its_segment_counts():
     ring, rows = np.zeros(3, int), segments(4, 5, 3)
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):

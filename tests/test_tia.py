@@ -14,8 +14,10 @@ from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.bench.doctor import Doctor
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
+from denoised_mdp.config.models import TIAConfig
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.losses import KLWeights
+from denoised_mdp.models.structure import LatentSpec, Table
 from denoised_mdp.models.tia import TIA
 from denoised_mdp.optim import parameters_of
 from denoised_mdp.run.diff import compare, report
@@ -97,6 +99,12 @@ def test_other_tables_are_refused_in_one_line(cell):
     with pytest.raises(UserError, match="model=tia: ") as error:
         load_config(["model=tia", f"model.{cell}"])
     assert "\n" not in str(error.value)
+
+
+def test_its_latents_are_called_x_and_y():
+    x, y = (LatentSpec(name, seen_by_policy=name == "task", rewarded=name == "task") for name in ("task", "rest"))
+    with pytest.raises(ValueError, match="it has latents x and y"):
+        TIAConfig().check(Table([x, y]))
 
 
 def test_strategy_b_is_refused():

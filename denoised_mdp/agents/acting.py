@@ -97,6 +97,8 @@ def as_is_first(is_first: Any, batch: int) -> Tensor:
     Raises:
         ValueError: it has another type or shape.
     """
+    if isinstance(is_first, Tensor):
+        is_first = is_first.cpu()
     flags = np.zeros(batch, bool) if is_first is None else np.array(is_first)
     if flags.dtype != bool or flags.shape not in ((), (batch,)):
         raise ValueError(f"is_first is {describe(flags)}: give a bool, or bool [{batch}]")

@@ -37,6 +37,8 @@ class WorldModelAgent(Agent):
 
     def __init__(self, world_model: WorldModel, policy: Policy, mdp: LatentMDP):
         super().__init__()
+        if twice := set(world_model.optimizers) & set(policy.optimizers):
+            raise ValueError(f"world model and policy both have an optimizer {', '.join(sorted(twice))}: rename one")
         self.world_model, self.policy, self.mdp = world_model, policy, mdp
         self.random = torch.Generator(self.device)
 
@@ -188,9 +190,10 @@ class WorldModelAgent(Agent):
         )
 
     def parameter_counts(self) -> dict[str, int]:
-        """Number of parameters of each part of the world model and of the policy that has any."""
+        """See `Agent.parameter_counts`: of each part of the world model and of the policy."""
         modules = dict(self.world_model.named_children()) | dict(self.policy.named_children())
-        counts = {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
+        learns = {name: [p for p in module.parameters() if p.requires_grad] for name, module in modules.items()}
+        counts = {name: sum(p.numel() for p in parameters) for name, parameters in learns.items()}
         return {name: count for name, count in counts.items() if count}
 
 

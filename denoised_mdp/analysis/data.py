@@ -48,8 +48,6 @@ class FrozenFeatures(Frozen):
     seen: str
     features: dict[str, torch.Tensor]
     """[n + 1, F] each"""
-    action: torch.Tensor
-    """the policy's without chance [n + 1, A]"""
 
     def parts(self) -> dict[str, np.ndarray]:
         """See `Frozen.parts`."""
@@ -143,10 +141,17 @@ def freeze(
     seed: of the posterior samples. shared_noise: all episodes get the same draws, so two latents of one step differ
     only through what their episodes showed. sample: False filters with the posterior's mean instead.
     """
-    if not isinstance(agent, WorldModelAgent):
-        return [_features(agent, one) for one in track(recordings, "reading", "episodes")]
-    model = agent.world_model
     random = _torch_generator(agent.device, seed, "probe filter")
+    if not isinstance(agent, WorldModelAgent):
+        begin, found = random.get_state(), []
+        for recording in track(recordings, "reading", "episodes"):
+            if shared_noise:
+                random.set_state(begin)
+            parts = agent.representations(as_batch(recording), random, sample=sample)
+            features = {name: part[:, 0].float().cpu() for name, part in parts.items()}
+            found.append(FrozenFeatures(agent.seen, features))
+        return found
+    model = agent.world_model
     longest = max(len(recording.observation) for recording in recordings)
     chunk = max(1, FRAMES // len(recordings))
     width = 1 if shared_noise else len(recordings)  # drawn row by row: the first rows do not depend on the length
@@ -176,9 +181,7 @@ def freeze(
     ]
 
 
-def _features(agent: Agent, recording: Episode) -> FrozenFeatures:
-    """What an agent without latents makes of one episode."""
+def as_batch(recording: Episode) -> dict[str, np.ndarray]:
+    """One whole episode as a batch [T, 1, ...] of `Agent.representations`."""
     batch = {"observation": recording.observation[:, None], "action": recording.action[:, None]}
-    batch["is_first"] = np.arange(len(recording.action))[:, None] == 0
-    found = {name: part[:, 0].float().cpu() for name, part in agent.representations(batch).items()}
-    return FrozenFeatures(agent.seen, found, agent.modes(batch)[:, 0].float().cpu())
+    return batch | {"is_first": np.arange(len(recording.action))[:, None] == 0}

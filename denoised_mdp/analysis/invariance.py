@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from denoised_mdp.agents.base import Agent
-from denoised_mdp.analysis.data import Frozen, FrozenFeatures, freeze, probe_seeds, record
+from denoised_mdp.analysis.data import Frozen, FrozenFeatures, as_batch, freeze, probe_seeds, record
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.paired import replay
@@ -111,7 +111,7 @@ def measure_invariance(agent: Agent, grid: Sequence[Sequence[Episode]]) -> Invar
     first, second = (freeze(agent, cells, seed=seed, shared_noise=True) for seed in (0, 1))
     parts = {}
     one, other = (_stack_means(frozen) for frozen in (first, second))
-    actions = [_actions(agent, frozen) for frozen in (first, second)]
+    actions = [_actions(agent, cells, frozen) for frozen in (first, second)]
     one["action"], other["action"] = actions
     for name, values in one.items():
         resampled = np.sqrt(np.square(values - other[name]).sum(-1).mean())
@@ -121,8 +121,8 @@ def measure_invariance(agent: Agent, grid: Sequence[Sequence[Episode]]) -> Invar
 
 def action_change(agent: Agent, grid: Sequence[Sequence[Episode]]) -> tuple[float, float]:
     """Only what `measure_invariance` says of the action: its change, and the ratio of its distances."""
-    frozen = freeze(agent, [cell for row in grid for cell in row], shared_noise=True)
-    actions = _actions(agent, frozen)
+    cells = [cell for row in grid for cell in row]
+    actions = _actions(agent, cells, freeze(agent, cells, shared_noise=True))
     actions = actions.reshape(len(grid), len(grid[0]), *actions.shape[1:])  # [P, K, T, A]
     return _mean_change(agent, actions), Distances(*grid_distances(actions), math.nan).ratio
 
@@ -148,10 +148,10 @@ def _stack_means(frozen: Sequence[Frozen]) -> dict[str, np.ndarray]:
 
 
 @torch.no_grad()
-def _actions(agent: Agent, frozen: Sequence[Frozen]) -> np.ndarray:
+def _actions(agent: Agent, cells: Sequence[Episode], frozen: Sequence[Frozen]) -> np.ndarray:
     """The policy's action without sampling in every row, [episodes, T, A]."""
     if isinstance(frozen[0], FrozenFeatures):
-        return np.stack([one.action.numpy() for one in frozen])
+        return np.stack([agent.modes(as_batch(cell))[:, 0].float().cpu().numpy() for cell in cells])
     seen = agent.world_model.table.seen
     features = torch.stack([one.latent.select(seen).features() for one in frozen])  # [episodes, T, F]
     return agent.policy.act(features.to(agent.device), None).float().cpu().numpy()

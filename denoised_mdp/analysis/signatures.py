@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from denoised_mdp.agents.base import Agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.analysis.data import freeze
 from denoised_mdp.analysis.equivalence import distances
 from denoised_mdp.analysis.similarity.arrays import standardized
@@ -24,7 +25,6 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.pixels import ActionRepeat
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.latent import Latent
-from denoised_mdp.models.mdp import LatentMDP
 from denoised_mdp.progress import track
 from denoised_mdp.rollout import Episode
 from denoised_mdp.run.environments import environment_maker
@@ -93,7 +93,7 @@ def signature(core: gym.Env, stepper: ActionRepeat, actions: np.ndarray) -> np.n
 
 def seen_latents(agent: Agent, episodes: Sequence[Episode], rows: np.ndarray) -> Latent | None:
     """What the policy sees in these rows of all episodes, [episodes * rows, ...]; None if the agent cannot imagine."""
-    if not isinstance(getattr(agent, "mdp", None), LatentMDP):
+    if not isinstance(agent, WorldModelAgent):
         return None
     frozen = freeze(agent, episodes, sample=False)
     latents = [one.latent.select(agent.world_model.table.seen).map(lambda tensor: tensor[rows]) for one in frozen]

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import gymnasium as gym
 import numpy as np
-import torch
 
 from denoised_mdp.agents.base import Agent
-from denoised_mdp.analysis.data import FRAMES, probe_seeds, record
+from denoised_mdp.analysis.data import freeze, probe_seeds, record
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.factors import factors
 from denoised_mdp.envs.paired import replay
@@ -120,22 +119,10 @@ def features(agent: Agent, episodes: Sequence[Episode], rows: Sequence[np.ndarra
     By role, float64 [n, F] each: "x" is what its policy sees, "y" its other latents if it has any, "all" both,
     "encoder" the encoder's output if it tells one.
     """
-    longest = max(len(one.observation) for one in episodes)
-    width = max(1, FRAMES // longest)  # episodes filtered at once, to bound memory
-    parts: dict[str, list[np.ndarray]] = {}
-    for begin in track(range(0, len(episodes), width), "filtering", "groups of episodes", delay=1):
-        group = episodes[begin : begin + width]
-        pick = [np.minimum(np.arange(longest), len(one.observation) - 1) for one in group]  # the end repeats
-        batch = {
-            name: np.stack([getattr(one, name)[at] for one, at in zip(group, pick, strict=True)], 1)
-            for name in ("observation", "action")
-        }
-        batch["is_first"] = np.zeros((longest, len(group)), bool)
-        batch["is_first"][0] = True
-        for name, values in agent.representations(batch, sample=False).items():
-            kept = [values[at, i] for i, at in enumerate(rows[begin : begin + width])]
-            parts.setdefault(name, []).append(torch.cat(kept).double().cpu().numpy())
-    return by_role({name: np.concatenate(values) for name, values in parts.items()}, agent.seen)
+    frozen = [one.parts() for one in freeze(agent, episodes, sample=False)]
+    names = frozen[0]
+    parts = {name: np.concatenate([own[name][at] for own, at in zip(frozen, rows, strict=True)]) for name in names}
+    return by_role({name: values.astype(np.float64) for name, values in parts.items()}, agent.seen)
 
 
 def by_role(parts: dict[str, np.ndarray], seen: str) -> dict[str, np.ndarray]:

@@ -17,11 +17,13 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from denoised_mdp import optim
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.bench.around import ACTIONS, acting, environments, evaluations, filled_replay, replays, start_up
@@ -30,8 +32,6 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, precision_name
 from denoised_mdp.errors import UserError
 from denoised_mdp.models import kernels
-from denoised_mdp.models.losses import image_nll, scalar_nll
-from denoised_mdp.optim import without_gradients
 from denoised_mdp.run.folder import check_output, output_file
 from denoised_mdp.run.machine import GIB, cpu_name, peak_memory, random_batch
 
@@ -166,7 +166,7 @@ def _serve_updates(pipe, config: Config, plain: bool, threads: int) -> None:
 def updates(config: Config, device: torch.device, dtype: torch.dtype | None, repeats: int) -> dict[str, Any]:
     """Our update and, on a CPU, the plain one in turns; then the parts of ours; then its work."""
     threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
-    ours = config.model.kind == "denoised"  # the model that the plain one and `update_parts` repeat
+    ours = config.model.kind == "denoised"  # the plain one repeats it, `update_parts` knows its parts
     comparable = ours and can_be_plain(config) and device.type == "cpu"  # the plain one is of the CPU
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in (["plain"] if comparable else []) + ["ours"]}
     pipes, processes, peaks = {}, [], {}
@@ -207,53 +207,55 @@ def updates(config: Config, device: torch.device, dtype: torch.dtype | None, rep
 
 
 def update_parts(agent: WorldModelAgent, config: Config, repeats: int) -> dict[str, float]:
-    """Median wall seconds of each part of an update, including replay sampling and transfer."""
+    """Median wall seconds of each part of an update, including replay sampling and transfer.
+
+    The agent's own functions are timed while it updates; "losses" is what they leave of the model's update.
+    """
     model, (length, batch_size) = agent.world_model, (config.train.segment_length, config.train.batch_size)
-    optimizer = model.optimizers["model"]
-    seconds: dict[str, list[float]] = {}
+    names = ("replay sampling", "transfer", "encoder", "RSSM", "decoder", "losses", "backward", "optimizer", "policy")
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    inside: list[str] = []
 
     @contextlib.contextmanager
     def part(name: str):
-        if agent.device.type == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
+        if inside:  # the policy's own backward pass is the policy's
+            yield
+            return
+        inside.append(name)
+        began = _now(agent.device)
         yield
-        if agent.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.setdefault(name, []).append(time.perf_counter() - began)
+        seconds[name].append(_now(agent.device) - began)
+        inside.pop()
 
-    with filled_replay(config, 2000) as (_, replay):
+    watched = {
+        "encoder": (model.encoder, "forward"),
+        "RSSM": (model.rssm, "observe"),
+        "decoder": (model, "decode"),
+        "backward": (optim, "differentiate"),
+        "optimizer": (optim, "clipped_step"),
+        "policy": (agent.policy, "update"),
+    }
+    with filled_replay(config, 2000) as (_, replay), contextlib.ExitStack() as patches:
+        for name, (owner, attribute) in watched.items():
+            patches.enter_context(mock.patch.object(owner, attribute, part(name)(getattr(owner, attribute))))
         rng = np.random.default_rng(0)
         for _ in range(repeats + 1):
             with part("replay sampling"):
                 sample = replay.sample(batch_size, length, rng)
             with part("transfer"):
                 batch = agent.to_device(sample)
-            noise = model.draw_noise(length, batch_size, generator=agent.random)
-            with part("encoder"):
-                images = model.float_images(batch["observation"])
-                embed = model.encoder(images).unflatten(0, (length, batch_size))
-            with part("RSSM"):
-                latent, posterior, prior = model.rssm.observe(embed, batch["action"], batch["is_first"], noise)
-            with part("decoder"):
-                prediction = model.decode(latent)
-            with part("losses"):
-                shares = model.reward_shares(latent)
-                reward_nll = scalar_nll(sum(shares.values()), batch["reward"], model.reward_std)
-                loss = image_nll(prediction, images) + reward_nll.mean()
-                loss = loss + model.kl.total(posterior, prior, model.table)[0]
-                if model.continuation is not None:
-                    loss = loss + model.continuation_nll(latent, batch["is_terminal"])
-            with part("backward"):
-                optimizer.zero_grad()
-                loss.backward()
-            with part("optimizer"):
-                torch.nn.utils.clip_grad_norm_(model.parameters(), model.clip or float("inf"))
-                optimizer.step()
-            starts = agent.policy_batch(batch, latent.map(torch.detach), model.seen_reward(latent).detach())
-            with part("policy"), without_gradients(model):
-                agent.policy.update(starts, agent.mdp, agent.random)
+            began = _now(agent.device)
+            agent.update_eagerly(batch)
+            whole = _now(agent.device) - began
+            seconds["losses"].append(whole - sum(seconds[name][-1] for name in watched))
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}
+
+
+def _now(device: torch.device) -> float:
+    """Seconds on a clock, when all that was given to the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def count_work(agent: WorldModelAgent, config: Config) -> dict[str, float]:

@@ -149,9 +149,9 @@ class TIAConfig(ModelConfig):
         self.kl.refuse_schedule()
         if self.kl.free_nats_strategy == "B":
             raise ValueError("its streams have no noise to regularize: model.kl.free_nats_strategy is A or mean")
-        x, *others = table.rows.values()
-        apart = not any(row.parents or row.reward_sees for row in table.rows.values())
-        if not (
-            apart and x.seen_by_policy and len(others) == 1 and not (others[0].seen_by_policy or others[0].rewarded)
-        ):
-            raise ValueError("it has two latents that do not read each other; the policy sees x, x alone is rewarded")
+        rows = table.rows
+        apart = not any(row.parents or row.reward_sees for row in rows.values())
+        if not (table.names == ("x", "y") and apart and rows["x"].seen_by_policy and not rows["y"].rewarded):
+            raise ValueError("it has latents x and y, which do not read each other; the policy sees x, x is rewarded")
+        if rows["y"].seen_by_policy:
+            raise ValueError("the policy does not see y")

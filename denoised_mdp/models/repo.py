@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from denoised_mdp.models.base import Learned
 from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.latent import Latent
-from denoised_mdp.models.losses import HALF_LOG_2PI, image_nll, kl_per_latent, one_sided_kls, scalar_nll
+from denoised_mdp.models.losses import HALF_LOG_2PI, kl_per_latent, one_sided_kls, scalar_nll
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.models.structure import Table
 from denoised_mdp.optim import adam, optimize
@@ -56,14 +56,15 @@ class RePo(DenoisedModel):
     ):
         super().__init__(table, action_size, lr=lr, eps=eps, **options)
         self.kl_limit, self.kl_balance = kl_limit, kl_balance
-        seen = self.decoder
-        self.decodes, self.decoder = decoder, None
-        self.optimizers["model"] = self.make_optimizer(self.parameters())
+        self.decodes = decoder
+        rest = [parameter for name, parameter in self.named_parameters() if not name.startswith("decoder.")]
+        self.optimizers["model"] = self.make_optimizer(rest)
         self.log_beta = nn.Parameter(torch.tensor(math.log(initial_beta)))
         self.optimizers["dual"] = adam([self.log_beta], lr=dual_lr, eps=eps)
         if decoder:
-            self.decoder = seen
             self.optimizers["decoder"] = self.make_optimizer(self.decoder.parameters())
+        else:
+            self.decoder = None
 
     @classmethod
     def options(cls, config: Config) -> dict[str, Any]:
@@ -122,7 +123,7 @@ class RePo(DenoisedModel):
     def learn_to_decode(self, latent: Latent, observation: Tensor) -> dict[str, Tensor]:
         """One step of the decoder alone on detached latents [T, B, ...]; returns its error as a metric."""
         images = self.float_images(observation)  # [T B, 3, H, W]
-        loss = image_nll(self.decode(latent), images)
+        loss = self.image_nll(self.decode(latent), images)
         optimize(loss, self.optimizers["decoder"], self.clip)
         return {"model/image_error": loss.detach() - HALF_LOG_2PI * images[0].numel()}
 

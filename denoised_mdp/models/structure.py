@@ -18,6 +18,9 @@ CONVOLUTIONS = {"paper": (64, 96), "strided": (32, 48, 64, 96), "pooled": (32, 4
 BLOCKS = 8
 """of the block GRU; a belief has as many parts of one size"""
 
+RESERVED = ("action", "all", "encoder", "untrained")
+"""what probes call other things than latents"""
+
 
 def convolutions_for(size: int) -> str:
     """The kind for pictures of this size: the paper's, where it has one."""
@@ -54,12 +57,18 @@ class Table:
     share a posterior net.
 
     Raises:
-        ValueError: a row stands before one of its parents or before a row of an earlier stage; the policy would need a
-            latent that it does not see; nothing that the policy sees is rewarded; betas of free rows differ.
+        ValueError: a name that means something else; a row stands before one of its parents or before a row of an
+            earlier stage; the policy would need a latent that it does not see; nothing that the policy sees is
+            rewarded; betas of free rows differ.
     """
 
     def __init__(self, rows: Sequence[LatentSpec]):
         self.rows = {row.name: row for row in rows}
+        if bad := [name for name in self.rows if not name.isidentifier() or name in RESERVED]:
+            none = ", ".join(RESERVED)
+            raise ValueError(
+                f"a latent cannot be called {bad[0]!r}: give a word of letters, digits and _, none of {none}"
+            )
         depth: dict[str, int] = {}
         for row in rows:
             for parent in row.parents:

@@ -37,9 +37,7 @@ class StoredLatents:
         """
         row = rows[0] - 1  # [B]
         where = self._where(ring, row)
-        oldest = np.array([one.total - len(one) for one in self.rings.rings])[ring]  # [B]
-        # A row that has left its ring may still have a place: that depends on the slack, which changes nothing else.
-        known = torch.from_numpy((self._rows[where] == row) & (row >= oldest)).to(self._values.device)
+        known = torch.from_numpy((self._rows[where] == row) & self._held(ring, row)).to(self._values.device)  # [B]
         return (self._values[torch.from_numpy(where).to(self._values.device)] * known[:, None])[None]
 
     def remember(self, ring: np.ndarray, rows: np.ndarray, latents: Tensor) -> None:
@@ -51,20 +49,28 @@ class StoredLatents:
         places, last = (torch.from_numpy(index).to(self._values.device) for index in (places, last))
         self._values[places] = latents.flatten(0, 1)[last].to(self._values.dtype)
 
+    def _held(self, ring: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Whether rows are still in their rings, bool [n].
+
+        One that has left may still have a place here: that depends on the slack, which must change nothing else.
+        """
+        return rows >= np.array([one.total - len(one) for one in self.rings.rings])[ring]
+
     def _where(self, ring: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return ring * self.places + rows % self.places
 
     def state(self) -> dict[str, Any]:
-        """All latents with their rings and rows: [n], [n], [n, width]."""
+        """All latents of rows that are held, in order, with their rings and rows: [n], [n], [n, width]."""
         where = np.flatnonzero(self._rows >= 0)
+        where = where[self._held(where // self.places, self._rows[where])]
+        where = where[np.lexsort((self._rows[where], where // self.places))]
         values = self._values[torch.from_numpy(where).to(self._values.device)].cpu()
         ring, row = torch.from_numpy(where // self.places), torch.from_numpy(self._rows[where])
         return {"ring": ring, "row": row, "value": values}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`, for rings of this size or a larger one."""
-        order = torch.argsort(
-            state["row"], stable=True
-        )  # in a larger ring, an evicted row may share a newer one's place
-        ring, rows = (state[name][order].numpy() for name in ("ring", "row"))
-        self.remember(ring, rows[None], state["value"][order][None].to(self._values.device))
+        ring, rows = state["ring"].numpy(), state["row"].numpy()
+        held = self._held(ring, rows)  # else, in a larger ring, a row that has left might share another one's place
+        values = state["value"][torch.from_numpy(held)]
+        self.remember(ring[held], rows[held][None], values[None].to(self._values.device))

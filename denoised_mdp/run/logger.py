@@ -58,7 +58,6 @@ class Logger:
             step.
         events: `Logger.events()` at that time; TensorBoard's files are truncated to these sizes. None:
             TensorBoard is told to forget everything after `resume_step`.
-        mirror: gets the metrics as well; the logger closes it.
 
     Raises:
         UserError: the files cannot be written.
@@ -70,11 +69,12 @@ class Logger:
         resume_step: int | None = None,
         lines: int | None = None,
         events: Mapping[str, int] | None = None,
-        mirror: Mirror | None = None,
     ):
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and needed only for training
 
-        run_dir, self._mirror = Path(run_dir), mirror
+        run_dir = Path(run_dir)
+        self.mirror: Mirror | None = None
+        """gets the metrics as well; the logger closes it"""
         self.path = run_dir / "metrics.jsonl"
         with self._disk_errors():
             kept = [] if resume_step is None else _lines_until(self.path, resume_step, lines)
@@ -103,8 +103,8 @@ class Logger:
             self._file.write(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")
             for name, value in numbers.items():
                 self._writer.add_scalar(name, value, step)
-        if self._mirror is not None:
-            self._mirror.log(step, numbers)
+        if self.mirror is not None:
+            self.mirror.log(step, numbers)
         self.lines += 1
 
     def image(self, step: int, name: str, path: Path) -> None:
@@ -140,8 +140,8 @@ class Logger:
         """Close the files, without errors: what counts was flushed, and an error in flight says more."""
         with contextlib.suppress(OSError), contextlib.closing(self._writer):
             self._file.close()
-        if self._mirror is not None:
-            self._mirror.close()
+        if self.mirror is not None:
+            self.mirror.close()
         if threading.excepthook == self._thread_failed:
             threading.excepthook = self._hook_before
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 import zlib
 from collections.abc import Mapping
@@ -68,7 +69,7 @@ class MLflow:
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """See `Mirror`."""
         for name, value in numbers.items():
-            self.client.log_metric(self.id, name, value, step=step)
+            self.client.log_metric(self.id, re.sub(r"[^/\w.\- ]", "_", name), value, step=step)  # as MLflow wants them
 
     def close(self) -> None:
         """See `Mirror`."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from denoised_mdp.analysis.probe import EpisodeOptions, Probe, Section
 from denoised_mdp.analysis.results import number, subjects, write_json
-from denoised_mdp.errors import UserError
 from denoised_mdp.options import option
 from denoised_mdp.run.environments import environment_maker
 
@@ -19,22 +18,16 @@ from denoised_mdp.run.environments import environment_maker
 class Options(EpisodeOptions):
     """Options of ``probe invariance``."""
 
-    episodes: int = option(6, "held-out episodes", low=1)
-    worlds: int = option(4, "seeds of the distractors", low=1)
+    episodes: int = option(6, "held-out episodes", low=2)
+    worlds: int = option(4, "seeds of the distractors", low=2)
     returns: int = option(5, "whole episodes for each return, 0: none", low=0)
 
 
 def run(runs: Sequence[Path], options: Options) -> list[str]:
-    """Measure what changes with the distractors alone: latents, actions, returns.
-
-    Raises:
-        UserError: fewer than two episodes or worlds.
-    """
+    """Measure what changes with the distractors alone: latents, actions, returns."""
     from denoised_mdp.analysis import invariance
     from denoised_mdp.run.load import untrained
 
-    if min(options.episodes, options.worlds) < 2:
-        raise UserError("Distances need at least 2 episodes and 2 worlds (--episodes, --worlds).")
     lines = []
     for subject in subjects(runs, options):
         stem = subject.stem("invariance", options.output, options.variant())
