@@ -11,6 +11,8 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from denoised_mdp.errors import UserError
+
 DEVICE = r"auto|cpu|cuda(:[0-9]{1,4})?"  # forms of a device's name
 BEST = "best"  # the checkpoint or snapshot whose evaluation in training returned most
 CHECKPOINT = rf"[0-9]{{1,15}}|{BEST}"  # forms of a checkpoint's name
@@ -69,7 +71,7 @@ def convert(value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
         if not isinstance(value, list | tuple) or not all(isinstance(part, str) for part in value):
             raise ValueError("a list of names, such as [x, y]")
         return tuple(value)
-    optional = isinstance(kind, types.UnionType)
+    optional = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
     if optional:
         kind = next(part for part in typing.get_args(kind) if part is not type(None))
         if value is None:
@@ -89,6 +91,35 @@ def convert(value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
     if result is None or not _within(result, limits):
         raise ValueError(_describe(kind, limits) + (" or null" if optional else ""))
     return result
+
+
+def check_options(kind: Any, whose: str, /, **chosen: str) -> None:
+    """Refuse a class that cannot be options: where it is registered, not in whatever command lists them.
+
+    whose: for messages. chosen: options that must exist and take this value: the name by which all are chosen.
+
+    Raises:
+        UserError: it is no dataclass, or a field has no default, a type that options cannot have, or another's name.
+    """
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise UserError(f"{whose}: its options are not a dataclass.")
+    hints, fields = typing.get_type_hints(kind), {field.name: field for field in dataclasses.fields(kind)}
+    for name in chosen:
+        if name not in fields:
+            raise UserError(f"{whose}: its options need a field {name!r}, by which it is chosen.")
+    for name, field in fields.items():
+        if field.default is dataclasses.MISSING:
+            if field.default_factory is dataclasses.MISSING:
+                raise UserError(f"{whose}: its option {name!r} has no default.")
+            continue  # a group
+        try:
+            convert(chosen.get(name, field.default), hints[name], limits_of(field))
+        except ValueError as error:
+            what = f"{chosen.get(name, field.default)!r}, which must be {error}"
+            raise UserError(f"{whose}: its option {name!r} cannot be {what}.") from None
+        except (KeyError, StopIteration) as error:
+            types = "bool, int, float, str, these with '| None', and tuple[str, ...]"
+            raise UserError(f"{whose}: its option {name!r} has type {hints[name]}; options are {types}.") from error
 
 
 def _within(value: Any, limits: Mapping[str, Any]) -> bool:

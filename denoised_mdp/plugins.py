@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from denoised_mdp.errors import UserError, one_line
 
@@ -24,7 +25,7 @@ GROUP = "denoised_mdp.plugins"
 VARIABLE = "DENOISED_MDP_PLUGINS"
 
 Value = TypeVar("Value")
-_state = {"loaded": False}
+_state: dict[str, Any] = {"loaded": False, "error": None}
 
 
 class Registry(MutableMapping[str, Value]):
@@ -65,11 +66,18 @@ class Registry(MutableMapping[str, Value]):
         Raises:
             UserError: the name cannot stand on the command line, or something else has it.
         """
-        if not isinstance(name, str) or not name.isidentifier():
+        if not isinstance(name, str) or not re.fullmatch(r"\w*[^\W\d]\w*", name):
             raise UserError(f"{name!r} cannot name a {self.what}: use letters, digits and underscores.")
         if name in self.entries and self.entries[name] != value:
             raise UserError(f"There is a {self.what} {name!r} already: choose another name.")
         self.entries[name] = value
+
+
+def refuse_another(what: str, known: Mapping[str, Any], name: str, value: Any) -> None:
+    """Raise UserError if a name stands for something else already. what: the noun."""
+    if known.get(name, value) is not value:
+        article = "an" if what[0] in "aeiou" else "a"
+        raise UserError(f"There is {article} {what} {name!r} already: choose another name.")
 
 
 def load_plugins() -> None:
@@ -78,6 +86,8 @@ def load_plugins() -> None:
     Raises:
         UserError: a module of DENOISED_MDP_PLUGINS cannot be imported.
     """
+    if _state["error"] is not None:  # who goes on without a plug-in takes its runs for damaged ones
+        raise UserError(_state["error"])
     if _state["loaded"]:
         return
     _state["loaded"] = True  # a plug-in may look into registries while it is imported
@@ -90,7 +100,11 @@ def load_plugins() -> None:
             warnings.warn(f"plug-in {entry.name} ({entry.value}) is left out: {_reason(error)}", stacklevel=2)
     for name in os.environ.get(VARIABLE, "").split(","):
         if name.strip():
-            import_path(f"{VARIABLE}={name.strip()}", name.strip())
+            try:
+                import_path(f"{VARIABLE}={name.strip()}", name.strip())
+            except UserError as error:
+                _state["error"] = str(error)
+                raise
 
 
 @contextlib.contextmanager
@@ -115,7 +129,7 @@ def import_path(what: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except Exception as error:
-        raise UserError(f"{what}: cannot be imported: {_reason(error)}.") from error
+        raise UserError(f"{what}: cannot be imported: {_reason(error).rstrip('.')}.") from error
 
 
 def _reason(error: Exception) -> str:

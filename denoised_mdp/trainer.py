@@ -16,7 +16,7 @@ from denoised_mdp.evaluation import EvaluationResult
 from denoised_mdp.progress import Training
 from denoised_mdp.replay.batches import Batches
 from denoised_mdp.run.logger import Logger
-from denoised_mdp.run.nan_check import NanCheck
+from denoised_mdp.run.nan_check import NanCheck, scalars
 from denoised_mdp.run.signals import Stop, StopRequest
 
 Hook = Callable[["Trainer"], None]
@@ -114,7 +114,7 @@ class Trainer:
         """One batch, one update; metrics stay tensors until they are logged."""
         due = self.schedule.updates_due(self.step)
         batch = self.batches.sample(more=self.updates + 1 < due)
-        metrics = self.agent.update(batch, policy=self.updates >= self.schedule.train.policy_after)
+        metrics = scalars(self.agent.update(batch, policy=self.updates >= self.schedule.train.policy_after))
         self.batches.learned(self.agent)
         self.nan_check.add(self.step, self.updates, batch, metrics)
         for name, value in metrics.items():

@@ -13,7 +13,8 @@ ROOT = Path(denoised_mdp.__file__).parent
 
 # From the bottom to the top; a module may import from lower rows, and packages from within themselves.
 LAYERS = (
-    "errors optim options progress seeding",
+    "errors",
+    "optim options progress seeding",
     "plugins",
     "files",
     "models",

@@ -15,6 +15,10 @@ from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.config import schema
 from denoised_mdp.config.agents import AgentConfig
 from denoised_mdp.envs.actions import Actions
+from denoised_mdp.errors import UserError
+from denoised_mdp.optim import parameters_of
+from denoised_mdp.options import check_options
+from denoised_mdp.plugins import refuse_another
 from denoised_mdp.seeding import torch_seed
 
 AGENTS: dict[str, type[Agent]] = {
@@ -44,6 +48,7 @@ def build_agent(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         agent = AGENTS[config.agent.name].from_config(config, actions, can_terminate=can_terminate, device=device)
+    _refuse_untrained(agent)
     agent.config, agent.actions, agent.can_terminate = copy.deepcopy(config), actions, can_terminate
     agent.random.manual_seed(torch_seed(config.seed, "update"))
     agent.compute_in(dtype)
@@ -52,10 +57,28 @@ def build_agent(
     return agent
 
 
+def _refuse_untrained(agent: Agent) -> None:
+    """Refuse parameters that no optimizer moves: they would stay as they began, without a word."""
+    moved = {id(p) for one in agent.optimizers.values() for p in parameters_of(one)}
+    left = [name for name, p in agent.named_parameters() if p.requires_grad and id(p) not in moved]
+    if left:
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        raise UserError(
+            f"{type(agent).__name__}: no optimizer moves {', '.join(left[:3])}{more}. Make a model's optimizer when all"
+            " of its parts are there (self.optimizers['model'] = self.make_optimizer(self.parameters())), hand a"
+            " policy's to add_optimizer, or call requires_grad_(False)."
+        )
+
+
 def register_agent(name: str, agent: type[Agent], options: type[AgentConfig]) -> None:
     """Make an agent of your own known as `name`, to `build_agent` and to configuration files.
 
     options: a dataclass that extends `AgentConfig`; `agent.from_config` finds them in ``config.agent``.
+
+    Raises:
+        UserError: another agent has the name, or the options cannot be options.
     """
+    refuse_another("agent", AGENTS, name, agent)
+    check_options(options, f"agent={name}", name=name)
     schema.AGENTS.register(name, options)
     AGENTS[name] = agent

@@ -14,13 +14,15 @@ from denoised_mdp.agents.acting import Generators, LatentCarry, check_carry
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.config import schema
 from denoised_mdp.envs.actions import Actions
+from denoised_mdp.errors import UserError
 from denoised_mdp.models.base import WorldModel
 from denoised_mdp.models.initial import INITIAL
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.registry import MODELS
 from denoised_mdp.optim import without_gradients
-from denoised_mdp.options import arguments
+from denoised_mdp.options import arguments, check_options
+from denoised_mdp.plugins import refuse_another
 from denoised_mdp.policies import POLICIES, Policy
 from denoised_mdp.seeding import torch_seed
 
@@ -115,6 +117,10 @@ class WorldModelAgent(Agent):
         if explore:
             action = self.mdp.explore(action, explore, self._noise(len(images), actions, generator))
         given = action.float().cpu().numpy().copy()  # else the carry and the caller would share it
+        if given.shape != (len(images), actions) or np.abs(given).max() > 1:
+            found = f"{list(given.shape)}, up to {np.abs(given).max():g}"
+            due = f"[{len(images)}, {actions}], from -1 to 1"
+            raise UserError(f"{type(self.policy).__name__}.act returns actions {found}: they must be {due}.")
         return (given[0] if single else given), replace(carry, action=action.clone())
 
     @torch.no_grad()
@@ -201,7 +207,12 @@ def register_policy(name: str, policy: type[Policy], options: type) -> None:
     """Make a policy of your own known as `name`, to `build_agent` and to configuration files.
 
     options: a dataclass whose fields are the keyword arguments of `policy` (with defaults), and `name`.
+
+    Raises:
+        UserError: another policy has the name, or the options cannot be options.
     """
+    refuse_another("policy", POLICIES, name, policy)
+    check_options(options, f"policy={name}", name=name)
     schema.POLICIES.register(name, options)
     POLICIES[name] = policy
 
@@ -210,6 +221,11 @@ def register_model(name: str, model: type[WorldModel], options: type) -> None:
     """Make a world model of your own known as `name`, to `build_agent` and to configuration files (``model.kind``).
 
     options: a dataclass that extends `schema.ModelConfig`; `model.from_config` finds them in ``config.model``.
+
+    Raises:
+        UserError: another model has the name, or the options cannot be options.
     """
+    refuse_another("model", MODELS, name, model)
+    check_options(options, f"kind: {name}", kind=name)
     schema.MODELS.register(name, options)
     MODELS[name] = model

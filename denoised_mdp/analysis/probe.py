@@ -6,6 +6,7 @@ Nothing here needs PyTorch. A probe imports what it needs inside of `run` and `r
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,8 @@ class Options:
         """The part of a result's name: its kind of clips, and what is not the default: ``train_episodes4_steps40``."""
         usual, own = vars(type(self)()), self.measured()
         words = [own.pop("split")] if "split" in own else []
-        return "_".join([*words, *(f"{name}{value}" for name, value in own.items() if value != usual[name])])
+        words += [f"{name}{value}" for name, value in own.items() if value != usual[name]]
+        return re.sub(r"[^\w.+-]", "-", "_".join(words))  # a part of a file's name
 
 
 @dataclass

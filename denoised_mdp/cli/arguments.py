@@ -104,7 +104,8 @@ def add_command(
     **options: Any,
 ) -> Parser:
     """Add a command that calls `function`. Its description is its help as a sentence, and what `more` adds."""
-    parser = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}{more}", **options)
+    sentence, escaped = f"{help[0].upper()}{help[1:]}{more}", help.replace("%", "%%")
+    parser = commands.add_parser(name, help=escaped, description=sentence, **options)
     parser.set_defaults(function=function)
     return parser
 
@@ -175,8 +176,9 @@ def add_fields(parser: argparse.ArgumentParser, options: type) -> None:
     kinds = typing.get_type_hints(options)
     for field in dataclasses.fields(options):
         kind, limits, flag = kinds[field.name], limits_of(field), f"--{field.name.replace('_', '-')}"
+        help = limits["help"].replace("%", "%%")
         if kind is bool:
-            parser.add_argument(flag, action="store_true", help=limits["help"])
+            parser.add_argument(flag, action="store_true", help=help)
             continue
         number = kind in (int, float, int | None, float | None)
         default = (
@@ -190,7 +192,7 @@ def add_fields(parser: argparse.ArgumentParser, options: type) -> None:
             required=limits.get("required", False),
             choices=limits.get("choices"),
             metavar=None if "choices" in limits else limits.get("metavar", "N" if number else field.name.upper()),
-            help=(limits["help"] + default).removeprefix("; "),
+            help=(help + default).removeprefix("; "),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from denoised_mdp.analysis.probes import PROBES
+from denoised_mdp.analysis.probes import PROBES, RESERVED
 from denoised_mdp.cli.arguments import add_command, add_fields, add_options, add_runs, suggest
 from denoised_mdp.progress import shown
 
@@ -39,8 +39,7 @@ def add_probe_commands(commands: argparse._SubParsersAction, *, wanted: bool) ->
 
 def _probe(arguments: argparse.Namespace) -> int:
     probe = PROBES[arguments.probe.replace("-", "_")]
-    given = ("command", "probe", "function", "runs")
-    options = probe.Options(**{key: value for key, value in vars(arguments).items() if key not in given})
+    options = probe.Options(**{key: value for key, value in vars(arguments).items() if key not in RESERVED})
     with shown():
         lines = probe.run(arguments.runs, options)
     print("\n".join(lines))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from denoised_mdp.config.schema import AGENTS, MODELS, POLICIES, TABLES, Config
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.suites import SUITES
 from denoised_mdp.errors import UserError, did_you_mean, one_line
+from denoised_mdp.files import read_yaml
 from denoised_mdp.models.structure import LatentSpec
 from denoised_mdp.options import walk
 
@@ -41,12 +43,27 @@ def register_table(path: Path | str) -> None:
     Raises:
         UserError: there is no such file, or another table has its name.
     """
-    path = Path(path)
+    path = Path(path).resolve()  # whatever the working directory becomes
     if not path.is_file():
         raise UserError(f"There is no table of latents {path}.")
+    _check_table(path)
     if path.stem in _files("model"):
         raise UserError(f"There is a model {path.stem!r} already: choose another name for {path}.")
     TABLES.register(path.stem, path)
+
+
+def _check_table(path: Path) -> None:
+    """Refuse a file that is no table of latents, or calls a latent what is an option of a model."""
+    try:
+        tree = read_yaml(path)
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} is no table of latents: {one_line(error, 200)}.") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} is no table of latents: it must have a row for each, such as 'x: {{belief: 120}}'.")
+    known = {field.name for kind in MODELS.entries.values() for field in dataclasses.fields(kind)}
+    for name in (name for name, row in tree.items() if isinstance(row, dict)):
+        if name in known:
+            raise UserError(f"{path}: a latent cannot be called {name!r}, which is an option of models.")
 
 
 @cache
@@ -64,6 +81,8 @@ def read_file(name: str) -> dict[str, Any]:
     file = config_folder() / f"{name}.yaml"
     if group == "model" and choice in TABLES:
         file = TABLES[choice]
+        if not file.is_file():
+            raise UserError(f"The table of latents {file} is gone: put it back.")
     return OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
 
 

@@ -17,7 +17,7 @@ from denoised_mdp.config.overrides import split, value_of
 from denoised_mdp.config.schema import AGENTS, MODELS, POLICIES, Config
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.suites import SUITES
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.options import defaults
 
 # the option of a group that says what was chosen
@@ -57,7 +57,12 @@ def merge(said: dict[str, Any]) -> Any:
         for group, choice in CHOICE.items()
     )
     table = read_file(f"model/{model}")
-    options = {"agent": AGENTS[agent], "model": MODELS[table.get("kind", "denoised")], "policy": POLICIES[policy]}
+    kind = table.get("kind", "denoised")
+    if kind not in MODELS:
+        raise UserError(
+            f"model={model}: its table has kind {kind!r}, which does not exist.{did_you_mean(kind, MODELS)}"
+        )
+    options = {"agent": AGENTS[agent], "model": MODELS[kind], "policy": POLICIES[policy]}
     chosen = [f"preset_model/{preset}/{model}", f"preset_policy/{preset}/{policy}"]
     if not AGENTS[agent].has_model:
         _refuse_model(keys, agent)

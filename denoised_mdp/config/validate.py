@@ -16,6 +16,7 @@ from denoised_mdp.options import convert, defaults
 
 RETIRED = {"policy.clip": None, "policy.replay_ahead": 0}
 """options of saved configurations that no longer exist -> the value that changed nothing"""
+PLUGIN = " One of a plug-in is known once DENOISED_MDP_PLUGINS names its module."
 
 
 def build(kind: Any, tree: Any, path: str = "") -> Any:
@@ -72,7 +73,7 @@ def _chosen(key: str, known: Mapping[str, type], default: str, tree: Any) -> typ
     group, _, field = key.partition(".")
     name = tree.get(field, default) if isinstance(tree, Mapping) else tree
     if not isinstance(name, str) or name not in known:
-        raise UserError(f"{key}={shown(name)}: unknown {group}.{did_you_mean(str(name), known)}")
+        raise UserError(f"{key}={shown(name)}: unknown {group}.{did_you_mean(str(name), known)}{PLUGIN}")
     return known[name]
 
 

@@ -20,7 +20,7 @@ from denoised_mdp.envs.robodesk.tv import TV
 from denoised_mdp.envs.sensors import SENSORS, WITHOUT_SENSOR
 from denoised_mdp.envs.suites import find_suite
 from denoised_mdp.errors import UserError, did_you_mean, one_line
-from denoised_mdp.options import convert, defaults
+from denoised_mdp.options import check_options, convert, defaults
 from denoised_mdp.plugins import Registry
 
 # In the order of application, innermost first.
@@ -32,7 +32,12 @@ DISTRACTORS: Registry[type[Distractor]] = Registry("distractor", {kind.name: kin
 
 
 def register_distractor(kind: type[Distractor]) -> type[Distractor]:
-    """Make a distractor known by its name; it is applied outside of those known before. Usable as a decorator."""
+    """Make a distractor known by its name; it is applied outside of those known before. Usable as a decorator.
+
+    Raises:
+        UserError: another distractor has the name, or its `Options` cannot be options.
+    """
+    check_options(getattr(kind, "Options", None), f"distractor {kind.name!r}")
     DISTRACTORS.register(kind.name, kind)
     return kind
 

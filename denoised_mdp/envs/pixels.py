@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs.quadrants import quadrants_of
-from denoised_mdp.errors import did_you_mean
+from denoised_mdp.errors import UserError, did_you_mean
 
 
 class ActionRepeat(gym.Wrapper, gym.utils.EzPickle):
@@ -65,6 +65,8 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         self._stepper = ActionRepeat(world, action_repeat)
         self._first_seed = seed
         self._started = False  # by a reset or a state; closing ends it
+        self._actions = 0  # since then
+        self._most = -(-recipe["episode_steps"] // action_repeat) if recipe else None  # of an episode
         fps = world.metadata["render_fps"] / action_repeat
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
         self.signal_names: tuple[str, ...] = world.signal_names
@@ -82,6 +84,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
 
         Raises:
             ValueError: an option that does not exist, or of another type.
+            UserError: the world breaks its contract, see `denoised_mdp.envs.world.World`; also from `step`.
         """
         _check_options(options)
         if seed is None:
@@ -89,8 +92,13 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         seed = int(seed) if isinstance(seed, np.integer) else seed  # Gymnasium refuses these
         super().reset(seed=seed)
         self._stepper.reset(seed=seed, options=options)
-        self._started = True
-        return self.observe(), self.info()
+        self._started, self._actions = True, 0
+        info = self.info()
+        for source, names in (("signal", self.signal_names), ("noise", self.noise_names)):
+            if len(info[source]) != len(names):
+                count = f"{len(info[source])} numbers and {len(names)} names ({source}, {source}_names)"
+                raise UserError(f"The {source} of {type(self.world.unwrapped).__name__} has {count}.")
+        return self.observe(), info
 
     def step(self, action: np.ndarray):
         """Apply `action` for `action_repeat` inner steps and draw the frame after the last one.
@@ -103,12 +111,31 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         """
         self.check_started("step")
         _, reward, terminated, truncated, _ = self._stepper.step(_checked_action(action, self.action_space))
+        self._actions += 1
+        world = type(self.world.unwrapped).__name__
+        if terminated and not self.can_terminate:
+            raise UserError(f"{world} returned terminated=True where it says can_terminate = False: set it to True.")
+        if self._most is not None and self._actions >= self._most and not (terminated or truncated):
+            raise UserError(f"{world} goes on after its episode_steps: let step return truncated=True there.")
         return self.observe(), reward, terminated, truncated, self.info()
 
     def observe(self) -> np.ndarray:
         """What the camera shows now, uint8 [H, W, 3]; with `foreground`, that is in three more channels."""
         frame = self.world.frame()
+        if not _is_picture(frame, self.world.size):
+            self._refuse_frame()
         return np.concatenate([frame, self.world.foreground()], -1) if self.foreground else frame
+
+    def _refuse_frame(self) -> None:
+        """Raise UserError that names the innermost layer, the world or a distractor, that draws no picture."""
+        layers = [self.world]
+        while isinstance(layers[-1], gym.Wrapper):
+            layers.append(layers[-1].env)
+        for layer in reversed(layers):
+            frame, size = layer.frame(), self.world.size
+            if not _is_picture(frame, size):
+                found = f"{frame.dtype} {list(frame.shape)}" if isinstance(frame, np.ndarray) else f"a {type(frame)}"
+                raise UserError(f"The frame of {type(layer).__name__} is {found}, not uint8 {[size, size, 3]}.")
 
     def render(self) -> np.ndarray:
         """Return the current frame; advances nothing."""
@@ -141,12 +168,16 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         try:
             self.world.set_state(state)
         finally:  # where it cannot be, the world is in some other state, which can be saved
-            self._started = True
+            self._started, self._actions = True, 0
 
     def check_started(self, what: str) -> None:
         """Raise `gymnasium.error.ResetNeeded` outside an episode."""
         if not self._started:
             raise gym.error.ResetNeeded(f"{what} before the first reset or after close: call reset() first.")
+
+
+def _is_picture(frame: Any, size: int) -> bool:
+    return isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.shape == (size, size, 3)
 
 
 def _checked_action(action: Any, space: gym.Space) -> np.ndarray | int:

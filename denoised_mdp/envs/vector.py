@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -56,9 +56,10 @@ class EnvironmentPool:
                     self._workers.append(WORKERS[kind](make_environment, len(range(w, count, workers))))
                 known = self._replies(timeout + START_SECONDS)[0]
             else:
-                for _ in range(count):
-                    self._environments.append(make_environment())
-                known = about(self._environments[0])
+                for i in range(count):
+                    with self._blamed(i):
+                        self._environments.append(make_environment())
+                        known = about(self._environments[0])
             self.observation_shape, self.actions, self.can_terminate = known
         except BaseException:
             self.close()
@@ -122,9 +123,15 @@ class EnvironmentPool:
         return replies
 
     def _here(self, i: int, command: str, argument: Any) -> Any:
-        """Do a worker's job in this process; errors of the machine (a full disk) are the caller's."""
-        try:
+        """Do a worker's job in this process."""
+        with self._blamed(i):
             return call(self._environments[i], command, argument)
+
+    @contextlib.contextmanager
+    def _blamed(self, i: int) -> Iterator[None]:
+        """Turn an error of environment `i` into an `EnvironmentFailure`; those of the machine are the caller's."""
+        try:
+            yield
         except (UserError, MemoryError):
             raise
         except Exception as error:

@@ -18,6 +18,10 @@ class World(gym.Env):
     A subclass sets `size`, `signal_names` and the spaces, and defines `reset` and `step` (whose observations are the
     signal), `signal`, `frame`, `get_state` and `set_state`; for background videos and ``model.target=foreground`` also
     `frame_and_background`.
+
+    `reset(seed=...)` restarts all random streams from the seed; `step` returns truncated=True after as many steps as
+    the suite's `episode_steps`. `get_state` holds all that decides what comes next, as dicts, lists, arrays, numbers
+    and texts; `denoised_mdp.seeding.generator_state` makes such a tree of a generator.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 25}

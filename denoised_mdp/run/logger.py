@@ -98,6 +98,8 @@ class Logger:
     def log(self, step: int, metrics: Mapping[str, float | np.ndarray | torch.Tensor]) -> None:
         """Write scalar metrics of one environment step: numbers, arrays or tensors of one element."""
         numbers = as_floats(metrics)
+        if "step" in numbers:
+            raise UserError("No metric can be called 'step': it is the number of environment steps. Rename it.")
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         with self._disk_errors():
             self._file.write(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")

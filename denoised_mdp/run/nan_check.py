@@ -16,6 +16,21 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.folder import RunFolder
 
+SMALLER = "Smaller learning rates, or train.precision=float32, may help."
+
+
+def scalars(metrics: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
+    """The metrics of one update as detached scalar tensors.
+
+    Raises:
+        UserError: one has several elements.
+    """
+    found = {name: torch.as_tensor(value).detach() for name, value in metrics.items()}
+    for name, value in found.items():
+        if value.numel() != 1:
+            raise UserError(f"Metric {name!r} has shape {list(value.shape)}: a metric is one number.")
+    return {name: value.reshape(()) for name, value in found.items()}
+
 
 class NonFiniteError(UserError):
     """A loss, gradient, weight or reward is nan or infinite; the run must stop.
@@ -23,10 +38,10 @@ class NonFiniteError(UserError):
     run: the folder whose newest checkpoint the message names.
     """
 
-    def __init__(self, text: str, run: RunFolder):
+    def __init__(self, text: str, run: RunFolder, advice: str = SMALLER):
         steps = checkpoints.list_steps(run.checkpoints)
         kept = f"The checkpoint of step {steps[-1]:,} is intact" if steps else "No checkpoint had been due yet"
-        super().__init__(f"{text}. {kept}. Smaller learning rates, or train.precision=float32, may help.")
+        super().__init__(f"{text}. {kept}. {advice}")
 
     exit_code = 3
 
@@ -66,7 +81,8 @@ class NanCheck:
         """Note update `number` after `step` environment steps: its batch (the replay's arrays) and scalar metrics."""
         if not metrics:  # nothing was learned
             return
-        values = torch.stack([value.detach().float().reshape(()) for value in metrics.values()])
+        device = next((value.device for value in metrics.values() if value.is_cuda), "cpu")
+        values = torch.stack([value.float().to(device) for value in metrics.values()])
         finite, ready = values.isfinite().all(), None
         if finite.is_cuda:
             host = torch.empty((), dtype=torch.bool, pin_memory=True)
@@ -130,4 +146,5 @@ class NanCheck:
     def check_reward(self, step: int, reward: float) -> None:
         """Raise NonFiniteError if the environment's reward is not finite."""
         if not math.isfinite(reward):
-            raise NonFiniteError(f"The environment's reward after step {step:,} is {reward}", self.run)
+            text, advice = f"The environment's reward after step {step:,} is {reward}", "Mend the environment."
+            raise NonFiniteError(text, self.run, advice)

@@ -23,6 +23,7 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import as_text
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import json_lines, read_json
+from denoised_mdp.plugins import load_plugins
 from denoised_mdp.run.event_files import event_records
 from denoised_mdp.run.folder import RunFolder, is_ours, is_pretrained
 
@@ -116,8 +117,9 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     """The runs among these folders and, at any depth, inside the others; each one once.
 
     Raises:
-        UserError: a folder is not a run and holds none.
+        UserError: a folder is not a run and holds none, or a plug-in cannot be imported.
     """
+    load_plugins()  # one that fails is no damage of a run
     found: dict[Path, Path] = {}
     for folder in map(Path, folders):
         inside = [folder] if is_pretrained(folder) or os.path.lexists(folder / "config.yaml") else []

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from denoised_mdp.errors import UserError
 from denoised_mdp.seeding import generator, generator_state, restore_generator
 
 
@@ -78,7 +79,11 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
 
     def noise(self) -> np.ndarray:
         """Return what every distractor does in the current frame, float32 [N], see `noise_names`."""
-        return np.concatenate([self.env.noise(), np.asarray(self.noise_values(), np.float32)])
+        outer, own = self.env.noise(), np.asarray(self.noise_values(), np.float32).ravel()
+        names = self.noise_names[len(self.env.noise_names) :]
+        if len(own) != len(names):
+            raise UserError(f"Distractor {self.name!r} has {len(own)} noise values and {len(names)} names.")
+        return np.concatenate([outer, own])
 
     def get_state(self) -> dict:
         """Return the complete state, including the wrapped environment's."""
