@@ -17,6 +17,7 @@ import torch
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.bench.estimate import median_seconds, project, update_on_one_thread
+from denoised_mdp.bench.repeatable import unrepeatable
 from denoised_mdp.config import differences, read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, configure_acting, precision_name, resolve_device
@@ -93,6 +94,7 @@ class Doctor:
         environment = self.attempt(environment_maker(config, foreground=config.foreground))
         if environment is not None:
             action_seconds = self.attempt(lambda: self.check_environment(environment))
+            self.attempt(lambda: self.check_repeats(environment))
             shape, actions, can_terminate = about(environment)
             self.attempt(lambda: self.check_replay(shape, actions, can_terminate))
             environment.close()
@@ -173,6 +175,12 @@ class Doctor:
             hint = " env.quality=fast is several times faster." if self.config.env.quality != "fast" else ""
             self.notes.append(f"An action takes {1000 * action:.0f} ms: rendering will be the bottleneck.{hint}")
         return action
+
+    def check_repeats(self, environment: gym.Env) -> None:
+        """Whether the environment repeats itself, from a seed and from a state; a world may say that it cannot."""
+        found = unrepeatable(environment, self.config.seed)
+        _row("", "repeats itself from a seed and from a state" if not found else "does not repeat itself")
+        self.notes += found
 
     def check_replay(self, observation_shape: tuple[int, ...], actions: Actions, can_terminate: bool) -> None:
         """Compare the replay's size with the free disk."""
