@@ -210,7 +210,11 @@ class Session:
         self.replay.flush()
         spent = trainer.hooks["log"].unlogged
         state["log"] = {"lines": trainer.logger.lines, "events": trainer.logger.events(), "cpu_seconds": spent}
-        checkpoints.save(self.run.checkpoints, trainer.step, state)
+        try:
+            checkpoints.save(self.run.checkpoints, trainer.step, state)
+        except TypeError as error:  # of a part from outside: ours hold nothing else
+            what = "let the state of this part be dicts and lists of arrays, numbers and texts"
+            raise UserError(f"No checkpoint can be written: {error}; {what}.") from error
         self.saved = self.moment()
 
     def snapshot(self, trainer: Trainer) -> None:

@@ -240,6 +240,14 @@ def test_optional_is_what_a_bar_with_none_is():
     del POLICIES["old"], schema.POLICIES["old"]
 
 
+def test_a_state_that_no_checkpoint_can_hold_is_one_line(tmp_path, monkeypatch, capsys):
+    right = ToyEnv.get_state
+    monkeypatch.setattr(ToyEnv, "get_state", lambda self: right(self) | {"seen": {1, 2}})
+    assert main(["train", *TINY, f"run_dir={tmp_path / 'run'}"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "No checkpoint can be written: a checkpoint cannot hold the set at" in error and "seen; let" in error
+
+
 def test_the_name_of_a_built_in_part_stays_its_own():
     with pytest.raises(UserError, match="There is a policy 'sac' already"):
         register_policy("sac", WithHead, SACConfig)

@@ -1,7 +1,8 @@
 """What every policy optimizer implements, and what it may see.
 
 A policy sees the signal latent alone: a `PolicyBatch` of x posteriors and the `LatentMDP` (x prior and r_x).
-To add one, subclass `Policy`, give it an `actor`-like `act`, an `update`, and an entry in `policies.POLICIES`.
+To add one, subclass `Policy`, give it an `actor`-like `act` and an `update`, and register it with its options
+(`denoised_mdp.register_policy`).
 
 Symbols: T segment length, B batch, D_x / S_x belief / state size of x, F = D_x + S_x, A action size.
 """
