@@ -125,6 +125,8 @@ class Session:
             before = build(Config, state["config"]).train.total_steps
             if before <= step < config.train.total_steps:
                 self.trainer.step_before = step  # the run is made longer: what was due at its end is done
+        if not self.trainer.done:
+            logger.mirror = mirror_of(config)
 
     def load(self) -> dict[str, Any] | None:
         """The newest checkpoint from which the run can continue; None before the first.
@@ -290,8 +292,6 @@ def _train(config: Config, run: RunFolder, stop: StopRequest) -> bool:
         session.announce()
         if trainer.done:
             return True
-        with stop.at_once():
-            trainer.logger.mirror = mirror_of(config)
         where = session.agent.device, session.precision, session.player.device
         record_start(run.machine, trainer.step, session.parameters, *where)
         with trainer.progress:

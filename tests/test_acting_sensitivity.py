@@ -104,10 +104,10 @@ AGENT = {  # name: (owner, attribute, the wrong one from the right one, the test
         argument_changed("explore", lambda std: std and 0.0),
         partial(test_agent.test_exploration_adds_noise_of_its_std_to_a_sample_and_clips, explore=0.25),
     ),
-    "noise-not-clipped": (
+    "noise-clipped-too-early": (  # without clipping, acting refuses its own actions
         torch.Tensor,
         "clamp",
-        lambda clamp: lambda self, *_, **__: self,
+        lambda clamp: lambda self, *limits, **named: clamp(self, *(0.9 * limit for limit in limits), **named),
         partial(test_agent.test_exploration_adds_noise_of_its_std_to_a_sample_and_clips, explore=3.0),
     ),
     "one-noise-for-sample-and-exploration": (
