@@ -9,7 +9,6 @@ JSON for each case: the devices where its results lie, or the error.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 
 import torch
@@ -93,11 +92,12 @@ def results(policy: str, model: str, precision: str, *options: str) -> dict[str,
     torch.stack([value.float() for value in metrics.values()])  # as a graph of the update does
     parameters = list(agent.parameters())
     images = agent.to_device(batch)["observation"][0]
-    carry = agent.observe_step(images, None, agent.random)
-    action = agent.policy.act(carry.latent.features("x"), agent._noise(len(images), ACTIONS, agent.random))
-    carry = dataclasses.replace(carry, action=action)
-    carry = agent.observe_step(images, carry, [agent.random] * len(images))
-    carry = agent.observe_step(images, carry, None, sample=False)
+    nowhere = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+    carry = agent.observe(images, None, nowhere, agent.random)
+    action = agent.choose(carry, agent._noise(len(images), ACTIONS, agent.random))
+    carry = carry.after(action)
+    carry = agent.observe(images, carry, nowhere, [agent.random] * len(images))
+    carry = agent.observe(images, carry, nowhere, None, sample=False)
     features = carry.latent.features("x")
     lists = {
         "weights": parameters,

@@ -9,6 +9,7 @@ import torch
 from conftest import assert_plain, random_batch, small_config
 from small_runs import run_in_parts, tiny
 
+from denoised_mdp.agents.acting import explored
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.analysis import invariance
 from denoised_mdp.config.schema import BackpropConfig, ReinforceConfig, SACConfig
@@ -91,11 +92,10 @@ def test_an_environment_takes_the_number_or_the_row_of_a_choice():
 
 def test_exploring_replaces_choices_by_uniform_ones():
     """At 0.4, a fixed choice stays with probability 0.6 + 0.4 / 3, the others come with 0.4 / 3 each."""
-    mdp, *_ = linear_mdp()
     n, noise = 20_000, torch.randn(20_000, A, dtype=torch.float64)
     fixed = torch.eye(A, dtype=torch.float64)[1].expand(n, A)
     for amount in (0.0, 0.4, 1.0):
-        share = mdp.explore(fixed, amount, noise)
+        share = explored(fixed, amount, noise, discrete=True)
         assert set(share.unique().tolist()) == {0.0, 1.0} and bool((share.sum(1) == 1).all())
         expected = amount / A + (1 - amount) * fixed[0]
         torch.testing.assert_close(share.mean(0), expected, rtol=0, atol=0.015)

@@ -1,5 +1,6 @@
 """docs/extending.md: its example runs as it stands there, and a module of the working directory is a plug-in."""
 
+import importlib
 import json
 import os
 import re
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 import yaml
 
+from denoised_mdp.agents.registry import AGENTS, build_agent
 from denoised_mdp.cli.main import main
+from denoised_mdp.config import load_config, schema
 
 TEXT = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
 ROOT = str(Path(__file__).parents[1])
@@ -104,6 +107,47 @@ def test_the_example_of_a_probe_runs_and_reports(folder):
     assert f'<p class="soft">{result["count"]:,} weights</p>' in (folder / "ball.html").read_text()
     assert "Did you mean 'weights'?" in done.stderr
     assert "--least: must be a number, at least 0, not '-1'" in done.stderr
+
+
+def test_the_example_of_an_agent_trains_acts_and_resumes_exactly(folder):
+    program, (setting, *commands) = blocks("An agent")
+    (folder / "my_agent.py").write_text(program)
+    *_, extended = commands
+    whole = [*extended, "run_dir=runs/whole", "train.deterministic=true"]
+    exact = [[*command, "run_dir=runs/parts", "train.deterministic=true"] for command in (commands[0], extended)]
+    others = [["compare", "runs/parts", "runs/whole"], [*commands[0], "agent.scale=0"], ["render", "runs/awr"]]
+    done = run_all([*commands, *exact, whole, *others], folder, **dict(word.split("=") for word in setting))
+    assert done.stdout.endswith(f"exit codes {[0] * 7 + [1, 2, 2]}\n"), done.stderr
+    assert re.search(r"agent awr, [\d,]+ parameters", done.stdout)
+    # the part that ended evaluated there, and the metrics say so
+    same = [line.split()[0] for line in done.stdout.splitlines() if re.match(r"\w+ +identical \(", line)]
+    assert {"weights", "optimizer", "replay", "generators", "environment", "progress"} <= set(same)
+    assert "agent.scale=0: must be a number, greater than 0" in done.stderr
+    assert "agent=awr has no decoder" in done.stderr
+
+
+def test_the_example_of_an_agent_learns_what_pays(folder, monkeypatch):
+    """One decision: in front of a bright picture a large action pays, in front of a dark one a small one."""
+    monkeypatch.syspath_prepend(str(folder))
+    try:
+        options = [f"agent={importlib.import_module('my_agent').Options.name}", "preset=debug", "env.size=32"]
+        agent = build_agent(load_config(options), 1)
+        rng = np.random.default_rng(0)
+        for _ in range(150):
+            bright = rng.random((2, 32)) < 0.5  # [T, B]
+            action = rng.uniform(-1, 1, (2, 32, 1)).astype(np.float32)
+            batch = {
+                "observation": np.where(bright[..., None, None, None], 255, 0).repeat(32, 2).repeat(32, 3).repeat(3, 4),
+                "action": action,
+                "reward": action[..., 0] * np.where(np.roll(bright, 1, 0), 1, -1).astype(np.float32),
+                "is_first": np.zeros((2, 32), bool),
+                "is_terminal": np.ones((2, 32), bool),
+            }
+            agent.update({**batch, "observation": batch["observation"].astype(np.uint8)})
+        dark, light = (agent.act(np.full((32, 32, 3), value, np.uint8))[0] for value in (0, 255))
+        assert dark < -0.2 and light > 0.2
+    finally:
+        del AGENTS["awr"], schema.AGENTS["awr"]
 
 
 SUITE = """

@@ -153,7 +153,7 @@ def test_acting_is_training_one_step_at_a_time():
         images = torch.as_tensor(batch["observation"][t])
         if carry is not None:
             carry = type(carry)(carry.latent, torch.as_tensor(batch["action"][t]).double())
-        carry = agent.observe_step(images, carry, None, is_first=torch.as_tensor(batch["is_first"][t]), sample=False)
+        carry = agent.observe(images, carry, torch.as_tensor(batch["is_first"][t]), None, sample=False)
     whole = agent.representations(batch, sample=False)["x"][-1]
     torch.testing.assert_close(carry.latent.features("x"), whole)
 

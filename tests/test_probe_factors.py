@@ -458,7 +458,7 @@ def test_filtering_in_chunks_equals_acting_step_by_step(monkeypatch):
     for t in range(10):
         image = torch.as_tensor(played[0].observation[t])[None]
         monkeypatch.setattr(agent, "_noise", lambda *_, t=t: noise[t])
-        carry = agent.observe_step(image, carry, None)
+        carry = agent.observe(image, carry, torch.zeros(1, dtype=torch.bool), None)
         torch.testing.assert_close(carry.latent.belief[0].float(), whole[0].latent.belief[t], rtol=1e-5, atol=1e-6)
         if t < 9:
             action = torch.as_tensor(played[0].action[t + 1], dtype=carry.action.dtype)[None]

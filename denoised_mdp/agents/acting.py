@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from denoised_mdp.errors import UserError
 from denoised_mdp.models.latent import Latent
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
@@ -33,6 +35,10 @@ class Carry(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """All that it holds, [B, ...] each: keyword arguments of `Agent.carry`."""
 
+    def after(self, action: Tensor) -> Carry:
+        """The carry once these actions [B, A] are chosen, for one that remembers them; this one does not."""
+        return self
+
 
 @dataclass(frozen=True)
 class LatentCarry(Carry):
@@ -44,6 +50,10 @@ class LatentCarry(Carry):
     def tensors(self) -> dict[str, Tensor]:
         """Belief [B, D], state [B, S], action [B, A]."""
         return {"belief": self.latent.belief, "state": self.latent.state, "action": self.action}
+
+    def after(self, action: Tensor) -> LatentCarry:
+        """With these last actions."""
+        return replace(self, action=action)
 
 
 @dataclass(frozen=True)
@@ -150,3 +160,25 @@ def check_frames(carry: Any, first: Tensor) -> None:
             "carry is not of this agent and these environments: give what the last call of act returned, or None to"
             " begin an episode"
         )
+
+
+def check_actions(action: Any, batch: int, size: int, who: str) -> None:
+    """Raise UserError unless a policy chose actions [batch, size] from -1 to 1; who: the name of what chose them."""
+    if isinstance(action, Tensor) and action.shape == (batch, size) and not action.abs().max() > 1:
+        return
+    found = f"{list(action.shape)}, up to {action.abs().max():g}" if isinstance(action, Tensor) else f"{action!r}"
+    raise UserError(f"{who} returns actions {found}: they must be [{batch}, {size}], from -1 to 1.")
+
+
+def explored(action: Tensor, amount: float, noise: Tensor, *, discrete: bool) -> Tensor:
+    """Actions [B, A] as they are tried while collecting; noise: standard normal, [B, A].
+
+    Continuous: Gaussian noise of std `amount` is added. Discrete: with probability `amount`, another choice is
+    drawn from all alike. Of A normal numbers, any may be the largest m, however large that is; Phi(m)^A is uniform.
+    """
+    if not discrete:
+        return (action + amount * noise).clamp(-1.0, 1.0)
+    choices = action.shape[-1]
+    largest, drawn = noise.max(-1)  # [B] each
+    replaced = torch.special.ndtr(largest) ** choices < amount  # [B]
+    return torch.where(replaced[:, None], F.one_hot(drawn, choices).to(action.dtype), action)

@@ -13,7 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from denoised_mdp.agents.acting import Carry, Generators, as_images, as_is_first, check_explore, check_generator
+from denoised_mdp.agents.acting import (
+    Carry,
+    Generators,
+    as_images,
+    as_is_first,
+    check_actions,
+    check_explore,
+    check_generator,
+    explored,
+)
 from denoised_mdp.config import schema
 from denoised_mdp.config.agents import BatchSpec
 from denoised_mdp.device import set_generator_state
@@ -115,10 +124,10 @@ class Agent(nn.Module, ABC):
         """From now on replay updates as one CUDA graph; on a GPU only."""
         self.graph = GraphedUpdate(self.update_eagerly, self, self.optimizers, self.random)
 
-    @abstractmethod
+    @torch.no_grad()
     def act(
         self,
-        observation: np.ndarray,
+        observation: np.ndarray | Tensor,
         carry: Carry | None = None,
         *,
         is_first: bool | np.ndarray | None = None,
@@ -126,14 +135,14 @@ class Agent(nn.Module, ABC):
         sample: bool = True,
         generator: Generators = None,
     ) -> tuple[np.ndarray, Carry]:
-        """Choose actions.
+        """Choose actions: check what was given, `observe`, `choose`, explore.
 
         Args:
             observation: uint8 [H, W, 3], or [B, H, W, 3] of B environments at once.
             carry: what the last call returned; None begins an episode in every environment.
             is_first: bool [B], where this observation begins an episode; what `carry` holds there does not count.
             explore: None acts without sampling; a number samples the actor and explores by so much, see
-                `LatentMDP.explore`: the std of added noise, or the probability of a uniformly random choice.
+                `explored`: the std of added noise, or the probability of a uniformly random choice.
             sample: False filters with the posterior's mean instead of a sample, if there is one.
             generator: source of all noise, or one for each of the B environments (default: PyTorch's global one).
 
@@ -143,7 +152,46 @@ class Agent(nn.Module, ABC):
 
         Raises:
             ValueError: an argument of another type, shape or range.
+            UserError: the policy's actions have another shape or range.
         """
+        images, single = as_images(observation, self.image_size)  # uint8 [B, H, W, 3]
+        check_explore(explore)
+        check_generator(generator, len(images), self.device)
+        if not isinstance(sample, bool):
+            raise ValueError(f"sample is {sample!r}: give True or False")
+        begins = as_is_first(is_first, len(images))  # [B]
+        carry = self.observe(images.to(self.device), carry, begins.to(self.device), generator, sample=sample)
+        drawn = None if explore is None else self._noise(len(images), self.actions.size, generator)  # [B, A]
+        action = self.choose(carry, drawn)  # [B, A]
+        check_actions(action, len(images), self.actions.size, self._chooser)
+        if explore:
+            drawn = self._noise(len(images), self.actions.size, generator)  # [B, A]
+            action = explored(action, explore, drawn, discrete=self.actions.discrete)
+        given = action.float().cpu().numpy().copy()  # else the carry and the caller would share it
+        return (given[0] if single else given), carry.after(action.clone())
+
+    @abstractmethod
+    def observe(
+        self, images: Tensor, carry: Carry | None, is_first: Tensor, generator: Generators, *, sample: bool = True
+    ) -> Carry:
+        """Take in one more observation: uint8 images [B, H, W, 3], is_first bool [B]; the rest as in `act`.
+
+        Returns a new carry. Raises ValueError if `carry` is not of this agent and these environments.
+        """
+
+    @abstractmethod
+    def choose(self, carry: Carry, noise: Tensor | None) -> Tensor:
+        """Actions [B, A], from -1 to 1 or one-hot, from standard normal noise [B, A]; without chance if None."""
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of the images that it takes."""
+        return self.config.env.size
+
+    @property
+    def _chooser(self) -> str:
+        """What `choose` asks, for messages."""
+        return f"{type(self).__name__}.choose"
 
     @abstractmethod
     def carry(self, **tensors: Tensor) -> Carry:
@@ -162,9 +210,15 @@ class Agent(nn.Module, ABC):
     def modes(self, batch: dict[str, np.ndarray | Tensor]) -> Tensor:
         """The policy's actions without chance in all rows of a batch [T, B, ...] of whole episodes: [T, B, A]."""
 
-    @abstractmethod
+    @property
+    def parts(self) -> dict[str, nn.Module]:
+        """What it consists of, by name, for `parameter_counts`."""
+        return dict(self.named_children())
+
     def parameter_counts(self) -> dict[str, int]:
-        """Number of parameters of each part that acts or learns; copies that follow another do not count."""
+        """Number of parameters of each part that learns; copies that follow another do not count."""
+        learns = {name: [p for p in part.parameters() if p.requires_grad] for name, part in self.parts.items()}
+        return {name: sum(p.numel() for p in parameters) for name, parameters in learns.items() if parameters}
 
     def to_device(self, batch: dict[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
         """Move a batch to the weights' device; images stay uint8 and become floats there."""
@@ -189,17 +243,6 @@ class Agent(nn.Module, ABC):
             set_generator_state(self.random, state["random"])
             if self.graph is not None:  # it was recorded with the optimizers' old states
                 self.use_graph()
-
-    def _asked(
-        self, size: int, observation: Any, is_first: Any, explore: Any, sample: Any, generator: Any
-    ) -> tuple[Tensor, Tensor, bool]:
-        """Check the arguments of `act`: images uint8 [B, size, size, 3], is_first bool [B], and whether it is one."""
-        images, single = as_images(observation, size)
-        check_explore(explore)
-        check_generator(generator, len(images), self.device)
-        if not isinstance(sample, bool):
-            raise ValueError(f"sample is {sample!r}: give True or False")
-        return images.to(self.device), as_is_first(is_first, len(images)).to(self.device), single
 
     def _noise(self, batch: int, size: int, generator: Generators) -> Tensor:
         """Standard normal noise [batch, size], each row from its own generator if there are several."""

@@ -205,36 +205,23 @@ class PixelSAC(Agent):
         follow(self.target_encoder, self.encoder, self.options.encoder_tau)
 
     @torch.no_grad()
-    def act(
-        self,
-        observation: np.ndarray,
-        carry: FrameCarry | None = None,
-        *,
-        is_first: bool | np.ndarray | None = None,
-        explore: float | None = None,
-        sample: bool = True,
-        generator: Generators = None,
-    ) -> tuple[np.ndarray, FrameCarry]:
-        """Ask the actor for an action on the last frames; see `Agent.act`. The first of an episode is repeated."""
-        images, is_first, single = self._asked(self.size, observation, is_first, explore, sample, generator)
+    def observe(
+        self, images: Tensor, carry: FrameCarry | None, is_first: Tensor, generator: Generators, *, sample: bool = True
+    ) -> FrameCarry:
+        """Remember one more frame; the first of an episode stands for those before it. Nothing is sampled."""
         first = images[:, None].expand(-1, self.options.frames, -1, -1, -1)  # [B, k, H, W, 3]
         if carry is None:
-            frames = first.clone()
-        else:
-            check_frames(carry, first)
-            frames = torch.cat((carry.frames[:, 1:], images[:, None]), 1)  # [B, k, H, W, 3]
-            frames = torch.where(is_first[:, None, None, None, None], first, frames)
-        hidden = self.encoder.convolve(self.view(frames.permute(0, 2, 3, 1, 4).flatten(-2)))  # [B, E]
-        seen = self.actor_input(hidden)
-        actions = self.action_size
-        if explore is None:
-            action = self.actor.mode(seen)  # [B, A]
-        else:
-            action, _ = self.actor.sample(seen, self._noise(len(images), actions, generator))
-        if explore:
-            action = (action + explore * self._noise(len(images), actions, generator)).clamp(-1.0, 1.0)
-        given = action.float().cpu().numpy().copy()
-        return (given[0] if single else given), FrameCarry(frames)
+            return FrameCarry(first.clone())
+        check_frames(carry, first)
+        frames = torch.cat((carry.frames[:, 1:], images[:, None]), 1)  # [B, k, H, W, 3]
+        return FrameCarry(torch.where(is_first[:, None, None, None, None], first, frames))
+
+    @torch.no_grad()
+    def choose(self, carry: FrameCarry, noise: Tensor | None) -> Tensor:
+        """The actor's actions [B, A] on the last frames."""
+        pictures = carry.frames.permute(0, 2, 3, 1, 4).flatten(-2)  # [B, H, W, 3 k]
+        seen = self.actor_input(self.encoder.convolve(self.view(pictures)))  # [B, E], or what a subclass makes of it
+        return self.actor.mode(seen) if noise is None else self.actor.sample(seen, noise)[0]
 
     def carry(self, *, frames: Tensor) -> FrameCarry:
         """A carry from its frames, see `FrameCarry`."""
@@ -277,11 +264,6 @@ class PixelSAC(Agent):
             for name, values in read(self.encoder.convolve(self.view(pictures.flatten(0, 1)))).items():
                 found.setdefault(name, []).append(values.unflatten(0, at.shape))  # [rows, B, ...]
         return {name: torch.cat(parts) for name, parts in found.items()}
-
-    def parameter_counts(self) -> dict[str, int]:
-        """Number of parameters of each part that learns."""
-        modules = {name: part for name, part in self.named_children() if not name.startswith("target")}
-        return {name: sum(p.numel() for p in part.parameters()) for name, part in modules.items()}
 
     def state(self) -> dict[str, Any]:
         """See `Agent.state`; the number of updates decides when the actor moves."""

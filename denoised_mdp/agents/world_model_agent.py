@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -14,7 +13,6 @@ from denoised_mdp.agents.acting import Generators, LatentCarry, check_carry
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.config import schema
 from denoised_mdp.envs.actions import Actions
-from denoised_mdp.errors import UserError
 from denoised_mdp.models.base import WorldModel
 from denoised_mdp.models.initial import INITIAL
 from denoised_mdp.models.latent import Latent
@@ -98,57 +96,29 @@ class WorldModelAgent(Agent):
         self.learned.copy_(latents)
 
     @torch.no_grad()
-    def act(
-        self,
-        observation: np.ndarray,
-        carry: LatentCarry | None = None,
-        *,
-        is_first: bool | np.ndarray | None = None,
-        explore: float | None = None,
-        sample: bool = True,
-        generator: Generators = None,
-    ) -> tuple[np.ndarray, LatentCarry]:
-        """Filter the latent with the posterior, and ask the policy for an action on what it sees; see `Agent.act`."""
-        images, is_first, single = self._asked(self.world_model.size, observation, is_first, explore, sample, generator)
-        carry = self.observe_step(images, carry, generator, is_first=is_first, sample=sample)
-        actions = self.mdp.action_size
-        noise = None if explore is None else self._noise(len(images), actions, generator)  # [B, A]
-        action = self.policy.act(carry.latent.select(self.world_model.table.seen).features(), noise)  # [B, A]
-        if explore:
-            action = self.mdp.explore(action, explore, self._noise(len(images), actions, generator))
-        given = action.float().cpu().numpy().copy()  # else the carry and the caller would share it
-        if given.shape != (len(images), actions) or np.abs(given).max() > 1:
-            found = f"{list(given.shape)}, up to {np.abs(given).max():g}"
-            due = f"[{len(images)}, {actions}], from -1 to 1"
-            raise UserError(f"{type(self.policy).__name__}.act returns actions {found}: they must be {due}.")
-        return (given[0] if single else given), replace(carry, action=action.clone())
-
-    @torch.no_grad()
-    def observe_step(
-        self,
-        images: Tensor,
-        carry: LatentCarry | None,
-        generator: Generators,
-        *,
-        is_first: Tensor | None = None,
-        sample: bool = True,
+    def observe(
+        self, images: Tensor, carry: LatentCarry | None, is_first: Tensor, generator: Generators, *, sample: bool = True
     ) -> LatentCarry:
-        """Filter one more observation, uint8 [B, H, W, 3]; the action of the carry stays the last one.
-
-        is_first: bool [B], see `act` (None: nowhere). sample: the latent is a posterior sample, else its mean.
-        """
+        """Filter one more observation with the posterior, its sample or its mean; the action stays the last one."""
         model, batch = self.world_model, len(images)
         initial = model.initial(batch)
         fresh = LatentCarry(initial, initial.state.new_zeros(batch, self.mdp.action_size))
         if carry is None:
             carry = fresh
         check_carry(carry, fresh)
-        if is_first is None:
-            is_first = torch.zeros(batch, dtype=torch.bool, device=self.device)
         states = initial.layout.state_size
         noise = self._noise(batch, states, generator) if sample else torch.zeros_like(initial.state)  # [B, S]
         filtered = model.filter(images[None], carry.action[None], is_first[None], noise[None], carry.latent)
         return LatentCarry(filtered.latent.map(lambda tensor: tensor[0]), carry.action)
+
+    @torch.no_grad()
+    def choose(self, carry: LatentCarry, noise: Tensor | None) -> Tensor:
+        """The policy's actions [B, A] on what it sees of the latent."""
+        return self.policy.act(carry.latent.select(self.world_model.table.seen).features(), noise)
+
+    @property
+    def _chooser(self) -> str:
+        return f"{type(self.policy).__name__}.act"
 
     @property
     def decodes(self) -> bool:
@@ -195,12 +165,10 @@ class WorldModelAgent(Agent):
             action.to(self.device),
         )
 
-    def parameter_counts(self) -> dict[str, int]:
-        """See `Agent.parameter_counts`: of each part of the world model and of the policy."""
-        modules = dict(self.world_model.named_children()) | dict(self.policy.named_children())
-        learns = {name: [p for p in module.parameters() if p.requires_grad] for name, module in modules.items()}
-        counts = {name: sum(p.numel() for p in parameters) for name, parameters in learns.items()}
-        return {name: count for name, count in counts.items() if count}
+    @property
+    def parts(self) -> dict[str, nn.Module]:
+        """Those of the world model and of the policy."""
+        return dict(self.world_model.named_children()) | dict(self.policy.named_children())
 
 
 def register_policy(name: str, policy: type[Policy], options: type) -> None:

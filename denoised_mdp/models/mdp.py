@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from denoised_mdp.models.latent import Latent, Layout
@@ -114,18 +113,6 @@ class LatentMDP:
     def _latent(self, features: Tensor) -> Latent:
         """Features [..., F] as a latent."""
         return Latent(*features.split((self.belief_size, self.state_size), -1), self.layout)
-
-    def explore(self, action: Tensor, amount: float, noise: Tensor) -> Tensor:
-        """Actions [B, A] as they are tried while collecting; noise: standard normal, [B, A].
-
-        Continuous: Gaussian noise of std `amount` is added. Discrete: with probability `amount`, another choice is
-        drawn from all alike. Of A normal numbers, any may be the largest m, however large that is; Phi(m)^A is uniform.
-        """
-        if not self.discrete:
-            return (action + amount * noise).clamp(-1.0, 1.0)
-        largest, drawn = noise.max(-1)  # [B]
-        replaced = torch.special.ndtr(largest) ** self.action_size < amount
-        return torch.where(replaced[:, None], F.one_hot(drawn, self.action_size).to(action.dtype), action)
 
     def draw_noise(self, *shape: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Noise [*shape, S] for `step`, on the device and in the type of `like`."""
