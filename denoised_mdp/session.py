@@ -93,7 +93,7 @@ class Session:
             self.warn_of_another_precision(state["precision"])
             logger = Logger(run.path, step, log["lines"], log["events"])
         parts.callback(logger.close)
-        if self.collector.pool.can_terminate:  # else all episodes are as long as the configuration says
+        if ends:  # else all episodes are as long as the configuration says
             self.replay.cross()
         source = choose_source(self.replay, config.replay.memory, self.agent.device)
         parts.callback(source.close)
@@ -107,16 +107,9 @@ class Session:
             leader = Leader(self.agent, config, actions=actions, can_terminate=ends)
             parts.callback(leader.close)
             self.agent.update = leader.update
+        training = Training(config.train.total_steps, step, updates, config.train.prefill_steps)
         self.trainer = Trainer(
-            self.agent,
-            self.collecting,
-            batches,
-            logger,
-            hooks,
-            stop,
-            Schedule(config),
-            self.nan_check,
-            Training(config.train.total_steps, step, updates, config.train.prefill_steps),
+            self.agent, self.collecting, batches, logger, hooks, stop, Schedule(config), self.nan_check, training
         )
         self.saved: tuple | None = None
         if state is not None:
