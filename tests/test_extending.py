@@ -128,26 +128,28 @@ def test_the_example_of_an_agent_trains_acts_and_resumes_exactly(folder):
 
 def test_the_example_of_an_agent_learns_what_pays(folder, monkeypatch):
     """One decision: in front of a bright picture a large action pays, in front of a dark one a small one."""
+    (folder / "my_agent.py").write_text(blocks("An agent")[0])
     monkeypatch.syspath_prepend(str(folder))
+    importlib.import_module("my_agent")
     try:
-        options = [f"agent={importlib.import_module('my_agent').Options.name}", "preset=debug", "env.size=32"]
-        agent = build_agent(load_config(options), 1)
-        rng = np.random.default_rng(0)
-        for _ in range(150):
-            bright = rng.random((2, 32)) < 0.5  # [T, B]
-            action = rng.uniform(-1, 1, (2, 32, 1)).astype(np.float32)
-            batch = {
-                "observation": np.where(bright[..., None, None, None], 255, 0).repeat(32, 2).repeat(32, 3).repeat(3, 4),
-                "action": action,
-                "reward": action[..., 0] * np.where(np.roll(bright, 1, 0), 1, -1).astype(np.float32),
-                "is_first": np.zeros((2, 32), bool),
-                "is_terminal": np.ones((2, 32), bool),
-            }
-            agent.update({**batch, "observation": batch["observation"].astype(np.uint8)})
-        dark, light = (agent.act(np.full((32, 32, 3), value, np.uint8))[0] for value in (0, 255))
-        assert dark < -0.2 and light > 0.2
+        agent = build_agent(load_config(["agent=awr", "preset=debug", "env.size=32"]), 1)
     finally:
         del AGENTS["awr"], schema.AGENTS["awr"]
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        bright = rng.random((2, 32)) < 0.5  # [T, B]
+        action = rng.uniform(-1, 1, (2, 32, 1)).astype(np.float32)
+        light = (255 * bright).astype(np.uint8)[..., None, None, None]
+        batch = {
+            "observation": np.broadcast_to(light, (2, 32, 32, 32, 3)).copy(),
+            "action": action,
+            "reward": action[..., 0] * np.where(np.roll(bright, 1, 0), 1, -1).astype(np.float32),
+            "is_first": np.zeros((2, 32), bool),
+            "is_terminal": np.ones((2, 32), bool),
+        }
+        agent.update(batch)
+    dark, light = (agent.act(np.full((32, 32, 3), value, np.uint8))[0] for value in (0, 255))
+    assert dark < -0.2 and light > 0.2
 
 
 SUITE = """

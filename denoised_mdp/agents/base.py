@@ -176,7 +176,10 @@ class Agent(nn.Module, ABC):
     ) -> Carry:
         """Take in one more observation: uint8 images [B, H, W, 3], is_first bool [B]; the rest as in `act`.
 
-        Returns a new carry. Raises ValueError if `carry` is not of this agent and these environments.
+        Returns a new carry. `act` calls this and `choose` without gradients.
+
+        Raises:
+            ValueError: `carry` is not of this agent and these environments.
         """
 
     @abstractmethod

@@ -204,7 +204,6 @@ class PixelSAC(Agent):
         follow(self.target_critics, self.critics, self.options.tau)
         follow(self.target_encoder, self.encoder, self.options.encoder_tau)
 
-    @torch.no_grad()
     def observe(
         self, images: Tensor, carry: FrameCarry | None, is_first: Tensor, generator: Generators, *, sample: bool = True
     ) -> FrameCarry:
@@ -216,11 +215,9 @@ class PixelSAC(Agent):
         frames = torch.cat((carry.frames[:, 1:], images[:, None]), 1)  # [B, k, H, W, 3]
         return FrameCarry(torch.where(is_first[:, None, None, None, None], first, frames))
 
-    @torch.no_grad()
     def choose(self, carry: FrameCarry, noise: Tensor | None) -> Tensor:
         """The actor's actions [B, A] on the last frames."""
-        pictures = carry.frames.permute(0, 2, 3, 1, 4).flatten(-2)  # [B, H, W, 3 k]
-        seen = self.actor_input(self.encoder.convolve(self.view(pictures)))  # [B, E], or what a subclass makes of it
+        seen = self.actor_input(self.encoder.convolve_frames(carry.frames))  # [B, E], or what a subclass makes of it
         return self.actor.mode(seen) if noise is None else self.actor.sample(seen, noise)[0]
 
     def carry(self, *, frames: Tensor) -> FrameCarry:

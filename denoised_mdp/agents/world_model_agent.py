@@ -95,7 +95,6 @@ class WorldModelAgent(Agent):
             self.learned = torch.empty_like(latents)
         self.learned.copy_(latents)
 
-    @torch.no_grad()
     def observe(
         self, images: Tensor, carry: LatentCarry | None, is_first: Tensor, generator: Generators, *, sample: bool = True
     ) -> LatentCarry:
@@ -111,7 +110,6 @@ class WorldModelAgent(Agent):
         filtered = model.filter(images[None], carry.action[None], is_first[None], noise[None], carry.latent)
         return LatentCarry(filtered.latent.map(lambda tensor: tensor[0]), carry.action)
 
-    @torch.no_grad()
     def choose(self, carry: LatentCarry, noise: Tensor | None) -> Tensor:
         """The policy's actions [B, A] on what it sees of the latent."""
         return self.policy.act(carry.latent.select(self.world_model.table.seen).features(), noise)

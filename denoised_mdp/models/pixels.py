@@ -63,8 +63,12 @@ class PixelEncoder(nn.Module):
 
     def read(self, pictures: Tensor) -> Tensor:
         """Stacks of frames, uint8 [N, k, H, W, 3] -> what probes read of their middle, [N, F]."""
+        return self.probed(self.convolve_frames(pictures))
+
+    def convolve_frames(self, pictures: Tensor) -> Tensor:
+        """Stacks of frames, uint8 [N, k, H, W, 3] -> the convolutions of their middle, [N, E]."""
         stacked = pictures.permute(0, 2, 3, 1, 4).flatten(-2)  # [N, H, W, 3 k]
-        return self.probed(self.convolve(to_unit(center_cut(stacked, self.size), self.like.dtype)))
+        return self.convolve(to_unit(center_cut(stacked, self.size), self.like.dtype))
 
     def probed(self, hidden: Tensor) -> Tensor:
         """What probes read, from the convolutions [N, E]: phi after LayerNorm, [N, F]."""
