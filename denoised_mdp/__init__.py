@@ -18,9 +18,9 @@ __all__ = ["UserError", "load", "make_env", "register_envs"]
 REGISTER = {
     "register_suite": "denoised_mdp.envs.suites",
     "register_distractor": "denoised_mdp.envs.options",
-    "register_policy": "denoised_mdp.agents.world_model_agent",
+    "register_policy": "denoised_mdp.agents.registry",
     "register_agent": "denoised_mdp.agents.registry",
-    "register_model": "denoised_mdp.agents.world_model_agent",
+    "register_model": "denoised_mdp.agents.registry",
     "register_table": "denoised_mdp.config.choices",
     "register_probe": "denoised_mdp.analysis.probes",
 }

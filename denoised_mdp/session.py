@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from denoised_mdp.agents.followers import Leader, follow, joined, launched
+from denoised_mdp.agents.followers import Leader, joined, launched, run_follower
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.collector import Collector, Overlap, Sequential
 from denoised_mdp.config import as_tree, save_config
@@ -256,7 +256,7 @@ def train(config: Config, stop: StopRequest | None = None) -> bool:
     stop: tells afterwards which signal ended the run, if one did.
     """
     if number := launched(config.train.processes):
-        follow(number, config.train.processes)
+        run_follower(number, config.train.processes)
         raise SystemExit(0)  # the leader says how the run ended
     with joined(config.train.processes):
         return _lead(config, stop or StopRequest())

@@ -85,7 +85,7 @@ def learned(seed: int) -> tuple[float, float]:
     transitions = Transitions(pictures, none[:, None], none, none, pictures, none)
     found = []
     for _ in range(400):
-        agent.follow()
+        agent.update_targets()
         now = agent.augment(pictures)
         found.append(agent.auxiliary({}, transitions, now, now)["model/contrastive_accuracy"].item())
     return sum(found[:20]) / 20, sum(found[-20:]) / 20

@@ -8,11 +8,11 @@ from small_runs import lines, run_in_parts, tiny
 
 import denoised_mdp
 from denoised_mdp import register_model, register_table
-from denoised_mdp.agents.world_model_agent import MODELS
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import schema
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.denoised import DenoisedModel
+from denoised_mdp.models.registry import MODELS
 from denoised_mdp.options import option
 from denoised_mdp.run.diff import compare
 from denoised_mdp.session import train

@@ -8,8 +8,7 @@ from conftest import random_batch, small_config
 from torch import Tensor
 
 import denoised_mdp
-from denoised_mdp.agents.registry import build_agent
-from denoised_mdp.agents.world_model_agent import register_policy
+from denoised_mdp.agents.registry import build_agent, register_policy
 from denoised_mdp.config import load_config, schema
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch

@@ -170,12 +170,12 @@ def test_a_step_of_the_losses_computed_anew():
 
 def test_the_losses_come_between_critics_and_actor(monkeypatch):
     agent, order = lively_agent("dbc"), []
-    for name in ("critic_step", "auxiliary", "actor_step", "follow"):
+    for name in ("critic_step", "auxiliary", "actor_step", "update_targets"):
         done = getattr(agent, name)
         monkeypatch.setattr(agent, name, lambda *given, name=name, done=done: order.append(name) or done(*given) or {})
     agent.update(whole_batch(agent))
     agent.update(whole_batch(agent))
-    assert order == ["critic_step", "auxiliary", "actor_step", "follow", "critic_step", "auxiliary"]
+    assert order == ["critic_step", "auxiliary", "actor_step", "update_targets", "critic_step", "auxiliary"]
 
 
 def test_ends_of_episodes_are_left_out():

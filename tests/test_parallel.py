@@ -271,7 +271,7 @@ def dead_at_once(number: int, processes: int, port: int) -> None:
 
 
 def test_a_process_that_cannot_start_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(followers, "follow", dead_at_once)
+    monkeypatch.setattr(followers, "run_follower", dead_at_once)
     config = tiny(tmp_path / "a", *TWO)
     with pytest.raises(EnvironmentFailure, match="exit code 7"):
         Leader(build_agent(config, 2), config, actions=2)

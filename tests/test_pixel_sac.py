@@ -136,7 +136,7 @@ def test_targets_follow_at_their_rates():
         for p in part.parameters():
             p.data.add_(1.0)
     before = weights(agent)
-    agent.follow()
+    agent.update_targets()
     after = weights(agent)
     for name, rate in (("encoder", 0.05), ("critics", 0.01)):
         for key in before:

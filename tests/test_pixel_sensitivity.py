@@ -31,7 +31,7 @@ ERRORS = {  # name: (function, right, wrong, test, its arguments: tmp_path is a 
         (),
     ),
     "actor-always": (UPDATE, "self.updates % options.actor_every == 0", "True", DELAY, ("curl",)),
-    "targets-stand-still": (UPDATE, "self.follow()", "pass", DELAY, ("curl",)),
+    "targets-stand-still": (UPDATE, "self.update_targets()", "pass", DELAY, ("curl",)),
     "temperature-of-usual-momentum": (
         "agents.pixel_sac:PixelSAC.add_optimizers",
         ", betas=(0.5, 0.999)",

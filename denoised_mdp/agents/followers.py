@@ -131,7 +131,7 @@ class Leader:
             spawn = multiprocessing.get_context("spawn")
             for number in range(1, self.processes):
                 self._started.append(
-                    spawn.Process(target=follow, args=(number, self.processes, store.port), daemon=True)
+                    spawn.Process(target=run_follower, args=(number, self.processes, store.port), daemon=True)
                 )
                 self._started[-1].start()
             self._wait_for_followers(store)
@@ -185,7 +185,7 @@ class Leader:
         dist.destroy_process_group()
 
 
-def follow(number: int, processes: int, port: int | None = None) -> None:
+def run_follower(number: int, processes: int, port: int | None = None) -> None:
     """Learn what the leader hands out, until it says that the run is over, or is gone.
 
     port: of the leader's store on this machine; None: as `launched`.

@@ -21,7 +21,7 @@ from denoised_mdp.models import kernels
 from denoised_mdp.models.frames import pick, stack_frames
 from denoised_mdp.models.networks import MLP, convolve
 from denoised_mdp.models.pixels import PixelActor, PixelEncoder
-from denoised_mdp.optim import adam, follow, optimize
+from denoised_mdp.optim import adam, optimize, soft_update
 
 HORIZON = 3
 """decisions between present and future"""
@@ -105,7 +105,7 @@ class PISAC(PixelSAC):
         noise = torch.randn(e.shape, generator=self.random, device=e.device, dtype=e.dtype)  # [B', C]
         loss, bound = bottleneck_loss(e + noise, e, b, later, self.options.beta)
         norm = optimize(loss, self.optimizers["predictive"], None)
-        follow(self.target_future, self.encoder, self.options.future_tau)
+        soft_update(self.target_future, self.encoder, self.options.future_tau)
         return {
             "model/predictive_loss": loss.detach(),
             "model/predictive_bound": bound.detach(),

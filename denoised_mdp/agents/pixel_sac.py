@@ -23,7 +23,7 @@ from denoised_mdp.envs.actions import Actions
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.frames import center_cut, random_cut, stack_frames, to_unit
 from denoised_mdp.models.pixels import PixelActor, PixelEncoder, initialize
-from denoised_mdp.optim import adam, follow, optimize, without_gradients
+from denoised_mdp.optim import adam, optimize, soft_update, without_gradients
 from denoised_mdp.policies.critics import Critics
 
 CHUNK = 256
@@ -125,7 +125,7 @@ class PixelSAC(Agent):
             metrics |= self.auxiliary(batch, step, now, following)
         if policy and self.updates % options.actor_every == 0:
             metrics |= self.actor_step(step, now)
-            self.follow()
+            self.update_targets()
         if not self.auxiliary_first:
             metrics |= self.auxiliary(batch, step, now, following)
         self.updates += policy
@@ -199,10 +199,10 @@ class PixelSAC(Agent):
             "policy/temperature": self.log_temperature.exp().detach(),
         }
 
-    def follow(self) -> None:
-        """Move the targets towards what they follow."""
-        follow(self.target_critics, self.critics, self.options.tau)
-        follow(self.target_encoder, self.encoder, self.options.encoder_tau)
+    def update_targets(self) -> None:
+        """Move the target nets towards critics and encoder."""
+        soft_update(self.target_critics, self.critics, self.options.tau)
+        soft_update(self.target_encoder, self.encoder, self.options.encoder_tau)
 
     def observe(
         self, images: Tensor, carry: FrameCarry | None, is_first: Tensor, generator: Generators, *, sample: bool = True

@@ -1,4 +1,4 @@
-"""Agents by the name that ``agent=`` has in a configuration, and how one is built."""
+"""Agents by the name that ``agent=`` has in a configuration: how one is built, and how others are registered."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from denoised_mdp.config import schema
 from denoised_mdp.config.agents import AgentConfig
 from denoised_mdp.envs.actions import Actions
 from denoised_mdp.errors import UserError
+from denoised_mdp.models.base import WorldModel
+from denoised_mdp.models.registry import MODELS
 from denoised_mdp.optim import parameters_of
 from denoised_mdp.options import check_options
 from denoised_mdp.plugins import refuse_another
+from denoised_mdp.policies import POLICIES, Policy
 from denoised_mdp.seeding import torch_seed
 
 AGENTS: dict[str, type[Agent]] = {
@@ -82,3 +85,31 @@ def register_agent(name: str, agent: type[Agent], options: type[AgentConfig]) ->
     check_options(options, f"agent={name}", name=name)
     schema.AGENTS.register(name, options)
     AGENTS[name] = agent
+
+
+def register_policy(name: str, policy: type[Policy], options: type) -> None:
+    """Make a policy of your own known as `name`, to `build_agent` and to configuration files.
+
+    options: a dataclass whose fields are the keyword arguments of `policy` (with defaults), and `name`.
+
+    Raises:
+        UserError: another policy has the name, or the options cannot be options.
+    """
+    refuse_another("policy", POLICIES, name, policy)
+    check_options(options, f"policy={name}", name=name)
+    schema.POLICIES.register(name, options)
+    POLICIES[name] = policy
+
+
+def register_model(name: str, model: type[WorldModel], options: type) -> None:
+    """Make a world model of your own known as `name`, to `build_agent` and to configuration files (``model.kind``).
+
+    options: a dataclass that extends `schema.ModelConfig`; `model.from_config` finds them in ``config.model``.
+
+    Raises:
+        UserError: another model has the name, or the options cannot be options.
+    """
+    refuse_another("model", MODELS, name, model)
+    check_options(options, f"kind: {name}", kind=name)
+    schema.MODELS.register(name, options)
+    MODELS[name] = model

@@ -19,8 +19,7 @@ from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.registry import MODELS
 from denoised_mdp.optim import without_gradients
-from denoised_mdp.options import arguments, check_options
-from denoised_mdp.plugins import refuse_another
+from denoised_mdp.options import arguments
 from denoised_mdp.policies import POLICIES, Policy
 from denoised_mdp.seeding import torch_seed
 
@@ -167,31 +166,3 @@ class WorldModelAgent(Agent):
     def parts(self) -> dict[str, nn.Module]:
         """Those of the world model and of the policy."""
         return dict(self.world_model.named_children()) | dict(self.policy.named_children())
-
-
-def register_policy(name: str, policy: type[Policy], options: type) -> None:
-    """Make a policy of your own known as `name`, to `build_agent` and to configuration files.
-
-    options: a dataclass whose fields are the keyword arguments of `policy` (with defaults), and `name`.
-
-    Raises:
-        UserError: another policy has the name, or the options cannot be options.
-    """
-    refuse_another("policy", POLICIES, name, policy)
-    check_options(options, f"policy={name}", name=name)
-    schema.POLICIES.register(name, options)
-    POLICIES[name] = policy
-
-
-def register_model(name: str, model: type[WorldModel], options: type) -> None:
-    """Make a world model of your own known as `name`, to `build_agent` and to configuration files (``model.kind``).
-
-    options: a dataclass that extends `schema.ModelConfig`; `model.from_config` finds them in ``config.model``.
-
-    Raises:
-        UserError: another model has the name, or the options cannot be options.
-    """
-    refuse_another("model", MODELS, name, model)
-    check_options(options, f"kind: {name}", kind=name)
-    schema.MODELS.register(name, options)
-    MODELS[name] = model

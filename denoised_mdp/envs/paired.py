@@ -182,11 +182,11 @@ class PairedWorlds:
             own = world.unwrapped
             getattr(own, "set_physics_state", own.set_state)(state)
             if self._seeds[name] is None:
-                if hasattr(own, "follow"):  # a world that makes noise of its own
-                    own.follow(core)
+                if hasattr(own, "copy_noise"):  # a world that makes noise of its own
+                    own.copy_noise(core)
                 for kind, distractor in _distractors(world).items():
                     if kind in originals:
-                        distractor.follow(originals[kind])
+                        distractor.copy_noise(originals[kind])
 
 
 def render_paired(env: gym.Env, variants: Mapping[str, Mapping]) -> dict[str, np.ndarray]:

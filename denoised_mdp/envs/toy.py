@@ -115,7 +115,7 @@ class ToyEnv(World, gym.utils.EzPickle):
         """Continue where `get_physics_state` was taken; the texture stays as it is."""
         self._rng, self._dot, self._steps = restore_generator(state["rng"]), state["dot"].copy(), state["steps"]
 
-    def follow(self, other: ToyEnv) -> None:
+    def copy_noise(self, other: ToyEnv) -> None:
         """Take over the texture of another one."""
         self.set_state(other.get_state() | self.get_physics_state())
 

@@ -48,8 +48,8 @@ def make_optimizer(
 
 
 @torch.no_grad()
-def follow(target: nn.Module, source: nn.Module, rate: float) -> None:
-    """Move the target's parameters by `rate` of the way to the source's: an exponential moving average."""
+def soft_update(target: nn.Module, source: nn.Module, rate: float) -> None:
+    """Move the target's parameters by `rate` of the way to the source's (Lillicrap et al. 2016): a moving average."""
     for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
         slow.lerp_(fast, rate)
 

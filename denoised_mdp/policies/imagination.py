@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.networks import MLP, SideBySide
 from denoised_mdp.models.scalars import SCALARS, Lowest
-from denoised_mdp.optim import follow, make_optimizer, optimize
+from denoised_mdp.optim import make_optimizer, optimize, soft_update
 from denoised_mdp.optim.parallel import average, gather, normal
 from denoised_mdp.policies.actor import make_actor
 from denoised_mdp.policies.base import Policy
@@ -113,7 +113,7 @@ class ImaginingPolicy(Policy):
         super().__init__()
         self.horizon, self.gamma, self.lambda_, self.clip = horizon, gamma, lambda_, clip
         self.entropy, self.discount_weights = entropy, discount_weights
-        self.follow, self.imagine_rows = slow_value, imagine_rows
+        self.slow_rate, self.imagine_rows = slow_value, imagine_rows
         self.imagined_value, self.replay_value = imagined_value, replay_value
         shape = {"hidden": hidden, "layers": actor_layers, "norm": norm, "initial_std": initial_std, "min_std": min_std}
         self.actor = make_actor(mdp, **shape)
@@ -252,5 +252,5 @@ class ImaginingPolicy(Policy):
         actor_norm = optimize(actor_loss, self.optimizers["actor"], self.clip, keep_graph=True)
         value_norm = optimize(sum(parts), self.optimizers["value"], self.clip)
         if self.slow_value is not None:
-            follow(self.slow_value, self.value, self.follow)
+            soft_update(self.slow_value, self.value, self.slow_rate)
         return metrics | {"policy/actor_gradient": actor_norm, "policy/value_gradient": value_norm}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
-from denoised_mdp.optim import adam, follow, make_optimizer, optimize, without_gradients
+from denoised_mdp.optim import adam, make_optimizer, optimize, soft_update, without_gradients
 from denoised_mdp.optim.parallel import normal
 from denoised_mdp.policies.actor import make_actor
 from denoised_mdp.policies.base import Policy
@@ -106,7 +106,7 @@ class SACPolicy(Policy):
             actor_loss, log_prob = self.actor_loss(batch, noise)
             actor_norm = optimize(actor_loss, self.optimizers["actor"], self.actor_clip)
         optimize(self.temperature_loss(batch, log_prob), self.optimizers["temperature"], None)
-        follow(self.targets, self.critics, self.tau)
+        soft_update(self.targets, self.critics, self.tau)
         return {
             "policy/critic_loss": critic_loss.detach(),
             "policy/actor_loss": actor_loss.detach(),

@@ -115,6 +115,13 @@ SHORT = {
     "return_late": "mean of the last four evaluations",
     "random": "",
 }
+RIVALS = [
+    Column("2b", "evidence", "cheetah_run", "video_background", "2b"),
+    Column("2b that decodes the body alone", "evidence", "cheetah_run", "video_background", "2b foreground"),
+    Column("RePo", "evidence", "cheetah_run", "video_background", "repo"),
+    Column("TIA", "evidence", "cheetah_run", "video_background", "tia"),
+    Column("Dreamer", "evidence", "cheetah_run", "video_background", "dreamer"),
+]
 PAIRS = {task: tuple(strong(task)[:2]) for task in TASKS}
 LEAD = {name: SHORT[name] for name in ("return", "return_unseen", "return_late", "recall", "leakage", "action_change")}
 TABLES = {
@@ -124,6 +131,7 @@ TABLES = {
     ),
     **{task: Table(strong(task), ALL, intervals=True) for task in TASKS},
     "lead": Differences({f"`{task}`": [PAIRS[task]] for task in TASKS} | {"both tasks": list(PAIRS.values())}, LEAD),
+    "rivals": Table(RIVALS, SHORT | {"action_ratio": "", "cpu_hours": ""}),
     "quickstart": Table([QUICKSTART], ALL),
 }
 """name -> table"""

@@ -95,7 +95,7 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
         self.env.set_state(state["env"])
         self._set_noise(state["noise"])
 
-    def follow(self, other: Distractor) -> None:
+    def copy_noise(self, other: Distractor) -> None:
         """Copy the noise of `other`, a distractor of the same kind: both then behave identically."""
         self.rng = restore_generator(generator_state(other.rng))
         self._set_noise(other._get_noise())

@@ -125,10 +125,10 @@ class VideoBackground(Distractor):
         self._stream.restore(noise["clips"], self._clips)
         self._index = noise["index"]
 
-    def follow(self, other: VideoBackground) -> None:
+    def copy_noise(self, other: VideoBackground) -> None:
         """Copy the noise; with other clips, only the place in the stream."""
         if self._source == other._source:
-            super().follow(other)
+            super().copy_noise(other)
         else:
             self.rng = restore_generator(generator_state(other.rng))
             self._index = other._index % self._stream.frames

@@ -77,10 +77,10 @@ class TV(SceneDistractor):
             values += [index, *stream.position(index)]
         return [*values, self._roll / self._columns, *patches.mean((0, 1)), *patches.mean(-1).ravel()]
 
-    def follow(self, other: TV) -> None:
+    def copy_noise(self, other: TV) -> None:
         """Copy the noise; with other clips, only the places in the streams."""
         if self._source == other._source:
-            super().follow(other)
+            super().copy_noise(other)
         else:
             self.rng = restore_generator(generator_state(other.rng))
             self._index = [index % self._streams[0].frames for index in other._index]
