@@ -35,6 +35,20 @@ class Ball(gym.Env):
         return picture
 
 
+class Picky(Ball):
+    """Refuses what is not in its space."""
+
+    action_space = gym.spaces.Box(np.float32([-0.7, -6.28, 0.1]), np.float32([1.9, 6.28, 0.4]))
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return super().step(action)
+
+
+class PickyInDoubles(Picky):
+    action_space = gym.spaces.Box(np.array([-1.0, -3.0, 2.0]), np.array([2.0, 7.0, 5.0]), dtype=np.float64)
+
+
 class Picture(Ball):
     """The picture is the observation, in shades of gray."""
 

@@ -75,6 +75,40 @@ def test_no_pixel_shows_what_is_unseen(make, task):
         world.set_state(state)
 
 
+@pytest.mark.parametrize("task", ["swimmer_swimmer6", "fish_swim"])
+def test_of_a_goal_a_camera_that_follows_the_body_shows_where_it_is_from_there(make, task):
+    """Moved along with the body, it stands still in the picture: the place itself is unseen."""
+    world = make(task).world.unwrapped
+    world.reset(seed=0)
+    kinds = dict(zip(world.signal_names, world.signal_kinds, strict=True))
+    assert kinds["target/x"] == kinds["target/y"] == "unseen" and kinds["target/z"] == "scalar"
+    physics = world._physics
+    physics.named.model.geom_pos["target", ["x", "y"]] = physics.data.qpos[:2] + 0.1  # in the picture
+    physics.forward()
+    before = world.frame_and_background()[0].astype(int)
+    for body, goal in ((0.3, 0.3), (0.0, 0.3)):
+        physics.named.model.geom_pos["target", "x"] += goal
+        physics.data.qpos[0] += body
+        physics.forward()
+        changed = (abs(world.frame_and_background()[0].astype(int) - before).max(-1) > 40).sum()  # a lamp stays behind
+        assert changed == 0 if body else changed > 3
+    assert make("reacher_easy").world.unwrapped.signal_kinds[-3:] == ("scalar",) * 3
+
+
+def test_how_a_plain_ball_is_turned_is_unseen_and_how_a_peg_is_turned_is_not(make):
+    for task, name, unseen in (("manipulator_bring_ball", "ball_y", True), ("manipulator_bring_peg", "peg_y", False)):
+        world = make(task).world.unwrapped
+        world.reset(seed=0)
+        kinds = dict(zip(world.signal_names, world.signal_kinds, strict=True))
+        assert (kinds[f"qpos/{name}"] == kinds[f"qvel/{name}"] == "unseen") == unseen
+        assert ("target/angle" in kinds) != unseen
+        assert any(joint.name == name for joint in world.joints) != unseen
+        before = world.frame().astype(int)
+        world._physics.named.data.qpos[name] += 1
+        world._physics.forward()
+        assert (abs(world.frame().astype(int) - before).max() <= 8) == unseen
+
+
 def test_names_match_values_with_free_and_ball_joints(make):
     for task in ("ball_in_cup_catch", "fish_swim", "quadruped_walk", "manipulator_insert_peg", "stacker_stack_2"):
         env = make(task)
@@ -370,6 +404,8 @@ BAD = [
         "Choose among distractors=tv, button_noise",
     ),
     (("cheetah_run",), {"camera": 99}, r"no camera 99.*0 \(side\)"),
+    (("cheetah_run",), {"camera": None}, "camera must be the number or the name of one, not None"),
+    (("cheetah_run",), {"camera": 0.5}, "camera must be the number or the name of one, not 0.5"),
     (("cheetah_run",), {"render_mode": "human"}, "rgb_array"),
 ]
 

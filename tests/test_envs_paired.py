@@ -83,6 +83,54 @@ def test_stepping_on_from_the_middle_of_an_episode(env, make):
         np.testing.assert_equal(state, alone.world.unwrapped.get_state())
 
 
+def test_an_environment_that_is_reset_on_its_own_can_go_on_with_its_variants(make):
+    """The variants have not been in the new episode from its start, nor after a state that was put back."""
+    env = make("dot", suite="toy", size=16, episode_steps=20)
+    action = np.ones(2, np.float32)
+    with PairedWorlds(env, {"noise": {"seed": 8}}) as paired:
+        paired.reset(seed=0)
+        state = env.get_state()
+        for begin in (lambda: env.reset(), lambda: env.set_state(state), lambda: env.set_state(state)):
+            begin()
+            for _ in range(6):
+                assert not paired.step(action)["noise"][3]
+        for left in range(4):
+            assert paired.step(action)["noise"][3] == (left == 3)
+
+
+def test_a_distractor_that_stands_still_in_one_world_alone_begins_like_the_original(env, make):
+    """It is not carried along, and what a step shows is what the frames show."""
+    still = {name: {"dynamic": False} for name in BOTH}
+    actions = actions_for(env, 4)
+    with PairedWorlds(env, {"still": {"change": still}}) as paired:
+        for seed in (0, 1):
+            first = noise_of(env, paired.reset(seed=seed)["original"][1])
+            for action in actions:
+                results, frames, noises = paired.step(action), paired.frames(), paired.noises()
+                np.testing.assert_array_equal(frames["still"], results["still"][0])
+                assert noises["still"] == first != noises["original"]
+    frozen = make("reacher_easy", distractors={"camera_jitter": {"dynamic": False}})
+    with PairedWorlds(frozen, {"moving": {"change": {"camera_jitter": {"dynamic": True}}}}) as paired:
+        paired.reset(seed=0)
+        places = [(paired.step(action), paired.noises()["moving"]["camera_jitter/dx"])[1] for action in actions]
+    assert len(set(places)) == len(places)
+
+
+def test_a_seed_of_the_distractors_counts_for_those_that_a_variant_adds(make):
+    env = make("dot", suite="toy", size=16)
+    variants = {"added": {"change": {"camera_jitter": {}}}, "own": {"change": {"camera_jitter": {}}, "seed": 7}}
+    found = {"added": set(), "own": set()}
+    with PairedWorlds(env, variants) as paired:
+        for noise in (2, 3):
+            results = paired.reset(seed=1, options={"distractor_seed": noise})
+            alone = make("dot", suite="toy", size=16, distractors=["camera_jitter"])
+            expected = alone.reset(seed=1, options={"distractor_seed": noise})[0]
+            np.testing.assert_array_equal(results["added"][0], expected)
+            for name, jitter in found.items():
+                jitter.add(tuple(results[name][1]["noise"][-2:]))
+    assert len(found["added"]) == 2 and len(found["own"]) == 1
+
+
 def test_replayed_episodes_share_their_physics(env):
     actions = actions_for(env, 15)
     rollouts = replay_paired(env, actions, 5, VARIANTS)

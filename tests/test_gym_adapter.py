@@ -3,6 +3,7 @@
 import contextlib
 
 import gym_envs
+import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import actions_for, assert_plain
@@ -28,6 +29,15 @@ def test_actions_stand_for_the_whole_range_and_repeats_sum_the_rewards():
     for action in actions_for(env, 4):
         reward = env.step(action)[1]
         assert reward == pytest.approx(sum(plain.step(2 * action)[1] for _ in range(3)), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Picky", "PickyInDoubles"])
+def test_the_largest_actions_are_in_the_space_of_the_environment(name):
+    """Rescaled, the last bit of a limit can lie outside: many environments refuse that."""
+    env = make_env(f"gym_envs:{name}", suite="gym")
+    env.reset(seed=0)
+    for action in (-1.0, 1.0):
+        env.step(np.full(env.action_space.shape, action, np.float32))
 
 
 def test_pictures_are_squares_and_gray_ones_too():
@@ -116,6 +126,23 @@ def test_what_cannot_be_used_is_answered_in_one_line(task, words):
     with pytest.raises(UserError) as caught:
         make_env(task, suite="gym")
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "words"),
+    [
+        ("gym_envs_without_their_package:make", "Lost-v0: a package is missing: No module named 'gym_envs_without"),
+        ("gym_envs:Missing", "Lost-v0 is registered, but not there: "),
+    ],
+)
+def test_an_environment_that_is_registered_without_its_package_says_so(entry_point, words):
+    gym.register("Lost-v0", entry_point)
+    try:
+        with pytest.raises(UserError) as caught:
+            make_env("Lost-v0", suite="gym")
+    finally:
+        del gym.registry["Lost-v0"]
+    assert str(caught.value).startswith(words)
 
 
 def test_an_observation_that_cannot_be_flattened_does_no_harm():

@@ -207,6 +207,17 @@ def test_missing_and_empty_folders(tmp_path):
         open_two(tmp_path, split="trian")
 
 
+def test_links_to_folders_are_folders_and_none_counts_twice(tmp_path):
+    for number in range(2):
+        write_video(tmp_path / f"far{number}" / "deep" / f"{number}.mkv", 3)
+        (tmp_path / "library").mkdir(exist_ok=True)
+        (tmp_path / "library" / f"link{number}").symlink_to(tmp_path / f"far{number}")
+    (tmp_path / "far0" / "back").symlink_to(tmp_path / "library")  # round and round
+    (tmp_path / "library" / "again").symlink_to(tmp_path / "far1")
+    found = [path for split in ("train", "test") for path in find_videos(str(tmp_path / "library"), split)]
+    assert sorted(path.name for path in found) == ["0.mkv", "1.mkv"]
+
+
 def test_pipes_and_devices_are_no_videos(tmp_path):
     """To open one waits for its other end, or never ends: from a folder, by a pattern, by a link, and by name."""
     folder = tmp_path / "clips"

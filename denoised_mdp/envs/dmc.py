@@ -10,7 +10,7 @@ from absl import logging
 
 from denoised_mdp.envs.factors import RELEVANT_NOISE
 from denoised_mdp.envs.gl import close_first_at_exit
-from denoised_mdp.envs.joints import Joint, coordinate_names, joint_kinds, visible_joints
+from denoised_mdp.envs.joints import Joint, coordinate_names, hides_place, joint_kinds, visible_joints
 from denoised_mdp.envs.rendering import Renderer, check_view, gl_errors  # first: it chooses the GL backend
 from denoised_mdp.envs.sensors import SENSORS
 from denoised_mdp.envs.world import World
@@ -104,7 +104,8 @@ class DMCEnv(World, gym.utils.EzPickle):
         self._action_scale = np.where(unbounded, 1.0, (high - low) / 2)
         self.action_space = gym.spaces.Box(-1.0, 1.0, bounds.shape, np.float32)
         self._target = TARGETS.get(task) or TARGETS.get(self._domain)
-        self._has_target_angle = self._domain == "manipulator"  # a peg, or the slot for one
+        # of a peg, or of the slot for what is inserted; a ball looks the same however it is turned
+        self._has_target_angle = self._domain == "manipulator" and name != "bring_ball"
         self._mixes = task == "point_mass_hard"
         self.signal_names = self._name_signal()
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (len(self.signal_names),), np.float32)
@@ -121,8 +122,11 @@ class DMCEnv(World, gym.utils.EzPickle):
     @property
     def signal_kinds(self) -> tuple[str, ...]:
         """What a camera sees of each number of the signal, see `denoised_mdp.envs.factors`."""
-        kinds = joint_kinds(self._physics.model.ptr, self._look[2])
+        model, camera = self._physics.model.ptr, self._look[2]
+        kinds = joint_kinds(model, camera)
         others = {"act": "unseen", "mixing": "unseen", "target/angle": "angle"}
+        if hides_place(model, camera):  # the picture shows where the goal is from the body, not where it is
+            others |= {"target/x": "unseen", "target/y": "unseen"}
         rest = (others.get(name) or others.get(name.split("/")[0]) for name in self.signal_names[len(kinds) :])
         return (*kinds, *(kind or "scalar" for kind in rest))
 

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import zlib
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -73,6 +74,8 @@ class GymWorld(World, gym.utils.EzPickle):
                 " render_mode='rgb_array', or observe uint8 [H, W, 3]."
             )
         if isinstance(env.action_space, gym.spaces.Box):
+            space = env.action_space  # the last bit of a rescaled limit can lie outside
+            env = gym.wrappers.TransformAction(env, partial(np.clip, a_min=space.low, a_max=space.high), space)
             env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
         self._env, self._name = env, name
 
@@ -209,13 +212,20 @@ def find_gym(task: str) -> tuple[gym.envs.registration.EnvSpec | None, Callable[
             return None, found
     try:
         spec = gym.spec(name)
-        return spec, load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-    except (gym.error.Error, ImportError, AttributeError) as error:
+    except (gym.error.Error, ImportError) as error:
         if colon:
             raise UserError(f"{module} has no function {name!r}, nor does it register an environment of it.") from error
         hint = did_you_mean(name, [known for known in gym.registry if not known.startswith("denoised_mdp/")])
         hint = hint if "mean" in hint else " For your own write env.id=package.module:function."
         raise UserError(f"There is no Gymnasium environment {name!r} ({error}).{hint}") from error
+    if not isinstance(spec.entry_point, str):
+        return spec, spec.entry_point
+    try:
+        return spec, load_env_creator(spec.entry_point)
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        raise UserError(f"{task}: a package is missing: {error}") from error
+    except AttributeError as error:
+        raise UserError(f"{task} is registered, but not there: {error}.") from error
 
 
 def _accepts(function: Callable, name: str) -> bool:

@@ -13,24 +13,52 @@ import mujoco  # isort: skip
 def joint_kinds(model: mujoco.MjModel, camera: int | str) -> tuple[str, ...]:
     """Return a kind for every number of ``qpos``, then of ``qvel``, as a camera sees them.
 
-    A hinge without limits is an angle. A camera that follows a body does not show where the body is, only its pose:
-    horizontal positions of the root are unseen. Its height counts as seen, as it is where there is a floor.
+    A hinge without limits is an angle; one that only turns a plain ball is unseen. A camera that follows a body does
+    not show where the body is, only its pose: horizontal positions of the root are unseen. Its height counts as seen,
+    as it is where there is a floor.
     """
     followed = _followed_body(model, camera)
-    kinds: list[str] = []
+    kinds, velocities = [], ["scalar"] * model.nv
     for index in range(model.njnt):
-        kind, body = mujoco.mjtJoint(model.jnt_type[index]), model.jnt_bodyid[index]
-        carried = followed and model.body_rootid[followed] == body  # a joint of the root moves the whole body
+        kind = mujoco.mjtJoint(model.jnt_type[index])
+        hidden = _travels(model, index, followed)
         if kind == mujoco.mjtJoint.mjJNT_HINGE:
             kinds.append("scalar" if model.jnt_limited[index] else "angle")
+            if _turns_plain_ball(model, index):
+                kinds[-1] = velocities[model.jnt_dofadr[index]] = "unseen"
         elif kind == mujoco.mjtJoint.mjJNT_SLIDE:
-            horizontal = abs(model.jnt_axis[index][2]) < 0.5
-            kinds.append("unseen" if carried and horizontal else "scalar")
+            kinds.append("unseen" if hidden else "scalar")
         else:
             if kind == mujoco.mjtJoint.mjJNT_FREE:
-                kinds += ["unseen", "unseen", "scalar"] if carried else ["scalar"] * 3
+                kinds += ["unseen", "unseen", "scalar"] if hidden else ["scalar"] * 3
             kinds += ["quaternion"] * 4
-    return (*kinds, *["scalar"] * model.nv)
+    return (*kinds, *velocities)
+
+
+def hides_place(model: mujoco.MjModel, camera: int | str) -> bool:
+    """Whether the camera travels with a body, so that a picture does not show where both are."""
+    followed = _followed_body(model, camera)
+    return any(_travels(model, index, followed) for index in range(model.njnt))
+
+
+def _travels(model: mujoco.MjModel, joint: int, followed: int) -> bool:
+    """Whether a joint moves horizontally the root of the body that the camera follows, 0 for none."""
+    if not followed or model.body_rootid[followed] != model.jnt_bodyid[joint]:
+        return False
+    kind, horizontal = mujoco.mjtJoint(model.jnt_type[joint]), abs(model.jnt_axis[joint][2]) < 0.5
+    return kind == mujoco.mjtJoint.mjJNT_FREE or (kind == mujoco.mjtJoint.mjJNT_SLIDE and horizontal)
+
+
+def _turns_plain_ball(model: mujoco.MjModel, joint: int) -> bool:
+    """Whether all that a hinge turns is one sphere without a texture, about its centre."""
+    body = model.jnt_bodyid[joint]
+    geoms = (model.geom_bodyid == body).nonzero()[0]
+    if len(geoms) != 1 or model.geom_type[geoms[0]] != mujoco.mjtGeom.mjGEOM_SPHERE:
+        return False
+    material = model.geom_matid[geoms[0]]
+    textured = material >= 0 and (model.mat_texid[material] >= 0).any()
+    carries = (model.body_parentid == body).any()
+    return not (textured or carries or model.geom_pos[geoms[0]].any() or model.jnt_pos[joint].any())
 
 
 def coordinate_names(model: mujoco.MjModel) -> tuple[str, ...]:

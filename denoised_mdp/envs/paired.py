@@ -5,7 +5,8 @@ A mapping describes a variant of an environment; all keys are optional:
 =================  ==================================================================================================
 ``distractors``    the whole set, as for `make_env`, instead of the environment's own; ``{}``: none
 ``without``        names of distractors to leave out
-``change``         name -> options to replace; a missing distractor is added
+``change``         name -> options to replace; a missing distractor is added. One whose ``dynamic`` differs begins an
+                   episode like the original's and then goes its own way
 ``clips``          where background clips come from; ``split``: train, test or all; ``clips_seed``: their order
 ``seed``           seed of the distractors' noise; left out, what the variant shares with the environment does the same
                    in both: without ``camera_jitter`` the background still shows the very same frame
@@ -118,10 +119,10 @@ class PairedWorlds:
         results = {ORIGINAL: self.env.reset(seed=seed, options=options)}
         for name, world in self.worlds.items():
             if seed is not None or name in self._fresh:
-                self._start(name, seed)
+                self._start(name, seed, options)
             else:
-                world.reset()
-        self._synchronize()
+                world.reset(options=options if self._seeds[name] is None else None)
+        self._synchronize(begins=True)
         return results | {name: (world.unwrapped.observe(), world.info()) for name, world in self.worlds.items()}
 
     def step(self, action: np.ndarray) -> dict[str, tuple]:
@@ -161,31 +162,36 @@ class PairedWorlds:
     def __exit__(self, *_) -> None:
         self.close()
 
-    def _start(self, name: str, seed: int | None) -> None:
+    def _start(self, name: str, seed: int | None, options: Mapping | None = None) -> None:
         """Start a variant's noise from its own seed, or that of the reset; physics are copied afterwards."""
-        own = self._seeds[name]
-        noise = own if own is not None else 0 if seed is None else seed
-        self.worlds[name].reset(seed=0 if seed is None else seed, options={"distractor_seed": noise})
-        self._fresh.discard(name)
+        own, seed = self._seeds[name], 0 if seed is None else seed
+        noise = own if own is not None else (options or {}).get("distractor_seed", seed)
+        self.worlds[name].reset(seed=seed, options={"distractor_seed": noise})
 
-    def _synchronize(self) -> None:
-        """Give the variants the environment's physics and, where they have no seed of their own, its noise."""
+    def _synchronize(self, *, begins: bool = False) -> None:
+        """Give the variants the environment's physics and, where they have no seed of their own, its noise.
+
+        begins: an episode does; else a distractor that moves in one world alone keeps its own noise.
+        """
         self.env.unwrapped.check_started("a paired world")
         source = self.env.unwrapped.world
         core = source.unwrapped
         state = getattr(core, "get_physics_state", core.get_state)()
         originals = _distractors(source)
         for name, variant in self.worlds.items():
-            if name in self._fresh:
+            first = begins or name in self._fresh
+            if name in self._fresh and not begins:
                 self._start(name, None)
+            self._fresh.discard(name)
             world = variant.unwrapped.world
             own = world.unwrapped
             getattr(own, "set_physics_state", own.set_state)(state)
+            variant.unwrapped.begin_here()
             if self._seeds[name] is None:
                 if hasattr(own, "copy_noise"):  # a world that makes noise of its own
                     own.copy_noise(core)
                 for kind, distractor in _distractors(world).items():
-                    if kind in originals:
+                    if kind in originals and (first or _moves(distractor) == _moves(originals[kind])):
                         distractor.copy_noise(originals[kind])
 
 
@@ -249,3 +255,8 @@ def _distractors(world: gym.Env) -> dict[str, gym.Env]:
         found[world.name] = world
         world = world.env
     return found
+
+
+def _moves(distractor: gym.Env) -> bool:
+    """Whether a distractor changes within an episode."""
+    return getattr(distractor.options, "dynamic", True)

@@ -92,7 +92,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         seed = int(seed) if isinstance(seed, np.integer) else seed  # Gymnasium refuses these
         super().reset(seed=seed)
         self._stepper.reset(seed=seed, options=options)
-        self._started, self._actions = True, 0
+        self.begin_here()
         info = self.info()
         for source, names in (("signal", self.signal_names), ("noise", self.noise_names)):
             if len(info[source]) != len(names):
@@ -168,7 +168,11 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         try:
             self.world.set_state(state)
         finally:  # where it cannot be, the world is in some other state, which can be saved
-            self._started, self._actions = True, 0
+            self.begin_here()
+
+    def begin_here(self) -> None:
+        """Count actions from the world's present state, whoever brought it there."""
+        self._started, self._actions = True, 0
 
     def check_started(self, what: str) -> None:
         """Raise `gymnasium.error.ResetNeeded` outside an episode."""

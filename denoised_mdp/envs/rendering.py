@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from numbers import Integral
 
 import numpy as np
 
@@ -153,6 +154,8 @@ def check_view(model: mujoco.MjModel, camera: int | str, quality: str) -> None:
 
 def _fixed_camera(model: mujoco.MjModel, camera: int | str) -> mujoco.MjvCamera:
     """Return the camera of an index or a name, or raise a UserError that lists the model's cameras."""
+    if not isinstance(camera, str | Integral) or isinstance(camera, bool):
+        raise UserError(f"camera must be the number or the name of one, not {camera!r}.")
     index = model.camera(camera).id if isinstance(camera, str) and _has_camera(model, camera) else camera
     if isinstance(index, str) or not -1 <= index < model.ncam:
         names = [f"{i} ({model.camera(i).name})" for i in range(model.ncam)]

@@ -225,7 +225,17 @@ def _rank(path: Path) -> float:
 
 
 def _videos_under(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if _is_video(path))
+    """The videos in a folder and its subfolders, links to others included; each folder once."""
+    found, seen = [], set()
+    for place, inner, files in os.walk(folder, followlinks=True):
+        about = os.stat(place)
+        if (about.st_dev, about.st_ino) in seen:
+            inner.clear()  # a link to where this walk has been
+            continue
+        seen.add((about.st_dev, about.st_ino))
+        inner.sort()  # so that it does not depend on the disk which of two links counts
+        found += [path for path in map(Path(place).joinpath, files) if _is_video(path)]
+    return sorted(found)
 
 
 def _is_video(path: Path) -> bool:

@@ -98,7 +98,7 @@ class ProcessWorker:
         arguments = (other, make_environment, count, trace, self._current)
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
         try:
-            with _environment_variables(ONE_THREAD), _without_stops():
+            with _environment_variables(ONE_THREAD), without_stops():
                 self.process.start()
             other.close()
             _started.add(self)
@@ -186,7 +186,7 @@ def _leave_all() -> None:
 
 
 @contextlib.contextmanager
-def _without_stops():
+def without_stops():
     """Block `STOPS` for good in processes started in the block; here they are delivered afterwards.
 
     Ignoring them once the processes run would be too late: their imports take seconds.

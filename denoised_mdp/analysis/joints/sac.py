@@ -54,14 +54,14 @@ def state_features(signal: np.ndarray, names: tuple[str, ...], kinds: tuple[str,
     """What a policy reads of the true signal [S]: float32 [F].
 
     Angles as sine and cosine. How far a followed body has travelled is left out where there is neither a target nor a
-    ball: nothing but the reward of quadruped_escape depends on it.
+    ball: nothing but the reward of quadruped_escape depends on it. How a plain ball is turned is left out too.
     """
     places = any(name.startswith(("target/", "qpos/ball")) for name in names)
     parts = []
     for value, name, kind in zip(signal, names, kinds, strict=True):
         if kind == "angle":
             parts += [np.sin(value), np.cos(value)]
-        elif places or not (kind == "unseen" and name.startswith("qpos/")):
+        elif kind != "unseen" or not name.startswith("qpos/") or (places and name.startswith("qpos/root")):
             parts.append(value)
     return np.array(parts, np.float32)
 
