@@ -190,6 +190,7 @@ class Overlap(Sequential):
         self._block: Future[list[Turn]] | None = None
         device = player.device
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self._abandoned = False
 
     def collect(self, updates: int) -> list[Turn]:
         """The block that was begun, or a turn where there is none; then begin the next with the weights of now."""
@@ -244,7 +245,8 @@ class Overlap(Sequential):
         self._block.set_result([list(turn) for turn in zip(*block, strict=True)])
 
     def close(self) -> None:
-        """Wait for the end of the block, which is lost; then close the environments."""
+        """Abandon the block, which is lost, after the action that is being taken; then close the environments."""
+        self._abandoned = True
         self._thread.shutdown(cancel_futures=True)
         super().close()
 
@@ -252,6 +254,8 @@ class Overlap(Sequential):
         collector, config, turns = self.collector, self.collector.config, []
         due = config.updates_due(collector.step)
         with torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext():
-            while config.updates_due(collector.step) == due and collector.step < config.train.total_steps:
+            while not self._abandoned and (
+                config.updates_due(collector.step) == due and collector.step < config.train.total_steps
+            ):
                 turns.append(collector.turn(self.player))
         return turns

@@ -41,6 +41,12 @@ class EnvironmentFailure(RuntimeError):
     exit_code = 4
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Whether memory could not be had, of the machine or a GPU: PyTorch's errors of it are plain RuntimeErrors."""
+    name = type(error).__name__
+    return name in ("MemoryError", "OutOfMemoryError") or "can't allocate memory" in str(error)
+
+
 def one_line(text: object, most: int) -> str:
     """Return a text as one line of at most about `most` characters that every terminal and file can hold.
 

@@ -150,7 +150,8 @@ class Trainer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
+        """The inverse of `state`. What was due and has been switched off since is not due any more."""
         self.step, self.step_before, self.updates = (state["counters"][n] for n in ("step", "step_before", "updates"))
         self.episode_return, self.last_return = list(state["episode_return"]), state["last_return"]
-        self.window, self.pending = dict(state["window"]), list(state["pending"])
+        self.window = dict(state["window"])
+        self.pending = [name for name in state["pending"] if self.schedule.every[name]]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import run_units, tiny
@@ -184,6 +185,20 @@ def test_a_checkpoint_of_another_configuration(run, change):
         train(config)
     with pytest.raises(UserError, match="does not fit .*one of them was replaced"):
         denoised_mdp.load(run, device="cpu")
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")])
+def test_too_little_memory_is_not_the_checkpoints_fault(run, monkeypatch, error):
+    """Nobody shall restore a folder from a copy since another program fills the GPU."""
+
+    def full(*_, **__):
+        raise error
+
+    for name in ("load.build_agent", "checkpoint.decode"):
+        with monkeypatch.context() as here:
+            here.setattr(f"denoised_mdp.run.{name}", full)
+            with pytest.raises(type(error)):
+                denoised_mdp.load(run, device="cpu")
 
 
 def test_the_replay_of_another_run_is_refused(run, tmp_path):

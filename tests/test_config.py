@@ -114,6 +114,24 @@ def test_alpha_and_replay_follow_the_environment_unless_set():
     rounds.append("train.collect_workers=1")
     assert load_config([*rounds, "train.overlap=true"]).replay_slack(False) == 500, "a checkpoint waits for the round"
     assert load_config([*rounds, "train.overlap=true", "train.checkpoint_every=0"]).replay_slack(False) == 0
+    never = ["replay.capacity=777", "train.checkpoint_every=10_000_000", "train.total_steps=50_000"]
+    assert load_config(never).replay_slack(False) == 2 * 50_002 // 2, "no more than the run can add"
+
+
+def test_weights_of_the_signal_without_a_signal_are_refused():
+    for words in (["preset=quickstart"], ["preset=debug", "model.kl.free_nats_strategy=B"]):
+        with pytest.raises(UserError, match="of no effect, since no latent has free=true"):
+            load_config([*words, "model.x.free=false"])
+    assert load_config(["preset=quickstart", "model.x.free=false", "model.kl.relax=1"]).model.kl.relax == 1
+
+
+def test_an_agent_that_cannot_be_captured_says_how_to_have_it_with_a_preset_that_captures():
+    words = ["preset=modern", "agent=sac_pixels"]
+    for key in ("train.cuda_graph", "replay.latents"):
+        with pytest.raises(UserError, match=f"{key}=true: .*set it to false"):
+            load_config(words)
+        words.append(f"{key}=false")
+    load_config(words)
 
 
 @pytest.mark.parametrize("model", choices("model"))

@@ -218,7 +218,14 @@ def test_every_column_holds_its_own_number(evidence, tmp_path, monkeypatch):
         "nats_y": 3.5,
     }
     assert {name: float(row[name]) for name in expected} == pytest.approx(expected)
-    named = {"run": "a", "task": "dot", "variant": "camera_jitter", "arm": "2b", "seed": "0"}
+    named = {
+        "run": "a",
+        "task": "dot",
+        "variant": "camera_jitter",
+        "arm": "2b",
+        "seed": "0",
+        "measured": "step 200 train",
+    }
     assert {name: row[name] for name in named} == named
     assert row.keys() == expected.keys() | named.keys() | {"overrides"}
 
@@ -335,10 +342,35 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_mixed(evidence):
         evidence.refuse_mixtures(pair, [])
     evidence.refuse_mixtures(pair, ["model.kl.beta"])
     assert evidence.arms.arm_of(pair[1][1], ["model.kl.beta"]) == "2b beta=0.25"
+    other = runs(["seed=0"], ["seed=1", "policy=sac"])
+    with pytest.raises(UserError, match="--by policy.name, leave"):
+        evidence.refuse_mixtures(other, [])
+    evidence.refuse_mixtures(other, ["policy.name"])
     with pytest.raises(UserError, match=r"one seed \(3\)"):
         evidence.refuse_mixtures(runs(["seed=3"], ["seed=3"]), [])
     with pytest.raises(UserError, match="--by model.nothing"):
         evidence.arms.arm_of(pair[0][1], ["model.nothing"])
+
+
+@pytest.mark.parametrize(
+    "more", [["--step", "100"], ["--step", "best"], ["--size", "small"], ["--behaviour", "random"]]
+)
+def test_runs_of_one_arm_that_are_measured_otherwise_are_not_mixed(evidence, tmp_path, monkeypatch, more):
+    runs, out = [tmp_path / f"seed={n}" for n in range(2)], tmp_path / "out"
+    for number, run in enumerate(runs):
+        made(run, f"seed={number}", "distractors=camera_jitter", returns=(0.0, 100.0), recall=0.8, leakage=0.1)
+    call(evidence, monkeypatch, runs[0], "--out", out)
+    before = rows_of(out / "runs.csv")
+    assert before[0]["measured"] == "step 200 train"
+    for older in (False, True):  # rows without this column were measured at their newest checkpoint, in full
+        if older:
+            text = "\n".join(line.rpartition(",")[0] for line in (out / "runs.csv").read_text().splitlines())
+            (out / "runs.csv").write_text(text)
+        with pytest.raises(SystemExit, match="seed=1 would be measured otherwise .* another --out"):
+            call(evidence, monkeypatch, runs[1], "--out", out, *more)
+        assert [row["seed"] for row in rows_of(out / "runs.csv")] == ["0"]
+    call(evidence, monkeypatch, runs[1], "--out", out)
+    assert [row["seed"] for row in rows_of(out / "runs.csv")] == ["0", "1"]
 
 
 @pytest.mark.parametrize(

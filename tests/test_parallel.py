@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import weakref
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -224,8 +225,47 @@ def test_every_process_needs_a_gpu(tmp_path, monkeypatch):
     agent = build_agent(config, 2)
     monkeypatch.setattr(type(agent), "device", torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UserError, match="PyTorch finds 1. Set train.processes=1 or train.device=cpu"):
+    with pytest.raises(UserError, match="PyTorch finds 1 for 2 of them. Start 1 on this machine, or set train.device"):
         Leader(agent, config, actions=2)
+    with pytest.raises(UserError, match="train.device=cuda:1: each of train.processes=2 takes its own: cuda"):
+        load_config(["preset=debug", "train.processes=2", "train.device=cuda:1"])
+
+
+def test_a_followers_gpu_is_the_one_of_its_place_on_its_machine(monkeypatch):
+    """Two machines of one GPU each have ranks 0 and 1, and the same GPU 0."""
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+    for gpus, number, told, expected in (
+        (1, 1, {}, "cuda:0"),
+        (2, 1, {}, "cuda:1"),
+        (4, 6, {}, "cuda:2"),
+        (1, 1, {"SLURM_LOCALID": "0"}, "cuda:0"),
+        (8, 1, {"LOCAL_RANK": "3", "SLURM_LOCALID": "0"}, "cuda:3"),
+    ):
+        with monkeypatch.context() as here:
+            here.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+            for name, value in told.items():
+                here.setenv(name, value)
+            assert followers._own_gpu(number, 8) == expected
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match="train.processes=2: each process needs a GPU of its own, and PyTorch finds 1"):
+        followers._own_gpu(1, 2)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_processes_that_do_not_meet_say_where(monkeypatch, rank):
+    """The port of the first one is taken; the other finds nobody there."""
+    monkeypatch.setattr(followers, "MEETING", timedelta(seconds=2))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        if rank == 0:
+            taken.listen()
+        for name, value in variables(rank, taken.getsockname()[1]).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UserError, match=r"do not meet at MASTER_ADDR:MASTER_PORT, 127.0.0.1:\d+ \("):
+            followers._meet()
+    assert not dist.is_initialized()
 
 
 def test_a_leader_ends_its_followers(tmp_path):
@@ -235,6 +275,27 @@ def test_a_leader_ends_its_followers(tmp_path):
     assert all(torch.isfinite(value) for value in metrics.values())
     leader.close()
     assert not any(process.is_alive() for process in leader._started) and not dist.is_initialized()
+
+
+def test_a_leader_that_cannot_begin_ends_its_followers(tmp_path, monkeypatch):
+    """Out of memory, or stopped, while the state is copied: else each side would wait for the other's end."""
+    started = []
+    start = followers.multiprocessing.context.SpawnProcess.start
+    monkeypatch.setattr(
+        followers.multiprocessing.context.SpawnProcess, "start", lambda self: started.append(self) or start(self)
+    )
+    config = tiny(tmp_path / "a", *TWO)
+    agent = build_agent(config, 2)
+
+    def full():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    agent.state = full
+    with pytest.raises(torch.OutOfMemoryError):
+        Leader(agent, config, actions=2)
+    (follower,) = started
+    follower.join(10)
+    assert not follower.is_alive() and not dist.is_initialized()
 
 
 def test_a_process_that_dies_ends_the_run_with_one_error(tmp_path):

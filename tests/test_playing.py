@@ -1,6 +1,8 @@
 """What is played, stored and counted, against a journal of what the environments were asked and answered."""
 
 import inspect
+import threading
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -178,6 +180,27 @@ def test_a_block_is_played_with_the_weights_that_the_learner_had(tmp_path):
     assert collector.config.updates_due(collector.step) > due
     for name, weight in learner.state_dict().items():
         assert torch.equal(agent.state_dict()[name], weight)
+
+
+def test_a_block_that_nobody_waits_for_ends_with_its_action(tmp_path):
+    """As after a second Ctrl-C, which saves nothing."""
+    collector, agent, _, calls, _ = collected(tmp_path, 24)
+    overlap, turn, began = (
+        Overlap(collector, build_agent(collector.config, 2), agent),
+        collector.turn,
+        threading.Event(),
+    )
+
+    def slow(player):
+        began.set()
+        time.sleep(0.1)
+        return turn(player)
+
+    collector.turn = slow
+    overlap.begin()
+    began.wait(10)
+    overlap.close()
+    assert len(calls) < 5, "of 25"
 
 
 def short():

@@ -126,6 +126,14 @@ def test_commands_take_it_and_write_into_the_working_directory(packaged, capsys)
     assert files(packaged) == before
 
 
+def test_a_report_finds_results_that_were_written_elsewhere(packaged, capsys):
+    """By the command that the probe suggests."""
+    probe = ["probe", "health", "pretrained:dot", "--episodes", "3", "--steps", "12", "--output", "out"]
+    assert main(probe) == 0 and "--probes out" in capsys.readouterr().err
+    assert main(["report", "pretrained:dot", "--probes", "out"]) == 0 and "Health" in Path("report.html").read_text()
+    assert not folders.RunFolder("pretrained:dot").was_at("pretrained:dog")
+
+
 def test_mistakes_are_one_line(packaged, capsys):
     for words in (["evaluate", "pretrained:dog"], ["probe", "factors", "pretrained:dog"], ["report", "pretrained:dog"]):
         assert main(words) == 2

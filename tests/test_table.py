@@ -208,6 +208,29 @@ def test_what_cannot_be_compared_is_refused(tmp_path, other, said):
         table_of(tmp_path)
 
 
+def test_no_seed_counts_twice(tmp_path):
+    """Whichever of the seeds it is: two runs of one would make the interval narrower than it is."""
+    grid(tmp_path, methods=("2b",), seeds=(0, 1))
+    make_run(tmp_path / "z", "seed=1", returns=(0.0, 1.0), step=240)
+    with pytest.raises(UserError, match="one method and one seed"):
+        table_of(tmp_path)
+
+
+def test_advice_to_tell_runs_apart_can_be_followed_where_a_choice_differs(tmp_path):
+    for name, *options in (("a",), ("b", "model.optimizer.name=muon")):
+        make_run(tmp_path / name, "seed=0", *options, returns=(0.0, 1.0), step=240)
+    with pytest.raises(UserError, match="--by model.name,policy.name,model.optimizer.name, or leave"):
+        table_of(tmp_path)
+    assert len(table_of(tmp_path, by=["model.optimizer.name"]).methods) == 2
+
+
+def test_a_folder_of_probes_that_is_not_there_is_no_folder_without_results(tmp_path, capsys):
+    grid(tmp_path / "runs", methods=("2b",), seeds=(0,))
+    command = ["table", str(tmp_path / "runs"), "-o", str(tmp_path / "out"), "--probes", str(tmp_path / "no")]
+    assert main(command) == 2 and "There is no folder" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_advice_to_tell_runs_apart_keeps_what_was_given(tmp_path):
     for name, *options in (("a",), ("b", "model.kl.beta=0.5"), ("c", "model.kl.free_nats=1")):
         make_run(tmp_path / name, "seed=0", *options, returns=(0.0, 1.0), step=240)

@@ -1,5 +1,6 @@
 """The loop from environment to checkpoint, on small real runs."""
 
+import contextlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -144,6 +145,16 @@ def test_evaluation_repeats_itself_and_leaves_training_alone(finished):
 def test_another_configuration_is_refused(finished):
     with pytest.raises(UserError, match="model.kl.beta"):
         train(tiny(finished, "train.render_every=200", "model.kl.beta=0.5"))
+
+
+def test_what_was_due_and_is_switched_off_is_not_due_when_the_run_goes_on(tmp_path):
+    """As after an evaluation that fails each time: else no option would get the run past it."""
+    config = tiny(tmp_path / "run")
+    run_units(config, 70)
+    for more, expected in (([], ["evaluate", "save"]), (["train.eval_every=0"], ["save"])):
+        with contextlib.closing(Session(tiny(tmp_path / "run", *more), RunFolder.create(config.run_dir))) as going_on:
+            going_on.trainer.restore({**going_on.trainer.state(), "pending": ["evaluate", "save"]})
+            assert going_on.trainer.pending == expected
 
 
 def test_two_lines_of_python_act(finished):

@@ -25,11 +25,14 @@ from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure
-from denoised_mdp.errors import EnvironmentFailure, UserError
+from denoised_mdp.envs.workers import without_stops
+from denoised_mdp.errors import EnvironmentFailure, UserError, one_line
 from denoised_mdp.optim import parallel
 
 PATIENCE = timedelta(days=30)
 """how long a follower waits for work: the leader may evaluate, render or wait for environments meanwhile"""
+MEETING = timedelta(minutes=10)
+"""how long processes that something else has started wait for one another"""
 VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
@@ -62,10 +65,24 @@ def join(**group: Any) -> None:
 
 
 def _meet() -> None:
-    """`join` those that were `launched` with this process. Python's own handler would let Ctrl-C wait for them."""
+    """`join` those that were `launched` with this process. Python's own handler would let Ctrl-C wait for them.
+
+    Raises:
+        UserError: they do not meet.
+    """
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    join()
-    signal.signal(signal.SIGINT, before)
+    try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=MEETING))
+        join(store=store, rank=rank, world_size=size)
+        store.set_timeout(PATIENCE)  # for what exchanges through it later, such as the addresses of GPUs
+    except dist.DistError as error:
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise UserError(
+            f"The run's processes do not meet at MASTER_ADDR:MASTER_PORT, {address} ({one_line(error, 200)}). Give all"
+            " of them the address of the first one's machine and a port that is free there, and start all."
+        ) from error
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
@@ -98,13 +115,21 @@ def _hand_out(work: list[Any]) -> Any:
     return own[0]
 
 
-def _check_gpus(device: torch.device, processes: int) -> None:
-    """Refuse more processes of one machine than it has GPUs: NCCL cannot exchange gradients within one."""
-    if device.type == "cuda" and processes > (found := torch.cuda.device_count()):
+def _check_gpus(processes: int, here: int) -> None:
+    """Refuse more processes of one machine, `here`, than it has GPUs: NCCL cannot exchange gradients within one."""
+    if here > (found := torch.cuda.device_count()):
         raise UserError(
-            f"train.processes={processes}: each process needs a GPU of its own, and PyTorch finds {found}. Set"
-            f" train.processes={found} or train.device=cpu."
+            f"train.processes={processes}: each process needs a GPU of its own, and PyTorch finds {found} for {here} of"
+            f" them. Start {found} on this machine, or set train.device=cpu."
         )
+
+
+def _own_gpu(number: int, processes: int) -> str:
+    """The GPU of a follower: the place that whoever started it says it has on its machine, else its number."""
+    told = next((os.environ[name] for name in ("LOCAL_RANK", "SLURM_LOCALID") if name in os.environ), None)
+    place = int(told) if told else number % max(1, torch.cuda.device_count())  # by hand: as many on each machine
+    _check_gpus(processes, place + 1)
+    return f"cuda:{place}"
 
 
 class Leader:
@@ -115,7 +140,7 @@ class Leader:
         config, how: what `build_agent` was called with: the configuration, and keyword arguments.
 
     Raises:
-        UserError: there are fewer GPUs than processes.
+        UserError: there are fewer GPUs than processes on this machine.
         EnvironmentFailure: a process died as it started.
     """
 
@@ -123,20 +148,30 @@ class Leader:
         self.agent, self.processes, self._update = agent, config.train.processes, agent.update
         self._started: list[multiprocessing.Process] = []
         self._in_step = True  # all wait for the next piece of work, none for a part of an update
-        if launched(self.processes) is None:
-            _check_gpus(agent.device, self.processes)
-            store = dist.TCPStore(
-                "127.0.0.1", 0, self.processes, is_master=True, timeout=PATIENCE, wait_for_workers=False
-            )
-            spawn = multiprocessing.get_context("spawn")
-            for number in range(1, self.processes):
-                self._started.append(
-                    spawn.Process(target=run_follower, args=(number, self.processes, store.port), daemon=True)
-                )
+        try:
+            if launched(self.processes) is None:
+                if agent.device.type == "cuda":
+                    _check_gpus(self.processes, self.processes)
+                self._start_followers()
+            _hand_out([(config, how, agent.state())] * self.processes)
+        except BaseException:  # else they would wait for us, and the end of this process for theirs
+            for process in self._started:
+                process.kill()
+            if self._started and dist.is_initialized():
+                dist.destroy_process_group()
+            raise
+
+    def _start_followers(self) -> None:
+        """Start them on this machine, and meet them."""
+        store = dist.TCPStore("127.0.0.1", 0, self.processes, is_master=True, timeout=PATIENCE, wait_for_workers=False)
+        spawn = multiprocessing.get_context("spawn")
+        for number in range(1, self.processes):
+            how = {"target": run_follower, "args": (number, self.processes, store.port), "daemon": True}
+            self._started.append(spawn.Process(**how))
+            with without_stops():  # a stop is the leader's, also while they import
                 self._started[-1].start()
-            self._wait_for_followers(store)
-            join(store=store, rank=0, world_size=self.processes)
-        _hand_out([(config, how, agent.state())] * self.processes)
+        self._wait_for_followers(store)
+        join(store=store, rank=0, world_size=self.processes)
 
     def _wait_for_followers(self, store: dist.Store) -> None:
         """Return once all are there; they would be waited for in vain if one died as it started."""
@@ -144,8 +179,6 @@ class Leader:
             while not store.check([str(number)]):
                 process.join(0.05)
                 if process.exitcode is not None:
-                    for other in self._started:
-                        other.kill()
                     raise EnvironmentFailure(
                         f"One of the run's train.processes could not start (exit code {process.exitcode})."
                     )
@@ -205,8 +238,7 @@ def run_follower(number: int, processes: int, port: int | None = None) -> None:
         config, how, state = first
         device, dtype = configure(config.train)
         if device.type == "cuda":
-            local = int(os.environ.get("LOCAL_RANK", number))
-            device, dtype = configure(replace(config.train, device=f"cuda:{local}"))
+            device, dtype = configure(replace(config.train, device=_own_gpu(number, processes)))
         agent = build_agent(config, **how, device=device, dtype=dtype)
         agent.restore(state)
         while (work := _receive()) is not None:

@@ -49,7 +49,7 @@ def build_agent(
     """
     actions = Actions(actions) if isinstance(actions, int) else actions
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+        torch.default_generator.manual_seed(config.seed)  # `torch.manual_seed` would seed those of GPUs as well
         agent = AGENTS[config.agent.name].from_config(config, actions, can_terminate=can_terminate, device=device)
     _refuse_untrained(agent)
     agent.config, agent.actions, agent.can_terminate = copy.deepcopy(config), actions, can_terminate

@@ -250,11 +250,12 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _table(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.analysis.report.data import find_runs, read_run
+    from denoised_mdp.analysis.report.data import check_probe_folders, find_runs, read_run
     from denoised_mdp.analysis.results import make_folder
     from denoised_mdp.analysis.table.cells import BY, make_table
     from denoised_mdp.analysis.table.write import write_table
 
+    check_probe_folders(arguments.probes)
     with shown():
         runs = [read_run(path, arguments.probes) for path in track(find_runs(arguments.folders), "reading", "runs")]
         by = arguments.by.split(",") if arguments.by else BY

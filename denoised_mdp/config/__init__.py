@@ -131,6 +131,12 @@ def differences(old: Config, new: Config) -> list[str]:
     return lines
 
 
+def key_of_difference(difference: str, config: Config) -> str:
+    """The dotted key of the option that a line of `differences` is about; of another choice, that of its name."""
+    key = difference.partition(":")[0]
+    return f"{key}.name" if f"{key}.name" in dict(flatten(as_tree(config))) else key
+
+
 def _check(config: Config) -> None:
     """Refuse unknown tasks and combinations of options that are each in range but cannot go together."""
     train, env = config.train, config.env
@@ -157,6 +163,8 @@ def _check(config: Config) -> None:
             f"train.processes={train.processes}: train.batch_size={train.batch_size} must be a multiple of it, so that"
             " every process learns from as many segments."
         )
+    if train.processes > 1 and ":" in train.device:
+        raise UserError(f"train.device={train.device}: each of train.processes={train.processes} takes its own: cuda.")
     if train.processes > 1 and train.cuda_graph:
         raise UserError(f"train.processes={train.processes}: cannot be captured; set train.cuda_graph=false.")
     if env.episode_steps < env.action_repeat:
@@ -187,6 +195,12 @@ def _check_model(config: Config) -> None:
     if kl.dyn is not None and kl.free_nats_strategy == "B":
         raise UserError(
             f"model.kl.dyn={kl.dyn}: strategy B weighs both sides alike; use model.kl.free_nats_strategy=A."
+        )
+    if not table.free and (kl.relax != 1 or kl.free_nats_strategy == "B"):
+        told = f"model.kl.relax={kl.relax}" if kl.relax != 1 else f"model.kl.free_nats_strategy={kl.free_nats_strategy}"
+        raise UserError(
+            f"{told}: of no effect, since no latent has free=true, as what counts as signal has. model.kl.free_nats=0"
+            " takes its free nats away."
         )
     noise = [row for row in model.latents.values() if not row.free]
     for row in model.latents.values() if kl.free_nats_strategy == "B" else ():

@@ -83,7 +83,7 @@ class PixelSACConfig(AgentConfig):
         if config.train.processes > 1:
             raise UserError(f"train.processes={config.train.processes}: agent={self.name} learns in one process.")
         if config.train.cuda_graph:
-            raise UserError(f"train.cuda_graph=true: agent={self.name} cannot be captured; leave it out.")
+            raise UserError(f"train.cuda_graph=true: agent={self.name} cannot be captured; set it to false.")
 
 
 @dataclass

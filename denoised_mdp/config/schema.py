@@ -131,13 +131,14 @@ class Config:
 
         Twice the actions between two checkpoints leave room for the first rows of episodes; 0 when the replay
         holds all rows of the run, which it may not where episodes can terminate (each that does adds a first row), or
-        when there are no checkpoints on the way. With ``train.overlap``, one waits for the end of a round.
+        when there are no checkpoints on the way. With ``train.overlap``, one waits for the end of a round. A run adds
+        no more than twice its actions.
         """
         if not (self.replay.capacity is not None or can_terminate) or not self.train.checkpoint_every:
             return 0
         apart = max(self.train.checkpoint_every, self.turn_steps)
         apart += self.train.train_every if self.train.overlap else 0
-        return 2 * apart // self.env.action_repeat
+        return 2 * min(apart, self.train.total_steps + self.turn_steps) // self.env.action_repeat
 
 
 AGENTS: Registry[type[AgentConfig]] = Registry(

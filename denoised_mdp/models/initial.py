@@ -14,7 +14,8 @@ def scale_initial_weights(model: nn.Module, generator: torch.Generator) -> None:
 
     Before a ReLU: Gaussian with variance 2 / (inputs per output) (He et al. 2015). Other linear layers: uniform (Glorot
     and Bengio 2010). The layer that paints the image: small. PyTorch's default shrinks the signal of an image in every
-    convolution: a small model begins to learn later. Recurrent cells and every `BlockLinear` keep their weights.
+    convolution: a small model begins to learn later. PyTorch's own recurrent cell, of ``model.core=gru`` without a
+    norm, and every `BlockLinear` keep their weights.
     """
     decoders, first = _decoders(model)
     last = {decoder.convolutions[-1] for decoder in decoders}

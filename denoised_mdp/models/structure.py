@@ -42,7 +42,7 @@ class LatentSpec:
     reward_sees: tuple[str, ...] = option((), "other latents that its share of the reward reads")
     seen_by_policy: bool = option(False, "policy and value read it, imagination steps it: signal")
     beta: float = option(1.0, "weight of its KL, times alpha", above=0, high=1)
-    free: bool = option(False, "its KL counts towards the free nats")
+    free: bool = option(False, "its KL counts as signal: towards the free nats, and for model.kl.relax")
 
     @property
     def width(self) -> int:

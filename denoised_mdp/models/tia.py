@@ -98,8 +98,14 @@ class TIA(WorldModel):
         self.rewards = nn.ModuleDict(heads)
         if continuation:
             self.add_continuation(hidden, norm)
+        rises = {"adversary": {"warmup": descent.get("warmup", 0) * adversary_steps}}  # it counts steps, not updates
         self.optimizers = {
-            name: make_optimizer((p for module in modules for p in module.parameters()), lr=rate, eps=eps, **descent)
+            name: make_optimizer(
+                (p for module in modules for p in module.parameters()),
+                lr=rate,
+                eps=eps,
+                **descent | rises.get(name, {}),
+            )
             for name, modules, rate in (
                 ("x", [self.x, self.rewards["x"], *([self.continuation] if continuation else [])], lr),
                 ("y", [self.y, self.alone], lr),

@@ -45,7 +45,7 @@ class Rings:
             self.close()
             raise UserError(
                 f"The replay of {count} environments needs {needed:,} bytes but the disk of {folder} has {free:,} bytes"
-                " free. Set a smaller replay.capacity, or use a larger disk for run_dir."
+                " free. Set a smaller replay.capacity or train.checkpoint_every, or use a larger disk for run_dir."
             )
 
     @classmethod

@@ -289,7 +289,7 @@ def _check_disk(folder: Path, layout: Layout, places: int) -> None:
     if needed > free:
         raise UserError(
             f"The replay of {places:,} rows needs {needed:,} bytes but the disk of {folder} has {free:,} bytes"
-            " free. Set a smaller replay.capacity, or use a larger disk for run_dir."
+            " free. Set a smaller replay.capacity or train.checkpoint_every, or use a larger disk for run_dir."
         )
 
 

@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import UserError, out_of_memory
 from denoised_mdp.files import parse_json, read_json, regular, remedy, remove, replace_file, sync_folder
 from denoised_mdp.run.codec import decode, encode
 
@@ -230,6 +230,8 @@ def _read(path: Path, step: int, map_location: torch.device | str) -> dict[str, 
     except OSError as error:
         raise _Damaged(f"{error.filename or path} cannot be read ({error.strerror})") from error
     except (*MALFORMED, SafetensorError) as error:
+        if out_of_memory(error):
+            raise
         raise _Damaged(f"{path} is damaged: {error}") from error
 
 

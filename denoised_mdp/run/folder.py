@@ -118,6 +118,8 @@ class RunFolder:
 
     def was_at(self, written: str) -> bool:
         """Whether a path that was written into a result is this folder's; where nothing is now, its name decides."""
+        if is_pretrained(written):
+            return self.path == _PACKAGED / written.removeprefix(PRETRAINED)
         before, now = Path(written), self.path.resolve()
         return before.resolve() == now or (before.name == now.name and not before.exists())
 

@@ -15,7 +15,7 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import build
 from denoised_mdp.device import resolve_device, resolve_precision
 from denoised_mdp.envs.actions import Actions
-from denoised_mdp.errors import EnvironmentFailure, UserError
+from denoised_mdp.errors import EnvironmentFailure, UserError, out_of_memory
 from denoised_mdp.progress import say
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run import checkpoint as checkpoints
@@ -85,6 +85,8 @@ def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[N
     except EnvironmentFailure:  # a RuntimeError, but not about the checkpoint
         raise
     except checkpoints.MALFORMED as error:
+        if out_of_memory(error):
+            raise
         reason = " ".join(str(error).split()) or type(error).__name__
         reason = reason if len(reason) < 300 else f"{reason[:300]} ..."
         raise UserError(

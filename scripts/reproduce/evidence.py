@@ -14,7 +14,7 @@ repeated while runs are trained, and several can measure different runs at once,
 
 runs.csv has one row per run, curves.csv what was logged during training. From these two come the mean of the last four
 evaluations, summary.json (numbers per seed), intervals.json, table.md and the pictures. No seed is left out. Runs of
-one arm that differ in more than the seed are refused.
+one arm that differ in more than the seed, or are measured otherwise, are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 import evidence_show as show
 import numpy as np
 from common import read
-from evidence_arms import config_of, key_of, overrides_of, refuse_mixtures
+from evidence_arms import config_of, key_of, overrides_of, refuse_mixtures, refuse_other_measures
 from evidence_measures import SIZES, asked_of, measure, measured_at
 from evidence_numbers import KEY
 
@@ -145,7 +145,8 @@ def add(
     step: of the checkpoint, or "best"; None: the newest of each. by: options that tell arms apart, see `arm_of`.
 
     Raises:
-        UserError: a configuration cannot be read; or these runs, and those that have rows already, cannot be compared.
+        UserError: a configuration cannot be read; or these runs, and those that have rows already, cannot be compared,
+            as where they were measured otherwise.
     """
     runs = [read_run(path) for path in find_runs(folders)]
     for run in runs:
@@ -156,14 +157,19 @@ def add(
     kept = [row for row in read(out / "runs.csv") if tuple(row[name] for name in KEY) not in ours]
     refuse_mixtures([*named, *((f"{out}: {row['run']}", config_of(row)) for row in kept)], by)
     make_folder(out)
+    done: list[dict[str, Any]] = []
     for run in runs:
         try:
             asked = asked_of(run, options, step)
         except UserError as error:
             print(error, flush=True)
             continue
-        at, results, key = asked["factors"].checkpoint, measure(run.path, asked), key_of(run.config, by)
-        row = row_of(run, key, at, results)
+        at, key = asked["factors"].checkpoint, key_of(run.config, by)
+        measured = f"{BEST if step == BEST else f'step {at}'} {asked['factors'].variant()}"
+        refuse_other_measures([*kept, *done], str(run.path), key, measured)
+        results = measure(run.path, asked)
+        row = row_of(run, key, at, results) | {"measured": measured}
+        done.append(row)
         replace_rows(out / "curves.csv", curve_rows(run, key, results["factors"]["seen"]))
         replace_rows(out / "runs.csv", [row])  # last: a run that is in there is whole
         numbers = ", ".join(f"{name.replace('_', ' ')} {row[name]:.3g}" for name in ("return", "recall", "leakage"))

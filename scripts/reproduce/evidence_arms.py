@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 
-from denoised_mdp.config import as_tree, differences, load_config
+from denoised_mdp.config import as_tree, differences, key_of_difference, load_config
 from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import as_text
@@ -57,11 +57,28 @@ def refuse_mixtures(runs: Sequence[tuple[str, Config]], by: Sequence[str]) -> No
         if changed:
             raise UserError(
                 f"{known} and {name} are both {', '.join(arm)}, but differ in {changed[0]}. Tell them apart with"
-                f" --by {changed[0].partition(':')[0]}, leave one out, or choose another --out."
+                f" --by {key_of_difference(changed[0], config)}, leave one out, or choose another --out."
             )
         known = first.setdefault((*arm, seed), (name, config))[0]
         if known != name:
             raise UserError(f"{known} and {name} have one seed ({seed}): leave one out.")
+
+
+def refuse_other_measures(rows: Sequence[Mapping[str, str]], name: str, key: Sequence[str], measured: str) -> None:
+    """The runs of one arm are measured alike: at one step, or each at its best, by as many episodes.
+
+    rows: of runs.csv. name, key, measured: of the run that is to be measured: checkpoint and size.
+
+    Raises:
+        UserError: the arm has a run that was measured otherwise.
+    """
+    for row in rows:
+        before = row.get("measured") or f"step {row['step']} train"  # older rows were all measured in this way
+        if (row["task"], row["variant"], row["arm"]) == tuple(key[:3]) and row["seed"] != key[3] and before != measured:
+            raise UserError(
+                f"{name} would be measured otherwise ({measured}) than {row['run']} of the same arm ({before}). Choose"
+                " the same --step, --size and --behaviour, or another --out."
+            )
 
 
 def overrides_of(config: Config) -> str:

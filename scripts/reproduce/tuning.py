@@ -25,9 +25,9 @@ BEFORE = {"nats_x": "model/kl_x", "nats_y": "model/kl_y", "picture": "model/imag
 
 
 def rows_of(metrics: dict[str, Curve], setting: str, seed: int) -> list[dict]:
-    """One row for each step of the training's probe after the first updates."""
+    """One row for each step of the training's probe after the first updates, whatever it could measure there."""
     rows = []
-    for step in metrics.get("probe/noise_from_x", ((), ()))[0]:
+    for step in sorted({step for metric in OF_PROBE.values() for step in metrics.get(metric, ((), ()))[0]}):
         row = {"setting": setting, "seed": seed, "step": round(step)}
         row["updates"] = round(np.interp(step, *metrics["train/updates"], left=0))
         for name, metric in OF_PROBE.items():
@@ -41,7 +41,7 @@ def rows_of(metrics: dict[str, Curve], setting: str, seed: int) -> list[dict]:
 
 
 def table(rows: list[dict], step: int) -> str:
-    """Markdown: means over the seeds that have come to a step."""
+    """Markdown: means over the seeds that have come to a step; a dash where one of them has no value."""
     lines = [
         "| setting | seeds | updates | recall | leakage | signal in y | nats of x | nats of y | picture | return |"
     ]

@@ -173,6 +173,8 @@ def _check(config: Config, store: JointData) -> None:
 def _check_stack(subject: Subject, stack: Sequence[int]) -> None:
     """Refuse stacks of frames that an encoder of stacks does not read."""
     frames = subject.agent.picture_encoder.frames
+    if frames not in (1, 3):  # those of `probe joints` and its data sets
+        raise UserError(f"{subject.path}: this run's encoder reads {frames} frames at once, the probe 1 or 3.")
     if frames > 1 and tuple(stack) != (frames,):
         raise UserError(f"{subject.path}: this run's encoder reads {frames} frames at once: give --stack {frames}.")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from denoised_mdp.analysis.probe import Options as ProbeOptions
 from denoised_mdp.analysis.probe import Probe, Section
+from denoised_mdp.errors import UserError
 from denoised_mdp.options import option
 
 
@@ -33,6 +34,8 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
     from denoised_mdp.analysis.similarity.tables import Alignments
     from denoised_mdp.run.machine import peak_memory
 
+    if options.snapshots and options.checkpoint is not None:
+        raise UserError("--snapshots compares all stages of each run: leave out --checkpoint.")
     began, roster = time.perf_counter(), Roster.of(runs)
     points, situations = measure(roster, options)
     recorded = time.perf_counter()
@@ -42,9 +45,11 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
     first = next(point for point in points if point.newest)
     subject = Subject(roster.paths[0], roster.configs[0], None, first.step)
     stem = subject.stem("similarity", options.output, options.variant())
-    stem = stem.with_name(f"{stem.name}_{len(roster.paths)}runs_{mark_of(roster.paths)}")
+    at = "" if options.checkpoint is None else f"_checkpoint-{options.checkpoint}"  # other runs may be at other steps
+    stem = stem.with_name(f"{stem.name}{at}_{len(roster.paths)}runs_{mark_of(roster.paths)}")
     tree |= {
         "runs": [str(path) for path in roster.paths],
+        "checkpoint": options.checkpoint,
         "pairs": pairs,
         "seconds": {"recording and filtering": recorded - began, "comparing": ended - recorded},
         "peak_memory": peak_memory(),

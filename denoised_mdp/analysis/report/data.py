@@ -113,6 +113,13 @@ def read_run(path: Path, extra: Sequence[Path] = ()) -> RunData:
     return run
 
 
+def check_probe_folders(folders: Sequence[Path]) -> None:
+    """Raise UserError unless all of these further folders with results of probes are there."""
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise UserError(f"There is no folder {folder} with results of probes.")
+
+
 def find_runs(folders: Sequence[Path]) -> list[Path]:
     """The runs among these folders and, at any depth, inside the others; each one once.
 

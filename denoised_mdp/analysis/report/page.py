@@ -19,7 +19,7 @@ from denoised_mdp.analysis.factor_tables import from_tree, headline_text, pooled
 from denoised_mdp.analysis.plots import color_of
 from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.report.choice import common_options, options_of, options_text, results_at_common_step, shown
-from denoised_mdp.analysis.report.data import RunData, find_runs, read_run
+from denoised_mdp.analysis.report.data import RunData, check_probe_folders, find_runs, read_run
 from denoised_mdp.analysis.report.groups import Group, differing_options, group_runs, shared_words
 from denoised_mdp.analysis.report.parts import (
     MODEL,
@@ -62,9 +62,7 @@ def write_report(
     if not output.parent.is_dir():  # checked before anything is drawn
         raise UserError(f"There is no folder {output.parent} for {output.name}. Make it, or choose another -o.")
     check_output(output, "-o")
-    for folder in probes:
-        if not Path(folder).is_dir():
-            raise UserError(f"There is no folder {folder} with results of probes.")
+    check_probe_folders(probes)
     found = [read_run(run, probes) for run in track(find_runs(runs), "reading", "runs", delay=1)]
     page = render(found, videos=videos, title=title)
     return write_whole(output, page)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from denoised_mdp.analysis.report.data import RunData
-from denoised_mdp.config import as_tree, differences
+from denoised_mdp.config import as_tree, differences, key_of_difference
 from denoised_mdp.config.choices import all_options, unknown
 from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.schema import Config
@@ -88,12 +88,17 @@ def make_table(runs: Sequence[RunData], step: int | None = None, by: Sequence[st
     evaluated = [run for run in runs if "eval/return" in run.metrics]
     budget = step or _one_budget(evaluated or runs)
     entries = [Entry(run, _cell(run.config), _method(run, by), _score(run, budget)) for run in runs]
-    first: dict[Cell | tuple[Cell, str], Entry] = {}
+    first: dict[tuple, Entry] = {}
     for entry in entries:
         if "eval/return" not in entry.run.metrics:  # as of a run that failed at its start: listed as missing
             continue
         _refuse_other_protocol(first.setdefault(entry.cell, entry), entry)
         _refuse_other_settings(first.setdefault((entry.cell, entry.method), entry), entry, by)
+        same = first.setdefault((entry.cell, entry.method, entry.run.config.seed), entry)
+        if same is not entry:
+            raise UserError(
+                f"{_pair(same, entry)} have one method and one seed: they are no two samples. Leave one out."
+            )
     table = Table(entries, budget)
     table.tasks = sorted({entry.cell[0] for entry in entries})
     table.methods = sorted({entry.method for entry in entries})
@@ -164,13 +169,11 @@ def _refuse_other_settings(one: Entry, other: Entry, by: Sequence[str]) -> None:
     """Two runs of a method in a cell must differ in the seed, and in nothing else that is learned from."""
     changed = differences(one.run.config, dataclasses.replace(other.run.config, seed=one.run.config.seed))
     if changed:
-        more = ",".join((*by, changed[0].partition(":")[0]))
+        more = ",".join((*by, key_of_difference(changed[0], one.run.config)))
         raise UserError(
             f"{_pair(one, other)} are both '{one.method}', but differ in {changed[0]}. Tell them apart with"
             f" --by {more}, or leave one out."
         )
-    if one is not other and one.run.config.seed == other.run.config.seed:
-        raise UserError(f"{_pair(one, other)} have one method and one seed: they are no two samples. Leave one out.")
 
 
 def _nearby(run: RunData, budget: int) -> str:
