@@ -13,6 +13,8 @@ MACHINE_ERRORS = {
     if hasattr(errno, name)
 }
 """numbers of an OSError by which the machine refuses, in contrast to what we, or an environment, did wrong"""
+OUT_OF_MEMORY = "MemoryError|OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED"
+"""in the name or the message of an error of Python, NumPy, PyTorch or CUDA: they have nothing else in common"""
 MOST = 2000
 """characters of a message"""
 MOST_WORD = 100
@@ -42,9 +44,8 @@ class EnvironmentFailure(RuntimeError):
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether memory could not be had, of the machine or a GPU: PyTorch's errors of it are plain RuntimeErrors."""
-    name = type(error).__name__
-    return name in ("MemoryError", "OutOfMemoryError") or "can't allocate memory" in str(error)
+    """Whether memory could not be had, of the machine or a GPU: PyTorch's errors are RuntimeErrors of all kinds."""
+    return re.search(OUT_OF_MEMORY, f"{type(error).__name__} {error}") is not None
 
 
 def one_line(text: object, most: int) -> str:

@@ -16,6 +16,7 @@ from denoised_mdp.errors import UserError
 DEVICE = r"auto|cpu|cuda(:[0-9]{1,4})?"  # forms of a device's name
 BEST = "best"  # the checkpoint or snapshot whose evaluation in training returned most
 CHECKPOINT = rf"[0-9]{{1,15}}|{BEST}"  # forms of a checkpoint's name
+TYPES = "options are bool, int, float, str, these with '| None', and tuple[str, ...]"
 LARGEST = 2**63 - 1  # whole number; arrays, tensors, TensorBoard and files hold no larger one
 
 
@@ -111,6 +112,8 @@ def check_options(kind: Any, whose: str, /, **chosen: str) -> None:
         if field.default is dataclasses.MISSING:
             if field.default_factory is dataclasses.MISSING:
                 raise UserError(f"{whose}: its option {name!r} has no default.")
+            if not (dataclasses.is_dataclass(hints[name]) or typing.get_origin(hints[name]) is dict):
+                raise UserError(f"{whose}: its option {name!r} has type {hints[name]}; {TYPES}, and groups of them.")
             continue  # a group
         try:
             convert(chosen.get(name, field.default), hints[name], limits_of(field))
@@ -118,8 +121,7 @@ def check_options(kind: Any, whose: str, /, **chosen: str) -> None:
             what = f"{chosen.get(name, field.default)!r}, which must be {error}"
             raise UserError(f"{whose}: its option {name!r} cannot be {what}.") from None
         except (KeyError, StopIteration) as error:
-            types = "bool, int, float, str, these with '| None', and tuple[str, ...]"
-            raise UserError(f"{whose}: its option {name!r} has type {hints[name]}; options are {types}.") from error
+            raise UserError(f"{whose}: its option {name!r} has type {hints[name]}; {TYPES}.") from error
 
 
 def _within(value: Any, limits: Mapping[str, Any]) -> bool:

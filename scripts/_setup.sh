@@ -18,12 +18,17 @@ find_python() {
     return 1
 }
 
+has_pip() {
+    .venv/bin/python -m pip --version >/dev/null 2>&1
+}
+
 install_package() {
-    if [ ! -x .venv/bin/python ]; then
+    # Also where it was interrupted while it was made, or the Python that it was made of is gone.
+    if ! has_pip && ! { .venv/bin/python -m ensurepip >/dev/null 2>&1 && has_pip; }; then
         local python
         python=$(find_python)
         echo "set-up: creating .venv with $("$python" --version)"
-        "$python" -m venv .venv || {
+        "$python" -m venv --clear .venv || {
             echo "set-up: this Python cannot make virtual environments (Debian, Ubuntu: apt-get install python3-venv)" >&2
             return 1
         }

@@ -187,7 +187,14 @@ def test_a_checkpoint_of_another_configuration(run, change):
         denoised_mdp.load(run, device="cpu")
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.AcceleratorError("CUDA error: out of memory"),  # no room even for what CUDA itself needs
+        RuntimeError("can't allocate memory"),
+    ],
+)
 def test_too_little_memory_is_not_the_checkpoints_fault(run, monkeypatch, error):
     """Nobody shall restore a folder from a copy since another program fills the GPU."""
 

@@ -1,16 +1,22 @@
 """The benchmark: its plain implementation computes what ours computes, and its tables hold what they promise."""
 
+import contextlib
 import json
+import multiprocessing
 
 import pytest
 import torch
 from conftest import random_batch, small_agent
 
-from denoised_mdp.bench.around import acting
-from denoised_mdp.bench.plain import PlainUpdate
-from denoised_mdp.bench.update import count_work, update_parts
+from denoised_mdp.agents.registry import build_agent
+from denoised_mdp.bench.around import acting, plain_dm_control
+from denoised_mdp.bench.estimate import random_actions
+from denoised_mdp.bench.plain import PlainUpdate, can_be_plain
+from denoised_mdp.bench.update import answer, count_work, update_parts
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
+from denoised_mdp.envs import make_env
+from denoised_mdp.errors import UserError
 
 
 @pytest.mark.parametrize(("structure", "entropy"), [("2b", 0.1), ("dreamer", 0.0)])
@@ -42,10 +48,52 @@ def test_the_plain_update_refuses_what_it_does_not_know():
         PlainUpdate(small_agent("2c"))
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "model.x.distribution=categorical model.x.classes=4",
+        "model.y.seen_by_policy=true",
+        "model.continuation=true",
+        "model=2c",
+        "policy=sac",
+        "policy.norm=none",
+    ],
+)
+def test_what_is_announced_as_comparable_is_compared(option):
+    plain = "env.task=dot env=toy distractors=none model.norm=none policy.return_scale=none"
+    config = load_config(["preset=debug", *plain.split(), *option.split()])
+    agent = build_agent(config, 2)
+    assert can_be_plain(config) == (option == "policy.norm=none")
+    if can_be_plain(config):
+        PlainUpdate(agent)
+    else:
+        with pytest.raises(ValueError, match="x and y"):
+            PlainUpdate(agent)
+
+
+def test_a_process_that_has_died_is_one_line():
+    pipe, other = multiprocessing.Pipe()
+    other.close()
+    with pytest.raises(UserError, match=r"process of the update \(ours\) has ended"):
+        answer(pipe, "ours")
+
+
+def test_actions_go_on_in_the_next_episode():
+    with contextlib.closing(make_env("dot_terminating", suite="toy", size=16, action_repeat=1)) as env:
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        begun, act = env.begun, random_actions(env)
+        for _ in range(200):
+            act()
+        assert env.begun > begun + 2
+
+
+def test_tasks_of_domains_with_two_words_are_compared_with_dm_control():
+    assert all(value > 0 for value in plain_dm_control("point_mass_easy", 16, 2))
+
+
 def test_parts_and_work_of_an_update():
     config = load_config(["preset=debug", "model.depth=2"])
-    from denoised_mdp.agents.registry import build_agent
-
     agent = build_agent(config, 6)
     parts = update_parts(agent, config, repeats=1)
     assert list(parts) == [

@@ -39,6 +39,7 @@ def test_help_of_train_names_every_option_and_choice(capsys):
     hidden = {
         "preset",
         "distractors",
+        "env.suite",
         "agent.name",
         "model.name",
         "model.kind",

@@ -10,7 +10,7 @@ import pytest
 from denoised_mdp.cli.completion import complete, script, values
 from denoised_mdp.cli.machine import SHELLS
 from denoised_mdp.config import load_config
-from denoised_mdp.config.choices import GROUPS, all_options, choices, latent_names
+from denoised_mdp.config.choices import CHOSEN, GROUPS, all_options, choices, latent_names
 from denoised_mdp.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,21 +43,10 @@ def test_words(typed, offered):
 @pytest.mark.parametrize("place", [0, -1])
 def test_values_that_are_offered_are_accepted(place):
     """The first and the last value of every option that does not hang on another one."""
-    others = (
-        "agent",
-        "policy.",
-        "distractors",
-        "env.suite",
-        "env.task",
-        "env.reward",
-        "env=",
-        "model.name",
-        "model.core",
-        "model.decoder",
-    )
+    others = ("agent", "policy.", "distractors", "env.task", "env.reward", "env=", "model.core", "model.decoder")
     others += ("model.target", *(f"model.{latent}." for latent in latent_names()))
     offered = [f"{key}={values(key)[place]}" for key in [*GROUPS, *all_options()] if values(key) and key != "env"]
-    offered = [word for word in dict.fromkeys(offered) if not word.startswith(others)]
+    offered = [word for word in dict.fromkeys(offered) if not word.startswith((*others, *CHOSEN))]
     assert len(offered) >= 12
     load_config([*offered, "train.collect_workers=1"])
 

@@ -120,7 +120,7 @@ def test_alpha_and_replay_follow_the_environment_unless_set():
 
 def test_weights_of_the_signal_without_a_signal_are_refused():
     for words in (["preset=quickstart"], ["preset=debug", "model.kl.free_nats_strategy=B"]):
-        with pytest.raises(UserError, match="of no effect, since no latent has free=true"):
+        with pytest.raises(UserError, match=r"has no effect: no latent has free=true. Set model.kl.\w+=[1A]\."):
             load_config([*words, "model.x.free=false"])
     assert load_config(["preset=quickstart", "model.x.free=false", "model.kl.relax=1"]).model.kl.relax == 1
 

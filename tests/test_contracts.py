@@ -12,6 +12,7 @@ from conftest import small_agent
 from small_runs import TINY, tiny
 
 from denoised_mdp import plugins, register_agent, register_distractor, register_policy, register_probe, register_table
+from denoised_mdp.agents.curl import CURL
 from denoised_mdp.agents.pixel_sac import PixelSAC
 from denoised_mdp.agents.registry import AGENTS, build_agent
 from denoised_mdp.analysis import probe
@@ -20,7 +21,7 @@ from denoised_mdp.analysis.probes.factors import Options as FactorsOptions
 from denoised_mdp.cli.arguments import Parser, add_fields
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, schema
-from denoised_mdp.config.agents import PixelSACConfig
+from denoised_mdp.config.agents import CURLConfig, PixelSACConfig
 from denoised_mdp.config.policies import SACConfig
 from denoised_mdp.envs.distractors import Distractor
 from denoised_mdp.envs.options import DISTRACTORS
@@ -206,6 +207,12 @@ class OddType:
 
 
 @dataclass
+class OddGroup:
+    name: str = "own"
+    sizes: list[int] = dataclasses.field(default_factory=list)
+
+
+@dataclass
 class BadDefault:
     name: str = "own"
     size: int = option(0, "a size", low=1)
@@ -218,6 +225,7 @@ class BadDefault:
         (NoDefault, "its option 'size' has no default"),
         (NoName, "its options need a field 'name'"),
         (OddType, "its option 'sizes' has type .*options are bool, int"),
+        (OddGroup, "its option 'sizes' has type .*options are bool, int"),
         (BadDefault, "its option 'size' cannot be 0, which must be a whole number, at least 1"),
         (SACConfig, "its option 'name' cannot be 'own'"),
     ],
@@ -228,6 +236,35 @@ def test_a_class_that_cannot_be_options_is_refused_where_it_is_registered(option
     with pytest.raises(UserError, match=words):
         register_agent("own", PixelSAC, PixelSACConfig if options is SACConfig else options)
     assert "own" not in POLICIES and "own" not in AGENTS and "own" not in schema.POLICIES
+
+
+def test_a_policy_may_mean_something_else_by_warmup():
+    @dataclass
+    class Mine:
+        name: str = "mine"
+        warmup: int = 100
+
+    register_policy("mine", SACPolicy, Mine)
+    try:
+        assert load_config(["policy=mine"]).policy.warmup == 100
+    finally:
+        del POLICIES["mine"], schema.POLICIES["mine"]
+
+
+def test_help_names_an_agent_that_does_not_fit_the_usual_environment(capsys):
+    """As a relative of CURL, whose crops are larger than the usual picture."""
+
+    @dataclass
+    class Mine(CURLConfig):
+        name: str = option("mine", "what learns and acts", choices=("mine",))
+
+    register_agent("mine", CURL, Mine)
+    try:
+        with pytest.raises(SystemExit) as end:
+            main(["train", "--help"])
+    finally:
+        del AGENTS["mine"], schema.AGENTS["mine"]
+    assert end.value.code == 0 and "agent=mine" in capsys.readouterr().out
 
 
 def test_optional_is_what_a_bar_with_none_is():

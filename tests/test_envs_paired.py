@@ -109,6 +109,10 @@ def test_a_distractor_that_stands_still_in_one_world_alone_begins_like_the_origi
                 results, frames, noises = paired.step(action), paired.frames(), paired.noises()
                 np.testing.assert_array_equal(frames["still"], results["still"][0])
                 assert noises["still"] == first != noises["original"]
+        first = noise_of(env, env.reset(seed=2)[1])  # on its own
+        assert paired.noises()["still"] == first
+        env.step(actions[0])
+        assert paired.noises()["still"] == first
     frozen = make("reacher_easy", distractors={"camera_jitter": {"dynamic": False}})
     with PairedWorlds(frozen, {"moving": {"change": {"camera_jitter": {"dynamic": True}}}}) as paired:
         paired.reset(seed=0)

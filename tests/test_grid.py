@@ -12,6 +12,7 @@ from denoised_mdp.analysis.status import statuses
 from denoised_mdp.cli import sweep as sweeps
 from denoised_mdp.cli.grid import read_grid
 from denoised_mdp.cli.main import main
+from denoised_mdp.cli.sweep import grid_folder
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.folder import RunFolder
@@ -69,6 +70,9 @@ def test_the_command_line_chooses_values_and_adds_those_of_an_option(grid):
         (["sweep.method=2c"], {}, "denoised, dreamer"),
         (["seed=1"], {}, r"sweep.seed="),
         (["model=2c"], {}, "the axis method"),
+        (["env.id=a"], {"axes": {"env.id": ["b", "c"]}}, "the axis env.id sets it"),
+        (["model.kl={beta: 1}"], {"axes": {"a": {"b": {"model.kl.beta": 0.5}}}}, "the axis a sets it"),
+        (["sweep.seed="], {}, "there is no ''"),
         (["model.kl.beta=1,0.5"], {}, "several values"),
         (["nope=1"], {}, "unknown option"),
         ([], {"axes": {"seed": 3}}, "a list of values"),
@@ -90,6 +94,23 @@ def test_a_mistake_is_one_line(grid, words, parts, said):
     with pytest.raises(UserError, match=said) as raised:
         read_grid(words)
     assert "\n" not in str(raised.value)
+
+
+def test_spaces_are_no_part_of_a_value(grid):
+    assert names(grid(), "sweep.method=dreamer", "sweep.seed=[0, 1]") == ["dreamer-seed=0", "dreamer-seed=1"]
+
+
+def test_an_option_that_no_chosen_run_sets_can_be_set(grid):
+    word = grid(axes={"noise": {"none": {"model.kl.beta": 1}, "video": {"distractors": "video_background"}}}, runs=[{}])
+    (job,) = read_grid([word, "sweep.noise=video", "model.kl.beta=0.1"])[1]
+    assert job.overrides[-1] == "model.kl.beta=0.1"
+    with pytest.raises(UserError, match="the axis noise sets it"):
+        read_grid([word, "model.kl.beta=0.1"])
+
+
+def test_the_folder_of_a_grid_is_one_for_all_its_runs(grid):
+    with pytest.raises(UserError, match="all runs of a grid have folders in this one"):
+        grid_folder([grid(), "run_dir=runs/${env.task}"])
 
 
 def test_a_file_without_its_ending_is_suggested(grid):

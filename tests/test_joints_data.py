@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from report_runs import make_run
 
 from denoised_mdp.analysis.joints.data import JointData, Plan
 from denoised_mdp.analysis.joints.record import RANDOM, collect, make_data
@@ -123,6 +124,16 @@ def test_a_folder_whose_first_writing_was_killed_can_be_used(tmp_path):
     (tmp_path / "manifest.json.tmp").write_text("{")
     collect(tmp_path, plan(), acts()).close()
     JointData(tmp_path).close()
+
+
+def test_a_run_whose_folder_has_the_name_of_an_option_is_a_run(tmp_path, monkeypatch):
+    """As those of a sweep over seeds."""
+    folder = make_run(tmp_path / "seed=1")
+    monkeypatch.chdir(tmp_path)
+    for source in (str(folder), "seed=1"):
+        with pytest.raises(UserError, match="joint") as caught:  # the toy has none
+            make_data([source], tmp_path / "data")
+        assert "unknown option" not in str(caught.value)
 
 
 def test_damage_and_other_plans_are_told(whole, tmp_path):

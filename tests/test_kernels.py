@@ -184,6 +184,30 @@ def test_no_compiler_a_failing_one_a_full_cache_or_no_wish(tmp_path):
 
 
 @needs_compiler
+def test_a_compiler_may_be_given_with_flags(tmp_path):
+    assert found_by(tmp_path, CC="cc -O2")
+
+
+@needs_compiler
+def test_a_compiler_without_openmp_makes_kernels_of_one_thread(tmp_path):
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\ncase " $* " in *" -fopenmp "*) exit 1;; esac\nexec cc "$@"\n')
+    compiler.chmod(0o755)
+    assert found_by(tmp_path, CC=str(compiler))
+
+
+@needs_compiler
+def test_a_torn_library_is_made_again(tmp_path, monkeypatch):
+    """As after a power failure."""
+    monkeypatch.setenv("DENOISED_MDP_CACHE", str(tmp_path))
+    assert kernels.library.__wrapped__() is not None
+    (made,) = tmp_path.glob("*.so")
+    made.unlink()  # this process has it in memory still
+    made.write_bytes(b"")
+    assert kernels.library.__wrapped__() is not None and made.stat().st_size > 0
+
+
+@needs_compiler
 def test_a_damaged_library_is_not_loaded(tmp_path, monkeypatch):
     monkeypatch.setenv("DENOISED_MDP_CACHE", str(tmp_path))
     monkeypatch.setattr(kernels, "_compile", lambda compiler, path: path.write_bytes(b"none"))

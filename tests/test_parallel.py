@@ -1,12 +1,12 @@
 """Several processes that learn one run: equal in value to one process, to each other, and after a stop."""
 
+import errno
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import weakref
-from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -227,7 +227,9 @@ def test_every_process_needs_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UserError, match="PyTorch finds 1 for 2 of them. Start 1 on this machine, or set train.device"):
         Leader(agent, config, actions=2)
-    with pytest.raises(UserError, match="train.device=cuda:1: each of train.processes=2 takes its own: cuda"):
+    with pytest.raises(
+        UserError, match="train.device=cuda:1: each of train.processes=2 takes a GPU of its own: set tr"
+    ):
         load_config(["preset=debug", "train.processes=2", "train.device=cuda:1"])
 
 
@@ -239,7 +241,8 @@ def test_a_followers_gpu_is_the_one_of_its_place_on_its_machine(monkeypatch):
         (1, 1, {}, "cuda:0"),
         (2, 1, {}, "cuda:1"),
         (4, 6, {}, "cuda:2"),
-        (1, 1, {"SLURM_LOCALID": "0"}, "cuda:0"),
+        (4, 6, {"SLURM_LOCALID": "3"}, "cuda:3"),
+        (1, 1, {"SLURM_LOCALID": "1"}, "cuda:0"),  # it sees its own alone
         (8, 1, {"LOCAL_RANK": "3", "SLURM_LOCALID": "0"}, "cuda:3"),
     ):
         with monkeypatch.context() as here:
@@ -253,19 +256,39 @@ def test_a_followers_gpu_is_the_one_of_its_place_on_its_machine(monkeypatch):
         followers._own_gpu(1, 2)
 
 
+def meeting(**environment):
+    """What a process of its own says that tries to meet others: a failed attempt spoils all later ones of a process."""
+    code = "from datetime import timedelta; from denoised_mdp.agents import followers;"
+    code += "followers.MEETING = timedelta(seconds=2); followers._meet()"
+    run = [sys.executable, "-c", code]
+    return subprocess.run(run, env=os.environ | environment, capture_output=True, text=True, timeout=120).stderr
+
+
 @pytest.mark.parametrize("rank", [0, 1])
-def test_processes_that_do_not_meet_say_where(monkeypatch, rank):
+def test_processes_that_do_not_meet_say_where(rank):
     """The port of the first one is taken; the other finds nobody there."""
-    monkeypatch.setattr(followers, "MEETING", timedelta(seconds=2))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         if rank == 0:
             taken.listen()
-        for name, value in variables(rank, taken.getsockname()[1]).items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(UserError, match=r"do not meet at MASTER_ADDR:MASTER_PORT, 127.0.0.1:\d+ \("):
-            followers._meet()
-    assert not dist.is_initialized()
+        port = taken.getsockname()[1]
+        assert f"UserError: The run's processes do not meet at MASTER_ADDR:MASTER_PORT, 127.0.0.1:{port} (" in meeting(
+            **variables(rank, port)
+        )
+
+
+@pytest.mark.parametrize("more", [{"MASTER_PORT": "abc"}, {"MASTER_PORT": "99999"}, {"GLOO_SOCKET_IFNAME": "nope0"}])
+def test_variables_that_cannot_be_are_one_line(monkeypatch, more):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    said = meeting(**variables(0, port) | {"WORLD_SIZE": "1"} | more)
+    assert "UserError: The run's processes do not meet at MASTER_ADDR:MASTER_PORT" in said
+    for name, value in variables(0, port).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(UserError, match="WORLD_SIZE=two: must be a whole number"):
+        launched(2)
 
 
 def test_a_leader_ends_its_followers(tmp_path):
@@ -296,6 +319,16 @@ def test_a_leader_that_cannot_begin_ends_its_followers(tmp_path, monkeypatch):
     (follower,) = started
     follower.join(10)
     assert not follower.is_alive() and not dist.is_initialized()
+
+
+def test_a_process_that_the_machine_refuses_says_why(tmp_path, monkeypatch):
+    def refused(self):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(followers.multiprocessing.context.SpawnProcess, "start", refused)
+    config = tiny(tmp_path / "a", *TWO)
+    with pytest.raises(OSError, match="Too many open files"):
+        Leader(build_agent(config, 2), config, actions=2)
 
 
 def test_a_process_that_dies_ends_the_run_with_one_error(tmp_path):

@@ -108,6 +108,11 @@ def test_a_hero_is_a_still_and_a_small_animation(agent, tmp_path):
     with Image.open(paths[1]) as animation:
         assert animation.n_frames == 13 and animation.info["loop"] == 0
         assert animation.width == 4 + 4 * 260, "observation, signal and two kinds of noise"
+    shown = render.render(
+        small_agent("dreamer").float(), toy, [1, 2], tmp_path / "d", steps=12, explore=None, hero=True
+    )
+    with Image.open(shown[1]) as animation:
+        assert animation.width == 4 + 2 * 260, "without noise: observation and reconstruction"
     names = [path.name for path in render.files(Path("a.mp4"), hero=True) + render.files(Path("a.webp"))]
     assert names == ["a.png", "a.webp", "a.png", "a.mp4"]
     with pytest.raises(Exception, match="nowhere"):

@@ -6,11 +6,12 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from PIL import Image
 from report_runs import add_probes, add_video, make_run
 
 from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.report import plots as report_plots
-from denoised_mdp.analysis.report.data import RunData, read_run, speed_of
+from denoised_mdp.analysis.report.data import RunData, newest_media, read_run, speed_of
 from denoised_mdp.analysis.report.groups import band, confidence, differing_options, group_runs
 from denoised_mdp.analysis.report.page import render, write_report
 from denoised_mdp.analysis.report.parts import media_part
@@ -258,6 +259,22 @@ def test_no_video_is_asked_of_an_agent_that_cannot_decode(tmp_path):
     for words, told in ((["model=repo"], 1), (["model=repo", "model.decoder=false"], 0), (["agent=curl"], 0)):
         run.config, problems = load_config(["preset=quickstart", *words]), []
         assert media_part(run, problems) is None and len(problems) == told
+
+
+def test_of_pictures_of_one_step_the_trainings_are_shown_and_those_of_unseen_clips_say_so(tmp_path):
+    folder, run = tmp_path / "videos", RunData(tmp_path, load_config(["preset=quickstart"]))
+    folder.mkdir()
+    found = []
+    for name in ("test_000000200", "train_000000200", "step_000000200", "test_000000300"):
+        Image.new("RGB", (4, 4)).save(folder / f"{name}.png")
+        run.media = newest_media(folder)
+        found.append((run.media.name, "unseen clips" in media_part(run, [])["title"]))
+    assert found == [
+        ("test_000000200", True),
+        ("train_000000200", False),
+        ("step_000000200", False),
+        ("test_000000300", True),
+    ]
 
 
 def test_command(tmp_path, capsys):

@@ -83,6 +83,13 @@ def test_the_folder_of_a_sweep_follows_from_what_its_jobs_share():
     assert folder("seed=0,1", "hydra.sweep.dir=mine") == "hydra.sweep.dir=mine"
 
 
+def test_of_a_key_that_is_given_twice_the_last_counts(jobs):
+    """As of one run; else all jobs would have one folder."""
+    found = jobs("env=toy", "env.task=dot", "seed=0", "model.kl.beta=1,0.5", "seed=1,2", "model.kl.beta=0.25")
+    assert [(config.seed, config.model.kl.beta) for config in found] == [(1, 0.25), (2, 0.25)]
+    assert len({config.run_dir for config in found}) == 2
+
+
 def test_two_sweeps_need_no_folders_by_hand(jobs):
     first, second = (jobs("env=toy", "env.task=dot", f"model.kl.beta={beta}", "seed=0,1") for beta in (0.5, 0.25))
     assert len({config.run_dir for config in first + second}) == 4

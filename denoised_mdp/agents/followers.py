@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -48,10 +49,18 @@ def launched(processes: int) -> int | None:
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if not by_torchrun and (processes == 1 or not os.environ.keys() >= VARIABLES):
         return None
-    started, by = int(os.environ["WORLD_SIZE"]), "torchrun has started" if by_torchrun else "WORLD_SIZE tells of"
+    started, by = _number("WORLD_SIZE"), "torchrun has started" if by_torchrun else "WORLD_SIZE tells of"
     if started != processes:
         raise UserError(f"{by} {started} processes: set train.processes={started}.")
-    return int(os.environ["RANK"])
+    return _number("RANK")
+
+
+def _number(variable: str) -> int:
+    """The whole number that an environment variable holds."""
+    text = os.environ[variable]
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise UserError(f"{variable}={text}: must be a whole number.")
+    return int(text)
 
 
 def join(**group: Any) -> None:
@@ -75,11 +84,12 @@ def _meet() -> None:
         store, rank, size = next(dist.rendezvous("env://", timeout=MEETING))
         join(store=store, rank=rank, world_size=size)
         store.set_timeout(PATIENCE)  # for what exchanges through it later, such as the addresses of GPUs
-    except dist.DistError as error:
+    except (RuntimeError, ValueError, OSError) as error:  # of stores, of what MASTER_PORT says, of gloo
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise UserError(
             f"The run's processes do not meet at MASTER_ADDR:MASTER_PORT, {address} ({one_line(error, 200)}). Give all"
-            " of them the address of the first one's machine and a port that is free there, and start all."
+            " of them the address of the first one's machine and a port that is free there, and start all;"
+            " GLOO_SOCKET_IFNAME, if set, names a network interface of each machine."
         ) from error
     finally:
         signal.signal(signal.SIGINT, before)
@@ -125,11 +135,17 @@ def _check_gpus(processes: int, here: int) -> None:
 
 
 def _own_gpu(number: int, processes: int) -> str:
-    """The GPU of a follower: the place that whoever started it says it has on its machine, else its number."""
-    told = next((os.environ[name] for name in ("LOCAL_RANK", "SLURM_LOCALID") if name in os.environ), None)
-    place = int(told) if told else number % max(1, torch.cuda.device_count())  # by hand: as many on each machine
-    _check_gpus(processes, place + 1)
-    return f"cuda:{place}"
+    """The GPU of a follower that something else has started: that of its place on its machine.
+
+    torchrun tells the place. Without it, SLURM may show each process a GPU of its own alone, or all of its machine;
+    by hand, each machine has as many processes as GPUs.
+    """
+    if "LOCAL_RANK" in os.environ:
+        place = _number("LOCAL_RANK")
+        _check_gpus(processes, place + 1)
+        return f"cuda:{place}"
+    place = _number("SLURM_LOCALID") if "SLURM_LOCALID" in os.environ else number
+    return f"cuda:{place % max(1, torch.cuda.device_count())}"
 
 
 class Leader:
@@ -167,9 +183,10 @@ class Leader:
         spawn = multiprocessing.get_context("spawn")
         for number in range(1, self.processes):
             how = {"target": run_follower, "args": (number, self.processes, store.port), "daemon": True}
-            self._started.append(spawn.Process(**how))
+            process = spawn.Process(**how)
             with without_stops():  # a stop is the leader's, also while they import
-                self._started[-1].start()
+                process.start()
+            self._started.append(process)
         self._wait_for_followers(store)
         join(store=store, rank=0, world_size=self.processes)
 
@@ -238,7 +255,8 @@ def run_follower(number: int, processes: int, port: int | None = None) -> None:
         config, how, state = first
         device, dtype = configure(config.train)
         if device.type == "cuda":
-            device, dtype = configure(replace(config.train, device=_own_gpu(number, processes)))
+            gpu = f"cuda:{number}" if port is not None else _own_gpu(number, processes)
+            device, dtype = configure(replace(config.train, device=gpu))
         agent = build_agent(config, **how, device=device, dtype=dtype)
         agent.restore(state)
         while (work := _receive()) is not None:

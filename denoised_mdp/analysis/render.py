@@ -115,7 +115,9 @@ def write(
     decoded = track(range(1 if hero else shown or len(episodes)), "decoding", "episodes", delay=1)
     groups = [rows(agent, episodes[i], episodes[(i + 1) % len(episodes)]) for i in decoded]
     if hero:
-        groups = [stretched([row for row in group if row.title not in LEFT_OUT]) for group in groups]
+        kept = [[row for row in group if row.title not in LEFT_OUT] for group in groups]
+        # a model without noise has no rows but the reconstruction
+        groups = [stretched(few if len(few) > 1 else group) for few, group in zip(kept, groups, strict=True)]
     try:
         with output_file(paths[0]) as unfinished:
             sheet = contact_sheet(groups, columns=4, side=192) if hero else contact_sheet(groups)

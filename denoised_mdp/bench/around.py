@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from denoised_mdp.agents.registry import build_agent
+from denoised_mdp.bench.estimate import random_actions
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure_acting
 from denoised_mdp.envs import make_env
@@ -69,13 +70,13 @@ def environments(config: Config) -> dict[str, dict[str, Any]]:
         with contextlib.closing(env):
             env.reset(seed=0)
             env.action_space.seed(0)
-            action = env.action_space.sample()
             name = f"{' + '.join(distractors) or 'no distractors'}, {quality}"
-            time_ = milliseconds(lambda env=env, action=action: env.step(action), 15)
+            time_ = milliseconds(random_actions(env), 15)
             table[f"{name}, actions per second"] = 1000 / time_["wall"]
             table[f"{name}, ms per action"] = time_["wall"]
             table[f"{name}, cpu ms per action"] = time_["cpu"]
-            frames[name] = milliseconds(env.render, 15)["cpu"]
+            if config.env.suite != "gym":  # whose frame is drawn once for each action
+                frames[name] = milliseconds(env.render, 15)["cpu"]
     if config.env.suite == "dmc":
         plain, step = plain_dm_control(task, config.env.size, repeat)
         table["unmodified dm_control, cpu ms per action"] = repeat * step + plain
@@ -111,7 +112,7 @@ def plain_dm_control(task: str, size: int, repeat: int) -> tuple[float, float]:
 
     from dm_control import suite  # isort: skip
 
-    env = suite.load(*task.split("_", 1))
+    env = suite.load(*{"_".join(pair): pair for pair in suite.ALL_TASKS}[task])
     env.reset()
     action = np.zeros(env.action_spec().shape)
     frame = milliseconds(lambda: env.physics.render(size, size, camera_id=0), 5)["cpu"]

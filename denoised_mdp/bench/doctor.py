@@ -16,7 +16,7 @@ import torch
 
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
-from denoised_mdp.bench.estimate import median_seconds, project, update_on_one_thread
+from denoised_mdp.bench.estimate import median_seconds, project, random_actions, update_on_one_thread
 from denoised_mdp.bench.repeatable import unrepeatable
 from denoised_mdp.config import differences, read_config
 from denoised_mdp.config.schema import Config
@@ -158,9 +158,10 @@ class Doctor:
         """Measure frames and actions; return the seconds of an action, including repeats and frame."""
         environment.reset(seed=self.config.seed)
         environment.action_space.seed(self.config.seed)
-        frame = median_seconds(environment.render, 20)
+        drawn_alone = self.config.env.suite != "gym"  # there a frame is drawn once for each action
+        frame = f"; {1000 * median_seconds(environment.render, 20):.1f} ms per frame" if drawn_alone else ""
         actions = min(actions, self.config.episode_rows - 1)
-        action = median_seconds(lambda: environment.step(environment.action_space.sample()), actions)
+        action = median_seconds(random_actions(environment), actions)
         renderer, drawn_by = "none needed", environment.unwrapped.world.unwrapped.renderer()
         if drawn_by is not None:
             from denoised_mdp.envs.gl import BACKEND
@@ -169,7 +170,7 @@ class Doctor:
             if device := drawn_by.device():
                 renderer = f"{renderer} on {device}"
         repeat = self.config.env.action_repeat
-        _row("renderer", f"{renderer}; {1000 * frame:.1f} ms per frame")
+        _row("renderer", f"{renderer}{frame}")
         _row("environment", f"{1000 * action:.1f} ms per action ({repeat} steps and a frame)")
         if action > SLOW_ACTION:
             hint = " env.quality=fast is several times faster." if self.config.env.quality != "fast" else ""

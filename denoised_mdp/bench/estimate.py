@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 
+import gymnasium as gym
 import torch
 
 from denoised_mdp.agents.registry import build_agent
@@ -114,11 +115,23 @@ def _action_seconds(config: Config, actions: int = 20) -> float:
     environment.action_space.seed(config.seed)
     actions = min(actions, config.episode_rows - 1)
     began = time.process_time()
+    act = random_actions(environment)
     for _ in range(actions):
-        environment.step(environment.action_space.sample())
+        act()
     seconds = (time.process_time() - began) / actions
     environment.close()
     return seconds
+
+
+def random_actions(environment: gym.Env) -> Callable[[], None]:
+    """A function that takes one random action; after the end of an episode it begins the next."""
+
+    def act() -> None:
+        *_, terminated, truncated, _ = environment.step(environment.action_space.sample())
+        if terminated or truncated:
+            environment.reset()
+
+    return act
 
 
 def median_seconds(function: Callable[[], object], repeats: int) -> float:

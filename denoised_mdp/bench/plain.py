@@ -16,7 +16,7 @@ from torch.distributions import Distribution, Independent, Normal, TanhTransform
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.models.distributions import MIN_STD
-from denoised_mdp.models.structure import CONVOLUTIONS
+from denoised_mdp.models.structure import CONVOLUTIONS, Table
 from denoised_mdp.optim import without_gradients
 from denoised_mdp.policies.backprop import BackpropPolicy
 
@@ -44,12 +44,18 @@ def draw(distribution: Distribution, noise: Tensor | None) -> Tensor:
     return distribution.transforms[0](sample) if squashed else sample
 
 
+def mixes(table: Table) -> bool:
+    """Whether latents read one another or are not Gaussian, or the policy sees several."""
+    return len(table.seen) > 1 or any(row.parents or row.distribution != "gaussian" for row in table.rows.values())
+
+
 def can_be_plain(config: Config) -> bool:
     """Whether `PlainUpdate` repeats this configuration: y and x apart, none of the policy's later switches."""
     switches = {"return_scale": "none", "slow_value": 0.0, "imagine_rows": None, "value": "gaussian", "norm": "none"}
     switches |= {"optimizer": "adam", "agc": None, "value_nets": 1, "imagined_value": 1.0, "replay_value": 0.0}
     model, policy = config.model, vars(config.policy)
-    apart = not any(row.parents for row in model.latents.values()) and model.kl.dyn is None
+    table = Table(list(model.latents.values()))
+    apart = not mixes(table) and not model.continuation and model.kl.dyn is None
     paper = model.convolutions in (None, "paper") and config.env.size in CONVOLUTIONS["paper"]
     plain = (model.norm, model.core, model.optimizer.name, model.optimizer.agc) == ("none", "gru", "adam", None)
     backprop = policy["name"] == "backprop" and all(policy[name] == off for name, off in switches.items())
@@ -61,13 +67,7 @@ class PlainUpdate:
 
     def __init__(self, agent: WorldModelAgent):
         self.model, self.policy = agent.world_model, agent.policy
-        mixed = any(row.parents or row.distribution != "gaussian" for row in self.model.table.rows.values())
-        if (
-            mixed
-            or self.model.continuation
-            or len(self.model.table.seen) > 1
-            or not isinstance(self.policy, BackpropPolicy)
-        ):
+        if mixes(self.model.table) or self.model.continuation or not isinstance(self.policy, BackpropPolicy):
             raise ValueError("the plain update knows x and y and the policy by backpropagation alone")
         self.clip = self.model.clip
         self.optimizers = {}

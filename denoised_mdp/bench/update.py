@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -163,6 +164,17 @@ def _serve_updates(pipe, config: Config, plain: bool, threads: int) -> None:
         pipe.send(peak_memory() / GIB if request == "peak" else _seconds(lambda: update(batch), device))
 
 
+def answer(pipe: Connection, name: str) -> Any:
+    """What the process of an update sends."""
+    try:
+        return pipe.recv()
+    except EOFError:
+        raise UserError(
+            f"The process of the update ({name}) has ended, most likely for lack of memory: set a smaller"
+            " train.batch_size or model."
+        ) from None
+
+
 def updates(config: Config, device: torch.device, dtype: torch.dtype | None, repeats: int) -> dict[str, Any]:
     """Our update and, on a CPU, the plain one in turns; then the parts of ours; then its work."""
     threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
@@ -174,16 +186,17 @@ def updates(config: Config, device: torch.device, dtype: torch.dtype | None, rep
         pipes[name], other = context.Pipe()
         process = context.Process(target=_serve_updates, args=(other, config, name == "plain", threads), daemon=True)
         process.start()
+        other.close()  # else its end would not be noticed
         processes.append(process)
     for repeat in range(repeats + 1):  # the first one allocates
         for name, pipe in pipes.items():
             pipe.send("update")
-            seconds = pipe.recv()
+            seconds = answer(pipe, name)
             if repeat:
                 times[name].append(seconds)
     for name, pipe in pipes.items():
         pipe.send("peak")
-        peaks[name] = pipe.recv()
+        peaks[name] = answer(pipe, name)
         pipe.send(None)
     for process in processes:
         process.join()

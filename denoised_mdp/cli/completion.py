@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from denoised_mdp.config.choices import GROUPS, all_options, choices
+from denoised_mdp.config.choices import CHOSEN, GROUPS, all_options, choices
 from denoised_mdp.envs.suites import all_tasks
 from denoised_mdp.errors import UserError
 
@@ -36,7 +36,7 @@ def complete(prefix: str, **_: Any) -> list[str]:
     """Return the ``key=value`` words that begin with `prefix`: keys, and after the equals sign the key's values."""
     key, equals, value = prefix.partition("=")
     if not equals:
-        words = [f"{name}=" for name in dict.fromkeys([*GROUPS, *all_options()])]
+        words = [f"{name}=" for name in dict.fromkeys([*GROUPS, *all_options()]) if name not in CHOSEN]
     elif key == "distractors":  # several, joined by commas
         before = value.rpartition(",")[0]
         words = [f"{key}={before}{',' if before else ''}{name}" for name in values(key) if name not in before]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.config.choices import choices, config_folder
+from denoised_mdp.config.choices import ALIASES, GROUPS, choices, config_folder
 from denoised_mdp.config.overrides import is_hydra, split, value_of
 from denoised_mdp.config.validate import as_text
 from denoised_mdp.errors import UserError, did_you_mean
@@ -62,7 +62,7 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
         raise UserError(f"sweep={source}: it has no axes. To train one run, give its options to 'denoised-mdp train'.")
     for word, text in said.items():
         key = word.removeprefix("sweep.")
-        _known(key, axes, word).choose(text.strip("[]").split(","))
+        _known(key, axes, word).choose([name.strip() for name in text.strip("[] ").split(",")])
     shared = [word for word in words if not of_grid(word) and not is_hydra(word) and not word.startswith("run_dir=")]
     _refuse_axes(shared, axes)
     jobs: dict[str, Job] = {}
@@ -103,7 +103,7 @@ class Axis:
     def choose(self, names: list[str]) -> None:
         """Leave only these values; of a list, others may be named as well."""
         for name in names:
-            if self.listed:
+            if self.listed and name:
                 self.values.setdefault(name, {self.key: name})
             _known(name, self.values, f"sweep.{self.key}")
         self.chosen = names
@@ -127,10 +127,11 @@ def _known(name: str, known: Mapping[str, Any], where: str) -> Any:
 
 
 def _refuse_axes(shared: Sequence[str], axes: Mapping[str, Axis]) -> None:
-    """Refuse options of the command line that would undo an axis, or have several values."""
+    """Refuse options of the command line that would undo what an axis sets in these runs, or have several values."""
     for key, text in map(split, shared):
         for axis in axes.values():
-            if any(key in part for part in axis.values.values()):
+            set_by_it = {ALIASES.get(own, own) for name in axis.chosen or axis.values for own in axis.values[name]}
+            if key in set_by_it or any(own.startswith(f"{key}.") for own in set_by_it if key not in GROUPS):
                 raise UserError(f"{key}={text}: the axis {axis.key} sets it; choose with sweep.{axis.key}=...")
         value_of(key, text)
 

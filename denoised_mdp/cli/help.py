@@ -7,13 +7,14 @@ import textwrap
 from typing import Any
 
 from denoised_mdp.config import load_config
-from denoised_mdp.config.choices import choices
+from denoised_mdp.config.agents import AgentConfig
+from denoised_mdp.config.choices import CHOSEN, choices
 from denoised_mdp.config.schema import AGENTS, MODELS, POLICIES, Config, ModelConfig
 from denoised_mdp.config.validate import as_text
 from denoised_mdp.envs.options import DISTRACTORS
+from denoised_mdp.errors import UserError
 from denoised_mdp.options import walk
 
-CHOSEN = ("name", "kind")
 INTRODUCTION = """\
 usage: denoised-mdp train [key=value ...] [--multirun | --cfg | --dry-run]
 
@@ -49,13 +50,21 @@ def train_help() -> str:
         if own := [row for row in _rows(kind(), "model.") if row not in common]:
             sections.append((f"model={name}: what differs or comes on top", own))
     sections += [
-        (f"agent={name}", own) for name in AGENTS if (own := _rows(load_config([f"agent={name}"]).agent, "agent."))
+        (f"agent={name}", own) for name, kind in AGENTS.items() if (own := _rows(_agent(name, kind), "agent."))
     ]
     sections += [(f"policy={name}", _rows(kind(), "policy.")) for name, kind in POLICIES.items()]
     chosen = [row for name, kind in DISTRACTORS.items() for row in _rows(kind.Options(), f"distractors.{name}.")]
     sections += [("options of the chosen distractors", chosen)]
     sections += [(titles[name], _rows(getattr(config, name), f"{name}.")) for name in ("train", "replay")]
     return "\n".join([INTRODUCTION, _groups(), *(_section(*section) for section in sections)])
+
+
+def _agent(name: str, kind: type[AgentConfig]) -> AgentConfig:
+    """An agent's options as its method sets them; of a plug-in that needs another environment, its defaults."""
+    try:
+        return load_config([f"agent={name}"]).agent
+    except UserError:
+        return kind()
 
 
 def _groups() -> str:
@@ -92,4 +101,4 @@ def _fill(head: str, text: str) -> str:
 def _rows(options: Any, prefix: str) -> list[tuple[str, str, str]]:
     """(key, default, meaning) of every option, nested ones included, but for what is chosen with the group."""
     found = walk(options, prefix)
-    return [(key, as_text(value), limits["help"]) for key, value, limits in found if key[len(prefix) :] not in CHOSEN]
+    return [(key, as_text(value), limits["help"]) for key, value, limits in found if key not in CHOSEN]

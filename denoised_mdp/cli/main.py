@@ -21,13 +21,10 @@ from denoised_mdp.cli.grid import of_grid
 from denoised_mdp.cli.machine import add_machine_commands
 from denoised_mdp.cli.probe import add_probe_commands
 from denoised_mdp.cli.runs import add_run_commands
-from denoised_mdp.errors import MACHINE_ERRORS, EnvironmentFailure, UserError, did_you_mean
+from denoised_mdp.errors import MACHINE_ERRORS, OUT_OF_MEMORY, EnvironmentFailure, UserError, did_you_mean
 
-# How Python, NumPy and PyTorch refuse to hold so much: their exceptions have nothing in common but words.
-TOO_LARGE = (
-    "MemoryError|OutOfMemoryError|can't allocate memory|calculation overflowed|array is too big"
-    "|[Mm]aximum allowed (size|dimension)"
-)
+# How Python, NumPy and PyTorch refuse to hold so much.
+TOO_LARGE = f"{OUT_OF_MEMORY}|calculation overflowed|array is too big|[Mm]aximum allowed (size|dimension)"
 
 
 def build_parser(probes: bool = True) -> Parser:

@@ -115,6 +115,8 @@ def grid_folder(overrides: list[str]) -> tuple[str, list[Job]]:
     pairs = [split(word) for word in overrides if not of_grid(word)]
     said = dict(pair for pair in pairs if not is_hydra(pair[0]))
     if (folder := said.pop("run_dir", "null")) != "null":
+        if re.search(r"\$\{(?!oc\.)", folder):
+            raise UserError(f"run_dir={folder}: all runs of a grid have folders in this one; leave ${{...}} out.")
         return expanded(plain_value("run_dir", folder) if QUOTED.fullmatch(folder) else folder), jobs
     return sweep_folder(said, name), jobs
 

@@ -25,8 +25,11 @@ def translate_multirun(overrides: list[str]) -> tuple[list[str], dict[str, str]]
     Without it, the folder's name is derived from all that is the same in its jobs, so that the same command continues.
     Each job's folder in it is named by the overrides that vary.
     """
-    result, fixed, folder = [], {}, None
+    result, fixed, folder, said = [], {}, None, {}
     for key, text in map(split, overrides):
+        said.pop(key, None)  # the last one counts, where it stands
+        said[key] = text
+    for key, text in said.items():
         if is_hydra(key):
             result.append(f"{key}={text}")
         elif key == "run_dir" and text != "null":

@@ -164,7 +164,10 @@ def _check(config: Config) -> None:
             " every process learns from as many segments."
         )
     if train.processes > 1 and ":" in train.device:
-        raise UserError(f"train.device={train.device}: each of train.processes={train.processes} takes its own: cuda.")
+        raise UserError(
+            f"train.device={train.device}: each of train.processes={train.processes} takes a GPU of its own: set"
+            " train.device=cuda."
+        )
     if train.processes > 1 and train.cuda_graph:
         raise UserError(f"train.processes={train.processes}: cannot be captured; set train.cuda_graph=false.")
     if env.episode_steps < env.action_repeat:
@@ -197,10 +200,10 @@ def _check_model(config: Config) -> None:
             f"model.kl.dyn={kl.dyn}: strategy B weighs both sides alike; use model.kl.free_nats_strategy=A."
         )
     if not table.free and (kl.relax != 1 or kl.free_nats_strategy == "B"):
-        told = f"model.kl.relax={kl.relax}" if kl.relax != 1 else f"model.kl.free_nats_strategy={kl.free_nats_strategy}"
+        key, value, usual = ("relax", kl.relax, 1) if kl.relax != 1 else ("free_nats_strategy", "B", "A")
         raise UserError(
-            f"{told}: of no effect, since no latent has free=true, as what counts as signal has. model.kl.free_nats=0"
-            " takes its free nats away."
+            f"model.kl.{key}={value} has no effect: no latent has free=true. Set model.kl.{key}={usual}. To take only"
+            " the free nats from a latent, leave its free=true and set model.kl.free_nats=0."
         )
     noise = [row for row in model.latents.values() if not row.free]
     for row in model.latents.values() if kl.free_nats_strategy == "B" else ():
@@ -221,10 +224,11 @@ def _check_model(config: Config) -> None:
         if model.core == "block" and row.belief % BLOCKS:
             raise UserError(f"model.{row.name}.belief={row.belief}: with model.core=block, a multiple of {BLOCKS}.")
     _check_warmup("model.optimizer.", model.optimizer.name, model.optimizer.warmup)
-    _check_warmup("policy.", getattr(config.policy, "optimizer", None), getattr(config.policy, "warmup", 0))
+    if hasattr(config.policy, "optimizer"):  # else its warmup is another
+        _check_warmup("policy.", config.policy.optimizer, getattr(config.policy, "warmup", 0))
 
 
-def _check_warmup(group: str, optimizer: str | None, warmup: int) -> None:
+def _check_warmup(group: str, optimizer: str, warmup: int) -> None:
     if warmup and optimizer != "laprop":
         raise UserError(f"{group}warmup={warmup}: only laprop warms up; leave it out, or choose laprop.")
 

@@ -19,6 +19,8 @@ from denoised_mdp.options import walk
 ALIASES = {"env.id": "env.task"}  # what an environment of Gymnasium calls the same
 # groups whose choices need no file
 REGISTRIES = {"env": SUITES, "distractors": DISTRACTORS, "agent": AGENTS, "policy": POLICIES}
+CHOSEN = ("env.suite", "agent.name", "model.name", "model.kind", "policy.name")
+"""options that are what was chosen by their group, and cannot be set by themselves"""
 GROUPS = ("env", "distractors", "agent", "model", "policy", "preset")
 KINDS = {"agent": AGENTS, "policy": POLICIES, "model": MODELS}  # groups whose options depend on the choice
 HELP = " 'denoised-mdp train --help' lists them."
@@ -112,7 +114,7 @@ def all_options() -> dict[str, tuple[Any, Mapping[str, Any]]]:
 
 def check_key(key: str) -> None:
     """Refuse a key that no configuration has; a whole group, as in ``model.x={belief: 60}``, is right as well."""
-    if key in ("agent.name", "model.name", "model.kind", "policy.name"):
+    if key in CHOSEN:
         group = key.partition(".")[0]
         raise UserError(f"{key} cannot be set by itself; choose one with {group}={'|'.join(choices(group))}.")
     if key not in GROUPS and not any(f"{known}.".startswith(f"{key}.") for known in all_options()):

@@ -50,8 +50,8 @@ def value_of(key: str, text: str) -> Any:
         sets = [] if override.is_sweep_override() else [override.value()]
     if len(sets) != 1:
         raise UserError(
-            f"{key}={text}: several values. To train a run for each, add --multirun, or choose among those of sweep= by"
-            " sweep.AXIS=..."
+            f"{key}={text}: several values. To train a run for each, use --multirun, without sweep=; sweep.AXIS=..."
+            " chooses values of an axis of sweep=."
         )
     return sets[0]
 

@@ -105,6 +105,7 @@ class PairedWorlds:
         self.worlds: dict[str, gym.Env] = {}
         self._seeds: dict[str, int | None] = {}
         self._fresh: set[str] = set()  # variants whose noise has not been started
+        self._begun = -1  # `PixelEnv.begun` of the original, when its noise was last given to all variants
         try:
             for name, variant in variants.items():
                 self.worlds[name] = make_variant(env, variant)
@@ -122,7 +123,7 @@ class PairedWorlds:
                 self._start(name, seed, options)
             else:
                 world.reset(options=options if self._seeds[name] is None else None)
-        self._synchronize(begins=True)
+        self._synchronize()
         return results | {name: (world.unwrapped.observe(), world.info()) for name, world in self.worlds.items()}
 
     def step(self, action: np.ndarray) -> dict[str, tuple]:
@@ -167,22 +168,22 @@ class PairedWorlds:
         own, seed = self._seeds[name], 0 if seed is None else seed
         noise = own if own is not None else (options or {}).get("distractor_seed", seed)
         self.worlds[name].reset(seed=seed, options={"distractor_seed": noise})
+        self._fresh.discard(name)
 
-    def _synchronize(self, *, begins: bool = False) -> None:
+    def _synchronize(self) -> None:
         """Give the variants the environment's physics and, where they have no seed of their own, its noise.
 
-        begins: an episode does; else a distractor that moves in one world alone keeps its own noise.
+        Within an episode, a distractor that moves in one of both worlds alone keeps its own noise.
         """
         self.env.unwrapped.check_started("a paired world")
         source = self.env.unwrapped.world
         core = source.unwrapped
         state = getattr(core, "get_physics_state", core.get_state)()
         originals = _distractors(source)
+        begins, self._begun = self.env.unwrapped.begun != self._begun, self.env.unwrapped.begun
         for name, variant in self.worlds.items():
-            first = begins or name in self._fresh
-            if name in self._fresh and not begins:
+            if name in self._fresh:
                 self._start(name, None)
-            self._fresh.discard(name)
             world = variant.unwrapped.world
             own = world.unwrapped
             getattr(own, "set_physics_state", own.set_state)(state)
@@ -191,7 +192,7 @@ class PairedWorlds:
                 if hasattr(own, "copy_noise"):  # a world that makes noise of its own
                     own.copy_noise(core)
                 for kind, distractor in _distractors(world).items():
-                    if kind in originals and (first or _moves(distractor) == _moves(originals[kind])):
+                    if kind in originals and (begins or _moves(distractor) == _moves(originals[kind])):
                         distractor.copy_noise(originals[kind])
 
 

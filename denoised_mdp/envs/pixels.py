@@ -66,6 +66,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         self._first_seed = seed
         self._started = False  # by a reset or a state; closing ends it
         self._actions = 0  # since then
+        self.begun = 0  # how often
         self._most = -(-recipe["episode_steps"] // action_repeat) if recipe else None  # of an episode
         fps = world.metadata["render_fps"] / action_repeat
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
@@ -173,6 +174,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
     def begin_here(self) -> None:
         """Count actions from the world's present state, whoever brought it there."""
         self._started, self._actions = True, 0
+        self.begun += 1
 
     def check_started(self, what: str) -> None:
         """Raise `gymnasium.error.ResetNeeded` outside an episode."""

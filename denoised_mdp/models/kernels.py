@@ -10,6 +10,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import uuid
@@ -46,18 +47,22 @@ ARGUMENTS = {
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled functions; None if they are not wanted, or cannot be made here."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
+    said = shlex.split(os.environ.get("CC") or "cc")  # may have flags, or be ccache with a compiler
+    compiler = shutil.which(said[0]) if said else None
     if compiler is None or os.environ.get("DENOISED_MDP_KERNELS") == "0":
         return None
     processor = _processor()
     flags = [*FLAGS, *([WHOLE_VECTORS] if b" avx512f " in processor else [])]
-    made_from = (SOURCE.read_bytes(), processor, compiler.encode(), " ".join(flags).encode())
+    command = [compiler, *said[1:], *flags]
+    made_from = (SOURCE.read_bytes(), processor, " ".join(command).encode())
     name = hashlib.sha256(b"\n".join(made_from)).hexdigest()[:16]
     path = cache_folder() / f"kernels-{name}.so"
     try:
-        if not path.exists():
-            _compile([compiler, *flags], path)
-        found = ctypes.CDLL(str(path))
+        try:
+            found = ctypes.CDLL(str(path))
+        except OSError:  # it is not there, was torn by a power failure, or is of a machine with other libraries
+            _compile(command, path)
+            found = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError):
         return None
     for function, types in ARGUMENTS.items():
@@ -80,7 +85,11 @@ def _compile(command: list[str], path: Path) -> None:
     temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
     try:
         command = [*command, str(SOURCE), "-o", str(temporary), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+        how = {"check": True, "capture_output": True, "timeout": PATIENCE}
+        try:
+            subprocess.run(command, **how)
+        except subprocess.CalledProcessError:  # as Apple's compiler, which has no OpenMP: with one thread
+            subprocess.run([word for word in command if word != "-fopenmp"], **how)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

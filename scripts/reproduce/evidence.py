@@ -14,7 +14,8 @@ repeated while runs are trained, and several can measure different runs at once,
 
 runs.csv has one row per run, curves.csv what was logged during training. From these two come the mean of the last four
 evaluations, summary.json (numbers per seed), intervals.json, table.md and the pictures. No seed is left out. Runs of
-one arm that differ in more than the seed, or are measured otherwise, are refused.
+one arm that differ in more than the seed are refused; one that would be measured at another step, or by fewer episodes,
+than the others of its arm is left out, with a line that says so.
 """
 
 from __future__ import annotations
@@ -145,8 +146,7 @@ def add(
     step: of the checkpoint, or "best"; None: the newest of each. by: options that tell arms apart, see `arm_of`.
 
     Raises:
-        UserError: a configuration cannot be read; or these runs, and those that have rows already, cannot be compared,
-            as where they were measured otherwise.
+        UserError: a configuration cannot be read; or these runs, and those that have rows already, cannot be compared.
     """
     runs = [read_run(path) for path in find_runs(folders)]
     for run in runs:
@@ -159,14 +159,15 @@ def add(
     make_folder(out)
     done: list[dict[str, Any]] = []
     for run in runs:
+        key = key_of(run.config, by)
         try:
             asked = asked_of(run, options, step)
+            at = asked["factors"].checkpoint
+            measured = f"{BEST if step == BEST else f'step {at}'} {asked['factors'].variant()}"
+            refuse_other_measures([*kept, *done], str(run.path), key, measured)
         except UserError as error:
             print(error, flush=True)
             continue
-        at, key = asked["factors"].checkpoint, key_of(run.config, by)
-        measured = f"{BEST if step == BEST else f'step {at}'} {asked['factors'].variant()}"
-        refuse_other_measures([*kept, *done], str(run.path), key, measured)
         results = measure(run.path, asked)
         row = row_of(run, key, at, results) | {"measured": measured}
         done.append(row)

@@ -73,11 +73,13 @@ def refuse_other_measures(rows: Sequence[Mapping[str, str]], name: str, key: Seq
         UserError: the arm has a run that was measured otherwise.
     """
     for row in rows:
-        before = row.get("measured") or f"step {row['step']} train"  # older rows were all measured in this way
-        if (row["task"], row["variant"], row["arm"]) == tuple(key[:3]) and row["seed"] != key[3] and before != measured:
+        before, ours = row.get("measured"), measured
+        if not before:  # an older row: its step is all that is known
+            before, ours = f"step {row['step']}", measured.rpartition(" ")[0]
+        if (row["task"], row["variant"], row["arm"]) == tuple(key[:3]) and row["seed"] != key[3] and before != ours:
             raise UserError(
-                f"{name} would be measured otherwise ({measured}) than {row['run']} of the same arm ({before}). Choose"
-                " the same --step, --size and --behaviour, or another --out."
+                f"{name} is left out: it would be measured otherwise ({ours}) than {row['run']} of the same arm"
+                f" ({before}). Choose the same --step, --size and --behaviour, or another --out."
             )
 
 

@@ -59,7 +59,8 @@ def make_data(
         raise UserError(f"{sac_steps} actions are too few for four policy stages: give at least 100 (--sac-steps).")
     if frames < 2:
         raise UserError("An episode needs at least 2 frames (--frames).")
-    overrides = any("=" in word for word in source)
+    is_run = len(source) == 1 and (Path(source[0]) / "config.yaml").is_file()  # its name may be seed=1
+    overrides = not is_run and any("=" in word for word in source)
     if not overrides and len(source) > 1:
         raise UserError("Give one run, or key=value as for train.")
     config = load_config(list(source)) if overrides else read_config(RunFolder.existing(source[0]).config)

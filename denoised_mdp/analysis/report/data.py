@@ -228,11 +228,15 @@ def read_probes(run: RunFolder, extra: Sequence[Path]) -> tuple[dict[str, list[d
 
 
 def newest_media(folder: Path) -> Path | None:
-    """Path without suffix of the newest video or picture; of equal steps, the training's."""
+    """Path without suffix of the newest video or picture; of equal steps, the training's, then one of its clips."""
     with contextlib.suppress(OSError):
         stems = {path.with_suffix("") for path in folder.iterdir() if re.search(r"_\d+\.(mp4|png)$", path.name)}
-        order = sorted(stems, key=lambda stem: (int(stem.name.rpartition("_")[2]), stem.name.startswith("step_")))
-        return order[-1] if order else None
+        kinds = ("test_", "train_", "step_")  # the last is best
+
+        def rank(stem: Path) -> tuple:
+            return int(stem.name.rpartition("_")[2]), *(stem.name.startswith(kind) for kind in reversed(kinds)), stem
+
+        return max(stems, key=rank, default=None)
     return None
 
 

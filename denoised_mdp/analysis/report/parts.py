@@ -206,8 +206,9 @@ def media_part(run: RunData, problems: list[str]) -> dict[str, Any] | None:
         return None
     stem = run.media
     video, sheet = (stem.with_name(stem.name + suffix) for suffix in (".mp4", ".png"))
+    clips = " · unseen clips" if stem.name.startswith("test_") else ""
     part = {
-        "title": _place(run, int(stem.name.rpartition("_")[2])),
+        "title": _place(run, int(stem.name.rpartition("_")[2])) + clips,
         "video": safely(problems, f"The video {video.name}", lambda: video_uri(video)),
         "sheet": safely(problems, f"The picture {sheet.name}", lambda: picture_uri(sheet)),
     }
