@@ -3,6 +3,7 @@
 import contextlib
 import json
 import multiprocessing
+import threading
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.bench.around import acting, plain_dm_control
 from denoised_mdp.bench.estimate import random_actions
 from denoised_mdp.bench.plain import PlainUpdate, can_be_plain
-from denoised_mdp.bench.update import answer, count_work, update_parts
+from denoised_mdp.bench.update import ask, count_work, update_parts
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
@@ -55,7 +56,6 @@ def test_the_plain_update_refuses_what_it_does_not_know():
         "model.y.seen_by_policy=true",
         "model.continuation=true",
         "model=2c",
-        "policy=sac",
         "policy.norm=none",
     ],
 )
@@ -72,10 +72,15 @@ def test_what_is_announced_as_comparable_is_compared(option):
 
 
 def test_a_process_that_has_died_is_one_line():
-    pipe, other = multiprocessing.Pipe()
-    other.close()
-    with pytest.raises(UserError, match=r"process of the update \(ours\) has ended"):
-        answer(pipe, "ours")
+    for reads in (False, True):
+        pipe, other = multiprocessing.Pipe()
+        end = threading.Thread(target=lambda other=other, reads=reads: (reads and other.recv(), other.close()))
+        end.start()
+        if not reads:
+            end.join()
+        with pytest.raises(UserError, match=r"process of the update \(ours\) has ended"):
+            ask(pipe, "ours", "update")
+        end.join()
 
 
 def test_actions_go_on_in_the_next_episode():

@@ -363,15 +363,29 @@ def test_runs_of_one_arm_that_are_measured_otherwise_are_not_mixed(evidence, tmp
     call(evidence, monkeypatch, runs[0], "--out", out)
     before = rows_of(out / "runs.csv")
     assert before[0]["measured"] == "step 200 train"
-    for older in (False, True):  # rows without this column were measured at their newest checkpoint, in full
+    for older in (False, True) if "--step" in more else (False,):  # of a row without this column, the step is known
         if older:
             text = "\n".join(line.rpartition(",")[0] for line in (out / "runs.csv").read_text().splitlines())
             (out / "runs.csv").write_text(text)
         call(evidence, monkeypatch, runs[1], "--out", out, *more)
-        assert re.search("seed=1 is left out: it would be measured otherwise .* another --out", capsys.readouterr().out)
+        assert re.search("2b: left as it is, since .*seed=1 .* another --out", capsys.readouterr().out)
         assert [row["seed"] for row in rows_of(out / "runs.csv")] == ["0"]
     call(evidence, monkeypatch, runs[1], "--out", out)
     assert [row["seed"] for row in rows_of(out / "runs.csv")] == ["0", "1"]
+
+
+def test_an_arm_is_measured_anew_as_a_whole_or_not_at_all(evidence, tmp_path, monkeypatch, capsys):
+    """While one of its runs is further than the other, both keep the rows that can be compared."""
+    runs, out = [tmp_path / f"seed={n}" for n in range(2)], tmp_path / "out"
+    for number, run in enumerate(runs):
+        made(run, f"seed={number}", "distractors=camera_jitter", returns=(0.0, 100.0), recall=0.8, leakage=0.1)
+    call(evidence, monkeypatch, *runs, "--out", out)
+    before = (out / "runs.csv").read_text()
+    (runs[0] / "checkpoints" / "step_000000400").mkdir()
+    call(evidence, monkeypatch, *runs, "--out", out)
+    assert "left as it is" in capsys.readouterr().out and (out / "runs.csv").read_text() == before
+    call(evidence, monkeypatch, *runs, "--out", out, "--step", "200")
+    assert (out / "runs.csv").read_text() == before
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def test_the_command_line_chooses_values_and_adds_those_of_an_option(grid):
         (["model=2c"], {}, "the axis method"),
         (["env.id=a"], {"axes": {"env.id": ["b", "c"]}}, "the axis env.id sets it"),
         (["model.kl={beta: 1}"], {"axes": {"a": {"b": {"model.kl.beta": 0.5}}}}, "the axis a sets it"),
+        (["model.kl.beta=1"], {"axes": {"a": {"b": {"model.kl": "{beta: 0.5}"}}}}, "the axis a sets it"),
         (["sweep.seed="], {}, "there is no ''"),
         (["model.kl.beta=1,0.5"], {}, "several values"),
         (["nope=1"], {}, "unknown option"),

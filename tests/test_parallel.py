@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -319,6 +320,24 @@ def test_a_leader_that_cannot_begin_ends_its_followers(tmp_path, monkeypatch):
     (follower,) = started
     follower.join(10)
     assert not follower.is_alive() and not dist.is_initialized()
+
+
+def test_a_stop_while_a_follower_is_started_ends_it(tmp_path, monkeypatch):
+    """It is delivered as soon as the follower is there, which does not listen to it."""
+    started, start = [], followers.multiprocessing.context.SpawnProcess.start
+
+    def stopped(self):
+        start(self)
+        started.append(self)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(followers.multiprocessing.context.SpawnProcess, "start", stopped)
+    config = tiny(tmp_path / "a", *TWO)
+    with pytest.raises(KeyboardInterrupt):
+        Leader(build_agent(config, 2), config, actions=2)
+    (follower,) = started
+    follower.join(10)
+    assert not follower.is_alive()
 
 
 def test_a_process_that_the_machine_refuses_says_why(tmp_path, monkeypatch):

@@ -88,6 +88,9 @@ def test_of_a_key_that_is_given_twice_the_last_counts(jobs):
     found = jobs("env=toy", "env.task=dot", "seed=0", "model.kl.beta=1,0.5", "seed=1,2", "model.kl.beta=0.25")
     assert [(config.seed, config.model.kl.beta) for config in found] == [(1, 0.25), (2, 0.25)]
     assert len({config.run_dir for config in found}) == 2
+    found = jobs("distractors={camera_jitter: {strength: 0.5}}", "distractors.camera_jitter.strength=0.1,0.2")
+    assert [config.distractors["camera_jitter"]["strength"] for config in found] == [0.1, 0.2]
+    assert len({config.run_dir for config in found}) == 2
 
 
 def test_two_sweeps_need_no_folders_by_hand(jobs):

@@ -186,7 +186,7 @@ class Leader:
             process = spawn.Process(**how)
             with without_stops():  # a stop is the leader's, also while they import
                 process.start()
-            self._started.append(process)
+                self._started.append(process)  # before a stop is delivered
         self._wait_for_followers(store)
         join(store=store, rank=0, world_size=self.processes)
 

@@ -164,11 +164,12 @@ def _serve_updates(pipe, config: Config, plain: bool, threads: int) -> None:
         pipe.send(peak_memory() / GIB if request == "peak" else _seconds(lambda: update(batch), device))
 
 
-def answer(pipe: Connection, name: str) -> Any:
-    """What the process of an update sends."""
+def ask(pipe: Connection, name: str, request: str) -> Any:
+    """What the process of an update answers, see `_serve_updates`."""
     try:
+        pipe.send(request)
         return pipe.recv()
-    except EOFError:
+    except (EOFError, ConnectionError):
         raise UserError(
             f"The process of the update ({name}) has ended, most likely for lack of memory: set a smaller"
             " train.batch_size or model."
@@ -190,14 +191,14 @@ def updates(config: Config, device: torch.device, dtype: torch.dtype | None, rep
         processes.append(process)
     for repeat in range(repeats + 1):  # the first one allocates
         for name, pipe in pipes.items():
-            pipe.send("update")
-            seconds = answer(pipe, name)
+            seconds = ask(pipe, name, "update")
             if repeat:
                 times[name].append(seconds)
     for name, pipe in pipes.items():
-        pipe.send("peak")
-        peaks[name] = answer(pipe, name)
-        pipe.send(None)
+        peaks[name] = ask(pipe, name, "peak")
+    for pipe in pipes.values():
+        with contextlib.suppress(ConnectionError):  # it has done its work
+            pipe.send(None)
     for process in processes:
         process.join()
     whole = {}

@@ -131,9 +131,16 @@ def _refuse_axes(shared: Sequence[str], axes: Mapping[str, Axis]) -> None:
     for key, text in map(split, shared):
         for axis in axes.values():
             set_by_it = {ALIASES.get(own, own) for name in axis.chosen or axis.values for own in axis.values[name]}
-            if key in set_by_it or any(own.startswith(f"{key}.") for own in set_by_it if key not in GROUPS):
+            if any(_overlap(key, own) for own in set_by_it):
                 raise UserError(f"{key}={text}: the axis {axis.key} sets it; choose with sweep.{axis.key}=...")
         value_of(key, text)
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two keys set the same: the same option, or a group and an option of it; a choice sets no option."""
+    return one == other or any(
+        longer.startswith(f"{shorter}.") and shorter not in GROUPS for longer, shorter in ((one, other), (other, one))
+    )
 
 
 def _read(source: str) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from itertools import islice
 
 from denoised_mdp.config import MAY_CHANGE, expanded, load_config
 from denoised_mdp.config.choices import GROUPS
@@ -26,7 +26,7 @@ def translate_multirun(overrides: list[str]) -> tuple[list[str], dict[str, str]]
     Each job's folder in it is named by the overrides that vary.
     """
     result, fixed, folder, said = [], {}, None, {}
-    for key, text in map(split, overrides):
+    for key, text in itertools.chain.from_iterable(itertools.starmap(_pairs, map(split, overrides))):
         said.pop(key, None)  # the last one counts, where it stands
         said[key] = text
     for key, text in said.items():
@@ -34,12 +34,8 @@ def translate_multirun(overrides: list[str]) -> tuple[list[str], dict[str, str]]
             result.append(f"{key}={text}")
         elif key == "run_dir" and text != "null":
             folder = expanded(plain_value(key, text) if QUOTED.fullmatch(text) else text)
-        elif key == "distractors":
-            sets = distractor_sets(text)
-            options = [(f"{key}.{name}", as_text(value)) for name, value in flatten(sets[0]) if value != {}]
-            _add([(key, ",".join(f"[{','.join(names)}]" for names in sets)), *options], result, fixed)
         elif key != "run_dir":
-            _add([(key, _quoted_parts(text) if key in TEXTS else text)], result, fixed)
+            _add(key, _quoted_parts(text) if key in TEXTS else text, result, fixed)
     if folder is not None or not any(text.startswith("hydra.sweep.dir=") for text in result):
         result.append(f"hydra.sweep.dir={quote(folder or sweep_folder(fixed))}")
     return [*result, f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]"], fixed
@@ -57,7 +53,9 @@ def check_values(words: Sequence[str]) -> None:
     for word in (word for word in words if not is_hydra(word.partition("=")[0])):
         override = parse(*word.lstrip("+").split("=", 1))
         if override.is_discrete_sweep():
-            axes[word] = [f"{override.key_or_group}={text}" for text in islice(override.sweep_string_iterator(), MOST)]
+            axes[word] = [
+                f"{override.key_or_group}={text}" for text in itertools.islice(override.sweep_string_iterator(), MOST)
+            ]
         elif not override.is_sweep_override():  # others are a sweeper's to choose, such as interval(0,1)
             axes[word] = [word]
     first = {word: values[0] for word, values in axes.items() if values}
@@ -74,15 +72,23 @@ def word_of(text: str) -> str:
     return f"{key}={quote(plain_value(key, value))}" if key in TEXTS and value != "null" else text.lstrip("+")
 
 
-def _add(pairs: list[tuple[str, str]], result: list[str], fixed: dict[str, str]) -> None:
-    for key, text in pairs:
-        override = parse(key, text)
-        result.append(f"{'' if key in GROUPS else '++'}{key}={text}")
-        if not override.is_sweep_override():
-            fixed[key] = text
-        chosen = getattr(override.value(), "list", [override.value()])  # a sweep's values are in its list
-        for name in chosen if key in GROUPS and key != "distractors" else ():
-            check_choice(key, str(name))
+def _pairs(key: str, text: str) -> list[tuple[str, str]]:
+    """An override as Hydra has it: sets of distractors in brackets, the options of one each by itself."""
+    if key != "distractors":
+        return [(key, text)]
+    sets = distractor_sets(text)
+    options = [(f"{key}.{name}", as_text(value)) for name, value in flatten(sets[0]) if value != {}]
+    return [(key, ",".join(f"[{','.join(names)}]" for names in sets)), *options]
+
+
+def _add(key: str, text: str, result: list[str], fixed: dict[str, str]) -> None:
+    override = parse(key, text)
+    result.append(f"{'' if key in GROUPS else '++'}{key}={text}")
+    if not override.is_sweep_override():
+        fixed[key] = text
+    chosen = getattr(override.value(), "list", [override.value()])  # a sweep's values are in its list
+    for name in chosen if key in GROUPS and key != "distractors" else ():
+        check_choice(key, str(name))
 
 
 def plain(text: str) -> str:

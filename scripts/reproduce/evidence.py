@@ -14,8 +14,8 @@ repeated while runs are trained, and several can measure different runs at once,
 
 runs.csv has one row per run, curves.csv what was logged during training. From these two come the mean of the last four
 evaluations, summary.json (numbers per seed), intervals.json, table.md and the pictures. No seed is left out. Runs of
-one arm that differ in more than the seed are refused; one that would be measured at another step, or by fewer episodes,
-than the others of its arm is left out, with a line that says so.
+one arm that differ in more than the seed are refused; an arm whose runs would not all be measured at one step, by as
+many episodes, is left as it is, with a line that says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 import evidence_show as show
 import numpy as np
 from common import read
-from evidence_arms import config_of, key_of, overrides_of, refuse_mixtures, refuse_other_measures
+from evidence_arms import arms_measured_otherwise, config_of, key_of, overrides_of, refuse_mixtures
 from evidence_measures import SIZES, asked_of, measure, measured_at
 from evidence_numbers import KEY
 
@@ -157,20 +157,25 @@ def add(
     kept = [row for row in read(out / "runs.csv") if tuple(row[name] for name in KEY) not in ours]
     refuse_mixtures([*named, *((f"{out}: {row['run']}", config_of(row)) for row in kept)], by)
     make_folder(out)
-    done: list[dict[str, Any]] = []
+    planned = []
     for run in runs:
-        key = key_of(run.config, by)
         try:
             asked = asked_of(run, options, step)
-            at = asked["factors"].checkpoint
-            measured = f"{BEST if step == BEST else f'step {at}'} {asked['factors'].variant()}"
-            refuse_other_measures([*kept, *done], str(run.path), key, measured)
         except UserError as error:
             print(error, flush=True)
             continue
-        results = measure(run.path, asked)
+        at = BEST if step == BEST else f"step {asked['factors'].checkpoint}"
+        planned.append((run, key_of(run.config, by), asked, f"{at} {asked['factors'].variant()}"))
+    replaced = [key for _, key, *_ in planned]
+    stay = [row for row in read(out / "runs.csv") if tuple(row[name] for name in KEY) not in replaced]
+    mixed = arms_measured_otherwise([(str(run.path), key, measured) for run, key, _, measured in planned], stay)
+    for reason in mixed.values():
+        print(reason, flush=True)
+    for run, key, asked, measured in planned:
+        if key[:3] in mixed:
+            continue
+        at, results = asked["factors"].checkpoint, measure(run.path, asked)
         row = row_of(run, key, at, results) | {"measured": measured}
-        done.append(row)
         replace_rows(out / "curves.csv", curve_rows(run, key, results["factors"]["seen"]))
         replace_rows(out / "runs.csv", [row])  # last: a run that is in there is whole
         numbers = ", ".join(f"{name.replace('_', ' ')} {row[name]:.3g}" for name in ("return", "recall", "leakage"))

@@ -64,23 +64,30 @@ def refuse_mixtures(runs: Sequence[tuple[str, Config]], by: Sequence[str]) -> No
             raise UserError(f"{known} and {name} have one seed ({seed}): leave one out.")
 
 
-def refuse_other_measures(rows: Sequence[Mapping[str, str]], name: str, key: Sequence[str], measured: str) -> None:
-    """The runs of one arm are measured alike: at one step, or each at its best, by as many episodes.
+def arms_measured_otherwise(
+    planned: Sequence[tuple[str, Sequence[str], str]], rows: Sequence[Mapping[str, str]]
+) -> dict[tuple[str, ...], str]:
+    """Arms whose runs would not all be measured at one step, or each at its best, by as many episodes.
 
-    rows: of runs.csv. name, key, measured: of the run that is to be measured: checkpoint and size.
-
-    Raises:
-        UserError: the arm has a run that was measured otherwise.
+    planned: of each run that is to be measured its name, key, and checkpoint and size. rows: of runs.csv, those that
+    stay; of one without a column `measured`, which is older, the step alone is known. Returns {arm: what is wrong}.
     """
-    for row in rows:
-        before, ours = row.get("measured"), measured
-        if not before:  # an older row: its step is all that is known
-            before, ours = f"step {row['step']}", measured.rpartition(" ")[0]
-        if (row["task"], row["variant"], row["arm"]) == tuple(key[:3]) and row["seed"] != key[3] and before != ours:
-            raise UserError(
-                f"{name} is left out: it would be measured otherwise ({ours}) than {row['run']} of the same arm"
-                f" ({before}). Choose the same --step, --size and --behaviour, or another --out."
+    plans: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for name, key, measured in planned:
+        plans.setdefault(tuple(key[:3]), []).append((name, measured))
+    found = {}
+    for arm, runs in plans.items():
+        there = [row for row in rows if (row["task"], row["variant"], row["arm"]) == arm]
+        told = runs + [(row["run"], row["measured"]) for row in there if row.get("measured")]
+        steps = {measured.rpartition(" ")[0] for _, measured in told}
+        old = [(row["run"], f"step {row['step']}") for row in there if not row.get("measured")]
+        if len({measured for _, measured in told}) > 1 or {step for _, step in old} - steps:
+            each = ", ".join(f"{name} ({measured})" for name, measured in [*told, *old])
+            found[arm] = (
+                f"{', '.join(arm)}: left as it is, since its runs would be measured otherwise: {each}. Choose one"
+                " --step, --size and --behaviour for all, or another --out."
             )
+    return found
 
 
 def overrides_of(config: Config) -> str:
