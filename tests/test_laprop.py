@@ -92,11 +92,14 @@ def test_the_configuration_reaches_every_optimizer():
     ]
     for model in ("2b", "repo", "tia"):
         for policy in ("backprop", "sac"):
-            agent = build_agent(load_config(["preset=debug", f"model={model}", f"policy={policy}", *wanted]), 2)
+            config = load_config(["preset=debug", f"model={model}", f"policy={policy}", *wanted])
+            agent = build_agent(config, 2)
             groups = {name: one.param_groups[0] for name, one in agent.optimizers.items()}
             scalars = {name for name, one in agent.optimizers.items() if not isinstance(one, LaProp)}
             assert scalars == {"dual"} & set(groups) | {"temperature"} & set(groups)
-            assert all(groups[name]["agc"] == 0.2 and groups[name]["warmup"] == 7 for name in set(groups) - scalars)
+            steps = {"adversary": getattr(config.model, "adversary_steps", 1)}  # of it in each update
+            for name in set(groups) - scalars:
+                assert (groups[name]["agc"], groups[name]["warmup"]) == (0.2, 7 * steps.get(name, 1))
 
 
 def test_a_warm_up_begins_at_zero_and_the_model_learns_with_it():
