@@ -172,7 +172,8 @@ class Leader:
             _hand_out([(config, how, agent.state())] * self.processes)
         except BaseException:  # else they would wait for us, and the end of this process for theirs
             for process in self._started:
-                process.kill()
+                if process.pid is not None:  # it was started
+                    process.kill()
             if self._started and dist.is_initialized():
                 dist.destroy_process_group()
             raise
@@ -183,10 +184,9 @@ class Leader:
         spawn = multiprocessing.get_context("spawn")
         for number in range(1, self.processes):
             how = {"target": run_follower, "args": (number, self.processes, store.port), "daemon": True}
-            process = spawn.Process(**how)
+            self._started.append(spawn.Process(**how))  # first: another thread may take a stop during the start
             with without_stops():  # a stop is the leader's, also while they import
-                process.start()
-                self._started.append(process)  # before a stop is delivered
+                self._started[-1].start()
         self._wait_for_followers(store)
         join(store=store, rank=0, world_size=self.processes)
 
