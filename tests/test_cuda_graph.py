@@ -23,6 +23,11 @@ def modern_agent():
     return build_agent(load_config(options), 2).double()
 
 
+def rival(model):
+    """A builder of another method's agent: TIA's adversary takes several steps in each update."""
+    return lambda: build_agent(load_config(["preset=debug", f"model={model}"]), 2).double()
+
+
 def two_agents(make=small_agent):
     """Twins on the GPU, the second with a graph."""
     eager, graphed = (make().to("cuda") for _ in range(2))
@@ -38,7 +43,9 @@ def assert_close(found, expected):
         torch.testing.assert_close(found[name].double(), value.double(), rtol=1e-6, atol=1e-9, msg=name)
 
 
-@pytest.mark.parametrize(("make", "size"), [(small_agent, 64), (modern_agent, 32)])
+@pytest.mark.parametrize(
+    ("make", "size"), [(small_agent, 64), (modern_agent, 32), (rival("tia"), 64), (rival("repo"), 64)]
+)
 def test_graph_equals_eager(make, size):
     """Ten updates on different batches, the first three without the policy: metrics, weights, noise."""
     eager, graphed = two_agents(make)
