@@ -11,7 +11,7 @@ from pathlib import Path
 import gymnasium as gym
 
 from denoised_mdp.analysis.factors import QuickProbe
-from denoised_mdp.analysis.render import render
+from denoised_mdp.analysis.render import can_render, render
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.factors import NoGroundTruth
 from denoised_mdp.errors import UserError
@@ -123,7 +123,7 @@ class Render:
             with trainer.stop.at_once():
                 paths = render(trainer.agent, self.make_environment, self.seeds, stem, explore=self.explore)
         except UserError as error:  # a picture is not worth a run
-            self.possible = trainer.agent.decodes
+            self.possible = can_render(trainer.agent)
             warnings.warn(f"no video of step {trainer.step:,}: {error}", stacklevel=2)
         else:
             trainer.logger.image(trainer.step, "rows", paths[0])

@@ -57,18 +57,37 @@ def test_the_plain_update_refuses_what_it_does_not_know():
         "model.continuation=true",
         "model=2c",
         "policy.norm=none",
+        "policy.gamma=0.9 policy.entropy=0.01 model.reward_layers=1 model.kl.free_nats=0",
     ],
 )
 def test_what_is_announced_as_comparable_is_compared(option):
     plain = "env.task=dot env=toy distractors=none model.norm=none policy.return_scale=none"
     config = load_config(["preset=debug", *plain.split(), *option.split()])
     agent = build_agent(config, 2)
-    assert can_be_plain(config) == (option == "policy.norm=none")
+    assert can_be_plain(config) == option.startswith("policy.")
     if can_be_plain(config):
         PlainUpdate(agent)
     else:
         with pytest.raises(ValueError, match="x and y"):
             PlainUpdate(agent)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "model.embed=null",
+        "model.target=foreground",
+        "model.pixel_range=1",
+        "model.kl.relax=0.5",
+        "model.kl.warmup=10",
+        "policy.discount_weights=false",
+        "policy.late_lr=0.5",
+        "model=repo",
+    ],
+)
+def test_the_plain_update_stands_for_no_configuration_with_an_option_that_it_lacks(option):
+    plain = "env.task=dot env=toy distractors=none model.norm=none policy.return_scale=none"
+    assert not can_be_plain(load_config(["preset=debug", *plain.split(), option]))
 
 
 def test_a_process_that_has_died_is_one_line():

@@ -99,5 +99,5 @@ def test_a_model_without_a_decoder_has_health_and_no_pictures(tmp_path):
     health = measure_health(agent, recordings, frozen, matrix)
     assert np.isnan(health.image_r2) and np.isnan(health.share["x"]) and health.nats["x"] > 0
     assert not any("reconstruct" in warning for warning in health.warnings)
-    with pytest.raises(UserError, match="no decoder, so there is nothing to render"):
+    with pytest.raises(UserError, match="has no decoder: train one"):
         render.render(agent, toy, [1, 2], tmp_path / "look", steps=3, explore=None)

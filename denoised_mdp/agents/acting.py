@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -22,6 +22,13 @@ from denoised_mdp.models.latent import Latent
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
 """the source of noise: PyTorch's global one, one for all environments, or one for each"""
+
+
+def draw_rows(draw: Callable[[int, torch.Generator | None], Tensor], batch: int, generator: Generators) -> Tensor:
+    """Noise [B, ...] of `draw(rows, generator)`, each row from its own generator if there are several."""
+    if generator is None or isinstance(generator, torch.Generator):
+        return draw(batch, generator)
+    return torch.cat([draw(1, one) for one in generator])  # [B, ...]
 
 
 class Carry(ABC):

@@ -21,6 +21,7 @@ from denoised_mdp.agents.acting import (
     check_actions,
     check_explore,
     check_generator,
+    draw_rows,
     explored,
 )
 from denoised_mdp.config import schema
@@ -34,8 +35,9 @@ from denoised_mdp.models.networks import set_compute_dtype
 class Agent(nn.Module, ABC):
     """A learner that acts. Training, evaluation, probes and renderings ask for no more than this.
 
-    Capabilities are asked for, not assumed: `decodes` says whether latents can be shown as pictures. All noise is
-    drawn from the generator `random`, or from one handed to `act` or `representations`, else from PyTorch's global one.
+    `decodes` says whether a renderer can show latents as pictures. What looks inside latents - renderings, their KL,
+    imagined rewards - wants a `WorldModelAgent`. All noise is drawn from the generator `random`, or from one handed to
+    `act` or `representations`, else from PyTorch's global one.
     """
 
     config: schema.Config
@@ -249,8 +251,5 @@ class Agent(nn.Module, ABC):
 
     def _noise(self, batch: int, size: int, generator: Generators) -> Tensor:
         """Standard normal noise [batch, size], each row from its own generator if there are several."""
-        like = self._like
-        kind = {"device": like.device, "dtype": like.dtype}
-        if generator is None or isinstance(generator, torch.Generator):
-            return torch.randn(batch, size, generator=generator, **kind)
-        return torch.cat([torch.randn(1, size, generator=one, **kind) for one in generator])
+        kind = {"device": self._like.device, "dtype": self._like.dtype}
+        return draw_rows(lambda rows, one: torch.randn(rows, size, generator=one, **kind), batch, generator)

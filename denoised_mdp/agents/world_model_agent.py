@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from denoised_mdp.agents.acting import Generators, LatentCarry, check_carry
+from denoised_mdp.agents.acting import Generators, LatentCarry, check_carry, draw_rows
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.config import schema
 from denoised_mdp.envs.actions import Actions
@@ -104,8 +104,10 @@ class WorldModelAgent(Agent):
         if carry is None:
             carry = fresh
         check_carry(carry, fresh)
-        states = initial.layout.state_size
-        noise = self._noise(batch, states, generator) if sample else torch.zeros_like(initial.state)  # [B, S]
+        if sample:
+            noise = draw_rows(lambda rows, one: model.draw_noise(rows, generator=one), batch, generator)  # [B, S]
+        else:
+            noise = model.mean_noise(batch)  # [B, S]
         filtered = model.filter(images[None], carry.action[None], is_first[None], noise[None], carry.latent)
         return LatentCarry(filtered.latent.map(lambda tensor: tensor[0]), carry.action)
 
@@ -139,19 +141,16 @@ class WorldModelAgent(Agent):
         """Posterior samples (or means) by latent, see `Latent.parts`, and the encoder's output; each [T, B, F]."""
         batch = self.to_device(batch)
         shape = batch["action"].shape[:2]
-        noise = self.world_model.draw_noise(*shape, generator=generator) if sample else self._no_noise(*shape)
-        filtered = self.world_model.filter(batch["observation"], batch["action"], batch["is_first"], noise)
+        model = self.world_model
+        noise = model.draw_noise(*shape, generator=generator) if sample else model.mean_noise(*shape)  # [T, B, S]
+        filtered = model.filter(batch["observation"], batch["action"], batch["is_first"], noise)
         return filtered.latent.parts() | {"encoder": filtered.embedding}
-
-    def _no_noise(self, length: int, batch: int) -> Tensor:
-        """Noise [T, B, S] with which a posterior gives its mean."""
-        return self._like.new_zeros(length, batch, self.world_model.initial(1).layout.state_size)
 
     @torch.no_grad()
     def modes(self, batch: dict[str, np.ndarray | Tensor]) -> Tensor:
         """Actions without sampling on what the actor sees, filtered with the posterior's mean; see `Agent.modes`."""
         batch = self.to_device(batch)
-        noise = self._no_noise(*batch["action"].shape[:2])
+        noise = self.world_model.mean_noise(*batch["action"].shape[:2])  # [T, B, S]
         filtered = self.world_model.filter(batch["observation"], batch["action"], batch["is_first"], noise)
         return self.policy.act(filtered.latent.select(self.world_model.table.seen).features(), None)
 

@@ -155,8 +155,10 @@ def freeze(
     longest = max(len(recording.observation) for recording in recordings)
     chunk = max(1, FRAMES // len(recordings))
     width = 1 if shared_noise else len(recordings)  # drawn row by row: the first rows do not depend on the length
-    drawn = torch.stack([model.draw_noise(width, generator=random) for _ in range(longest)])
-    drawn = drawn if sample else torch.zeros_like(drawn)
+    if sample:
+        drawn = torch.stack([model.draw_noise(width, generator=random) for _ in range(longest)])  # [T, B or 1, S]
+    else:
+        drawn = model.mean_noise(longest, width)  # [T, B or 1, S]
     rows, latent = [], None
     for begin in track(range(0, longest, chunk), "filtering", "chunks of rows"):
         pick = [np.clip(np.arange(begin, min(begin + chunk, longest)), 0, len(r.action) - 1) for r in recordings]

@@ -38,6 +38,11 @@ LEFT_OUT = ("reconstruction", "swap")
 HERO_SECONDS = 4
 
 
+def can_render(agent: Agent) -> bool:
+    """Whether it has a world model that decodes its latents."""
+    return isinstance(agent, WorldModelAgent) and agent.decodes
+
+
 @torch.no_grad()
 def decode(
     agent: WorldModelAgent, latent: Latent, draw: Callable[[Latent], torch.Tensor] | None = None, chunk: int = 256
@@ -173,10 +178,10 @@ def render(
     shown: int | None = None,
 ) -> list[Path]:
     """Play one episode per seed and `write` them; with `explore`, the agent acts as in collection."""
-    if not isinstance(agent, WorldModelAgent):
-        raise UserError(f"agent={agent.config.agent.name} has no decoder, so there is nothing to render.")
-    if not agent.decodes:
-        raise UserError("This model has no decoder, so there is nothing to render: train one, with model.decoder=true.")
+    if not can_render(agent):
+        if isinstance(agent, WorldModelAgent):
+            raise UserError("This model has no decoder: train one, with model.decoder=true.")
+        raise UserError(f"agent={agent.config.agent.name} has no world model, whose latents could be rendered.")
     played = evaluate(agent, make_environment, seeds, record=len(seeds), max_steps=steps, explore=explore)
     return write(agent, played.episodes, stem, hero=hero, shown=shown)
 

@@ -7,6 +7,8 @@ can be compared. It is not optimized.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,9 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal, TanhTransform, TransformedDistribution, kl_divergence
 
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
+from denoised_mdp.config.compose import flatten
+from denoised_mdp.config.models import ModelConfig
+from denoised_mdp.config.policies import BackpropConfig
 from denoised_mdp.config.schema import Config
 from denoised_mdp.models.distributions import MIN_STD
 from denoised_mdp.models.structure import CONVOLUTIONS, Table
@@ -49,17 +54,27 @@ def mixes(table: Table) -> bool:
     return len(table.seen) > 1 or any(row.parents or row.distribution != "gaussian" for row in table.rows.values())
 
 
+READS = {
+    "model": "name latents embed convolutions depth init reward_hidden reward_layers reward_std continuation"
+    " kl.alpha kl.beta kl.free_nats kl.free_nats_strategy optimizer.lr optimizer.eps optimizer.clip",
+    "policy": "hidden actor_layers initial_std min_std value_layers horizon gamma lambda_ entropy"
+    " actor_lr value_lr eps clip",
+}
+"""options that `PlainUpdate` has; of all others it has the defaults alone"""
+
+
 def can_be_plain(config: Config) -> bool:
-    """Whether `PlainUpdate` repeats this configuration: y and x apart, none of the policy's later switches."""
-    switches = {"return_scale": "none", "slow_value": 0.0, "imagine_rows": None, "value": "gaussian", "norm": "none"}
-    switches |= {"optimizer": "adam", "agc": None, "value_nets": 1, "imagined_value": 1.0, "replay_value": 0.0}
-    model, policy = config.model, vars(config.policy)
-    table = Table(list(model.latents.values()))
-    apart = not mixes(table) and not model.continuation and model.kl.dyn is None
+    """Whether `PlainUpdate` repeats this configuration: y and x apart, no option that it does not have."""
+    model, policy = config.model, config.policy
+    if model.kind != "denoised" or policy.name != "backprop" or model.embed is None or model.continuation:
+        return False
+    for name, group, usual in (("model", model, ModelConfig()), ("policy", policy, BackpropConfig())):
+        own, default = (dict(flatten(dataclasses.asdict(one))) for one in (group, usual))
+        read = tuple(f"{key}." for key in READS[name].split())
+        if any(own[key] != default.get(key) for key in own if not f"{key}.".startswith(read)):
+            return False
     paper = model.convolutions in (None, "paper") and config.env.size in CONVOLUTIONS["paper"]
-    plain = (model.norm, model.core, model.optimizer.name, model.optimizer.agc) == ("none", "gru", "adam", None)
-    backprop = policy["name"] == "backprop" and all(policy[name] == off for name, off in switches.items())
-    return apart and paper and plain and backprop
+    return paper and not mixes(Table(list(model.latents.values())))
 
 
 class PlainUpdate:

@@ -179,8 +179,8 @@ def ask(pipe: Connection, name: str, request: str) -> Any:
 def updates(config: Config, device: torch.device, dtype: torch.dtype | None, repeats: int) -> dict[str, Any]:
     """Our update and, on a CPU, the plain one in turns; then the parts of ours; then its work."""
     threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
-    ours = config.model.kind == "denoised"  # the plain one repeats it, `update_parts` knows its parts
-    comparable = ours and can_be_plain(config) and device.type == "cpu"  # the plain one is of the CPU
+    ours = config.model.kind == "denoised"  # `update_parts` knows its parts
+    comparable = can_be_plain(config) and device.type == "cpu"  # the plain one is of the CPU
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in (["plain"] if comparable else []) + ["ours"]}
     pipes, processes, peaks = {}, [], {}
     for name in times:

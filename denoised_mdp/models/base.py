@@ -75,6 +75,8 @@ class WorldModel(nn.Module, ABC):
     size: int
     """height and width of an observation"""
     action_size: int
+    encoder: nn.Module
+    """what the policy's latents read an observation with, see `Agent.picture_encoder`"""
     decodes: bool = False
     """`decode` exists"""
     layers: ClassVar[dict[str, str]] = {}
@@ -128,6 +130,11 @@ class WorldModel(nn.Module, ABC):
     @abstractmethod
     def draw_noise(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
         """Noise [*shape, S] for `filter`."""
+
+    def mean_noise(self, *shape: int) -> Tensor:
+        """Noise [*shape, S] with which `filter` takes the posterior's mean: zeros, the mean of `draw_noise`."""
+        initial = self.initial(1)
+        return initial.state.new_zeros(*shape, initial.layout.state_size)
 
     @abstractmethod
     def imagine_step(self, latent: Latent, action: Tensor, noise: Tensor) -> Latent:

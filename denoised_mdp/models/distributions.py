@@ -119,4 +119,4 @@ class Categorical:
 
 StateDistribution = Gaussian | Categorical
 DISTRIBUTIONS: dict[str, type[StateDistribution]] = {kind.name: kind for kind in (Gaussian, Categorical)}
-"""name in the configuration -> class; a new one is one class and one entry"""
+"""name in the configuration -> class; a new one also needs its name and width in `structure.LatentSpec`"""
