@@ -84,12 +84,13 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
 
     config = load_config(arguments.overrides)  # a typo is answered before PyTorch is imported
     from denoised_mdp.bench.doctor import days_on_a_cpu
+    from denoised_mdp.config.effect import without_effect
     from denoised_mdp.run.checkpoint import list_steps
     from denoised_mdp.run.folder import RunFolder
     from denoised_mdp.run.signals import StopRequest
     from denoised_mdp.session import train
 
-    if text := days_on_a_cpu(config):
+    for text in [*without_effect(config, arguments.overrides), *filter(None, [days_on_a_cpu(config)])]:
         _tell(f"note: {text}")
     stop = StopRequest(last=owns_process)
     if not train(config, stop):

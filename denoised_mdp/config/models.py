@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from denoised_mdp.config.policies import AGC, EPS, NORM, NORMS, OPTIMIZER, OPTIMIZERS, WARMUP
 from denoised_mdp.models.structure import CONVOLUTIONS, LatentSpec, Table
@@ -93,6 +94,8 @@ class ModelConfig:
     continuation: bool | None = option(None, "predict where episodes terminate; null: where the environment can")
     kl: KLConfig = group(KLConfig, "weights of the KL terms")
     optimizer: OptimizerConfig = group(OptimizerConfig, "optimizer of the world model")
+    UNUSED: ClassVar[tuple[str, ...]] = ()
+    """options above that this kind of model does not use, see `without_effect`"""
 
     def check(self, table: Table) -> None:
         """Raise ValueError if this model cannot have such a table."""
@@ -121,6 +124,7 @@ class RePoConfig(ModelConfig):
         above=0,
     )
     decoder: bool = option(True, "learn a decoder, for viewing only: half the cost of an update")
+    UNUSED = ("kl.alpha", "kl.beta", "kl.free_nats", "kl.free_nats_strategy", "kl.dyn", "kl.relax_after", "x.beta")
 
     def check(self, table: Table) -> None:
         """No schedule of the KL's weight, which a dual variable sets; see `ModelConfig.check`."""

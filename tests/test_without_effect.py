@@ -1,0 +1,74 @@
+"""Options without effect are named when a run begins, and they have none."""
+
+import pytest
+import torch
+from conftest import random_batch
+
+from denoised_mdp.agents.registry import build_agent
+from denoised_mdp.cli.main import main
+from denoised_mdp.config import load_config
+from denoised_mdp.config.effect import without_effect
+from denoised_mdp.config.schema import MODELS
+
+TINY = ["preset=debug", "model.depth=2", "model.kl.free_nats=0.1", "model.kl.alpha=1"]
+OTHER = {"free_nats": "0.7", "alpha": "3", "beta": "0.3", "dyn": "0.5", "relax_after": "1"}
+OTHER |= {"free_nats_strategy": "mean"}  # of model=2b too it changes nothing where all of the KL is above the free nats
+UNUSED = [
+    *((f"model={kind}", key) for kind, options in MODELS.items() for key in options.UNUSED),
+    ("model=tia", "kl.beta"),
+    ("model=dreamer", "kl.beta"),
+    ("model=2b", "kl.relax_after"),
+]
+USED = [("model=2b", f"kl.{name}") for name in ("free_nats", "alpha", "beta", "dyn")] + [
+    ("model=dreamer", "kl.free_nats"),
+    ("model=tia", "kl.alpha"),
+    ("model=four_blocks", "kl.beta"),
+    ("model=2b model.kl.relax=0.5", "kl.relax_after"),
+    ("model=2c", "x.beta"),
+]
+
+
+def weights_after(overrides: list[str]) -> dict[str, torch.Tensor]:
+    """Those of an agent after three updates on the same batches."""
+    agent = build_agent(load_config(overrides), 2)
+    for number in range(3):
+        agent.update(random_batch(seed=number))
+    return agent.state_dict()
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def with_and_without(model: str, key: str) -> tuple[list[str], list[str]]:
+    """Command lines with an unusual value of the option, and without it."""
+    words = [*TINY, *model.split()]
+    return [*words, f"model.{key}={OTHER[key.rpartition('.')[2]]}"], words
+
+
+@pytest.mark.parametrize(("model", "key"), UNUSED)
+def test_what_is_named_changes_nothing(model, key):
+    given, words = with_and_without(model, key)
+    found = without_effect(load_config(given), given)
+    assert any(line.startswith(f"model.{key}={OTHER[key.rpartition('.')[2]]} changes nothing: ") for line in found)
+    assert equal(weights_after(given), weights_after(words))
+
+
+@pytest.mark.parametrize(("model", "key"), USED)
+def test_what_changes_something_is_not_named(model, key):
+    given, words = with_and_without(model, key)
+    assert not any(f"model.{key}=" in line for line in without_effect(load_config(given), given))
+    assert not equal(weights_after(given), weights_after(words))
+
+
+def test_a_run_begins_with_what_changes_nothing(monkeypatch, capsys):
+    monkeypatch.setattr("denoised_mdp.session.train", lambda config, stop: True)
+    assert main(["train", "preset=debug", "policy.late_after=3", "model=repo", "model.kl.dyn=1"]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "changes nothing" in line]
+    assert told == [
+        "denoised-mdp: note: policy.late_after=3 changes nothing: policy.late_lr is 1, and so is"
+        " policy.late_imagined_value.",
+        "denoised-mdp: note: model.kl.dyn=1 changes nothing: model=repo does not use it.",
+    ]
+    assert not without_effect(load_config(["policy=sac"]), ["policy=sac"])
+    assert not without_effect(load_config(["agent=curl"]), ["agent=curl"])
