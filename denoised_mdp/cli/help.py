@@ -20,7 +20,8 @@ usage: denoised-mdp train [key=value ...] [--multirun | --cfg | --dry-run]
 
 Train a Denoised MDP online and save everything in a run folder.
 To resume a run, repeat its command; to extend it, with a larger train.total_steps.
-Steps are environment steps before action repeat. Defaults are the paper's (Wang et al. 2022). A suite, a model,
+Steps are environment steps before action repeat. Defaults of model, policy and
+schedule are the paper's (Wang et al. 2022); its environments are presets, paper/... A suite, a model,
 an agent or a preset may set other values: 'denoised-mdp config ...' prints those that a run gets.
 
   -m, --multirun   train one run for each combination of values, with Hydra's sweepers and launchers

@@ -79,7 +79,7 @@ class ModelConfig:
     )
     target: str = option(
         "observation",
-        "what the decoder learns to show: observation, or foreground (on black, by the exact matte: an upper bound)",
+        "what the decoder learns to show: observation, or foreground (on black, by the exact matte)",
         choices=("observation", "foreground"),
     )
     depth: int = option(32, "channels of the first convolution", low=1)
