@@ -18,7 +18,8 @@ from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.schema import BackpropConfig, Config, ReinforceConfig, RePoConfig, SACConfig
 from denoised_mdp.envs import DISTRACTORS, make_env
 from denoised_mdp.envs.distractors import Distractor
-from denoised_mdp.envs.options import register_distractor
+from denoised_mdp.envs.options import check_distractors, fitting_distractors, register_distractor
+from denoised_mdp.envs.suites import SUITES, register_suite
 from denoised_mdp.errors import UserError
 from denoised_mdp.options import arguments, defaults, option
 from denoised_mdp.replay.ring import Replay
@@ -578,3 +579,15 @@ def test_a_distractor_of_ones_own_is_one_class():
         assert env.reset(seed=0)[0].min() >= 63 and env.noise_names[-1] == "fog/density"
     finally:
         del DISTRACTORS["fog"]
+
+
+def test_a_suite_says_itself_which_tasks_take_no_distractors():
+    """Their names mean nothing in another suite."""
+    register_suite("mine", lambda **_: None, ["counting", "bare"], {}, ["camera_jitter"], undistracted=["bare"])
+    try:
+        assert fitting_distractors("mine", "counting") == ("camera_jitter",)
+        assert fitting_distractors("mine", "bare") == fitting_distractors("toy", "counting") == ()
+        with pytest.raises(UserError, match="Task 'bare' takes no distractors"):
+            check_distractors(["camera_jitter"], "bare", "mine")
+    finally:
+        del SUITES["mine"]

@@ -152,3 +152,9 @@ def test_a_short_run_and_one_that_continues_are_not_measured(measured, tmp_path)
     for options in (["preset=quickstart"], [*PAPER, f"run_dir={tmp_path}"], [*PAPER, "train.total_steps=50000"]):
         assert days_on_a_cpu(load_config(options)) is None
     assert measured == []
+
+
+def test_clips_of_a_distractor_that_does_not_say_how_long_it_plays_are_counted(capsys):
+    examined = Doctor(load_config([*TINY]))
+    examined.check_clips({}, 16)
+    assert not examined.problems and "clips, train" in capsys.readouterr().out

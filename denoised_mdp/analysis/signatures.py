@@ -22,6 +22,7 @@ from denoised_mdp.analysis.equivalence import distances
 from denoised_mdp.analysis.similarity.arrays import standardized
 from denoised_mdp.analysis.similarity.competence import rank_correlation
 from denoised_mdp.config.schema import Config
+from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.pixels import ActionRepeat
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.latent import Latent
@@ -53,7 +54,7 @@ def true_signatures(
     """
     if any(len(episode.action) <= rows[-1] for episode in episodes):
         raise UserError(f"An episode ends before row {rows[-1]}, whose signature is wanted: leave it out.")
-    kept = {name: options for name, options in config.distractors.items() if name == "tv"}  # part of its task
+    kept = {name: options for name, options in config.distractors.items() if DISTRACTORS[name].part_of_task}
     quiet = dataclasses.replace(config, distractors=kept)
     found = []
     with contextlib.closing(environment_maker(quiet)()) as environment:

@@ -33,7 +33,7 @@ from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.logger import data_size
 from denoised_mdp.run.machine import GIB, peak_memory, random_batch, refuse_large_batches, total_memory
 
-TV_ROWS = 60  # of the clips on RoboDesk's television
+FRAMES = 1000  # that clips should fill, of a distractor that does not say how many
 SLOW_ACTION = 0.02  # seconds; a paper-sized run would spend three hours in the environment
 LONG_RUN = 48 * 3600  # seconds
 MANY_ROWS = 20_000_000  # rows learned from in a run; no CPU needs days for fewer
@@ -88,9 +88,9 @@ class Doctor:
         acting = self.attempt(lambda: configure_acting(config.train, device))
         self.attempt(self.check_run_folder)
         for name, options in config.distractors.items():
-            if DISTRACTORS[name].shows_clips:
-                size = TV_ROWS if name == "tv" else config.env.size
-                self.attempt(functools.partial(self.check_clips, options, size))
+            kind = DISTRACTORS[name]
+            if kind.shows_clips:
+                self.attempt(functools.partial(self.check_clips, options, kind.clip_size or config.env.size))
         environment = self.attempt(environment_maker(config, foreground=config.foreground))
         if environment is not None:
             action_seconds = self.attempt(lambda: self.check_environment(environment))
@@ -146,7 +146,7 @@ class Doctor:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 resize = options.get("resize", "nearest")
-                clips = open_clips(env.clips, split, size, color, options["frames"], resize)
+                clips = open_clips(env.clips, split, size, color, options.get("frames", FRAMES), resize)
                 frames = [clip.frames() for clip in clips[:sample]]
             lengths = [len(clip) for clip in frames if clip is not None]
             _row(f"clips, {split}", f"{len(clips):,} found; {sum(lengths):,} frames in the first {len(lengths)}")

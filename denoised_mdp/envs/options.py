@@ -67,9 +67,10 @@ def fitting_distractors(suite: str = "dmc", task: str | None = None) -> tuple[st
 
     All of them together can be asked for; without video_background, noisy_sensor cannot.
     """
-    if task == "counting":
+    wanted = find_suite(suite)
+    if task in wanted.undistracted:
         return ()
-    named = find_suite(suite).distractors
+    named = wanted.distractors
     found = tuple(name for name, kind in DISTRACTORS.items() if suite in kind.suites or name in named)
     without_sensor = task is not None and task not in SENSORS
     return tuple(name for name in found if not (without_sensor and name == "noisy_sensor"))
@@ -104,8 +105,8 @@ def check_distractors(
                 ) from None
     fitting = fitting_distractors(suite, task)
     for name in distractors if task is not None else ():
-        if task == "counting":
-            raise UserError("Task 'counting' takes no distractors: all of its pixels carry information.")
+        if task in find_suite(suite).undistracted:
+            raise UserError(f"Task {task!r} takes no distractors: all of its pixels carry information.")
         if name not in fitting and name == "noisy_sensor":
             why = WITHOUT_SENSOR.get(task, "it is not of the DeepMind Control Suite")
             raise UserError(f"Task {task!r} has no scalar sensor for noisy_sensor: {why}.")

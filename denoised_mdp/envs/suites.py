@@ -26,6 +26,7 @@ class Suite:
     distractors: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
     look_up: Callable[[str], int | None] | str | None = None
+    undistracted: tuple[str, ...] = ()
 
     def world(self, task: str, arguments: Mapping[str, Any]) -> gym.Env:
         """Make the world of a task from those of `arguments` that the suite takes."""
@@ -62,6 +63,7 @@ def register_suite(
     *,
     takes: Sequence[str] = (),
     look_up: Callable[[str], int | None] | str | None = None,
+    undistracted: Sequence[str] = (),
 ) -> None:
     """Make a suite of your own known as ``env=name``.
 
@@ -76,6 +78,7 @@ def register_suite(
         takes: further arguments of `denoised_mdp.envs.make_env` for `make`: some of `TAKES`; "distractors" are names.
         look_up: for a suite whose tasks cannot be listed: raises `UserError` for a task that does not exist, returns
             after how many steps its episodes end by themselves, or None.
+        undistracted: tasks that take no distractors, since all of their pixels carry information.
 
     Raises:
         UserError: another suite has the name, or `takes` has a name that does not exist.
@@ -83,7 +86,8 @@ def register_suite(
     for what in takes:
         if what not in TAKES:
             raise UserError(f"A suite cannot take {what!r}.{did_you_mean(what, TAKES)}")
-    suite = Suite(make, tuple(tasks), dict(options or {}), tuple(distractors), tuple(takes), look_up)
+    own = dict(options or {})
+    suite = Suite(make, tuple(tasks), own, tuple(distractors), tuple(takes), look_up, tuple(undistracted))
     if not suite.tasks and look_up is None:
         raise UserError(f"Suite {name!r} has no tasks: name at least one.")
     SUITES.register(name, suite)
@@ -186,4 +190,10 @@ register_suite(
     ("camera_jitter",),
     look_up="denoised_mdp.envs.gym_adapter:check_id",
 )
-register_suite("toy", "denoised_mdp.envs.toy:make_toy", ("dot", "dot_terminating", "counting"), {"episode_steps": 100})
+register_suite(
+    "toy",
+    "denoised_mdp.envs.toy:make_toy",
+    ("dot", "dot_terminating", "counting"),
+    {"episode_steps": 100},
+    undistracted=("counting",),
+)

@@ -38,10 +38,10 @@ def shows_clips(config: Config) -> bool:
 def other_worlds(config: Config) -> dict[str, tuple[Config, str]]:
     """Where a trained agent can be looked at besides: name -> (configuration, split of the clips).
 
-    With unseen clips, and without distractors; but a task whose television is part of it keeps them.
+    With unseen clips, and without distractors, where none of them is part of the task.
     """
     found = {"unseen clips": (config, "test")} if shows_clips(config) else {}
-    if config.distractors and "tv" not in config.distractors:
+    if config.distractors and not any(DISTRACTORS[name].part_of_task for name in config.distractors):
         found["no distractors"] = (dataclasses.replace(config, distractors={}), "train")
     return found
 

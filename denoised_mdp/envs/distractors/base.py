@@ -32,6 +32,10 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
     """suites of tasks that it fits"""
     shows_clips = False
     """it takes `clips`, `split` and `clips_seed` of `make_env` as well"""
+    clip_size: int | None = None
+    """pixels to which it shrinks its clips; None: those of an observation"""
+    part_of_task = False
+    """the task is another without it, so that it stays where distractors are taken away"""
     Options: type
     """a dataclass whose fields are declared by `denoised_mdp.options.option`"""
 

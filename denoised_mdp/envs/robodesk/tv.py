@@ -31,6 +31,8 @@ class TV(SceneDistractor):
 
     name = "tv"
     shows_clips = True
+    clip_size = 60  # rows of the picture
+    part_of_task = True
     patches = (3, 6)  # the factors hold mean brightness on a grid of these many rows and columns
 
     @dataclass
