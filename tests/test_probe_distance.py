@@ -1,4 +1,4 @@
-"""``probe distance``: distances of a known world, and of tiny runs with and without y."""
+"""``probe distance``: distances of a known world, and of tiny runs of two latents and of one."""
 
 import csv
 import json
@@ -19,40 +19,40 @@ RING = 8
 
 @pytest.fixture(scope="module")
 def ring():
-    """Walks around a ring of 8 places, one way only; x shows the place, y is noise and nothing else."""
+    """Walks around a ring of 8 places, one way only. What is seen shows the place; the rest is noise."""
     random = np.random.default_rng(0)
     place = (random.integers(RING, size=(30, 1)) + np.cumsum(random.random((30, 30)) < 0.8, 1)).ravel() % RING
     episode = np.repeat(np.arange(30), 30)
     tested = episode % 3 == 0
     state, mix = np.eye(RING)[place], random.normal(size=(RING, 20))
     noise = random.normal(size=(2, len(place), 5))
-    parts = {"x": state @ mix, "y": noise[0], "state": state}
-    worlds = {"elsewhere": {"x": parts["x"][tested], "y": noise[1][tested]}}
+    parts = {"seen": state @ mix, "rest": noise[0], "state": state}
+    worlds = {"elsewhere": {"seen": parts["seen"][tested], "rest": noise[1][tested]}}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"BATCH": 32, "HIDDEN": 32, "SIZE": 4, "LR": 5e-3}.items():
             patch.setattr(distance, name, value)
         yield distance.measure_distances(parts, episode, worlds, tested, updates=500)
 
 
-def test_x_learns_the_ring(ring):
+def test_what_is_seen_learns_the_ring(ring):
     """Rows that show the place are as far apart as the walk is long, and the way back is longer."""
-    assert list(ring) == ["x", "y", "state"] and ring["state"].rank_correlation == pytest.approx(1)
-    for name in ("x", "state"):
+    assert list(ring) == ["seen", "rest", "state"] and ring["state"].rank_correlation == pytest.approx(1)
+    for name in ("seen", "state"):
         one = ring[name]
         assert 0.7 < one.one_step < 0.95 and one.violations < 0.2 and one.asymmetry > 0.3 and one.at_limit == 0
         assert 1.8 < one.lags[2][1] < 2.2 and 3 < one.lags[5][1] < 4.5  # a fifth of the decisions lead nowhere
-    assert ring["x"].rank_correlation > 0.8
+    assert ring["seen"].rank_correlation > 0.8
 
 
 def test_noise_knows_nothing_of_the_ring(ring):
-    one = ring["y"]
+    one = ring["rest"]
     assert abs(one.rank_correlation) < 0.1 and one.asymmetry < 0.2
     assert one.lags[5][1] == pytest.approx(one.lags[1][1], rel=0.15)
 
 
 def test_paired_worlds_tell_what_counts(ring):
-    assert ring["x"].paired == {"elsewhere": 0} and ring["state"].paired == {}
-    assert ring["y"].paired["elsewhere"] == pytest.approx(ring["y"].random, rel=0.1)
+    assert ring["seen"].paired == {"elsewhere": 0} and ring["state"].paired == {}
+    assert ring["rest"].paired["elsewhere"] == pytest.approx(ring["rest"].random, rel=0.1)
 
 
 def test_pairs_stay_within_held_out_episodes():
@@ -89,12 +89,12 @@ def test_the_command_and_its_section_of_the_report(runs, tmp_path, capsys):
     arguments = ["--episodes", "6", "--steps", "24", "--updates", "3"]
     assert cli.main(["probe", "distance", *map(str, runs.values()), *arguments]) == 0
     said = capsys.readouterr().out
-    assert "rank corr." in said and "world with other noise" in said
-    for model, parts in (("2b", {"x", "y", "all"}), ("dreamer", {"x"})):
+    assert "rank corr." in said and "world with other noise: seen by the policy" in said and "the policy sees x" in said
+    for model, parts in (("2b", {"seen", "rest", "all"}), ("dreamer", {"seen"})):
         [path] = (runs[model] / "probes").glob("distance_*.json")
         tree = json.loads(path.read_text())
         assert set(tree["parts"]) == parts | {"pixels", "state"}
-        assert set(tree["parts"]["x"]["paired"]) == {"other noise", "no distractors"}
+        assert set(tree["parts"]["seen"]["paired"]) == {"other noise", "no distractors"}
         assert tree["seconds"] > 0 and tree["peak_memory"] > 1e7 and tree["options"]["updates"] == 3
         assert path.with_suffix(".png").stat().st_size > 10_000
         with open(path.with_suffix(".csv")) as file:

@@ -12,19 +12,21 @@ from pixel_case import tiny_agent
 from small_runs import tiny
 
 import denoised_mdp.cli.main as cli
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.analysis import equivalence as twins
 from denoised_mdp.analysis import signatures
 from denoised_mdp.analysis.crossfit import Estimate
-from denoised_mdp.analysis.data import probe_seeds
+from denoised_mdp.analysis.data import freeze, probe_seeds, record
 from denoised_mdp.analysis.invariance import record_grid
 from denoised_mdp.analysis.probes import PROBES
+from denoised_mdp.analysis.roles import by_role, in_words, sees
 from denoised_mdp.analysis.similarity import competence as competence_module
 from denoised_mdp.analysis.similarity import plots as similarity_plots
 from denoised_mdp.analysis.similarity import tables
 from denoised_mdp.analysis.similarity.competence import classical_map, competence, rank_correlation, spearman
 from denoised_mdp.analysis.similarity.identifiability import identifiability
 from denoised_mdp.analysis.similarity.points import Point, Roster, score_at
-from denoised_mdp.analysis.situations import AWAY, HOME, Situations, by_role, make_situations, rows_of
+from denoised_mdp.analysis.situations import AWAY, HOME, Situations, features, make_situations, rows_of
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.load import load_run
@@ -46,10 +48,10 @@ def planted():
     for run in range(6):
         lift, leak = normal(10 + run, 4, 12), normal(20 + run, 4, 12)
         group = "clean" if run < 3 else "mixed"
-        seen = {world: {"x": state @ lift + 2 * (group == "mixed") * own @ leak} for world, own in noise.items()}
+        seen = {world: {"seen": state @ lift + 2 * (group == "mixed") * own @ leak} for world, own in noise.items()}
         if group == "clean":
             for world, own in noise.items():
-                seen[world]["y"] = own @ leak
+                seen[world]["rest"] = own @ leak
         for step, blur in ((0, 30.0), (500, 3.0), (1000, 0.0)):
             roles = {
                 world: {role: values + blur * normal(100 * run + step, *values.shape) for role, values in one.items()}
@@ -63,25 +65,25 @@ def planted():
 
 def test_what_follows_the_distractors_is_lost_between_worlds(planted):
     rows = {(row["group"], row["role"], row["world"]): row for row in tables.across_worlds(planted)}
-    clean, mixed = (rows[group, "x", AWAY]["other seed"] for group in ("clean", "mixed"))
-    same = rows["clean", "x", HOME]["other seed"]
+    clean, mixed = (rows[group, "seen", AWAY]["other seed"] for group in ("clean", "mixed"))
+    same = rows["clean", "seen", HOME]["other seed"]
     assert clean.value == pytest.approx(same.value, abs=0.02) and clean.value > 0.35
-    assert mixed.value < 0.6 * rows["mixed", "x", HOME]["other seed"].value
-    assert rows["clean", "x", AWAY]["same run"].value == pytest.approx(1)
-    noise = rows["clean", "y", AWAY]
+    assert mixed.value < 0.6 * rows["mixed", "seen", HOME]["other seed"].value
+    assert rows["clean", "seen", AWAY]["same run"].value == pytest.approx(1)
+    noise = rows["clean", "rest", AWAY]
     assert abs(noise["same run"].value - planted.chance) < 0.03
-    assert rows["clean", "y", HOME]["other seed"].value > 5 * planted.chance
+    assert rows["clean", "rest", HOME]["other seed"].value > 5 * planted.chance
     assert mixed.low < mixed.value < mixed.high < clean.low
 
 
 def test_alignment_with_the_truth_rises_with_training(planted):
     rows = tables.to_truth(planted)
     of = {(row["name"], row["step"], row["role"], row["truth"]): row for row in rows}
-    steps = [of["run0", step, "x", "state"]["mutual_knn"].value for step in (0, 500, 1000)]
+    steps = [of["run0", step, "seen", "state"]["mutual_knn"].value for step in (0, 500, 1000)]
     assert steps == sorted(steps) and steps[0] < 2 * planted.chance < 0.4 < steps[2]
-    assert of["run0", 1000, "x", "state"]["R2"] > 0.99 > 0.2 > of["run0", 1000, "y", "state"]["R2"]
-    assert of["run0", 1000, "y", "noise"]["R2"] > 0.99
-    assert abs(of["run0", 1000, "x", "noise"]["mutual_knn"].value - planted.chance) < 0.03
+    assert of["run0", 1000, "seen", "state"]["R2"] > 0.99 > 0.2 > of["run0", 1000, "rest", "state"]["R2"]
+    assert of["run0", 1000, "rest", "noise"]["R2"] > 0.99
+    assert abs(of["run0", 1000, "seen", "noise"]["mutual_knn"].value - planted.chance) < 0.03
     for row in tables.between_roles(planted):
         assert abs(row["mutual_knn"].value - planted.chance) < 0.03
 
@@ -103,7 +105,10 @@ def test_the_matrix_and_what_is_read_off_it(planted):
 def test_features_that_do_not_vary_are_like_nothing():
     """Neither like each other nor like noise that does not vary: nan, in the matrix and beside the truth."""
     dead, alive = np.ones((60, 4)), normal(0, 60, 4)
-    points = [Point(i, f"run{i}", "g", i, 100, True, 1.0, {HOME: {"x": x}}) for i, x in enumerate((dead, dead, alive))]
+    points = [
+        Point(i, f"run{i}", "g", i, 100, True, 1.0, {HOME: {"seen": values}})
+        for i, values in enumerate((dead, dead, alive))
+    ]
     rows = [np.arange(12)] * 5
     known = tables.Alignments(points, Situations({HOME: ()}, rows, alive, np.ones((60, 2))), 10)
     for matrix in tables.matrices(known).values():
@@ -184,10 +189,13 @@ def test_intervals_of_means_over_pairs_are_over_runs():
 def test_roles_follow_what_the_policy_sees():
     parts = {name: np.full((2, 1), number) for number, name in enumerate(("c", "x", "y", "c+x", "all", "encoder"))}
     found = by_role(parts, "c+x")
-    assert list(found) == ["x", "y", "all", "encoder"]
+    assert list(found) == ["seen", "rest", "all", "encoder"]
     np.testing.assert_array_equal(found["all"], [[3, 2]] * 2)
-    assert list(by_role({"x": parts["x"], "encoder": parts["encoder"]}, "x")) == ["x", "encoder"]
-    assert list(by_role({"x": parts["x"], "y": parts["y"], "all": parts["all"]}, "all")) == ["x"]
+    assert list(by_role({"x": parts["x"], "encoder": parts["encoder"]}, "x")) == ["seen", "encoder"]
+    assert list(by_role({"x": parts["x"], "y": parts["y"], "all": parts["all"]}, "all")) == ["seen"]
+    assert [sees(seen) for seen in ("x", "y+x")] == ["the policy sees x", "the policy sees y and x"]
+    assert sees("all") == "the policy sees all latents"
+    assert in_words("rest, same distractors") == "the rest, same distractors" and in_words("pixels") == "pixels"
     assert math.isnan(score_at(None, 5)) and math.isnan(score_at((np.array([10.0]), np.array([1.0])), 5))
     assert score_at((np.array([1.0, 4, 9]), np.array([1.0, 2, 3])), 5) == 2
 
@@ -305,19 +313,36 @@ def test_the_same_physics_in_every_world(runs):
         make_situations(config, [], 3, 9)
 
 
+def test_of_four_blocks_the_policy_sees_y_and_x_and_the_rest_is_w_and_z(tmp_path):
+    """In this order, though the model's table has w between y and x."""
+    config = tiny(tmp_path / "run", *DOT, "model=four_blocks")
+    agent = build_agent(config, 2).eval()
+    episodes = record(environment_maker(config), probe_seeds(0, 2), 30, behaviour="random")
+    rows = [rows_of(episode) for episode in episodes]
+    found = features(agent, episodes, rows)
+    frozen = [one.parts() for one in freeze(agent, episodes, sample=False)]
+    latent = {name: np.concatenate([one[name][at] for one, at in zip(frozen, rows, strict=True)]) for name in "ywxz"}
+    assert agent.seen == "y+x" and list(found) == ["seen", "rest", "all", "encoder"]
+    np.testing.assert_array_equal(found["seen"], np.concatenate([latent["y"], latent["x"]], 1))
+    np.testing.assert_array_equal(found["rest"], np.concatenate([latent["w"], latent["z"]], 1))
+    np.testing.assert_array_equal(found["all"], np.concatenate([latent[name] for name in "yxwz"], 1))
+
+
 def test_the_command_and_the_section_of_a_roster(runs, capsys):
     command = ["probe", "similarity", *map(str, runs), "--episodes", "6", "--steps", "60", "--k", "3", "--snapshots"]
     assert cli.main(command) == 0
-    assert "3 runs, 18 situations, 3 neighbours; chance 0.176" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "3 runs, 18 situations, 3 neighbours; chance 0.176" in said and "2b, the rest: other noise" in said
     [path] = (runs[0] / "probes").glob("similarity_*.json")
     tree = json.loads(path.read_text())
     assert tree["runs"] == [str(run) for run in runs] and tree["peak_memory"] > 1e7
     assert [agent["step"] for agent in tree["agents"]][:4] == [0, 80, 120, 0]
-    assert {row["role"] for row in tree["worlds"] if row["group"] == "dreamer"} == {"x", "encoder"}
+    assert {row["role"] for row in tree["worlds"] if row["group"] == "dreamer"} == {"seen", "encoder"}
+    assert [row["name"] for row in tree["between seen and rest"]] == ["a", "b"], "Dreamer has no rest"
     assert {row["pairs"] for row in tree["identifiability"]} == {"trained", "untrained", "shuffled"}
     with open(path.with_suffix(".csv")) as file:
         rows = list(csv.DictReader(file))
-    assert [row["role"] for row in rows] == ["x", "y", "x", "x"]  # Dreamer has no y
+    assert [row["role"] for row in rows] == ["seen", "rest", "seen", "seen"]
     names = {png.stem.rpartition("_")[2] for png in path.parent.glob("similarity_*.png")}
     assert names == {"matrix", "worlds", "truth", "map", "training", "linear"}
     section = PROBES["similarity"].report(tree)
@@ -328,15 +353,16 @@ def test_equivalence_of_runs(runs, capsys):
     command = ["probe", "equivalence", *map(str, runs[1:]), "--episodes", "4", "--steps", "50", "--sequences", "5"]
     assert cli.main(command) == 0
     said = capsys.readouterr().out
-    assert "retrieval@1" in said and "(y, same distractors)" in said, "which has a chance of its own"
+    assert "retrieval@1" in said and "(the rest, same distractors)" in said, "which has a chance of its own"
+    assert "the policy sees x" in said
     for run, roles in zip(
-        runs[1:], ({"x", "y", "all", "encoder", "y, same distractors"}, {"x", "encoder"}), strict=True
+        runs[1:], ({"seen", "rest", "all", "encoder", "rest, same distractors"}, {"seen", "encoder"}), strict=True
     ):
         [path] = (run / "probes").glob("equivalence_*.json")
         tree = json.loads(path.read_text())
         assert set(tree["roles"]) == roles
         assert tree["signatures"]["states"] == 12 and tree["signatures"]["R2"] is not None
-        assert set(tree["signatures"]["spearman"]) == roles - {"y, same distractors"} | {"pixels", "imagined"}
+        assert set(tree["signatures"]["spearman"]) == roles - {"rest, same distractors"} | {"pixels", "imagined"}
         section = PROBES["equivalence"].report(tree)
         assert len(section.pictures) == 1 and len(section.tables[0][1]) == len(roles)
         assert path.with_suffix(".png").exists()
@@ -406,8 +432,8 @@ def test_true_signatures_of_other_episodes_are_refused_in_one_line(runs):
 
 def test_distances_that_follow_rewards_have_rank_correlation_one():
     true, episode = normal(0, 30, 1), np.repeat(np.arange(6), 5)
-    found = signatures.compare(true, {"x": 3 * true, "y": normal(1, 30, 4)}, episode)
-    assert found["x"] == pytest.approx(1) and abs(found["y"]) < 0.3
+    found = signatures.compare(true, {"seen": 3 * true, "rest": normal(1, 30, 4)}, episode)
+    assert found["seen"] == pytest.approx(1) and abs(found["rest"]) < 0.3
 
 
 def test_a_roster_names_groups_and_stages(runs):
@@ -423,7 +449,7 @@ def test_a_roster_names_groups_and_stages(runs):
 def test_every_dot_beside_the_truth_is_drawn_whole():
     """Of alignments that differ little, the largest is not at the end of the axis; one of 0 is not cut at its start."""
     rows = [
-        {"group": "2b", "role": "x", "truth": truth, "newest": True, "step": 5, "mutual_knn": {"value": value}}
+        {"group": "2b", "role": "seen", "truth": truth, "newest": True, "step": 5, "mutual_knn": {"value": value}}
         for truth, values in (("state", (0.50, 0.51)), ("noise", (0.49, 0.0)))
         for value in values
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,9 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from denoised_mdp.analysis.distance import STATE
-from denoised_mdp.analysis.plots import COLORS, FAINT, INK, literal, new_figure, plain_axes
+from denoised_mdp.analysis.plots import FAINT, INK, ROLE_COLORS, literal, new_figure, plain_axes
+from denoised_mdp.analysis.roles import in_words
 
-COLORS = COLORS | {STATE: INK, "pixels": "#b8860b"}
+COLORS = ROLE_COLORS | {STATE: INK, "pixels": "#b8860b"}
 
 
 def distance_figure(parts: Mapping[str, Mapping[str, Any]], title: str = "") -> Figure:
@@ -37,7 +39,7 @@ def _lags(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
     for name, one in parts.items():
         lags = {int(k): middle for k, (_, middle, _) in one["lags"].items()}
         agrees = one["rank_correlation"]
-        label = name if name == STATE or agrees is None else f"{name} (rank corr. {agrees:.2f})"
+        label = in_words(name) + ("" if name == STATE or agrees is None else f" (rank corr. {agrees:.2f})")
         axes.plot(list(lags), list(lags.values()), "o-", color=COLORS[name], markersize=3, lw=1.6, label=literal(label))
     ticks = list(lags)
     axes.plot(ticks, ticks, linestyle=(0, (4, 3)), color=FAINT, linewidth=1, label="k steps, the bound")
@@ -47,7 +49,7 @@ def _lags(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
         axis.set_ticks(ticks, ticks)
     axes.set_ylim(0.45, 1.3 * ticks[-1])
     axes.set_title("How far is a situation k decisions later?")
-    _legend(axes, columns=3)
+    _legend(axes, columns=2)
 
 
 def _worlds(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
@@ -67,7 +69,7 @@ def _worlds(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
     for place, name in enumerate(names):
         label = "two random situations" if place == 0 else None
         axes.hlines(parts[name]["random"], place - 0.45, place + 0.45, color=INK, linewidth=1.6, label=label)
-    axes.set_xticks(range(len(names)), names)
+    axes.set_xticks(range(len(names)), [literal(textwrap.fill(in_words(name), 10)) for name in names])
     axes.set(ylabel="steps, median", ylim=(0, 1.05 * max(*axes.get_ylim(), *(one["random"] for one in parts.values()))))
     _legend(axes, columns=2)
 

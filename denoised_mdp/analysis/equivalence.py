@@ -1,7 +1,8 @@
 """Semantic equivalence: situations with the same physics should be the same to a policy, whatever the distractors.
 
 On a grid of physics and distractor seeds (`invariance.record_grid`), twins are cells of one row: they are equivalent by
-construction. Distances are Euclidean, of standardized columns. For y, twins are cells of one column.
+construction. Distances are Euclidean, of standardized columns. For the latents that the policy does not see, twins are
+cells of one column.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def grid_features(
 def equivalence(values: np.ndarray, step: np.ndarray) -> Equivalence:
     """Twins are cells of one row: features [P, K, T, F] of P physics under K seeds; step: decision of each [P, T].
 
-    For y, give the transposed grid [K, P, T, F]: then twins share their distractors.
+    For latents that the policy does not see, give the transposed grid [K, P, T, F]: then twins share their distractors.
     """
     physics, worlds, moments = values.shape[:3]
     episode = np.repeat(np.arange(physics), moments)  # [n], n = P T

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from denoised_mdp.analysis.plots import COLORS, FAINT, LINE, legend_below, literal, plain_axes
+from denoised_mdp.analysis.plots import FAINT, LINE, ROLE_COLORS, legend_below, literal, plain_axes
+from denoised_mdp.analysis.roles import in_words
 from denoised_mdp.analysis.similarity.plots import captioned
 
 MEASURES = {"auroc": "AUROC", "hard_auroc": "AUROC, hard", "retrieval": "retrieval@1"}
@@ -22,11 +23,12 @@ def equivalence_figure(tree: Mapping[str, Any]) -> Figure:
         1.8 + 0.36 * max(len(roles), len(ranks)),
         "Are situations with the same meaning close in a latent? Left: does distance separate twins (same physics,"
         " other distractors) from other pairs? 1 is perfect; dashed: chance for AUROC. Right: rank correlation of"
-        " latent distances with those of future rewards. For x, high is good. Imagined: the model predicts them.",
+        " latent distances with those of future rewards. High is good in what the policy sees. Imagined: the model"
+        " predicts them.",
     )
     left, right = figure.subplots(1, 2) if ranks else (figure.subplots(), None)
     for place, (role, one) in enumerate(roles.items()):
-        color = COLORS.get(role.partition(",")[0], FAINT)
+        color = ROLE_COLORS.get(role.partition(",")[0], FAINT)
         for shift, (name, marker) in enumerate(zip(MEASURES, "osD", strict=True)):
             estimate, at = one[name], place + 0.2 * (shift - 1)
             if estimate["value"] is None:
@@ -43,7 +45,7 @@ def equivalence_figure(tree: Mapping[str, Any]) -> Figure:
     left.set_xlabel("how well twins are recognized")
     if right is not None:
         values = [np.nan if value is None else value for value in ranks.values()]
-        right.barh(range(len(ranks)), values, 0.55, color=[COLORS.get(role, FAINT) for role in ranks])
+        right.barh(range(len(ranks)), values, 0.55, color=[ROLE_COLORS.get(role, FAINT) for role in ranks])
         _names(right, list(ranks))
         right.set_xlabel("rank correlation")
     return figure
@@ -52,5 +54,5 @@ def equivalence_figure(tree: Mapping[str, Any]) -> Figure:
 def _names(axes, names: list[str]) -> None:
     plain_axes(axes, 8.5)
     axes.grid(axis="x", color=LINE, linewidth=0.6)
-    axes.set_yticks(range(len(names)), [literal(name.replace(", ", ",\n")) for name in names])
+    axes.set_yticks(range(len(names)), [literal(in_words(name).replace(", ", ",\n")) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)

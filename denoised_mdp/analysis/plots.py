@@ -13,11 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from denoised_mdp.analysis.factors import UNTRAINED, FactorMatrix
+from denoised_mdp.analysis.roles import REST, SEEN
 from denoised_mdp.envs.factors import QUADRANTS, Factor
 from denoised_mdp.run.folder import output_file
 
 INK, FAINT, LINE, FRAME = "#1b2430", "#7b8794", "#d8dee6", "#e4572e"
 COLORS = {"x": "#1f5fa8", "y": "#e4572e", "z": "#3a9d6b", "all": "#6c5b9e", "encoder": "#8a94a0"}
+ROLE_COLORS = {SEEN: COLORS["x"], REST: COLORS["y"], "all": COLORS["all"], "encoder": COLORS["encoder"]}
 DARK = LinearSegmentedColormap.from_list("dark", ["#f6f8fb", "#cfe0f2", "#7fb0dc", "#2f76ba", "#0d2f5e"])
 PALETTE = ("#1f5fa8", "#e4572e", "#3a9d6b", "#6c5b9e", "#b8860b", "#0e8ba0", "#c2477f", "#5a6b2f", "#8a94a0", "#7a4b2a")
 """of curves that are compared"""

@@ -15,6 +15,7 @@ import numpy as np
 
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.analysis.data import freeze, probe_seeds, record
+from denoised_mdp.analysis.roles import by_role
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.factors import factors
 from denoised_mdp.envs.paired import replay
@@ -116,20 +117,9 @@ def replayed(environment: gym.Env, episode: Episode, seed: int, noise_seed: int)
 def features(agent: Agent, episodes: Sequence[Episode], rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """What an agent makes of whole episodes, filtered with posterior means, in the rows that count.
 
-    By role, float64 [n, F] each: "x" is what its policy sees, "y" its other latents if it has any, "all" both,
-    "encoder" the encoder's output if it tells one.
+    By role, float64 [n, F] each, see `roles.by_role`.
     """
     frozen = [one.parts() for one in freeze(agent, episodes, sample=False)]
     names = frozen[0]
     parts = {name: np.concatenate([own[name][at] for own, at in zip(frozen, rows, strict=True)]) for name in names}
     return by_role({name: values.astype(np.float64) for name, values in parts.items()}, agent.seen)
-
-
-def by_role(parts: dict[str, np.ndarray], seen: str) -> dict[str, np.ndarray]:
-    """The parts of `Agent.representations` by what they are to the policy, see `features`."""
-    rest = [name for name in parts if name not in {seen, "all", "encoder", *seen.split("+")} and seen != "all"]
-    roles = {"x": parts[seen]}
-    if rest:
-        roles |= {"y": np.concatenate([parts[name] for name in rest], -1)}
-        roles |= {"all": np.concatenate([roles["x"], roles["y"]], -1)}
-    return roles | ({"encoder": parts["encoder"]} if "encoder" in parts else {})

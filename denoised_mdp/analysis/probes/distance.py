@@ -30,8 +30,8 @@ COLUMNS = {
 """field of `Geometry` -> head of a table's column"""
 READING = (
     "Left: close to the dashed line and not above it, a representation knows the time between situations; its rank"
-    " correlation tells whether that is the body's time or the background's. Right: for x, bars far below the black"
-    " line are good; 0 means that the distractors do not count."
+    " correlation tells whether that is the body's time or the background's. Right: in what the policy sees, bars far"
+    " below the black line are good; 0 means that the distractors do not count."
 )
 CAUTION = (
     "Distances are bounded by what the recorded episodes show: where nobody went, two situations count as far apart."
@@ -52,6 +52,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
     from denoised_mdp.analysis.distance_plot import distance_figure
     from denoised_mdp.analysis.plots import save_figure
     from denoised_mdp.analysis.results import subjects, write_csv, write_json
+    from denoised_mdp.analysis.roles import SEEN, in_words, sees
     from denoised_mdp.run.machine import peak_memory
 
     lines = []
@@ -67,12 +68,14 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
         }
         write_json(f"{stem}.json", subject.about("distance", options.measured()) | tree)
         write_csv(f"{stem}.csv", [_row(subject, name, one) for name, one in found.items()])
-        worlds = found["x"].paired
-        lines += [subject.label, f"  {'steps by':10s}" + "".join(f"{head:>12s}" for head in COLUMNS.values())]
+        worlds = found[SEEN].paired
+        lines += [subject.label, f"  {sees(subject.agent.seen)}"]
+        lines.append(f"  {'steps by':20s}" + "".join(f"{head:>12s}" for head in COLUMNS.values()))
         for name, one in found.items():
-            lines.append(f"  {name:10s}" + "".join(f"{getattr(one, field):12.3f}" for field in COLUMNS))
+            lines.append(f"  {in_words(name):20s}" + "".join(f"{getattr(one, field):12.3f}" for field in COLUMNS))
         for world in worlds:
-            steps = ", ".join(f"{name} {one.paired[world]:.2f}" for name, one in found.items() if world in one.paired)
+            known = {in_words(name): one.paired[world] for name, one in found.items() if world in one.paired}
+            steps = ", ".join(f"{name} {value:.2f}" for name, value in known.items())
             lines.append(f"  steps to the same situation in the world with {world}: {steps}")
         figure = distance_figure(tree["parts"], subject.label)
         lines.append(f"  {save_figure(figure, f'{stem}.png')}")
@@ -113,16 +116,23 @@ def report(tree: Mapping[str, Any]) -> Section:
     from denoised_mdp.analysis.distance_plot import distance_figure
     from denoised_mdp.analysis.report.parts import show
     from denoised_mdp.analysis.report.plots import svg_uri
+    from denoised_mdp.analysis.roles import in_words, sees
 
     parts = tree["parts"]
     worlds = list(dict.fromkeys(world for one in parts.values() for world in one["paired"]))
     heads = ["steps by", *COLUMNS.values(), *(f"same situation, {world}" for world in worlds)]
     rows = [
-        [name, *(show(one.get(field)) for field in COLUMNS), *(show(one["paired"].get(world)) for world in worlds)]
+        [
+            in_words(name),
+            *(show(one.get(field)) for field in COLUMNS),
+            *(show(one["paired"].get(world)) for world in worlds),
+        ]
         for name, one in parts.items()
     ]
     return Section(
-        text=[READING, CAUTION], pictures=[svg_uri(distance_figure(parts))], folded={"All numbers": (heads, rows)}
+        text=[f"Here {sees(tree['seen'])}. {READING}", CAUTION],
+        pictures=[svg_uri(distance_figure(parts))],
+        folded={"All numbers": (heads, rows)},
     )
 
 

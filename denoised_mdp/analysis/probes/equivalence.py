@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from denoised_mdp.analysis.probe import EpisodeOptions, Probe, Section
+from denoised_mdp.analysis.roles import REST, in_words, sees
 from denoised_mdp.errors import UserError
 from denoised_mdp.options import option
 from denoised_mdp.run.environments import environment_maker
@@ -66,9 +67,9 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
         grounds = {key: ground}  # runs of one environment follow each other
         roles, episode, step = grid_features(subject.agent, ground.grid)
         found = {role: equivalence(values, step) for role, values in roles.items()}
-        if "y" in roles:  # of y, those with the same distractors are twins
+        if REST in roles:  # of the rest, those with the same distractors are twins
             turned = np.broadcast_to(step[0], (options.worlds, step.shape[1]))
-            found["y, same distractors"] = equivalence(roles["y"].transpose(1, 0, 2, 3), turned)
+            found[f"{REST}, same distractors"] = equivalence(roles[REST].transpose(1, 0, 2, 3), turned)
         tree = {
             "seen": subject.agent.seen,
             "roles": {role: dataclasses.asdict(one) for role, one in found.items()},
@@ -129,17 +130,17 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
     """The numbers of one result as its file holds them, to print."""
     columns = ("ratio", "auroc", "hard_auroc", "retrieval")
     heads = ("ratio", "AUROC", "AUROC, hard", "retrieval@1")
-    lines = [f"  {'twins in':22s}" + "".join(f"{head:>24s}" for head in heads)]
+    lines = [f"  {sees(tree['seen'])}", f"  {'twins in':28s}" + "".join(f"{head:>24s}" for head in heads)]
     for role, one in tree["roles"].items():
-        lines.append(f"  {role:22s}" + "".join(f"{_text(one[column]):>24s}" for column in columns))
+        lines.append(f"  {in_words(role):28s}" + "".join(f"{_text(one[column]):>24s}" for column in columns))
     chances: dict[str, list[str]] = {}
     for role, one in tree["roles"].items():
-        chances.setdefault(_show(one["chance"]), []).append(role)
+        chances.setdefault(_show(one["chance"]), []).append(in_words(role))
     texts = [value if len(chances) == 1 else f"{value} ({'; '.join(roles)})" for value, roles in chances.items()]
     lines.append(f"  chance of retrieval@1: {', '.join(texts)}; of AUROC: 0.5")
     found = tree["signatures"]
     if found:
-        ranks = "   ".join(f"{role} {_show(value)}" for role, value in found["spearman"].items())
+        ranks = "   ".join(f"{in_words(role)} {_show(value)}" for role, value in found["spearman"].items())
         lines.append(f"  rank correlation with distances of reward signatures ({found['states']} states): {ranks}")
         lines.append(f"  {found['note'] or 'R^2 of the signatures that the model imagines: ' + _show(found['R2'])}")
     return lines
@@ -172,12 +173,15 @@ def report(tree: Mapping[str, Any]) -> Section:
     from denoised_mdp.analysis.report.plots import svg_uri
 
     names = ("ratio", "auroc", "hard_auroc", "retrieval")
-    rows = [[role, *(_text(one[name]) for name in names), _show(one["chance"])] for role, one in tree["roles"].items()]
-    heads = ["latent", "distance of twins / random", "AUROC", "AUROC, hard", "retrieval@1", "its chance"]
+    rows = [
+        [in_words(role), *(_text(one[name]) for name in names), _show(one["chance"])]
+        for role, one in tree["roles"].items()
+    ]
+    heads = ["representation", "distance of twins / random", "AUROC", "AUROC, hard", "retrieval@1", "its chance"]
     found = tree["signatures"]
     words = [
-        "Twins are the same physics under other distractors. For x, a ratio of 0 and AUROC and retrieval of 1 are"
-        " wanted; for y, the same of twins that share their distractors.",
+        f"Twins are the same physics under other distractors. Here {sees(tree['seen'])}: there, a ratio of 0"
+        " and AUROC and retrieval of 1 are wanted; in the rest, the same of twins that share their distractors.",
         *(
             [found["note"] or f"R² of the reward signatures that the model imagines: {_show(found['R2'])}"]
             if found

@@ -66,6 +66,7 @@ def report(tree: Mapping[str, Any]) -> Section:
     """The pictures, whose titles say how to read them, and the numbers behind the second."""
     from denoised_mdp.analysis.report.parts import show
     from denoised_mdp.analysis.report.plots import svg_uri
+    from denoised_mdp.analysis.roles import in_words
     from denoised_mdp.analysis.similarity.plots import figures
 
     def text(estimate: Mapping[str, Any] | None) -> str:
@@ -75,7 +76,7 @@ def report(tree: Mapping[str, Any]) -> Section:
         return show(estimate["value"], 2) + ends
 
     worlds = [
-        [row["group"], row["role"], row["world"], text(row["same run"]), text(row["other seed"])]
+        [row["group"], in_words(row["role"]), row["world"], text(row["same run"]), text(row["other seed"])]
         for row in tree["worlds"]
     ]
     words = (
@@ -88,7 +89,7 @@ def report(tree: Mapping[str, Any]) -> Section:
     return Section(
         text=list(filter(None, words)),
         pictures=[svg_uri(figure) for figure in figures(tree).values()],
-        folded={"Alignment across worlds": (["runs", "latent", "world", "same run", "other seed"], worlds)},
+        folded={"Alignment across worlds": (["runs", "representation", "world", "same run", "other seed"], worlds)},
     )
 
 

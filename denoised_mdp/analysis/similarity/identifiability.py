@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from denoised_mdp.analysis.roles import SEEN
 from denoised_mdp.analysis.similarity.arrays import standardized
 from denoised_mdp.analysis.similarity.chance import shuffled_episodes
 from denoised_mdp.analysis.similarity.linear import linear_similarity, mean_cca
@@ -33,8 +34,8 @@ def identifiability(known: Alignments) -> list[dict]:
 
 def _agreement(known: Alignments, points: Sequence[Point], shuffled: bool) -> Mapping:
     """Held-out R^2 (both directions), and mean held-out canonical correlation, over pairs of seeds."""
-    whole = [standardized(point.features[HOME]["x"], known.fit) for point in points]
-    parts = [known.reduced(point.features[HOME]["x"]) for point in points]
+    whole = [standardized(point.features[HOME][SEEN], known.fit) for point in points]
+    parts = [known.reduced(point.features[HOME][SEEN]) for point in points]
     order = shuffled_episodes(known.episode, 1)[0] if shuffled else np.arange(len(known.episode))
     linear, canonical = {}, {}
     for i, j in itertools.permutations(range(len(points)), 2):

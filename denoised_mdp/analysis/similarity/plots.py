@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 
 from denoised_mdp.analysis.plots import DARK, FAINT, INK, LINE, color_of, legend_below, literal, new_figure, plain_axes
 from denoised_mdp.analysis.report.parts import number_of
+from denoised_mdp.analysis.roles import SEEN, in_words
 
 WIDTH = 5.2
 """inches"""
-ROLES = {"x": "x (seen by the policy)", "y": "y (the rest)", "all": "all latents", "encoder": "encoder"}
 MARKS = (
     ("same world, other seed", "o", "#1f5fa8"),
     ("other world, same run", "s", "#3a9d6b"),
@@ -49,9 +49,9 @@ def matrix_figure(tree: Mapping[str, Any]) -> Figure:
     values, count = values[np.ix_(newest, newest)], len(newest)
     figure, axes = _figure(
         1.9 + min(0.42 * count, 3.4),
-        "Do runs find the same situations alike? Share of common neighbours in x: 1 is the same geometry,"
-        f" {tree['chance']:.2f} is chance. A dark block of one model's seeds: what it learns is repeatable. In"
-        " brackets: the return.",
+        "Do runs find the same situations alike? Share of common neighbours in what the policy sees: 1 is the"
+        f" same geometry, {tree['chance']:.2f} is chance. A dark block of one model's seeds: what it learns is"
+        " repeatable. In brackets: the return.",
     )
     axes.imshow(values, cmap=DARK, vmin=0, vmax=1)
     labels = [_label(agents[i]) for i in newest]
@@ -81,7 +81,7 @@ def worlds_figure(tree: Mapping[str, Any]) -> Figure:
             zip(MARKS, (home["other seed"], other["same run"], other["other seed"]), strict=True)
         ):
             _dot(axes, found, place + 0.22 * (shift - 1), mark)
-    axes.set_yticks(range(len(lines)), [f"{literal(group)} · {ROLES.get(role, role)}" for group, role in lines])
+    axes.set_yticks(range(len(lines)), [f"{literal(group)} · {in_words(role)}" for group, role in lines])
     _finish(axes, tree, len(lines))
     _legend(figure, axes)
     return figure
@@ -94,7 +94,7 @@ def truth_figure(tree: Mapping[str, Any]) -> Figure:
     figure, axes = _figure(
         1.7 + 0.36 * len(lines),
         "Does a latent order situations as the simulator's true state does (blue), or as the distractors do (red)?"
-        " Hollow: the untrained network. x should follow the state alone.",
+        " Hollow: the untrained network. What the policy sees should follow the state alone.",
     )
     for place, line in enumerate(lines):
         for number, kind in enumerate(kinds):
@@ -105,7 +105,7 @@ def truth_figure(tree: Mapping[str, Any]) -> Figure:
                     face = color if row["newest"] else "white"
                     value = number_of(row["mutual_knn"]["value"])
                     axes.plot(value, at, "o", ms=5.5, mec=color, mfc=face, alpha=0.85, clip_on=False)
-    axes.set_yticks(range(len(lines)), [f"{literal(group)} · {ROLES.get(role, role)}" for group, role in lines])
+    axes.set_yticks(range(len(lines)), [f"{literal(group)} · {in_words(role)}" for group, role in lines])
     _finish(axes, tree, len(lines))
     return figure
 
@@ -139,14 +139,14 @@ def map_figure(tree: Mapping[str, Any]) -> Figure:
 
 
 def training_figure(tree: Mapping[str, Any]) -> Figure:
-    """Alignment of x with the state over training, and against the return."""
+    """Alignment of what the policy sees with the state over training, and against the return."""
     figure = captioned(
         3.7,
-        "Alignment of x with the true state, over training (left) and against the return (right). If it rises in both,"
-        " either may come from training longer: read them together.",
+        "Alignment of what the policy sees with the true state, over training (left) and against the return (right). If"
+        " it rises in both, either may come from training longer: read them together.",
     )
     left, right = figure.subplots(1, 2, sharey=True)
-    rows = [row for row in tree["truth"] if (row["role"], row["truth"]) == ("x", "state")]
+    rows = [row for row in tree["truth"] if (row["role"], row["truth"]) == (SEEN, "state")]
     groups = list(dict.fromkeys(row["group"] for row in rows))
     for run in dict.fromkeys(row["run"] for row in rows):
         own = sorted((row for row in rows if row["run"] == run), key=lambda row: row["step"])
@@ -172,8 +172,8 @@ def linear_figure(tree: Mapping[str, Any]) -> Figure:
     colors = {"trained": "#1f5fa8", "untrained": "#8a94a0", "shuffled": "#e4572e"}
     figure = captioned(
         1.9 + 0.5 * len(groups),
-        "Can one seed's x be predicted linearly from another's? Learned agreement is what trained seeds (blue) have"
-        " beyond untrained networks (gray); red: shuffled episodes.",
+        "Can what the policy sees in one seed be predicted linearly from another seed? Learned agreement is what"
+        " trained seeds (blue) have beyond untrained networks (gray); red: shuffled episodes.",
     )
     for axes, name in zip(figure.subplots(1, 2, sharey=True), ("linear R2", "mean CCA"), strict=True):
         for row in rows:

@@ -13,6 +13,7 @@ import numpy as np
 
 from denoised_mdp.analysis import similarity
 from denoised_mdp.analysis.crossfit import Estimate
+from denoised_mdp.analysis.roles import REST, SEEN, in_words
 from denoised_mdp.analysis.similarity import tables
 from denoised_mdp.analysis.similarity.arrays import check_neighbours
 from denoised_mdp.analysis.similarity.competence import classical_map, competence
@@ -57,7 +58,7 @@ def summarize(known: tables.Alignments) -> dict[str, Any]:
     """All tables of the roster, see `tables`; rows and columns of `matrix` are in the order of `agents`."""
     points, found = known.points, tables.matrices(known)
     truth = tables.to_truth(known)
-    to_state = [row["mutual_knn"].value for row in truth if (row["role"], row["truth"]) == ("x", "state")]
+    to_state = [row["mutual_knn"].value for row in truth if (row["role"], row["truth"]) == (SEEN, "state")]
     return {
         "rows": len(known.episode),
         "k": known.k,
@@ -68,7 +69,7 @@ def summarize(known: tables.Alignments) -> dict[str, Any]:
         "map": classical_map(found["mutual_knn"], known.chance).tolist(),
         "worlds": tables.across_worlds(known),
         "truth": truth,
-        "between x and y": tables.between_roles(known),
+        "between seen and rest": tables.between_roles(known),
         "by k": tables.by_neighbours(known),
         "over training": tables.over_training(known, found["mutual_knn"]),
         "competence": competence(points, found["mutual_knn"], np.array(to_state)),
@@ -77,11 +78,11 @@ def summarize(known: tables.Alignments) -> dict[str, Any]:
 
 
 def pair_rows(known: tables.Alignments) -> list[dict[str, Any]]:
-    """Every metric of every pair of trained runs, of x and of y where both have it, as rows of a table."""
+    """Every metric of every pair of trained runs as rows of a table: of what is seen, and of the rest."""
     newest, rows = [point for point in known.points if point.newest], []
     pairs = list(itertools.combinations(newest, 2)) or [(newest[0], newest[0])]
     for first, second in track(pairs, "all metrics", "pairs", delay=1):
-        for role in [role for role in ("x", "y") if all(role in point.features[HOME] for point in (first, second))]:
+        for role in [role for role in (SEEN, REST) if all(role in point.features[HOME] for point in (first, second))]:
             prepared = [known.prepared(point.features[HOME][role]) for point in (first, second)]
             about = {"first": first.name, "second": second.name, "role": role, "rows": len(prepared[0]), "k": known.k}
             with warnings.catch_warnings():
@@ -102,21 +103,21 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{len(tree['runs'])} runs, {tree['rows']} situations, {tree['k']} neighbours; chance {tree['chance']:.3f},"
         f" with whole episodes shuffled {text(tree['null'])}",
-        f"  {'alignment':40s}" + "".join(f"{column:>25s}" for column in columns),
+        f"  {'alignment':48s}" + "".join(f"{column:>25s}" for column in columns),
     ]
     home = {(row["group"], row["role"]): row for row in tree["worlds"] if row["world"] == HOME}
     for row in tree["worlds"]:
         if row["world"] != HOME:
-            name = f"{row['group']} {row['role']}, {row['world']}"
+            name = f"{row['group']}, {in_words(row['role'])}: {row['world']}"
             same = home[row["group"], row["role"]]["other seed"]
-            lines.append(f"  {name:40s}{text(same):>25s}{text(row['same run']):>25s}{text(row['other seed']):>25s}")
+            lines.append(f"  {name:48s}{text(same):>25s}{text(row['same run']):>25s}{text(row['other seed']):>25s}")
     for row in tree["truth"]:
-        if row["newest"] and row["role"] in ("x", "y"):
-            name = f"{row['name']} {row['role']} with the true {row['truth']}"
-            lines.append(f"  {name:40s}{text(row['mutual_knn']):>25s}   R^2 {_number(row['R2']):.3f}")
+        if row["newest"] and row["role"] in (SEEN, REST):
+            name = f"{row['name']}, {in_words(row['role'])}: the true {row['truth']}"
+            lines.append(f"  {name:48s}{text(row['mutual_knn']):>25s}   R^2 {_number(row['R2']):.3f}")
     for row in tree["identifiability"]:
         name = f"{row['group']}, {row['pairs']} pairs of seeds"
-        lines.append(f"  {name:40s}   linear R^2 {text(row['linear R2'])}   mean CCA {text(row['mean CCA'])}")
+        lines.append(f"  {name:48s}   linear R^2 {text(row['linear R2'])}   mean CCA {text(row['mean CCA'])}")
     for name, found in tree["competence"].items():
         if name != "bins":
             lines.append(f"  {found if name == 'note' else f'rank correlation of {name}: {text(found)}'}")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from denoised_mdp.analysis.crossfit import Estimate, bootstrap_weights, estimate, interval, widened
+from denoised_mdp.analysis.roles import REST, SEEN
 from denoised_mdp.analysis.similarity.arrays import standardized, unit_rows
 from denoised_mdp.analysis.similarity.chance import episode_halves, knn_chance, shuffled_episodes
 from denoised_mdp.analysis.similarity.kernels import masked_alignment, masked_kernel
@@ -50,7 +51,7 @@ class Alignments:
         """Columns standardized over half of the episodes, rows of length 1."""
         return unit_rows(standardized(features, self.fit))
 
-    def of(self, point: Point, world: str = HOME, role: str = "x", k: int = 0) -> np.ndarray:
+    def of(self, point: Point, world: str = HOME, role: str = SEEN, k: int = 0) -> np.ndarray:
         """Neighbours [n, k] in one agent's features."""
         return self._list((point.run, point.step, world, role), point.features[world][role], k)
 
@@ -107,7 +108,7 @@ def matrices(known: Alignments) -> dict[str, np.ndarray]:
     """Alignment and CKNNA of what the policies see, all agents with all, in the world of training: [P, P] each."""
     count = len(known.points)
     found = {name: np.eye(count) for name in ("mutual_knn", "cknna")}
-    kernels = [masked_kernel(known.prepared(point.features[HOME]["x"]), max(known.k, 2)) for point in known.points]
+    kernels = [masked_kernel(known.prepared(point.features[HOME][SEEN]), max(known.k, 2)) for point in known.points]
     marks = [membership(known.of(point)) for point in known.points]
     for i, j in track(list(itertools.combinations(range(count), 2)), "comparing", "pairs", delay=1):
         aligned = overlap(known.of(known.points[i]), marks[j]).mean(), masked_alignment(kernels[i], kernels[j])
@@ -181,10 +182,11 @@ def to_truth(known: Alignments) -> list[dict]:
 
 
 def between_roles(known: Alignments) -> list[dict]:
-    """Alignment of x with y in one agent: chance is wanted."""
-    points = [point for point in known.points if point.newest and "y" in point.features[HOME]]
+    """Alignment of what the policy sees with the rest, in one agent: chance is wanted."""
+    points = [point for point in known.points if point.newest and REST in point.features[HOME]]
     return [
-        {**point.about(), "mutual_knn": known.estimate(known.of(point), known.of(point, HOME, "y"))} for point in points
+        {**point.about(), "mutual_knn": known.estimate(known.of(point), known.of(point, HOME, REST))}
+        for point in points
     ]
 
 
@@ -194,7 +196,7 @@ def by_neighbours(known: Alignments) -> list[dict]:
     for k in [k for k in KS if k < len(known.episode) / 2]:
         for group, points in groups_of(known.points):
             chance = knn_chance(len(known.episode), k)
-            rows.append({"k": k, "group": group, "chance": chance, "other seed": _pairs(known, points, "x", HOME, k)})
+            rows.append({"k": k, "group": group, "chance": chance, "other seed": _pairs(known, points, SEEN, HOME, k)})
     return rows
 
 
