@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 from dataclasses import replace
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -14,9 +16,13 @@ from small_clips import write_clips
 
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
+from denoised_mdp.config import schema
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs import make_env
+from denoised_mdp.models.base import WorldModel
+from denoised_mdp.models.registry import MODELS
 from denoised_mdp.models.structure import LatentSpec
+from denoised_mdp.models.vision import Encoder
 
 _X = LatentSpec("x", 6, 3, sees_action=True, seen_by_policy=True, free=True)
 _Y = LatentSpec("y", 5, 4)
@@ -30,6 +36,27 @@ STRUCTURES = {
     "confounder": (_C, replace(_X, parents=("c",), reward_sees=("c",)), replace(_Y, parents=("c",))),
     "categorical": (replace(_X, distribution="categorical", classes=3), _Y),
 }
+
+
+def options_of(kind: type, **given) -> dict[str, Any]:
+    """Keyword arguments of a world model, or of a part of one or of a policy: the schema's defaults, but for `given`.
+
+    Constructors have no defaults of their own.
+    """
+    config = Config()
+    if issubclass(kind, WorldModel):
+        config.model = schema.MODELS[{model: name for name, model in MODELS.items()}[kind]]()
+        return kind.options(config) | given
+    if kind.__module__.startswith("denoised_mdp.policies"):
+        known = vars(config.policy) | {"layers": config.policy.actor_layers}
+    else:
+        known = vars(config.model.kl) | {"alpha": config.alpha, "blocks": None} | Encoder.options(config)
+    return {name: known[name] for name in inspect.signature(kind).parameters if name in known} | given
+
+
+def configured(kind: type, *arguments, **given):
+    """A world model, or a part of one or of a policy, with `options_of`."""
+    return kind(*arguments, **options_of(kind, **given))
 
 
 def small_config(structure: str = "2b", size: int = 64, **policy) -> Config:

@@ -2,6 +2,7 @@
 
 import oracle
 import torch
+from conftest import configured
 
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.config.schema import BackpropConfig, SACConfig
@@ -86,7 +87,7 @@ class Case:
         self.z_prior_uses_y = name != "2c-z-without-y"
         table = Table(STRUCTURES[name])
         sizes = {"size": size, "depth": DEPTHS[size], "embed": 16, "hidden": 8}
-        self.model = DenoisedModel(table, ACTIONS, **sizes, continuation=ends, eps=model_eps)
+        self.model = configured(DenoisedModel, table, ACTIONS, **sizes, continuation=ends, eps=model_eps)
         if policy is BackpropPolicy:
             options["horizon"] = HORIZON
         kind = BackpropConfig if policy is BackpropPolicy else SACConfig
@@ -118,7 +119,7 @@ class Case:
         self.kl = {"alpha": 2.0, "free_nats": 0.0}
         # Half of the elements of KL_x below the free nats, half above: a wrong or missing clamp shows.
         self.kl["free_nats"] = float(self.oracle_loss()["kl"]["x"].detach().quantile(clamped))
-        self.model.kl = KLWeights(**self.kl, free_nats_strategy=strategy)
+        self.model.kl = configured(KLWeights, **self.kl, free_nats_strategy=strategy)
 
     def oracle_loss(self, w=None, noise=None):
         """The oracle's account of the batch."""

@@ -6,6 +6,7 @@ import inspect
 import numpy as np
 import pytest
 import yaml
+from conftest import options_of
 from omegaconf import OmegaConf
 
 from denoised_mdp.cli.completion import complete
@@ -21,7 +22,13 @@ from denoised_mdp.envs.distractors import Distractor
 from denoised_mdp.envs.options import check_distractors, fitting_distractors, register_distractor
 from denoised_mdp.envs.suites import SUITES, register_suite
 from denoised_mdp.errors import UserError
+from denoised_mdp.models.denoised import DenoisedModel
+from denoised_mdp.models.losses import KLSchedule, KLWeights
+from denoised_mdp.models.repo import RePo
+from denoised_mdp.models.tia import TIA
+from denoised_mdp.models.vision import Decoder, Encoder
 from denoised_mdp.options import arguments, defaults, option
+from denoised_mdp.policies.actor import Actor, CategoricalActor
 from denoised_mdp.replay.ring import Replay
 
 VARIANTS = {
@@ -253,6 +260,21 @@ def test_defaults_of_policies_stand_in_the_schema_alone():
         _, _, *parameters = inspect.signature(POLICIES[kind().name].__init__).parameters.values()
         assert {parameter.name for parameter in parameters} == set(arguments(kind()))
         assert all(parameter.default is inspect.Parameter.empty for parameter in parameters)
+
+
+@pytest.mark.parametrize(
+    "kind", [DenoisedModel, RePo, TIA, Encoder, Decoder, KLWeights, KLSchedule, Actor, CategoricalActor]
+)
+def test_no_option_of_a_model_has_a_default_in_its_constructor(kind):
+    """Else `RePo(table, 2)` is another model than ``model=repo``."""
+    parameters = inspect.signature(kind).parameters.values()
+    with_default = [parameter.name for parameter in parameters if parameter.default is not parameter.empty]
+    assert with_default == (["channels"] if kind is Decoder else [])  # no option
+    first = [None for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    options = options_of(kind)
+    for name in options:
+        with pytest.raises(TypeError, match=f"missing 1 required keyword-only argument: '{name}'"):
+            kind(*first, **{other: value for other, value in options.items() if other != name})
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from conftest import options_of
 from joints_case import small_data
 from scipy.special import hyp0f1
 
 from denoised_mdp.analysis import augment as views
 from denoised_mdp.analysis.contrastive import alignment, contrastive_encoder, contrastive_loss, uniformity
 from denoised_mdp.analysis.joints.regression import fresh_encoder
+from denoised_mdp.models.vision import Encoder
 
 OPTIMA = {2: -1.5750, 8: -3.0825, 128: -3.9375}
 """dimensions -> log E exp(-2 ||u - v||^2) of uniform points on the sphere"""
@@ -138,7 +140,7 @@ def test_an_encoder_of_an_earlier_call_serves_only_one_that_was_made_alike(tmp_p
     with contextlib.closing(small_data(tmp_path)) as data:
 
         def encoder(**changes):
-            made = {"init": "pytorch", "size": 64, "depth": 1, "embed": None, "pixel_range": 0.5, **changes}
+            made = {"init": "pytorch", **options_of(Encoder, depth=1, embed=None, **changes)}
             fresh = fresh_encoder(seed=0, **made)
             return contrastive_encoder(fresh, data, lambda done: None, made=made, **options).state_dict()
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import assert_plain, random_batch, small_config
+from conftest import assert_plain, configured, random_batch, small_config
 from small_runs import run_in_parts, tiny
 
 from denoised_mdp.agents.acting import explored
@@ -130,7 +130,7 @@ def test_straight_through_gradients_are_those_of_the_expectation():
 
 
 def test_what_a_backprop_actor_samples_is_one_hot_and_follows_its_probabilities():
-    actor = CategoricalActor(4, A, hidden=8, layers=1).double()
+    actor = configured(CategoricalActor, 4, A, hidden=8, layers=1).double()
     features = torch.randn(1, 4, dtype=torch.float64)
     drawn = actor.sample(features.expand(20_000, 4), torch.randn(20_000, A, dtype=torch.float64))
     p = probabilities(actor, features)[0]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import configured
 
 from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.losses import KLWeights, image_nll, kl_per_latent, scalar_nll
@@ -35,8 +36,8 @@ def read(name, strategy="A"):
     """The model of a file, the file's batch, and all of the file {key: tensor}."""
     with np.load(FOLDER / f"{name}_64.npz") as file:
         data = {key: torch.from_numpy(file[key]) for key in file.files}
-    kl = KLWeights(alpha=1.0, free_nats=3.0, free_nats_strategy=strategy)
-    model = DenoisedModel(STRUCTURES[name], 3, depth=2, embed=24, hidden=12, kl=kl).double()
+    kl = configured(KLWeights, alpha=1.0, free_nats=3.0, free_nats_strategy=strategy)
+    model = configured(DenoisedModel, STRUCTURES[name], 3, depth=2, embed=24, hidden=12, kl=kl).double()
     model.load_state_dict(renamed(data, "weight/"))
     batch = {key: data[f"batch/{key}"] for key in ("observation", "action", "reward", "is_first")}
     return model, batch | {"is_terminal": torch.zeros_like(batch["is_first"])}, data

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import STRUCTURES, random_batch, small_agent
+from conftest import STRUCTURES, configured, random_batch, small_agent
 
 from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.distributions import DISTRIBUTIONS
@@ -54,7 +54,7 @@ def test_posteriors_keep_their_weights_and_priors_get_their_own(structure, strat
     """Of the loss without dyn: the posteriors' gradient as it is, the priors' times dyn / (alpha beta)."""
     table = table_of(structure)
     free = middle(table) if strategy == "A" else 0.01
-    kl = KLWeights(alpha=2.0, free_nats=free, free_nats_strategy=strategy)
+    kl = configured(KLWeights, alpha=2.0, free_nats=free, free_nats_strategy=strategy)
     plain, balanced = gradients(kl, table), gradients(dataclasses.replace(kl, dyn=0.7), table)
     for name in table.rows:
         assert plain[0][name].abs().sum() > 0
@@ -70,7 +70,7 @@ def test_strategy_a_is_the_special_case_of_equal_weights():
         agent = small_agent("2c")
         model, batch = agent.world_model, agent.to_device(random_batch())
         noise = model.draw_noise(4, 3, generator=torch.Generator().manual_seed(0))
-        model.kl = KLWeights(alpha=2.0, free_nats=1e-3, dyn=dyn)
+        model.kl = configured(KLWeights, alpha=2.0, free_nats=1e-3, dyn=dyn)
         model.loss(**batch, noise=noise)[0].backward()
         found.append({name: p.grad for name, p in model.named_parameters()})
     for name, gradient in found[0].items():
@@ -80,7 +80,7 @@ def test_strategy_a_is_the_special_case_of_equal_weights():
 def test_each_side_of_the_loss_moves_its_own_distribution():
     """With a vanishing dyn the priors stand still, with a vanishing alpha the posteriors; y's beta slows no prior."""
     table = table_of("2b", {"x": 1.0, "y": 1e-6})
-    kl = KLWeights(alpha=1.0, free_nats=0.0, dyn=1e-12)
+    kl = configured(KLWeights, alpha=1.0, free_nats=0.0, dyn=1e-12)
     posterior, prior = gradients(kl, table)
     assert posterior["x"].abs().max() > 1e-2 and all(side.abs().max() < 1e-10 for side in prior.values())
     posterior, prior = gradients(dataclasses.replace(kl, alpha=1e-12, dyn=1.0), table)
@@ -92,7 +92,7 @@ def test_the_value_is_the_sum_of_both_sides_and_metrics_are_nats():
     table = table_of("2c")
     distributions, _ = sides(table)
     free = middle(table)
-    total, kl = KLWeights(alpha=2.0, free_nats=free, dyn=0.7).total(*distributions, table)
+    total, kl = configured(KLWeights, alpha=2.0, free_nats=free, dyn=0.7).total(*distributions, table)
     plain = kl_per_latent(*distributions)
     clamped = {name: (part.clamp(min=free) if name == "x" else part).mean() for name, part in plain.items()}
     expected = sum((2.0 * BETAS[name] + 0.7) * part for name, part in clamped.items())
@@ -108,9 +108,9 @@ def updated(alpha, warmup=0, updates=1, relax=1.0, relax_after=0, beta=None):
         dataclasses.replace(row, beta=beta or row.beta) if row.free else row
         for row in agent.world_model.table.rows.values()
     ]
-    schedule = KLSchedule(warmup, relax, relax_after)
-    model = DenoisedModel(Table(rows), 2, depth=2, embed=16, hidden=8, kl_schedule=schedule).double()
-    model.kl = KLWeights(alpha, free_nats=0.1)
+    schedule = configured(KLSchedule, warmup=warmup, relax=relax, relax_after=relax_after)
+    model = configured(DenoisedModel, Table(rows), 2, depth=2, embed=16, hidden=8, kl_schedule=schedule).double()
+    model.kl = configured(KLWeights, alpha=alpha, free_nats=0.1)
     torch.manual_seed(0)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -136,7 +136,8 @@ def test_a_relaxed_signal_leaves_the_noise_its_price(strategy):
     """The factor is of the signal's terms alone."""
     table = table_of("2c")
     distributions, _ = sides(table)
-    plain, kl = kl_per_latent(*distributions), KLWeights(2.0, free_nats=0.1, free_nats_strategy=strategy)
+    plain = kl_per_latent(*distributions)
+    kl = configured(KLWeights, alpha=2.0, free_nats=0.1, free_nats_strategy=strategy)
     noise = sum(2.0 * BETAS[name] * plain[name].mean() for name in ("y", "z"))
     whole, _ = kl.total(*distributions, table)
     relaxed, _ = kl.total(*distributions, table, 1.0, 0.25)
@@ -163,7 +164,7 @@ def test_rows_that_are_free_share_their_nats(strategy):
             "B": 0.25 * clamped + 0.25 * together.mean(),
             "mean": 0.5 * together.mean().clamp(min=free),
         }
-        found = KLWeights(2.0, free_nats=free, free_nats_strategy=strategy).weighted(kl, table)
+        found = configured(KLWeights, alpha=2.0, free_nats=free, free_nats_strategy=strategy).weighted(kl, table)
         torch.testing.assert_close(found, 2.0 * (expected[strategy] + 0.25 * kl["y"].mean()))
 
 
@@ -174,5 +175,5 @@ def test_what_moves_with_the_updates_is_the_posteriors_price_alone():
     free, plain = middle(table), kl_per_latent(*distributions)
     clamped = {name: (part.clamp(min=free) if name == "x" else part).mean() for name, part in plain.items()}
     posteriors = sum((0.25 if name == "x" else 1.0) * BETAS[name] * part for name, part in clamped.items())
-    total, _ = KLWeights(alpha=2.0, free_nats=free, dyn=0.7).total(*distributions, table, 0.3, 0.25)
+    total, _ = configured(KLWeights, alpha=2.0, free_nats=free, dyn=0.7).total(*distributions, table, 0.3, 0.25)
     torch.testing.assert_close(total, 0.3 * 2.0 * posteriors + 0.7 * sum(clamped.values()))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import STRUCTURES, random_batch, small_agent, small_config
+from conftest import STRUCTURES, configured, random_batch, small_agent, small_config
 from torch import nn
 
 from denoised_mdp.agents.registry import build_agent
@@ -48,7 +48,8 @@ def test_parameter_count_of_the_paper(preset, model, actions, total):
 def test_networks_equal_the_plain_layers(size):
     """The fast evaluations are the same functions, with the same gradients, as PyTorch's own layers."""
     torch.manual_seed(0)
-    encoder, decoder = Encoder(size, 3, 16).double(), Decoder(9, size, 3, 16).double()
+    sizes = {"size": size, "depth": 3, "embed": 16}
+    encoder, decoder = configured(Encoder, **sizes).double(), configured(Decoder, 9, **sizes).double()
     images = torch.rand(2, 3, size, size, dtype=torch.float64).to(memory_format=torch.channels_last)
     latent = torch.randn(2, 9, dtype=torch.float64, requires_grad=True)
 
@@ -246,8 +247,9 @@ def test_free_nats_clamp_elements_of_x_alone():
     kl = {"x": torch.tensor([[1.0, 5.0]]), "y": torch.tensor([[1.0, 1.0]]), "z": torch.tensor([[0.5, 0.5]])}
     betas = {"y": 0.25, "z": 0.5}
     table = Table([replace(row, beta=betas.get(row.name, 1.0)) for row in STRUCTURES["2c"]])
-    assert float(KLWeights(alpha=2.0).weighted(kl, table)) == pytest.approx(2 * (4.0 + 0.25 * 1.0 + 0.5 * 0.5))
-    split = KLWeights(alpha=2.0, free_nats_strategy="B")
+    whole = configured(KLWeights, alpha=2.0)
+    assert float(whole.weighted(kl, table)) == pytest.approx(2 * (4.0 + 0.25 * 1.0 + 0.5 * 0.5))
+    split = configured(KLWeights, alpha=2.0, free_nats_strategy="B")
     assert float(split.weighted(kl, table)) == pytest.approx(2 * (0.25 * 4.0 + 0.75 * 3.0 + 0.25 * 1.0 + 0.5 * 0.5))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import random_batch, small_agent, small_config
+from conftest import configured, random_batch, small_agent, small_config
 
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
@@ -90,7 +90,8 @@ def test_networks_equal_the_plain_layers():
         plain = F.silu(rms(layer(plain), norm.scale))
     same_gradients(mlp(x), mlp.output(plain), list(mlp.parameters()))
 
-    encoder, decoder = Encoder(64, 3, 16, norm="rms").double(), Decoder(9, 64, 3, 16, norm="rms").double()
+    sizes = {"size": 64, "depth": 3, "embed": 16, "norm": "rms"}
+    encoder, decoder = configured(Encoder, **sizes).double(), configured(Decoder, 9, **sizes).double()
     plain = images = torch.rand(2, 3, 64, 64, dtype=torch.float64).to(memory_format=torch.channels_last)
     for layer, norm in zip(encoder.convolutions, encoder.norms, strict=True):
         plain = F.silu(rms_of_channels(layer(plain), norm.scale))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import random_batch, small_config
+from conftest import configured, options_of, random_batch, small_config
 
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.cli.main import main
@@ -25,8 +25,8 @@ def count(module):
 def test_networks_equal_the_plain_layers(kind, size, norm):
     """PyTorch's own layers one after the other, with the same gradients."""
     torch.manual_seed(0)
-    encoder = Encoder(size, 2, 9, norm=norm, convolutions=kind).double()
-    decoder = Decoder(5, size, 2, norm=norm, convolutions=kind).double()
+    encoder = configured(Encoder, size=size, depth=2, embed=9, norm=norm, convolutions=kind).double()
+    decoder = configured(Decoder, 5, size=size, depth=2, norm=norm, convolutions=kind).double()
 
     def activate(x, norms, number):
         if norm == "none":
@@ -62,14 +62,15 @@ def test_counts():
     stages = 16 * (3 * k + k * 2 * k + 2 * k * 4 * k) + k + 2 * k + 4 * k
     fourth = 16 * 4 * k * 8 * k + 8 * k
     for size, expected in {32: stages, 48: stages + fourth, 64: stages + fourth}.items():
-        encoder = Encoder(size, k, None, convolutions="strided")
+        encoder = configured(Encoder, size=size, depth=k, embed=None, convolutions="strided")
         assert count(encoder) == expected and encoder.width == {32: 64, 48: 72, 64: 128}[size] * k
-        decoder = Decoder(7, size, k, convolutions="strided")
+        decoder = configured(Decoder, 7, size=size, depth=k, convolutions="strided")
         mirrored = expected - sum(layer.bias.numel() for layer in encoder.convolutions)
         biases = {32: k + 2 * k, 48: k + 2 * k + 4 * k, 64: k + 2 * k + 4 * k}[size] + 3
         assert count(decoder) == mirrored + biases + 8 * encoder.width
-    assert count(Encoder(64, 4, None, norm="rms", convolutions="pooled")) == 14_304
-    assert count(Encoder(64, 16, None, norm="rms", convolutions="pooled")) == 220_416
+    pooled = options_of(Encoder, size=64, embed=None, norm="rms", convolutions="pooled")
+    assert count(Encoder(**pooled | {"depth": 4})) == 14_304
+    assert count(Encoder(**pooled | {"depth": 16})) == 220_416
 
 
 def test_sides_are_halved_until_four():

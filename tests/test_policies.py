@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from conftest import random_batch, small_agent
+from conftest import configured, random_batch, small_agent
 
 from denoised_mdp.config import schema
 from denoised_mdp.config.schema import SACConfig
@@ -120,7 +120,8 @@ def test_update_leaves_the_world_model_bit_identical(name):
 
 def test_whole_update_takes_one_step_of_everything():
     agent = small_agent("2c")
-    agent.world_model.kl = KLWeights(free_nats=0.0)  # a clamped KL_x would leave its prior without gradients
+    # A clamped KL_x would leave its prior without gradients.
+    agent.world_model.kl = configured(KLWeights, free_nats=0.0)
     before = {key: value.clone() for key, value in agent.state_dict().items()}
     metrics = agent.update(random_batch())
     assert all(torch.isfinite(value).all() and not value.requires_grad for value in metrics.values())
@@ -169,7 +170,7 @@ def test_imagination_passes_gradients_through_dynamics_not_through_the_actors_in
 
 def test_actor_density_integrates_to_one_and_matches_the_change_of_variables():
     torch.manual_seed(0)
-    actor = Actor(3, 1, hidden=4, layers=1).double()
+    actor = configured(Actor, 3, 1, hidden=4, layers=1).double()
     features = torch.randn(1, 3, dtype=torch.float64)
     mean, std = actor(features)
     noise = torch.linspace(-9, 9, 20001, dtype=torch.float64)[:, None]
@@ -182,7 +183,7 @@ def test_actor_density_integrates_to_one_and_matches_the_change_of_variables():
 
 
 def test_actor_parametrization():
-    actor = Actor(3, 2, hidden=4, layers=4)
+    actor = configured(Actor, 3, 2, hidden=4, layers=4)
     for parameter in actor.parameters():
         torch.nn.init.zeros_(parameter)
     mean, std = actor(torch.zeros(1, 3))
@@ -219,7 +220,7 @@ def test_every_policy_speaks_the_protocol():
 
 @pytest.mark.parametrize("initial_std", [1e-3, 1.0, 5.0, 99.9, 100.0, 800.0])
 def test_an_untrained_actor_has_the_standard_deviation_that_was_asked_for(initial_std):
-    actor = Actor(3, 2, hidden=4, layers=1, initial_std=initial_std, min_std=0.0).double()
+    actor = configured(Actor, 3, 2, hidden=4, layers=1, initial_std=initial_std, min_std=0.0).double()
     for p in actor.net.output.parameters():
         torch.nn.init.zeros_(p)
     std = actor(torch.randn(5, 3, dtype=torch.float64))[1]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import options_of
 from joints_case import TASK, make_run, small_data
 from pictures import assert_whole
 
@@ -33,6 +34,7 @@ from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.joints import Joint
+from denoised_mdp.models.vision import Encoder
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,7 @@ def test_scaled_sizes_keep_the_papers_ratios():
 def test_errors_of_finetuning_equal_those_by_hand(data):
     """The last point of the curve is the error of a network that is trained step by step here."""
     train, test = data.choose("train", 40, 0), data.choose("test", None, 0)
-    encoder, seed = fresh_encoder("pytorch", 1, size=64, depth=2, embed=12), 4
+    encoder, seed = fresh_encoder("pytorch", 1, **options_of(Encoder, depth=2, embed=12)), 4
     before = copy.deepcopy(encoder.state_dict())
     state = torch.get_rng_state()
     schedule = Schedule(updates=6, batch=16, evaluations=3)
@@ -137,9 +139,8 @@ def test_finetuning_learns_what_a_picture_shows(data):
     """Fitted to the test rows themselves, it knows them far better than their mean: pictures and labels match."""
     rows = data.choose("test", None, 0)
     schedule = Schedule(updates=150, batch=40, lr=2e-3, evaluations=1, scale="standard")
-    curve = finetune(
-        fresh_encoder("scaled", 0, size=64, depth=4, embed=32), data, rows, rows, schedule, weight_decay=0.0
-    )
+    encoder = fresh_encoder("scaled", 0, **options_of(Encoder, depth=4, embed=32))
+    curve = finetune(encoder, data, rows, rows, schedule, weight_decay=0.0)
     assert (curve.relative[-1] < 0.3).all()
 
 
@@ -154,7 +155,7 @@ def test_weight_decay_is_an_l2_penalty(data, monkeypatch):
             weights.append(self.head.hidden[0].weight.detach().clone())
 
     monkeypatch.setattr("denoised_mdp.analysis.joints.regression.Regressor", Watched)
-    encoder = fresh_encoder("pytorch", 0, size=64, depth=2, embed=12)
+    encoder = fresh_encoder("pytorch", 0, **options_of(Encoder, depth=2, embed=12))
     finetune(encoder, data, rows, rows[:2], Schedule(1, 20, 1e-4, 1), weight_decay=1e6)
     after, before = (weight.detach() for weight in weights)
     large = before.abs() > 1e-3

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import small_agent
+from conftest import configured, small_agent
 from test_discrete_actions import A, latents, linear_mdp, probabilities
 from test_policies import policy_batch
 
@@ -81,7 +81,8 @@ def test_losses_written_out_for_every_start():
 
 def test_the_score_of_a_gaussian_holds_its_action_fixed():
     """Its gradient is that of the density at an action that does not move; its mean over actions vanishes."""
-    actor, features = Actor(3, 2, hidden=4, layers=1, initial_std=1.0).double(), torch.randn(1, 3, dtype=torch.float64)
+    actor = configured(Actor, 3, 2, hidden=4, layers=1, initial_std=1.0).double()
+    features = torch.randn(1, 3, dtype=torch.float64)
     noise = torch.randn(40_000, 2, dtype=torch.float64)
     mean, std = actor(features)
     fixed = (mean + std * noise[:5]).detach()
@@ -99,7 +100,8 @@ def test_the_score_of_a_gaussian_holds_its_action_fixed():
 
 
 def test_the_score_of_choices_and_their_entropy():
-    actor, features = CategoricalActor(3, A, hidden=4, layers=1).double(), torch.randn(6, 3, dtype=torch.float64)
+    actor = configured(CategoricalActor, 3, A, hidden=4, layers=1).double()
+    features = torch.randn(6, 3, dtype=torch.float64)
     noise = torch.randn(6, A, dtype=torch.float64)
     log_prob, entropy = actor.score(features, noise)
     p, chosen = probabilities(actor, features), actor.sample(features, noise).argmax(-1, keepdim=True)

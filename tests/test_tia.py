@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import random_batch
+from conftest import configured, random_batch
 from small_runs import lines, run_in_parts, tiny
 
 import denoised_mdp
@@ -131,9 +131,9 @@ def test_where_the_mask_is_one_the_picture_is_that_of_x(bias, shown):
 def test_free_nats_clamp_the_mean_of_a_batch():
     table = small_agent().world_model.x.rssm.table
     kl = torch.tensor([[0.0, 8.0], [0.0, 8.0]], requires_grad=True)
-    assert KLWeights(free_nats_strategy="mean").weighted({"x": kl}, table).item() == 4.0
-    assert KLWeights(free_nats_strategy="A").weighted({"x": kl}, table).item() == 5.5
-    low = KLWeights(free_nats_strategy="mean").weighted({"x": kl / 2}, table)
+    assert configured(KLWeights, free_nats_strategy="mean").weighted({"x": kl}, table).item() == 4.0
+    assert configured(KLWeights, free_nats_strategy="A").weighted({"x": kl}, table).item() == 5.5
+    low = configured(KLWeights, free_nats_strategy="mean").weighted({"x": kl / 2}, table)
     assert low.item() == 3.0 and not torch.autograd.grad(low, kl)[0].any()
 
 

@@ -4,6 +4,7 @@ import oracle
 import oracle_tia
 import pytest
 import torch
+from conftest import configured
 from oracle_case import CLIPPED_RTOL, agree, agree_all, change, weights
 from test_oracle_sensitivity import plant, rows
 from test_tia import batch_and_noise, small_agent
@@ -24,7 +25,7 @@ def check_updates(size: int = 64) -> None:
     filtered = model.filter(*(batch[key] for key in ("observation", "action", "is_first")), noise)
     # A wrong clamp shows: the mean lies above, half of the elements below.
     floor = float(kl_per_latent(filtered.posterior, filtered.prior)["x"].detach().median())
-    model.kl = KLWeights(1.0, floor, "mean")
+    model.kl = configured(KLWeights, alpha=1.0, free_nats=floor, free_nats_strategy="mean")
     adams = {name: oracle.Adam(6e-4 if name == "adversary" else 1e-3, 1e-3, clip=2) for name in oracle_tia.GROUPS}
     w, drawn = weights(model), []
     model.draw_noise = lambda *shape, generator: (

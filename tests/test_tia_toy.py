@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import configured
 from torch import Tensor, nn
 
 from denoised_mdp.models.losses import KLWeights
@@ -37,8 +38,8 @@ def tia(adversary_weight: float) -> TIA:
     y = LatentSpec("y", 16, 8, sees_action=True, rewarded=False, free=True)
     table, pixels, features = Table([x, y]), 3 * SIDE * SIDE, 16 + 8
     options = {"adversary_weight": adversary_weight, "adversary_lr": 3e-3, "lr": LR, "hidden": 32}
-    kl = KLWeights(alpha=0.1, free_nats_strategy="mean")  # so small a picture has few nats to pay with
-    model = TIA(table, 1, depth=1, embed=FEATURES, kl=kl, **options)
+    kl = configured(KLWeights, alpha=0.1, free_nats_strategy="mean")  # so small a picture has few nats to pay with
+    model = configured(TIA, table, 1, depth=1, embed=FEATURES, kl=kl, **options)
     model.x.encoder, model.y.encoder = (Flat(pixels, FEATURES, (FEATURES,)) for _ in "xy")
     model.decoders = nn.ModuleDict({name: Flat(features, 2 * pixels, (6, SIDE, SIDE)) for name in "xy"})
     model.alone = Flat(features, pixels, (3, SIDE, SIDE))

@@ -33,7 +33,8 @@ class DenoisedModel(WorldModel):
     channels, and the last three are the picture with a black background.
     `reward_std`: std of the Gaussian on the reward; the paper's is 1. `continuation`: add a head that predicts where
     episodes terminate, see `WorldModel.add_continuation`. `kl`, `kl_schedule`: see `KLWeights`, `KLSchedule`. `lr`,
-    `eps`, `descent`: of `optim.make_optimizer`. `clip`: largest gradient norm.
+    `eps`, `name`, `agc`, `warmup`: of `optim.make_optimizer`. `clip`: largest gradient norm.
+    Options of a model and of its parts have no defaults here: these stand in `config.models` alone.
     """
 
     decodes = True
@@ -43,35 +44,37 @@ class DenoisedModel(WorldModel):
         table: Table,
         action_size: int,
         *,
-        size: int = 64,
-        depth: int = 32,
-        embed: int | None = 1024,
-        pixel_range: float = 0.5,
-        norm: str = "none",
-        convolutions: str | None = None,
-        block_width: int | None = None,
-        target: str = "observation",
-        hidden: int = 400,
-        reward_layers: int = 2,
-        reward_std: float = 1.0,
-        continuation: bool = False,
-        kl: KLWeights | None = None,
-        kl_schedule: KLSchedule | None = None,
-        lr: float = 6e-4,
-        eps: float = 1e-7,
-        clip: float | None = 100.0,
-        **descent: Any,
+        size: int,
+        depth: int,
+        embed: int | None,
+        pixel_range: float,
+        norm: str,
+        convolutions: str | None,
+        block_width: int | None,
+        target: str,
+        hidden: int,
+        reward_layers: int,
+        reward_std: float,
+        continuation: bool,
+        kl: KLWeights,
+        kl_schedule: KLSchedule,
+        lr: float,
+        eps: float,
+        clip: float | None,
+        name: str,
+        agc: float | None,
+        warmup: int,
     ):
         super().__init__()
         self.table, self.action_size, self.size, self.target = table, action_size, size, target
-        self.reward_std, self.kl, self.clip = reward_std, kl or KLWeights(), clip
-        self.kl_schedule = kl_schedule or KLSchedule()
-        self.encoder = Encoder(size, depth, embed, pixel_range, norm, convolutions)
+        self.reward_std, self.kl, self.kl_schedule, self.clip = reward_std, kl, kl_schedule, clip
+        pictures = {"size": size, "depth": depth, "norm": norm, "convolutions": convolutions}
+        self.encoder = Encoder(embed=embed, pixel_range=pixel_range, **pictures)
         width = self.encoder.width
         self.rssm = RSSM(table, action_size, width, norm, block_width)
         sizes = self.rssm.layout.belief_size, self.rssm.layout.state_size
         blocks = None if block_width is None else (*sizes, block_width)
-        self.decoder = Decoder(sum(sizes), size, depth, width, norm=norm, convolutions=convolutions, blocks=blocks)
+        self.decoder = Decoder(sum(sizes), embed=width, blocks=blocks, **pictures)
         self.rewards = nn.ModuleDict(
             {
                 row.name: MLP(self._reward_inputs(row), hidden, 1, reward_layers, norm)
@@ -81,7 +84,7 @@ class DenoisedModel(WorldModel):
         )
         if continuation:
             self.add_continuation(hidden, norm)
-        self.make_optimizer = partial(make_optimizer, lr=lr, eps=eps, **descent)
+        self.make_optimizer = partial(make_optimizer, lr=lr, eps=eps, name=name, agc=agc, warmup=warmup)
         self.optimizers["model"] = self.make_optimizer(self.parameters())
 
     @classmethod
@@ -101,8 +104,8 @@ class DenoisedModel(WorldModel):
             "reward_layers": m.reward_layers,
             "reward_std": m.reward_std,
             "continuation": bool(m.continuation),
-            "kl": KLWeights(config.alpha, m.kl.free_nats, m.kl.free_nats_strategy, m.kl.dyn),
-            "kl_schedule": KLSchedule(m.kl.warmup, m.kl.relax, m.kl.relax_after),
+            "kl": KLWeights.from_config(config),
+            "kl_schedule": KLSchedule(warmup=m.kl.warmup, relax=m.kl.relax, relax_after=m.kl.relax_after),
             **vars(m.optimizer),
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.models.structure import Table
 from denoised_mdp.optim.parallel import average
+
+if TYPE_CHECKING:
+    from denoised_mdp.config.schema import Config
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 Scalar = float | Tensor
@@ -64,7 +68,7 @@ def one_sided_kls(posterior: Distributions, prior: Distributions) -> tuple[dict[
     return kl_per_latent(posterior, fixed), kl_per_latent(target, prior)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KLWeights:
     """How the KL terms add up (Wang et al. 2022, equation 5 and appendix on free nats).
 
@@ -81,10 +85,16 @@ class KLWeights:
     None: alpha beta weighs both.
     """
 
-    alpha: float = 1.0
-    free_nats: float = 3.0
-    free_nats_strategy: str = "A"
-    dyn: float | None = None
+    alpha: float
+    free_nats: float
+    free_nats_strategy: str
+    dyn: float | None
+
+    @classmethod
+    def from_config(cls, config: Config) -> Self:
+        """Those of a configuration."""
+        kl = config.model.kl
+        return cls(alpha=config.alpha, free_nats=kl.free_nats, free_nats_strategy=kl.free_nats_strategy, dyn=kl.dyn)
 
     def total(
         self, posterior: Distributions, prior: Distributions, table: Table, share: Scalar = 1.0, signal: Scalar = 1.0
@@ -136,7 +146,7 @@ class KLSchedule(nn.Module):
     the noise latents hold it, a cheaper signal can take in what is worth few nats, such as a thin body.
     """
 
-    def __init__(self, warmup: int = 0, relax: float = 1.0, relax_after: int = 0):
+    def __init__(self, *, warmup: int, relax: float, relax_after: int):
         super().__init__()
         self.warmup, self.relax, self.relax_after = warmup, relax, relax_after
         if warmup or relax != 1:

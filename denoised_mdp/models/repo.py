@@ -37,7 +37,7 @@ class RePo(DenoisedModel):
     """The parts of `DenoisedModel` with other losses; the table has one latent in the paper, x.
 
     `kl_limit`: nats per step. `kl_balance`: see `balanced_kl`. `initial_beta`, `dual_lr`: of the KL's weight beta.
-    `decoder`: learn one. `options`: of `DenoisedModel`; its weights of the KL terms do not count here.
+    `decoder`: learn one. `eps`, `options`: of `DenoisedModel`; its weights of the KL terms do not count here.
     """
 
     def __init__(
@@ -45,16 +45,15 @@ class RePo(DenoisedModel):
         table: Table,
         action_size: int,
         *,
-        kl_limit: float = 3.0,
-        kl_balance: float = 5 / 6,
-        initial_beta: float = 1e-5,
-        dual_lr: float = 1e-4,
-        decoder: bool = True,
-        lr: float = 3e-4,
-        eps: float = 1e-8,
+        kl_limit: float,
+        kl_balance: float,
+        initial_beta: float,
+        dual_lr: float,
+        decoder: bool,
+        eps: float,
         **options: Any,
     ):
-        super().__init__(table, action_size, lr=lr, eps=eps, **options)
+        super().__init__(table, action_size, eps=eps, **options)
         self.kl_limit, self.kl_balance = kl_limit, kl_balance
         self.decodes = decoder
         rest = [parameter for name, parameter in self.named_parameters() if not name.startswith("decoder.")]

@@ -8,6 +8,7 @@ knows of the reward, and y learns to leave it nothing ("reward dissociation"). P
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -57,30 +58,32 @@ class TIA(WorldModel):
         table: Table,
         action_size: int,
         *,
-        size: int = 64,
-        depth: int = 24,
-        embed: int | None = 490,
-        pixel_range: float = 0.5,
-        norm: str = "none",
-        convolutions: str | None = None,
-        hidden: int = 400,
-        reward_layers: int = 2,
-        reward_std: float = 1.0,
-        continuation: bool = False,
-        kl: KLWeights | None = None,
-        adversary_weight: float = 20_000.0,
-        adversary_steps: int = 20,
-        adversary_lr: float = 6e-4,
-        alone_weight: float = 1.5,
-        lr: float = 6e-4,
-        eps: float = 1e-7,
-        clip: float | None = 100.0,
-        **descent: Any,
+        size: int,
+        depth: int,
+        embed: int | None,
+        pixel_range: float,
+        norm: str,
+        convolutions: str | None,
+        hidden: int,
+        reward_layers: int,
+        reward_std: float,
+        continuation: bool,
+        kl: KLWeights,
+        adversary_weight: float,
+        adversary_steps: int,
+        adversary_lr: float,
+        alone_weight: float,
+        lr: float,
+        eps: float,
+        clip: float | None,
+        name: str,
+        agc: float | None,
+        warmup: int,
     ):
         super().__init__()
         self.table, self.action_size, self.size = table, action_size, size
-        self.layout, self.reward_std, self.clip = Layout(list(table.rows.values())), reward_std, clip
-        self.kl = kl or KLWeights(free_nats_strategy="mean")
+        self.layout, self.reward_std = Layout(list(table.rows.values())), reward_std
+        self.kl, self.clip = kl, clip
         self.adversary_weight, self.adversary_steps = adversary_weight, adversary_steps
         self.alone_weight = alone_weight
         pictures = {"size": size, "depth": depth, "norm": norm, "convolutions": convolutions}
@@ -89,46 +92,44 @@ class TIA(WorldModel):
             for row in self.rows
         )
         features = {row.name: row.belief + row.width for row in self.rows}
-        self.decoders = nn.ModuleDict(  # of a picture, and of features of the mask
-            {name: Decoder(count, embed=self.encoder.width, channels=6, **pictures) for name, count in features.items()}
-        )
+        paint = partial(Decoder, embed=self.encoder.width, blocks=None, **pictures)
+        # Of a picture, and of features of the mask.
+        self.decoders = nn.ModuleDict({stream: paint(count, channels=6) for stream, count in features.items()})
         self.mask = nn.Conv2d(6, 1, 1)
-        self.alone = Decoder(features["y"], embed=self.encoder.width, **pictures)
-        heads = {name: MLP(count, hidden, 1, reward_layers, norm) for name, count in features.items()}
+        self.alone = paint(features["y"])
+        heads = {stream: MLP(count, hidden, 1, reward_layers, norm) for stream, count in features.items()}
         self.rewards = nn.ModuleDict(heads)
         if continuation:
             self.add_continuation(hidden, norm)
-        rises = {"adversary": {"warmup": descent.get("warmup", 0) * adversary_steps}}  # it counts steps, not updates
+        make = partial(make_optimizer, eps=eps, name=name, agc=agc)
         self.optimizers = {
-            name: make_optimizer(
-                (p for module in modules for p in module.parameters()),
-                lr=rate,
-                eps=eps,
-                **descent | rises.get(name, {}),
-            )
-            for name, modules, rate in (
-                ("x", [self.x, self.rewards["x"], *([self.continuation] if continuation else [])], lr),
-                ("y", [self.y, self.alone], lr),
-                ("decoders", [self.decoders, self.mask], lr),
-                ("adversary", [self.rewards["y"]], adversary_lr),
+            group: make((p for module in modules for p in module.parameters()), lr=rate, warmup=rise)
+            for group, modules, rate, rise in (
+                ("x", [self.x, self.rewards["x"], *([self.continuation] if continuation else [])], lr, warmup),
+                ("y", [self.y, self.alone], lr, warmup),
+                ("decoders", [self.decoders, self.mask], lr, warmup),
+                ("adversary", [self.rewards["y"]], adversary_lr, warmup * adversary_steps),  # it counts steps
             )
         }
 
     @classmethod
     def from_config(cls, config: Config, action_size: int) -> Self:
         """Build one from a configuration; see `WorldModel.from_config`."""
+        return cls(Table(list(config.model.latents.values())), action_size, **cls.options(config))
+
+    @classmethod
+    def options(cls, config: Config) -> dict[str, Any]:
+        """Keyword arguments that a configuration implies."""
         m = config.model
         names = ("reward_layers", "reward_std", "adversary_weight", "adversary_steps", "adversary_lr", "alone_weight")
-        return cls(
-            Table(list(m.latents.values())),
-            action_size,
-            hidden=m.reward_hidden,
-            continuation=bool(m.continuation),
-            kl=KLWeights(config.alpha, m.kl.free_nats, m.kl.free_nats_strategy, m.kl.dyn),
-            **{name: getattr(m, name) for name in names},
+        return {
             **Encoder.options(config),
+            "hidden": m.reward_hidden,
+            "continuation": bool(m.continuation),
+            "kl": KLWeights.from_config(config),
+            **{name: getattr(m, name) for name in names},
             **vars(m.optimizer),
-        )
+        }
 
     @property
     def rows(self) -> list[LatentSpec]:

@@ -60,13 +60,7 @@ class Encoder(nn.Module):
     """of which one embedding is made"""
 
     def __init__(
-        self,
-        size: int = 64,
-        depth: int = 32,
-        embed: int | None = 1024,
-        pixel_range: float = 0.5,
-        norm: str = "none",
-        convolutions: str | None = None,
+        self, *, size: int, depth: int, embed: int | None, pixel_range: float, norm: str, convolutions: str | None
     ):
         super().__init__()
         kind, k = convolutions or convolutions_for(size), depth
@@ -130,19 +124,20 @@ class Decoder(nn.Module):
 
     `convolutions`, `norm`, `depth`: as of `Encoder`. `embed`: width of the paper's first layer; others begin with as
     many numbers as their encoder ends with. `blocks`: beliefs, states and width of a `BlockInput`, which is then the
-    first layer.
+    first layer; None: a linear one. `channels`: 3 of a picture, more where something is painted beside it.
     """
 
     def __init__(
         self,
         inputs: int,
-        size: int = 64,
-        depth: int = 32,
-        embed: int = 1024,
+        *,
+        size: int,
+        depth: int,
+        embed: int,
+        norm: str,
+        convolutions: str | None,
+        blocks: tuple[int, int, int] | None,
         channels: int = 3,
-        norm: str = "none",
-        convolutions: str | None = None,
-        blocks: tuple[int, int, int] | None = None,
     ):
         super().__init__()
         kind, k = convolutions or convolutions_for(size), depth

@@ -33,11 +33,11 @@ class Actor(nn.Module):
         features: int,
         action_size: int,
         *,
-        hidden: int = 400,
-        layers: int = 4,
-        norm: str = "none",
-        initial_std: float = 5.0,
-        min_std: float = 1e-4,
+        hidden: int,
+        layers: int,
+        norm: str,
+        initial_std: float,
+        min_std: float,
     ):
         super().__init__()
         self.min_std, self.target_entropy = min_std, -float(action_size)
@@ -101,7 +101,7 @@ class CategoricalActor(nn.Module):
     action, else biased.
     """
 
-    def __init__(self, features: int, action_size: int, *, hidden: int = 400, layers: int = 4, norm: str = "none"):
+    def __init__(self, features: int, action_size: int, *, hidden: int, layers: int, norm: str):
         super().__init__()
         self.action_size, self.target_entropy = action_size, ENTROPY_SHARE * math.log(action_size)
         self.net = MLP(features, hidden, action_size, layers, norm)
@@ -139,8 +139,11 @@ class CategoricalActor(nn.Module):
         return (log_probs.exp() * value).sum(-1), -distribution.entropy().squeeze(-1)
 
 
-def make_actor(mdp: LatentMDP, *, hidden: int, layers: int, norm: str, **gaussian: float) -> Actor | CategoricalActor:
-    """The actor for the actions of an MDP. gaussian: further options of `Actor`, which mean nothing for choices."""
+def make_actor(
+    mdp: LatentMDP, *, hidden: int, layers: int, norm: str, initial_std: float, min_std: float
+) -> Actor | CategoricalActor:
+    """The actor for the actions of an MDP; the stds mean nothing for choices."""
+    sizes, shape = (mdp.feature_size, mdp.action_size), {"hidden": hidden, "layers": layers, "norm": norm}
     if mdp.discrete:
-        return CategoricalActor(mdp.feature_size, mdp.action_size, hidden=hidden, layers=layers, norm=norm)
-    return Actor(mdp.feature_size, mdp.action_size, hidden=hidden, layers=layers, norm=norm, **gaussian)
+        return CategoricalActor(*sizes, **shape)
+    return Actor(*sizes, **shape, initial_std=initial_std, min_std=min_std)

@@ -15,6 +15,9 @@ from denoised_mdp.policies.actor import make_actor
 from denoised_mdp.policies.base import Policy
 from denoised_mdp.policies.critics import Critics, DiscreteCritics
 
+MIN_STD = 1e-4
+"""added to every std of the actor; no option of this policy"""
+
 
 class SACPolicy(Policy):
     """Learns from the batch's own transitions between posterior latents; nothing is imagined.
@@ -48,7 +51,8 @@ class SACPolicy(Policy):
     ):
         super().__init__()
         self.gamma, self.tau, self.actor_clip = gamma, tau, actor_clip
-        self.actor = make_actor(mdp, hidden=hidden, layers=actor_layers, norm=norm, initial_std=initial_std)
+        shape = {"hidden": hidden, "layers": actor_layers, "norm": norm}
+        self.actor = make_actor(mdp, **shape, initial_std=initial_std, min_std=MIN_STD)
         self.target_entropy = self.actor.target_entropy if target_entropy is None else target_entropy
         critics = DiscreteCritics if mdp.discrete else Critics
         self.critics = critics(mdp.feature_size, mdp.action_size, hidden, critic_layers, norm)
