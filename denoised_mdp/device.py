@@ -129,7 +129,6 @@ def set_generator_state(generator: torch.Generator, state: torch.Tensor) -> None
         return
     generator.manual_seed(zlib.crc32(state.cpu().numpy().tobytes()))
     warnings.warn(
-        f"the run goes on on another kind of device ({generator.device.type}): its random numbers are other ones than"
-        " they would have been",
+        f"the run continues on another kind of device ({generator.device.type}), with other random numbers",
         stacklevel=2,
     )

@@ -86,7 +86,7 @@ def load_plugins() -> None:
     Raises:
         UserError: a module of DENOISED_MDP_PLUGINS cannot be imported.
     """
-    if _state["error"] is not None:  # who goes on without a plug-in takes its runs for damaged ones
+    if _state["error"] is not None:  # without the plug-in, its runs would look damaged
         raise UserError(_state["error"])
     if _state["loaded"]:
         return

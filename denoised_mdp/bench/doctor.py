@@ -63,7 +63,7 @@ def days_on_a_cpu(config: Config) -> str | None:
     return (
         f"without a GPU this run will learn for about {duration(seconds)}: {updates:,} updates of {update_seconds:.2g}"
         f" CPU seconds on {threads} thread{'s' * (threads > 1)}, estimated from an update of 1/{part}"
-        " of the batch; environments and evaluations come on top. Use a GPU, or try preset=quickstart;"
+        " of the batch, plus environments and evaluations. Use a GPU, or try preset=quickstart;"
         " 'denoised-mdp doctor' measures it."
     )
 

@@ -49,7 +49,7 @@ def train_help() -> str:
     sections += [(titles["model"], _rows(load_config([]).model.latents["x"], "model.x.") + common)]
     for name, kind in MODELS.items():
         if own := [row for row in _rows(kind(), "model.") if row not in common]:
-            sections.append((f"model={name}: what differs or comes on top", own))
+            sections.append((f"model={name}: what differs, or is only here", own))
     sections += [
         (f"agent={name}", own) for name, kind in AGENTS.items() if (own := _rows(_agent(name, kind), "agent."))
     ]

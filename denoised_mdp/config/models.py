@@ -27,7 +27,7 @@ class KLConfig:
     dyn: float | None = option(
         None, "weight of what teaches the priors (1 is usual); null: alpha times beta, as of the posteriors", above=0
     )
-    warmup: int = option(0, "updates in which alpha grows from 0 to its value; 0: it has it from the start", low=0)
+    warmup: int = option(0, "updates in which alpha grows from 0 to its value; 0: none", low=0)
     relax: float = option(
         1.0,
         "factor of the signal's weight after model.kl.relax_after updates: with noise in y, x may learn more",
