@@ -123,7 +123,7 @@ def test_the_example_of_an_agent_trains_acts_and_resumes_exactly(folder):
     same = [line.split()[0] for line in done.stdout.splitlines() if re.match(r"\w+ +identical \(", line)]
     assert {"weights", "optimizer", "replay", "generators", "environment", "progress"} <= set(same)
     assert "agent.scale=0: must be a number, greater than 0" in done.stderr
-    assert "agent=awr has no decoder" in done.stderr
+    assert "agent=awr has no world model" in done.stderr
 
 
 def test_the_example_of_an_agent_learns_what_pays(folder, monkeypatch):

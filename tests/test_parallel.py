@@ -333,8 +333,12 @@ def test_a_stop_while_a_follower_is_started_ends_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(followers.multiprocessing.context.SpawnProcess, "start", stopped)
     config = tiny(tmp_path / "a", *TWO)
-    with pytest.raises(KeyboardInterrupt):
-        Leader(build_agent(config, 2), config, actions=2)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Leader(build_agent(config, 2), config, actions=2)
+    finally:
+        signal.signal(signal.SIGINT, before)
     (follower,) = started
     follower.join(10)
     assert not follower.is_alive()

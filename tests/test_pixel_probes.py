@@ -131,7 +131,7 @@ def test_a_run_is_shown_and_what_it_cannot_do_is_one_line(tmp_path, capsys):
     assert (result["model"], result["policy"], result["seen"]) == ("curl", "", "x")
     capsys.readouterr()
     assert main(["render", run]) == 2
-    assert capsys.readouterr().err.count("agent=curl has no decoder") == 1
+    assert capsys.readouterr().err.count("agent=curl has no world model") == 1
     assert main(["bench", *TINY, "agent=curl"]) == 2
     assert "bench measures world models alone" in capsys.readouterr().err
 

@@ -457,7 +457,7 @@ def test_filtering_in_chunks_equals_acting_step_by_step(monkeypatch):
     carry = None
     for t in range(10):
         image = torch.as_tensor(played[0].observation[t])[None]
-        monkeypatch.setattr(agent, "_noise", lambda *_, t=t: noise[t])
+        monkeypatch.setattr(agent.world_model, "draw_noise", lambda *_, t=t, **__: noise[t])
         carry = agent.observe(image, carry, torch.zeros(1, dtype=torch.bool), None)
         torch.testing.assert_close(carry.latent.belief[0].float(), whole[0].latent.belief[t], rtol=1e-5, atol=1e-6)
         if t < 9:
