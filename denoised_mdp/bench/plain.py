@@ -66,7 +66,7 @@ READS = {
 def can_be_plain(config: Config) -> bool:
     """Whether `PlainUpdate` repeats this configuration: y and x apart, no option that it does not have."""
     model, policy = config.model, config.policy
-    if model.kind != "denoised" or policy.name != "backprop" or model.embed is None or model.continuation:
+    if model.embed is None or model.continuation:
         return False
     for name, group, usual in (("model", model, ModelConfig()), ("policy", policy, BackpropConfig())):
         own, default = (dict(flatten(dataclasses.asdict(one))) for one in (group, usual))

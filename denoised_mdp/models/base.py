@@ -9,17 +9,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from denoised_mdp.models.latent import Latent, Layout
+from denoised_mdp.models.losses import KLWeights
 from denoised_mdp.models.mdp import LatentMDP
 from denoised_mdp.models.networks import MLP
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.models.structure import Table
+from denoised_mdp.models.vision import Encoder
 
 if TYPE_CHECKING:
     from denoised_mdp.config.schema import Config
@@ -61,6 +63,20 @@ class Learned:
     """mean reward of the rows that the policy sees, [T, B]"""
     metrics: dict[str, Tensor]
     """scalars by name; they stay on the device"""
+
+
+def shared_options(config: Config) -> dict[str, Any]:
+    """Keyword arguments that a configuration implies for every model with an `Encoder`, reward nets and KL terms."""
+    m = config.model
+    return {
+        **Encoder.options(config),
+        "hidden": m.reward_hidden,
+        "reward_layers": m.reward_layers,
+        "reward_std": m.reward_std,
+        "continuation": bool(m.continuation),
+        "kl": KLWeights.from_config(config),
+        **vars(m.optimizer),
+    }
 
 
 class WorldModel(nn.Module, ABC):

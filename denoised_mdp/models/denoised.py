@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from denoised_mdp.models.base import Filtered, Learned, WorldModel
+from denoised_mdp.models.base import Filtered, Learned, WorldModel, shared_options
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.losses import HALF_LOG_2PI, KLSchedule, KLWeights, image_nll, scalar_nll
 from denoised_mdp.models.networks import MLP, images_to_float
@@ -97,16 +97,10 @@ class DenoisedModel(WorldModel):
         """Keyword arguments that a configuration implies."""
         m = config.model
         return {
-            **Encoder.options(config),
+            **shared_options(config),
             "block_width": m.width if m.core == "block" else None,
             "target": m.target,
-            "hidden": m.reward_hidden,
-            "reward_layers": m.reward_layers,
-            "reward_std": m.reward_std,
-            "continuation": bool(m.continuation),
-            "kl": KLWeights.from_config(config),
             "kl_schedule": KLSchedule(warmup=m.kl.warmup, relax=m.kl.relax, relax_after=m.kl.relax_after),
-            **vars(m.optimizer),
         }
 
     def _reward_inputs(self, row: LatentSpec) -> int:

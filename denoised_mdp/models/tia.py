@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from denoised_mdp.models.base import Filtered, Learned, WorldModel
+from denoised_mdp.models.base import Filtered, Learned, WorldModel, shared_options
 from denoised_mdp.models.latent import Latent, Layout
 from denoised_mdp.models.losses import HALF_LOG_2PI, KLWeights, image_nll, scalar_nll
 from denoised_mdp.models.networks import MLP, images_to_float
@@ -120,16 +120,8 @@ class TIA(WorldModel):
     @classmethod
     def options(cls, config: Config) -> dict[str, Any]:
         """Keyword arguments that a configuration implies."""
-        m = config.model
-        names = ("reward_layers", "reward_std", "adversary_weight", "adversary_steps", "adversary_lr", "alone_weight")
-        return {
-            **Encoder.options(config),
-            "hidden": m.reward_hidden,
-            "continuation": bool(m.continuation),
-            "kl": KLWeights.from_config(config),
-            **{name: getattr(m, name) for name in names},
-            **vars(m.optimizer),
-        }
+        names = ("adversary_weight", "adversary_steps", "adversary_lr", "alone_weight")
+        return shared_options(config) | {name: getattr(config.model, name) for name in names}
 
     @property
     def rows(self) -> list[LatentSpec]:

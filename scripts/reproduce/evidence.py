@@ -154,7 +154,8 @@ def add(
             raise UserError(f"{run.path}: {run.problems[0]} Leave it out, or mend it.")
     named = [(str(run.path), run.config) for run in runs]
     ours = [key_of(config, by) for _, config in named]
-    kept = [row for row in read(out / "runs.csv") if tuple(row[name] for name in KEY) not in ours]
+    rows = read(out / "runs.csv")
+    kept = [row for row in rows if tuple(row[name] for name in KEY) not in ours]
     refuse_mixtures([*named, *((f"{out}: {row['run']}", config_of(row)) for row in kept)], by)
     make_folder(out)
     planned = []
@@ -167,7 +168,7 @@ def add(
         at = BEST if step == BEST else f"step {asked['factors'].checkpoint}"
         planned.append((run, key_of(run.config, by), asked, f"{at} {asked['factors'].variant()}"))
     replaced = [key for _, key, *_ in planned]
-    stay = [row for row in read(out / "runs.csv") if tuple(row[name] for name in KEY) not in replaced]
+    stay = [row for row in rows if tuple(row[name] for name in KEY) not in replaced]
     mixed = arms_measured_otherwise([(str(run.path), key, measured) for run, key, _, measured in planned], stay)
     for reason in mixed.values():
         print(reason, flush=True)
