@@ -15,13 +15,17 @@ from denoised_mdp.errors import UserError
 
 
 def variant_of(config: Config) -> str:
-    """The distractors in a word: names, and the strength and colour that are not usual; "noiseless" without any."""
+    """The distractors in a word: names, what is unusual of a background; "noiseless" without any.
+
+    That is its strength, its colour, and "still" where one picture is the whole video.
+    """
     words = []
     for name, options in config.distractors.items():
         usual = vars(DISTRACTORS[name].Options())
         strength = options.get("strength")
         words += [name, *([f"{strength:g}"] if strength != usual.get("strength") else [])]
         words += ["color"] if options.get("color") and not usual["color"] else []
+        words += ["still"] if options.get("frames") == 1 else []
     return "_".join(words) or "noiseless"
 
 

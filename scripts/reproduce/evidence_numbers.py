@@ -56,7 +56,11 @@ HOW = (
 )
 FIRST = "2b"
 """the arm, and all whose names begin with it, that are compared with each other arm"""
-NOISELESS = "noiseless"
+QUIET = {
+    "noiseless": None,
+    "video_background_still": ("video_background", "video_background_camera_jitter"),
+}
+"""variant without noise -> those whose arms are compared with its arms; None: all others"""
 
 
 def cells(rows: Sequence[Row]) -> dict[tuple[str, str], Arms]:
@@ -145,16 +149,20 @@ def means(scores: Sequence[np.ndarray], metric: str) -> dict[str, dict[str, floa
     return {how.__name__: ends(how, scores, within=limits_of(metric)) for how in (mean, iqm)}
 
 
+def references(variant: str) -> list[str]:
+    """Which of `QUIET` a variant is compared with."""
+    return [name for name, of in QUIET.items() if name != variant and (of is None or variant in of)]
+
+
 def pairs(rows: Sequence[Row]) -> Iterator[tuple[str, str, str, str, list[tuple[list[Row], list[Row]]]]]:
     """What is compared: (task, variant, first arm, second arm, their runs per task); task "all": of several tasks."""
     together: dict[tuple[str, str, str], list] = {}
     found = cells(rows)
     for (task, variant), arms in found.items():
-        quiet = found.get((task, NOISELESS), {}) if variant != NOISELESS else {}
-        rivals = {f"{arm} {NOISELESS}": runs for arm, runs in quiet.items()}
+        quiet = {name: found.get((task, name), {}) for name in references(variant)}
         for first in arms:
             others = {arm: runs for arm, runs in arms.items() if arm != first} if first.startswith(FIRST) else {}
-            others |= {name: runs for name, runs in rivals.items() if name == f"{first} {NOISELESS}"}
+            others |= {f"{first} {name}": own[first] for name, own in quiet.items() if first in own}
             for second, runs in others.items():
                 yield task, variant, first, second, [(arms[first], runs)]
                 together.setdefault((variant, first, second), []).append((arms[first], runs))

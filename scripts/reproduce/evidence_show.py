@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from evidence_numbers import NOISELESS, Arms, Row, cells, intervals, known, limits_of, summary, table, with_late
+from evidence_numbers import QUIET, Arms, Row, cells, intervals, known, limits_of, summary, table, with_late
 
 from denoised_mdp.analysis.plots import INK, color_of, legend_below, literal, new_figure, plain_axes, save_figure
 from denoised_mdp.analysis.results import write_json, write_whole
@@ -42,7 +42,7 @@ def draw_curves(rows: Sequence[Row], path: Path) -> Path:
             drawn = {arm: curves for arm, points in arms.items() if (curves := list(curves_of(points, metric)))}
             if metric in PROBED and not drawn:
                 axes.set_axis_off()
-                why = "no noise to find" if (variant, metric) == (NOISELESS, "leakage") else "not measured in training"
+                why = "no noise to find" if variant in QUIET and metric == "leakage" else "not measured in training"
                 axes.text(0.5, 0.5, f"{label}:\n{why}", ha="center", fontsize=8, transform=axes.transAxes)
                 continue
             axes.set_ylabel(label)
@@ -60,8 +60,8 @@ def draw_curves(rows: Sequence[Row], path: Path) -> Path:
 
 
 def in_order(rows: Sequence[Row]) -> dict[tuple[str, str], Arms]:
-    """The cells, those without distractors last."""
-    return dict(sorted(cells(rows).items(), key=lambda cell: cell[0][1] == NOISELESS))
+    """The cells, those without noise last."""
+    return dict(sorted(cells(rows).items(), key=lambda cell: cell[0][1] in QUIET))
 
 
 def note_absent(axes, arms: Sequence[str]) -> None:
