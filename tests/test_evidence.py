@@ -396,6 +396,7 @@ def test_an_arm_is_measured_anew_as_a_whole_or_not_at_all(evidence, tmp_path, mo
         (["preset=paper/walker_walk_video_background_camera_jitter"], "video_background_camera_jitter", "2b"),
         (["preset=repo", "distractors.video_background.color=true"], "video_background_color", "repo"),
         (["preset=repo", "distractors.video_background.frames=1"], "video_background_still", "repo"),
+        (["preset=repo", "distractors.video_background.matte=sky"], "video_background_sky", "repo"),
         (["preset=quickstart", "model.target=foreground"], "video_background_0.3", "2b foreground"),
         (["preset=quickstart", "distractors=none", "model=dreamer", "train.total_steps=7000"], "noiseless", "dreamer"),
         (["preset=debug", "agent=sac_pixels", "distractors=camera_jitter"], "camera_jitter", "sac_pixels"),

@@ -17,7 +17,7 @@ from denoised_mdp.errors import UserError
 def variant_of(config: Config) -> str:
     """The distractors in a word: names, what is unusual of a background; "noiseless" without any.
 
-    That is its strength, its colour, and "still" where one picture is the whole video.
+    That is its strength, its colour, "still" where one picture is the whole video, and what is cut out of the scene.
     """
     words = []
     for name, options in config.distractors.items():
@@ -26,6 +26,7 @@ def variant_of(config: Config) -> str:
         words += [name, *([f"{strength:g}"] if strength != usual.get("strength") else [])]
         words += ["color"] if options.get("color") and not usual["color"] else []
         words += ["still"] if options.get("frames") == 1 else []
+        words += [options["matte"]] if options.get("matte") != usual.get("matte") else []
     return "_".join(words) or "noiseless"
 
 
