@@ -20,6 +20,7 @@ from denoised_mdp.rollout import Episode, Recorder
 from denoised_mdp.run.environments import environment_maker, warn_without_clips
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import load_run
+from denoised_mdp.run.state import evaluated_episodes
 from denoised_mdp.seeding import generator
 
 MAX_PARALLEL = 10
@@ -161,7 +162,9 @@ def evaluate_run(
     if not random:  # played beside the agent, which has warned
         warn_without_clips(run, config, split)
     seed = config.seed if seed is None else seed
-    chosen = seed == config.seed and (checkpoint == BEST or RunFolder.existing(run).exported)
-    seeds = evaluation_seeds(seed, episodes, after=config.train.eval_episodes if chosen else 0)
+    folder = RunFolder.existing(run)
+    chosen = seed == config.seed and (checkpoint == BEST or folder.exported)
+    used = evaluated_episodes(folder, config.train.eval_episodes) if chosen else 0
+    seeds = evaluation_seeds(seed, episodes, after=used)
     result = evaluate(None if random else agent, environment_maker(config, split), seeds, workers=workers)
     return dataclasses.replace(result, step=step)

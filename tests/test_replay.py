@@ -175,6 +175,37 @@ def test_rows_overwritten_beyond_the_slack_are_named(tmp_path):
         replay.read(np.array([14]))
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_rows_overwritten_beyond_the_slack_are_named_by_a_larger_replay_too(tmp_path, before):
+    """Also where a process before had enlarged the files, and did no more."""
+    replay = Replay(tmp_path, 20, SHAPE, ACTIONS, slack=4)
+    fill(replay, [12, 18])
+    state = replay.state()
+    fill(replay, [9])
+    for _ in range(before + 1):
+        replay.close()
+        with pytest.warns(UserWarning, match="5 oldest of 20 rows"):
+            replay = Replay.open(tmp_path, state, capacity=50)
+    assert len(replay) == 15
+    assert sorted(numbers(replay.sample(13, 3, EveryChoice()))[0]) == list(range(15, 28))
+    fill(replay, [40])
+    assert len(replay) == 50
+    assert sorted(numbers(replay.sample(46, 3, EveryChoice()))[0]) == [*range(20, 28), *range(30, 68)]
+
+
+def test_rows_that_were_never_written_are_missing_in_grown_files_too(tmp_path):
+    replay = Replay(tmp_path, 20, SHAPE, ACTIONS, slack=4)
+    fill(replay, [12, 18])
+    state = replay.state()
+    replay.close()
+    column = np.load(tmp_path / "number.npy", mmap_mode="r+")
+    column[column == 12] = 0
+    column.flush()
+    for capacity in (20, 50, 20):
+        with pytest.raises(UserError, match="lacks 1 of the 20 rows"):
+            Replay.open(tmp_path, state, capacity)
+
+
 @pytest.mark.parametrize("before", [[5], [6, 14], [9, 17, 3], [30, 45]])
 @pytest.mark.parametrize("after", [0, 5])
 def test_growing_in_place(tmp_path, before, after):

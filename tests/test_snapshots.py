@@ -102,6 +102,18 @@ def test_best_is_what_returned_most_of_what_is_on_disk(tmp_path, capsys):
     assert "must be a step, or best, not 'bets'" in capsys.readouterr().err
 
 
+def test_episodes_that_may_have_chosen_weights_are_left_out_when_the_run_went_on_with_fewer(tmp_path):
+    config = tiny(tmp_path / "a", "train.eval_every=80", "train.eval_episodes=3", "train.total_steps=80")
+    run_in_parts(config)
+    config = tiny(tmp_path / "a", "train.eval_every=80", "train.eval_episodes=1", "train.total_steps=160")
+    run_in_parts(config)
+    assert [row["eval/episodes"] for row in lines(tmp_path / "a") if "eval/return" in row][-2:] == [3, 1]
+    judged = evaluate_run(config.run_dir, episodes=2, checkpoint="best").seeds
+    assert judged == evaluation_seeds(config.seed, 5)[3:]
+    export(config.run_dir, tmp_path / "exported", "best")
+    assert evaluate_run(tmp_path / "exported", episodes=2).seeds == judged
+
+
 def test_without_an_evaluation_none_is_best(tmp_path):
     config = tiny(tmp_path / "a", "train.eval_every=0")
     run_in_parts(config)

@@ -93,8 +93,11 @@ def ratio(first, second):
 def test_the_interval_of_a_ratio_is_that_of_its_logarithm():
     first, second = [np.array([2.0, 3.0, 7.0])], [np.array([1.0, 1.5, 1.1])]
     value, low, high = interval(ratio, first, second, log=True)
-    logs = interval(lambda *methods: np.log(ratio(*methods)), first, second)
-    assert (value, low, high) == pytest.approx(np.exp(logs))
+    middle, *ends = interval(lambda *methods: np.log(ratio(*methods)), first, second)
+    wider = widening(first, second, relative=True) / widening(first, second)
+    assert (low, high) == pytest.approx([np.exp(middle + wider * (end - middle)) for end in ends])
+    scaled = interval(ratio, [1000 * task for task in first], second, log=True)
+    assert scaled == pytest.approx((1000 * value, 1000 * low, 1000 * high)), "the unit does not matter"
     inverse = interval(ratio, second, first, log=True, count=50_000)
     assert inverse == pytest.approx((1 / value, 1 / high, 1 / low), rel=0.05), "other draws, the same interval"
     value, low, high = interval(ratio, [np.zeros(3)], second, log=True)
@@ -121,6 +124,9 @@ def test_the_widening_is_that_of_students_t():
     assert widening([five]) == pytest.approx(math.sqrt(5 / 4) * t[1] / z)
     assert widening([three, three + 9, 4 - three]) == pytest.approx(math.sqrt(3 / 2) * t[2] / z)
     assert widening([np.ones(3)]) == 1.0
+    ten = np.arange(95.0, 105.0)  # large, and the most exact by far in relation to its mean
+    assert widening([1e3 * ten], [three], relative=True) == pytest.approx(widening([three]), rel=0.01)
+    assert widening([1e3 * ten], [three]) < 0.7 * widening([three])
 
 
 def test_cpu_hours_are_summed_over_the_log_or_follow_from_the_clock():

@@ -98,11 +98,12 @@ class Doctor:
             shape, actions, can_terminate = about(environment)
             self.attempt(lambda: self.check_replay(shape, actions, can_terminate))
             environment.close()
-            agent = build_agent(config, actions, device=device, dtype=dtype)
+            agent = build_agent(config, actions, can_terminate=can_terminate, device=device, dtype=dtype)
             self.show_parameters(agent)
             player = agent
             if acting and acting[0] != device:
-                player = build_agent(config, actions, device=acting[0], dtype=acting[1])
+                where = {"device": acting[0], "dtype": acting[1]}
+                player = build_agent(config, actions, can_terminate=can_terminate, **where)
             self.check_speed(agent, player, action_seconds)
         return self.verdict()
 

@@ -121,8 +121,6 @@ class Replay:
         total = state["total"]
         capacity = state["capacity"] if capacity is None else capacity
         slack = state["slack"] if slack is None else slack
-        if capacity + slack > columns.places:
-            columns.grow(capacity + slack)
         self = cls.__new__(cls)
         self._attach(columns, capacity, slack, total)
         self._oldest = state["oldest"]
@@ -130,6 +128,9 @@ class Replay:
         expected, found = counted + 1, columns["number"][self._places(counted)]
         missing = np.count_nonzero(found < expected)
         overwritten = np.count_nonzero(found > expected)  # by newer rows, so these are the oldest
+        if columns.places > state["places"] and missing + overwritten <= columns["number"].max() - total:
+            # Their files have grown since, and where they lay is now the place of other rows.
+            missing, overwritten = 0, missing + overwritten
         if missing or (found[:overwritten] == expected[:overwritten]).any():
             raise UserError(
                 f"{folder} lacks {max(missing, 1):,} of the {len(counted):,} rows that the checkpoint counts: it is"
@@ -141,6 +142,9 @@ class Replay:
                 " checkpoint; training continues without them.",
                 stacklevel=2,
             )
+        if capacity + slack > columns.places:
+            columns.grow(capacity + slack)
+            self._ring = _ring(columns["number"][: columns.places])
         self._oldest = max(self._oldest + overwritten, total - capacity)
         live = np.arange(self._oldest, total)
         starts = live[columns["is_first"][self._places(live)]]

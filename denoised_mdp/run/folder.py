@@ -109,7 +109,7 @@ class RunFolder:
             except OSError:  # nobody may look: something may be there
                 return True
 
-        return tuple(filter(filled, (self.metrics, self.replay, self.snapshots, self.tensorboard)))
+        return tuple(filter(filled, (self.metrics, self.replay, self.snapshots, self.tensorboard, self.probes)))
 
     @property
     def exported(self) -> bool:

@@ -12,7 +12,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import fitting
-from denoised_mdp.run.state import AGENT_PARTS, load_state, refuse_nonfinite
+from denoised_mdp.run.state import AGENT_PARTS, evaluated_episodes, load_state, refuse_nonfinite
 
 
 def compact(tensor: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,9 @@ def export(run: Path | str, output: Path | str, checkpoint: int | str | None = N
     refuse_nonfinite(source, step, state["agent"]["weights"])
     config = read_config(source.config)
     with fitting(source, config, state):  # else nobody could load what is written
-        config = dataclasses.replace(config, run_dir=Path(output).name)
+        used = evaluated_episodes(source, config.train.eval_episodes)  # may have chosen it: others are to judge it
+        train = dataclasses.replace(config.train, eval_episodes=used)
+        config = dataclasses.replace(config, run_dir=Path(output).name, train=train)
     target = RunFolder.create(output, "--output")
     if target.trained:
         raise UserError(f"{output} holds a training. Choose another --output.")

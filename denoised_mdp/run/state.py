@@ -128,6 +128,34 @@ def load_state(
     return checkpoints.load(run.checkpoints, step, accept=checked, also=run.snapshots if weights else None)
 
 
+def evaluations(run: RunFolder) -> list[dict[str, Any]]:
+    """What the log of a run says of its evaluations: rows with a step and a finite ``eval/return``; none without a log.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+
+    def told(row: dict[str, Any]) -> bool:
+        value = row.get("eval/return")
+        return type(row.get("step")) is int and type(value) in (int, float) and math.isfinite(value)
+
+    try:
+        return [row for _, row in json_lines(run.metrics) if row and told(row)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{run.metrics} cannot be read ({error.strerror}). Choose a step with --checkpoint.") from error
+
+
+def evaluated_episodes(run: RunFolder, episodes: int) -> int:
+    """The most episodes that an evaluation of a run played, which may have chosen its best weights.
+
+    episodes: of each, as the configuration has it now; a run may have been continued with another number.
+    """
+    logged = (row.get("eval/episodes") for row in evaluations(run))
+    return max([episodes, *(int(count) for count in logged if type(count) in (int, float) and math.isfinite(count))])
+
+
 def best_step(run: RunFolder, until: float = math.inf) -> int:
     """The step whose evaluation in training returned most, the last of equal ones, of those with weights on disk.
 
@@ -142,16 +170,7 @@ def best_step(run: RunFolder, until: float = math.inf) -> int:
         return steps[-1]
     weights = (*checkpoints.list_steps(run.checkpoints), *checkpoints.list_steps(run.snapshots))
     stored = {step for step in weights if step <= until}
-    returns: dict[int, float] = {}
-    try:
-        for _, row in json_lines(run.metrics):
-            step, value = (row or {}).get("step"), (row or {}).get("eval/return")
-            if type(step) is int and step in stored and type(value) in (int, float) and math.isfinite(value):
-                returns[step] = value
-    except FileNotFoundError:
-        pass  # nothing was evaluated
-    except OSError as error:
-        raise UserError(f"{run.metrics} cannot be read ({error.strerror}). Choose a step with --checkpoint.") from error
+    returns = {row["step"]: row["eval/return"] for row in evaluations(run) if row["step"] in stored}
     if not returns:
         raise UserError(
             f"{run.path} has no checkpoint or snapshot of a step at which it was evaluated. Choose a step with"

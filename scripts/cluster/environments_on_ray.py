@@ -67,7 +67,7 @@ def main() -> None:
             cluster.remove_node(second, allow_graceful=False)
             losses.append({"what": "loss of the second node", "logged until step": step})
     cluster.shutdown()
-    different = [part.name for part in compare(folder / "processes", folder / "ray") if part.difference]
+    different = [part.part for part in compare(folder / "processes", folder / "ray") if part.difference]
     record = {
         "run": RUN,
         "versions": {name: version(name) for name in ("ray", "torch")},

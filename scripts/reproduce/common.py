@@ -6,7 +6,7 @@ import argparse
 import csv
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,17 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluation_seeds
 from denoised_mdp.models.latent import Latent
+from denoised_mdp.replay.rings import Rings
 from denoised_mdp.rollout import Row, rows
+from denoised_mdp.run.folder import RunFolder
+
+
+def open_replay(run: RunFolder, state: Mapping[str, Any]) -> Rings:
+    """The stored rows of a run, read only, in segments as its training draws them; state: of a checkpoint."""
+    rings = Rings.open(run.replay, state["replay"], read_only=True)
+    if state["can_terminate"]:
+        rings.cross()
+    return rings
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -18,7 +18,7 @@ from denoised_mdp.progress import shown
 from denoised_mdp.run.checkpoint import list_steps
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
-from denoised_mdp.run.state import best_step
+from denoised_mdp.run.state import best_step, evaluated_episodes
 
 
 @dataclasses.dataclass
@@ -84,7 +84,8 @@ def asked_of(run: RunData, options: Mapping[str, Options], step: int | str | Non
     Raises:
         UserError: the run has no such checkpoint.
     """
-    folder, others = RunFolder(run.path), {"after": run.config.train.eval_episodes}
+    folder = RunFolder(run.path)
+    others = {"after": evaluated_episodes(folder, run.config.train.eval_episodes)}
     at = best_step(folder) if step == BEST else step or max(list_steps(folder.checkpoints), default=0)
     stored = {*list_steps(folder.checkpoints), *list_steps(folder.snapshots)}
     if at not in stored:

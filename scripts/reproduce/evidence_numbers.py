@@ -49,17 +49,14 @@ COMPARED = (
 LATE = 4
 """so many evaluations in training are averaged, up to the measured step; by --step best, that is where one was high"""
 LIMITS = {"recall": (0.0, 1.0), "leakage": (0.0, 1.0), "action_change": (0.0, 2.0)}
-"""metric -> where it can lie; others: at 0 or above"""
+"""metric -> where it can lie; others: at 0 or above, where no value is below"""
 HOW = (
     "Intervals: of a bootstrap over runs, stratified by task and widened for few runs; of a ratio, on a logarithmic"
     " scale; none where all resamples agree, as where every run of one arm is above every run of the other."
 )
 FIRST = "2b"
 """the arm, and all whose names begin with it, that are compared with each other arm"""
-QUIET = {
-    "noiseless": None,
-    "video_background_still": ("video_background", "video_background_camera_jitter"),
-}
+QUIET = {"noiseless": None, "video_background_still": ("video_background", "video_background_camera_jitter")}
 """variant without noise -> those whose arms are compared with its arms; None: all others"""
 
 
@@ -139,14 +136,15 @@ def ends(
     return dict(zip(("value", "low", "high"), map(float, found), strict=True))
 
 
-def limits_of(metric: str) -> tuple[float, float]:
-    """Where a metric, and its mean, can lie."""
-    return LIMITS.get(metric.removesuffix("_untrained"), (0.0, math.inf))
+def limits_of(metric: str, scores: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Where a metric, and its mean, can lie, by its name and its values: returns of some tasks are negative."""
+    lowest = 0.0 if all((values >= 0).all() for values in scores) else -math.inf
+    return LIMITS.get(metric.removesuffix("_untrained"), (lowest, math.inf))
 
 
 def means(scores: Sequence[np.ndarray], metric: str) -> dict[str, dict[str, float]]:
     """Mean and IQM of a metric's values [runs] per cell, with their intervals."""
-    return {how.__name__: ends(how, scores, within=limits_of(metric)) for how in (mean, iqm)}
+    return {how.__name__: ends(how, scores, within=limits_of(metric, scores)) for how in (mean, iqm)}
 
 
 def references(variant: str) -> list[str]:
@@ -234,7 +232,7 @@ def seeds_text(runs: Sequence[Row], metric: str, intervals: bool = True) -> str:
     each = ["-" if value != value else f"{value:,.{digits}f}" for value in values(runs, metric)]
     if len(each) == 1:
         return each[0]
-    within = limits_of(metric)
+    within = limits_of(metric, [own])
     whole = with_interval(mean, [own], digits=digits, within=within) if intervals else f"{own.mean():,.{digits}f}"
     return f"{whole} ({', '.join(each)})"
 

@@ -49,8 +49,8 @@ def draw_curves(rows: Sequence[Row], path: Path) -> Path:
             for arm, curves in drawn.items():
                 seeds = len({row["seed"] for row in arms[arm]})
                 draw_seeds(axes, curves, seeds, colors[arm], arm, bands=False)
-            highest = max([1.0, *(float(own.max()) for curves in drawn.values() for _, own in curves)])
-            axes.set_ylim(0, 1.05 * highest)
+            shown = np.concatenate([[0.0, 1.0], *(own for curves in drawn.values() for _, own in curves)])
+            axes.set_ylim(1.05 * shown.min(), 1.05 * shown.max())
             axes.set_xlabel("thousand updates")
             if metric in PROBED:
                 note_absent(axes, [arm for arm in arms if arm not in drawn])
@@ -92,7 +92,7 @@ def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> 
     heights = [0.3 * len(arms) + 0.75 for arms in found.values() for _ in range(lines_each)]
     figure = new_figure(2.4 * columns + 0.8, sum(heights) + 0.5)
     figure.set_layout_engine("constrained")
-    colors, largest = colors_of(rows), dict.fromkeys(drawn, 1e-3)
+    colors, span = colors_of(rows), {metric: [0.0, 1e-3] for metric in drawn}
     panels = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
     panels = panels.reshape(len(found), lines_each * columns)
     for line, ((task, variant), arms) in zip(panels, found.items(), strict=True):
@@ -101,7 +101,8 @@ def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> 
         for number, (axes, metric) in enumerate(zip(line[: len(drawn)], drawn, strict=True)):
             plain_axes(axes, 8)
             for place, (arm, runs) in enumerate(arms.items()):
-                largest[metric] = max(largest[metric], draw_arm(axes, place, runs, metric, colors[arm]))
+                ends = [*span[metric], *draw_arm(axes, place, runs, metric, colors[arm])]
+                span[metric] = [min(ends), max(ends)]
             names = map(literal, arms) if number % columns == 0 else [""] * len(arms)
             axes.set_yticks(range(len(arms)), names)
             axes.set_ylim(len(arms) - 0.5, -0.5)
@@ -111,7 +112,7 @@ def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> 
             axes.grid(axis="y", visible=False)
     for line in panels:
         for axes, metric in zip(line, drawn, strict=False):
-            axes.set_xlim(0, 1.04 * largest[metric])  # the same in all panels of a metric
+            axes.set_xlim(1.04 * np.array(span[metric]))  # the same in all panels of a metric
     figure.supxlabel(
         f"circle: a run; bar: mean over seeds; line: its 95 % interval, from {FEWEST} seeds on\n"
         "dotted: random actions, or an untrained net",
@@ -120,22 +121,22 @@ def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> 
     return save_figure(figure, path)
 
 
-def draw_arm(axes, place: int, runs: Sequence[Row], metric: str, color: str) -> float:
-    """One bar of `draw_arms`; returns the largest number drawn."""
+def draw_arm(axes, place: int, runs: Sequence[Row], metric: str, color: str) -> list[float]:
+    """One bar of `draw_arms`; returns the numbers that it shows."""
     own, reference = known(runs, metric), known(runs, REFERENCES.get(metric, ""))
-    drawn = [0.0, *own, *reference]
+    shown = [*own, *reference]
     if len(own) < len(runs):
         where = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center"}
         axes.text(0.99, place, f"{len(own)} of {len(runs)} runs", fontsize=6.5, color=INK, **where)
     if len(own):
-        value, low, high = interval(mean, [own], within=limits_of(metric))
-        drawn.append(np.nan_to_num(high))
+        value, low, high = interval(mean, [own], within=limits_of(metric, [own]))
+        shown += [end for end in (low, high) if np.isfinite(end)]
         axes.barh(place, value, 0.62, color=color, alpha=0.35)
         axes.plot([low, high], [place, place], color=color, linewidth=2.2)
         axes.plot(own, [place] * len(own), "o", color="white", markeredgecolor=color, markersize=4)
     if len(reference):
         axes.plot([reference.mean()] * 2, [place - 0.45, place + 0.45], ":", color=INK, linewidth=1.2)
-    return float(max(drawn))
+    return shown
 
 
 def write(rows: Sequence[Row], curves: Sequence[Row], folder: Path) -> list[Path]:

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import tabulate, whole_episodes
+from common import open_replay, tabulate, whole_episodes
 
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
-from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import load_run
@@ -49,7 +48,7 @@ def stored(run: Path, config: Config) -> Batch:
     """Segments of the replay, [T, SEGMENTS, ...]."""
     folder = RunFolder(run)
     _, state = load_state(folder)
-    with contextlib.closing(Rings.open(folder.replay, state["replay"], read_only=True)) as rings:
+    with contextlib.closing(open_replay(folder, state)) as rings:
         return rings.sample(SEGMENTS, config.train.segment_length, np.random.default_rng(0))
 
 

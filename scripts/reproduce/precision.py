@@ -24,7 +24,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from common import append, read, spread
+from common import append, open_replay, read, spread
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -129,7 +129,6 @@ def agreement(run: Path, seed: int) -> list[dict]:
     from denoised_mdp.config import read_config
     from denoised_mdp.device import configure
     from denoised_mdp.envs.actions import Actions
-    from denoised_mdp.replay.rings import Rings
     from denoised_mdp.run.folder import RunFolder
     from denoised_mdp.run.state import load_state
 
@@ -137,7 +136,7 @@ def agreement(run: Path, seed: int) -> list[dict]:
     config = read_config(found.config)
     device, _ = configure(config.train)
     end, state = load_state(found)
-    replay = Rings.open(found.replay, state["replay"], read_only=True)
+    replay = open_replay(found, state)
     random, sizes = np.random.default_rng(0), (config.train.batch_size, config.train.segment_length)
     batches = [replay.sample(*sizes, random) for _ in range(BATCHES)]
     replay.close()

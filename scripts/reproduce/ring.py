@@ -108,7 +108,8 @@ def scores(cells: Sequence[Sequence[numbers.Row]], metric: str) -> list[np.ndarr
 
 def cell_text(cells: Sequence[Sequence[numbers.Row]], metric: str, statistic: Callable[..., np.ndarray] = mean) -> str:
     """A metric's mean, or another statistic, over cells of runs, with its interval; of how many, if not of all."""
-    found, limits = scores(cells, metric), numbers.limits_of(metric)
+    found = scores(cells, metric)
+    limits = numbers.limits_of(metric, found or [])
     text = with_interval(statistic, found, digits=numbers.digits_of(metric), within=limits)
     return text + (share_text(sum(map(len, found)), sum(map(len, cells))) if found else "")
 

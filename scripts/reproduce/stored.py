@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import open_replay
 from evidence_arms import overrides_of
 from pose_worth import left
 from torch import Tensor
@@ -36,10 +37,10 @@ from denoised_mdp.analysis.factors import QuickProbe
 from denoised_mdp.config import load_config, read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure
+from denoised_mdp.envs.actions import Actions
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
 from denoised_mdp.optim import without_gradients
-from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.state import load_state
@@ -87,14 +88,15 @@ def learn(run: RunFolder, config: Config, part: str, seed: int | None, updates: 
     """Train initial weights of a part on the stored rows and print a line `every` so many updates."""
     device, dtype = configure(config.train)
     _, state = load_state(run)
-    agent = build_agent(config, state["action_size"], device=device, dtype=dtype)
+    actions = Actions(state["action_size"], state["discrete"])
+    agent = build_agent(config, actions, can_terminate=state["can_terminate"], device=device, dtype=dtype)
     if part == "policy":
         agent.world_model.load_state_dict(denoised_mdp.load(run.path).world_model.state_dict())
     if seed is not None:
         agent.random.manual_seed(seed)
     update, show = PARTS[part](agent, config)
     random = generator(config.seed if seed is None else seed, "replay")
-    with contextlib.closing(Rings.open(run.replay, state["replay"], read_only=True)) as replay:
+    with contextlib.closing(open_replay(run, state)) as replay:
         seconds = 0.0
         for number in range(1, updates + 1):
             before = time.process_time()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import tabulate
+from common import open_replay, tabulate
 from torch import Tensor
 
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
@@ -105,7 +105,7 @@ def measure(run: Path) -> list[dict[str, object]]:
         raise UserError(f"{run}: policy={config.policy.name} has values of what follows, which this does not compare.")
     folder, length = RunFolder(run), config.train.segment_length
     _, state = load_state(folder)
-    with contextlib.closing(Rings.open(folder.replay, state["replay"], read_only=True)) as rings:
+    with contextlib.closing(open_replay(folder, state)) as rings:
         came, columns = compared(agent, rings, length)
     bins, rows = np.digitize(came, EDGES), []
     for number, low in enumerate((-np.inf, *EDGES)):

@@ -54,14 +54,18 @@ def resampled(tasks: Scores, rng: np.random.Generator, count: int = RESAMPLES) -
     return [task[rng.integers(len(task), size=(count, len(task)))] for task in tasks]
 
 
-def widening(tasks: Scores) -> float:
+def widening(*methods: Scores, relative: bool = False) -> float:
     """Factor of a bootstrap's deviations that makes its interval one of Student's t: see `interval`.
 
     Resampling n runs underestimates a standard error by sqrt((n - 1) / n) and has normal quantiles. The degrees of
-    freedom of several tasks are those of Welch and Satterthwaite.
+    freedom of several tasks and methods are those of Welch and Satterthwaite. relative: of the logarithm of a ratio, to
+    which each method's errors count in relation to its mean.
     """
-    counts = np.array([len(task) for task in tasks])  # [tasks]
-    errors = np.array([task.var(ddof=1) for task in tasks]) / counts  # squared standard errors, [tasks]
+    counts = np.array([len(task) for scores in methods for task in scores])  # [tasks of all methods]
+    errors = np.array([task.var(ddof=1) for scores in methods for task in scores]) / counts  # squared standard errors
+    if relative:
+        sums = [sum(task.mean() for task in scores) for scores in methods]  # [methods]
+        errors = errors / np.repeat(np.square(sums), [len(scores) for scores in methods])  # [tasks of all methods]
     if not errors.any():
         return 1.0
     freedom = errors.sum() ** 2 / (errors**2 / (counts - 1)).sum()
@@ -81,19 +85,18 @@ def interval(
     The interval is that of a percentile bootstrap, stratified by task, widened for few runs. There is none where a task
     has too few runs, nor where all resamples have one value, as the share of won comparisons where all are won: how far
     that is from the truth, resampling cannot say. within: where the statistic can lie; the interval is cut there. log:
-    widen its logarithm, as that of a ratio, whose errors are factors; none where it is not positive.
+    widen its logarithm, as that of a ratio of means, whose errors are factors; none where it is not positive.
     """
     value = statistic(*methods)
-    tasks = [task for scores in methods for task in scores]
     nothing = np.full_like(value, math.nan)
-    if any(len(task) < FEWEST for task in tasks):
+    if any(len(task) < FEWEST for scores in methods for task in scores):
         return value, nothing, nothing
     rng = np.random.default_rng(seed)
     values = statistic(*(resampled(scores, rng, count) for scores in methods))  # [count, ...]
     to, back = (np.log, np.exp) if log else (np.positive, np.positive)
     with np.errstate(divide="ignore", invalid="ignore"):
-        middle = to(value)  # [...]
-        ends = back(middle + widening(tasks) * (to(np.percentile(values, (2.5, 97.5), axis=0)) - middle))  # [2, ...]
+        middle, wider = to(value), widening(*methods, relative=log)  # [...], a number
+        ends = back(middle + wider * (to(np.percentile(values, (2.5, 97.5), axis=0)) - middle))  # [2, ...]
     told = (np.ptp(values, 0) > 0) & np.isfinite(middle)  # [...]
     low, high = np.where(told, ends, nothing).clip(*within)
     return value, low, high
