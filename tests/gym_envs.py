@@ -35,6 +35,22 @@ class Ball(gym.Env):
         return picture
 
 
+class Boxed(Ball):
+    """Its rewards are arrays of one number."""
+
+    def step(self, action):
+        observation, reward, *others = super().step(action)
+        return observation, np.array([reward], np.float32), *others
+
+
+class Pairs(Ball):
+    """Its rewards are two numbers."""
+
+    def step(self, action):
+        observation, reward, *others = super().step(action)
+        return observation, np.array([reward, reward]), *others
+
+
 class Picky(Ball):
     """Refuses what is not in its space."""
 

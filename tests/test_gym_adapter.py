@@ -31,6 +31,18 @@ def test_actions_stand_for_the_whole_range_and_repeats_sum_the_rewards():
         assert reward == pytest.approx(sum(plain.step(2 * action)[1] for _ in range(3)), abs=1e-6)
 
 
+def test_a_reward_is_one_number():
+    boxed, plain = (make_env(f"gym_envs:{name}", suite="gym", size=64, seed=5) for name in ("Boxed", "Ball"))
+    boxed.reset(), plain.reset()
+    for action in actions_for(plain, 3):
+        reward = boxed.step(action)[1]
+        assert type(reward) is float and reward == pytest.approx(plain.step(action)[1])
+    pairs = make_env("gym_envs:Pairs", suite="gym", size=64)
+    pairs.reset()
+    with pytest.raises(UserError, match=r"gym_envs:Pairs: step\(\) returns a reward that is no number but ndarray"):
+        pairs.step(actions_for(pairs, 1)[0])
+
+
 @pytest.mark.parametrize("name", ["Picky", "PickyInDoubles"])
 def test_the_largest_actions_are_in_the_space_of_the_environment(name):
     """Rescaled, the last bit of a limit can lie outside: many environments refuse that."""

@@ -14,7 +14,7 @@ from small_runs import TINY, run_units, tiny
 from denoised_mdp import hooks
 from denoised_mdp.analysis.status import status_of, statuses
 from denoised_mdp.cli.main import main
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import EnvironmentFailure, UserError
 from denoised_mdp.run.failure import last_error, recorded
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.pretrained import export
@@ -110,6 +110,37 @@ def test_defects_have_a_traceback_and_stops_are_no_failures(tmp_path):
     assert not path.exists() and last_error(path) is None
     path.write_text("[")
     assert "cannot be read" in last_error(path)
+
+
+def test_the_error_of_an_environment_is_one_line_beside_its_traceback(tmp_path):
+    path = tmp_path / "error.json"
+    below = 'Traceback (most recent call last):\n  File "robot.py", line 3\nRuntimeError: on fire\n'
+    with pytest.raises(EnvironmentFailure), recorded(path):
+        raise EnvironmentFailure(f"robot raised an error in the episode of seed 3.\n{below}")
+    assert last_error(path) == "robot raised an error in the episode of seed 3: RuntimeError: on fire"
+    assert json.loads(path.read_text())["traceback"] == below.strip()
+    with pytest.raises(EnvironmentFailure), recorded(path):
+        raise EnvironmentFailure("robot ended before its first action")
+    assert last_error(path) == "robot ended before its first action"
+
+
+@pytest.mark.parametrize("size", [0, 4, 1000, None])
+def test_a_run_is_damaged_when_no_checkpoint_is_whole(tmp_path, size):
+    """Of the newest alone, training would go on from the one before."""
+    run_units(tiny(tmp_path / "a"), 10**9)
+    finished, folder = status_of(tmp_path / "a"), RunFolder(tmp_path / "a")
+    newest, *others = sorted(folder.checkpoints.glob("step_*/tensors.safetensors"), reverse=True)
+    assert finished.state == "finished" and others
+
+    def spoil(file):
+        file.unlink() if size is None else file.write_bytes(file.read_bytes()[:size])
+
+    spoil(newest)
+    assert status_of(tmp_path / "a").state == "stopped"
+    for file in others:
+        spoil(file)
+    seen = status_of(tmp_path / "a")
+    assert seen.state == "damaged" and "All its checkpoints are damaged" in seen.error
 
 
 def test_what_cannot_be_read_is_unknown(tmp_path):

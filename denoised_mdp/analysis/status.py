@@ -59,8 +59,11 @@ def status_of(path: Path) -> Status:
     speed, _ = read_speed(run.tensorboard)
     saved = 0
     with contextlib.suppress(UserError, OSError):
-        saved = max(checkpoints.list_steps(run.checkpoints), default=0)
-    if not saved and run.held and not checkpoints.expects_first(run.checkpoints):
+        steps = checkpoints.list_steps(run.checkpoints)
+        saved = max((step for step in steps if checkpoints.seems_whole(run.checkpoints, step)), default=0)
+        if steps and not saved:
+            damage = damage or f"All its checkpoints are damaged: restore a copy of {run.checkpoints}."
+    if not saved and not damage and run.held and not checkpoints.expects_first(run.checkpoints):
         damage = damage or f"It has lost its checkpoints: put {run.checkpoints} back."
     error = last_error(run.error)
     if run.in_use():

@@ -272,6 +272,7 @@ def _report(arguments: argparse.Namespace) -> int:
     from denoised_mdp.analysis.report.data import find_runs
     from denoised_mdp.analysis.report.page import write_report
     from denoised_mdp.config import read_config
+    from denoised_mdp.run.checkpoint import list_steps
     from denoised_mdp.run.folder import RunFolder
     from denoised_mdp.run.logger import data_size
 
@@ -281,9 +282,12 @@ def _report(arguments: argparse.Namespace) -> int:
         path = write_report(runs, arguments.output, **options)
     print(f"{path} ({data_size(path.stat().st_size)})")
     if not any(RunFolder(run).probes.is_dir() for run in runs):
-        configs = []
+        configs = {}
         for run in runs:
             with contextlib.suppress(UserError):  # of a damaged run
-                configs.append(read_config(run))
-        suggest(["probe", first_probe(configs), *runs], ["report", *arguments.runs, "-o", arguments.output])
+                if list_steps(RunFolder(run).checkpoints):
+                    configs[run] = read_config(run)
+        if configs:
+            probing = ["probe", first_probe([*configs.values()]), *configs]
+            suggest(probing, ["report", *arguments.runs, "-o", arguments.output])
     return 0

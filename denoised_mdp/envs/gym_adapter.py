@@ -102,7 +102,7 @@ class GymWorld(World, gym.utils.EzPickle):
         self._actions.append(action)
         self._note(observation, reward)
         truncated = bool(truncated) or len(self._actions) >= self.episode_steps
-        return NOTHING, float(reward), bool(terminated), truncated, {}
+        return NOTHING, _number(self._name, reward), bool(terminated), truncated, {}
 
     def _note(self, observation: Any, reward: float) -> None:
         """Remember a picture that was observed, and a checksum of everything that was seen in this episode."""
@@ -170,6 +170,14 @@ class GymWorld(World, gym.utils.EzPickle):
             ended = terminated or truncated
         if self._seen != state["seen"]:
             raise CannotRestore(f"{self._name} does not repeat an episode from its seed and actions")
+
+
+def _number(name: str, reward: Any) -> float:
+    """A reward, perhaps as an array of one number."""
+    try:
+        return np.asarray(reward, np.float64).item()
+    except (TypeError, ValueError):
+        raise UserError(f"{name}: step() returns a reward that is no number but {type(reward).__name__}.") from None
 
 
 def make_gym(task: str, size: int) -> gym.Env:

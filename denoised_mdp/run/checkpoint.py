@@ -195,6 +195,21 @@ def list_steps(folder: Path | str) -> list[int]:
     return sorted({step for step, _ in _checkpoints(Path(folder))})
 
 
+def seems_whole(folder: Path | str, step: int) -> bool:
+    """Whether the tensors of a step's checkpoint are as long as their header says; nothing else is read."""
+    for path in (path / "tensors.safetensors" for found, path in _checkpoints(Path(folder)) if found == step):
+        try:
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            if path.stat().st_size == 8 + length + max(ends, default=0):
+                return True
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
+            continue
+    return False
+
+
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Return (step, path) of every checkpoint, newest first; a replaced one follows its successor."""
     if not os.path.lexists(folder):

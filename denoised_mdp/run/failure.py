@@ -17,19 +17,24 @@ from denoised_mdp.files import read_json, replace_file
 def recorded(path: Path) -> Iterator[None]:
     """Write an error that leaves the block to `path`, and pass it on; the record of an earlier start is removed.
 
-    The record is ``{"when", "error", "traceback"}``; an error that a user can act on has no traceback. A disk that
-    takes no record hides no error.
+    The record is ``{"when", "error", "traceback"}``; an error that a user can act on has no traceback, and what an
+    environment raised has its own. A disk that takes no record hides no error.
     """
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
     try:
         yield
     except Exception as error:
-        ours = isinstance(error, UserError | EnvironmentFailure)
+        text, trace = str(error), None
+        if isinstance(error, EnvironmentFailure):  # what happened, and below it the environment's own traceback
+            what, *below = text.strip().split("\n")
+            text, trace = (f"{what.rstrip('.')}: {below[-1]}", "\n".join(below)) if below else (what, None)
+        elif not isinstance(error, UserError):
+            text, trace = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
         record = {
             "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "error": one_line(error if ours else f"{type(error).__name__}: {error}", MOST),
-            "traceback": None if ours else "".join(traceback.format_exception(error)),
+            "error": one_line(text, MOST),
+            "traceback": trace,
         }
         with contextlib.suppress(OSError):
             replace_file(path, json.dumps(record, indent=1).encode(errors="backslashreplace"))
