@@ -229,7 +229,7 @@ def test_pipes_and_devices_are_no_videos(tmp_path):
         with pytest.warns(UserWarning, match="only clip"):
             assert find_videos(str(clips), "train") == [video_file]
     for clips in (folder / "pipe.mp4", folder / "device.mp4", "/dev/zero"):
-        with pytest.raises(UserError, match="no such file or folder"):
+        with pytest.raises(UserError, match="neither a file nor a folder"):
             open_two(clips)
     with pytest.raises(UserError, match="no videos"):
         open_two(folder / "[pd]*.mp4")

@@ -201,8 +201,9 @@ def find_videos(clips: str, split: str) -> list[Path]:
     else:
         root = Path(os.path.expanduser(clips))
         if not (root.is_file() or root.is_dir()):  # neither is a pipe or a device, from which a read may never return
+            what = "neither a file nor a folder" if root.exists() else "no such file or folder"
             raise UserError(
-                f"There are no clips at {root}: no such file or folder. env.clips takes a folder, a file, a pattern,"
+                f"There are no clips at {root}: {what}. env.clips takes a folder, a file, a pattern,"
                 " procedural or kinetics."
             )
         if all(_videos_under(root / name) for name in SPLITS):
