@@ -71,9 +71,13 @@ class Evaluate:
         with trainer.stop.at_once():
             result = evaluate(trainer.agent, self.make_environment, self.seeds, workers=self.workers, kind=self.kind)
         trainer.last_evaluation = result
-        metrics = {"eval/return": result.mean, "eval/standard_error": result.standard_error}
-        metrics["eval/episodes"] = len(self.seeds)
-        trainer.logger.log(trainer.step, metrics | {"eval/seconds": time.perf_counter() - began})
+        metrics = {
+            "eval/return": result.mean,
+            "eval/standard_error": result.standard_error,
+            "eval/episodes": len(self.seeds),
+            "eval/seconds": time.perf_counter() - began,
+        }
+        trainer.logger.log(trainer.step, metrics)
 
 
 @dataclass

@@ -57,13 +57,13 @@ def status_of(path: Path) -> Status:
         damage = str(problem)
     metrics, _ = read_metrics(run.metrics)
     speed, _ = read_speed(run.tensorboard)
-    saved = 0
+    saved, steps = 0, []
     with contextlib.suppress(UserError, OSError):
         steps = checkpoints.list_steps(run.checkpoints)
-        saved = max((step for step in steps if checkpoints.seems_whole(run.checkpoints, step)), default=0)
-        if steps and not saved:
-            damage = damage or f"All its checkpoints are damaged: restore a copy of {run.checkpoints}."
-    if not saved and not damage and run.held and not checkpoints.expects_first(run.checkpoints):
+        saved = checkpoints.newest_seen_whole(run.checkpoints) or 0
+    if steps and not saved:
+        damage = damage or f"All its checkpoints are damaged: restore a copy of {run.checkpoints}."
+    elif not saved and run.held and not checkpoints.expects_first(run.checkpoints):
         damage = damage or f"It has lost its checkpoints: put {run.checkpoints} back."
     error = last_error(run.error)
     if run.in_use():

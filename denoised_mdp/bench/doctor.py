@@ -98,12 +98,12 @@ class Doctor:
             shape, actions, can_terminate = about(environment)
             self.attempt(lambda: self.check_replay(shape, actions, can_terminate))
             environment.close()
-            agent = build_agent(config, actions, can_terminate=can_terminate, device=device, dtype=dtype)
+            build = functools.partial(build_agent, config, actions, can_terminate=can_terminate)
+            agent = build(device=device, dtype=dtype)
             self.show_parameters(agent)
             player = agent
             if acting and acting[0] != device:
-                where = {"device": acting[0], "dtype": acting[1]}
-                player = build_agent(config, actions, can_terminate=can_terminate, **where)
+                player = build(device=acting[0], dtype=acting[1])
             self.check_speed(agent, player, action_seconds)
         return self.verdict()
 

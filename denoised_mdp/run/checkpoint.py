@@ -195,19 +195,21 @@ def list_steps(folder: Path | str) -> list[int]:
     return sorted({step for step, _ in _checkpoints(Path(folder))})
 
 
-def seems_whole(folder: Path | str, step: int) -> bool:
-    """Whether the tensors of a step's checkpoint are as long as their header says; nothing else is read."""
-    for path in (path / "tensors.safetensors" for found, path in _checkpoints(Path(folder)) if found == step):
-        try:
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-            if path.stat().st_size == 8 + length + max(ends, default=0):
-                return True
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
-            continue
-    return False
+def newest_seen_whole(folder: Path | str) -> int | None:
+    """The step of the newest checkpoint whose tensors are as long as their header says, which alone is read."""
+    return next((step for step, path in _checkpoints(Path(folder)) if _as_long_as_it_says(path)), None)
+
+
+def _as_long_as_it_says(path: Path) -> bool:
+    path = path / "tensors.safetensors"
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        return path.stat().st_size == 8 + length + max(ends, default=0)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
+        return False
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:

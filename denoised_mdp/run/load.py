@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,12 @@ def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[N
         ) from error
 
 
+def agent_for(config: Config, state: Mapping[str, Any], **where: Any) -> Agent:
+    """An agent with initial weights, of the actions and ends that a checkpoint's state names; where: device, dtype."""
+    actions = Actions(state["action_size"], state["discrete"])
+    return build_agent(config, actions, can_terminate=state["can_terminate"], **where)
+
+
 def load_run(
     run: Path | str, *, checkpoint: int | str | None = None, device: str = "auto"
 ) -> tuple[Config, Agent, int]:
@@ -106,8 +112,7 @@ def load_run(
     refuse_nonfinite(folder, step, state["agent"]["weights"])
     dtype = resolve_precision(config.train.precision, where, deterministic=config.train.deterministic)
     with fitting(folder, config, state):
-        actions = Actions(state["action_size"], state["discrete"])
-        agent = build_agent(config, actions, can_terminate=state["can_terminate"], device=where, dtype=dtype)
+        agent = agent_for(config, state, device=where, dtype=dtype)
         agent.restore(state["agent"], weights_only=True)
     return config, agent.eval(), step
 

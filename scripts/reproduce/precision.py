@@ -125,11 +125,10 @@ def agreement(run: Path, seed: int) -> list[dict]:
     """Rows of gradients.csv: of new weights and of those at the end of a float32 run, on batches of its replay."""
     import numpy as np
 
-    from denoised_mdp.agents.registry import build_agent
     from denoised_mdp.config import read_config
     from denoised_mdp.device import configure
-    from denoised_mdp.envs.actions import Actions
     from denoised_mdp.run.folder import RunFolder
+    from denoised_mdp.run.load import agent_for
     from denoised_mdp.run.state import load_state
 
     found = RunFolder.existing(run)
@@ -143,8 +142,7 @@ def agreement(run: Path, seed: int) -> list[dict]:
     made_by, context = arithmetic("bf16", config.train.device)
 
     def gradients(step: int, dtype: torch.dtype | None, batch: dict) -> dict[str, torch.Tensor]:
-        actions = Actions(state["action_size"], state["discrete"])
-        agent = build_agent(config, actions, can_terminate=state["can_terminate"], device=device, dtype=dtype)
+        agent = agent_for(config, state, device=device, dtype=dtype)
         if step:
             agent.restore(state["agent"])
         for group in agent.optimizers["model"].param_groups:

@@ -31,18 +31,17 @@ from pose_worth import left
 from torch import Tensor
 
 import denoised_mdp
-from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.analysis.factors import QuickProbe
 from denoised_mdp.config import load_config, read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure
-from denoised_mdp.envs.actions import Actions
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
 from denoised_mdp.optim import without_gradients
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import agent_for
 from denoised_mdp.run.state import load_state
 from denoised_mdp.seeding import generator
 
@@ -88,8 +87,7 @@ def learn(run: RunFolder, config: Config, part: str, seed: int | None, updates: 
     """Train initial weights of a part on the stored rows and print a line `every` so many updates."""
     device, dtype = configure(config.train)
     _, state = load_state(run)
-    actions = Actions(state["action_size"], state["discrete"])
-    agent = build_agent(config, actions, can_terminate=state["can_terminate"], device=device, dtype=dtype)
+    agent = agent_for(config, state, device=device, dtype=dtype)
     if part == "policy":
         agent.world_model.load_state_dict(denoised_mdp.load(run.path).world_model.state_dict())
     if seed is not None:
