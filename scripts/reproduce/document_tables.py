@@ -127,6 +127,7 @@ FLOOR = [
     Column("video, decoding the body alone", *CHEETAH, "video_background", "2b foreground"),
     Column("one still picture", *CHEETAH, "video_background_still", "2b"),
     Column("video behind the floor", *CHEETAH, "video_background_sky", "2b"),
+    Column("Dreamer, video behind the floor", *CHEETAH, "video_background_sky", "dreamer"),
     Column("no distractors", *CHEETAH, "noiseless", "2b"),
 ]
 PAIRS = {task: tuple(strong(task)[:2]) for task in TASKS}
