@@ -38,9 +38,24 @@ class EnvironmentFailure(RuntimeError):
     """An environment raised an error, or its worker process died or hung; the message has task, seed, traceback.
 
     Also: another process that learns the same run has died.
+
+    Args:
+        what: what has failed, in one line.
+        trace: the traceback of the environment's own process; it follows on lines of its own.
     """
 
     exit_code = 4
+
+    def __init__(self, what: str, trace: str | None = None):
+        super().__init__(what, trace)
+        self.what, self.trace = what, trace and trace.strip()
+
+    def __str__(self) -> str:
+        return f"{self.what}.\n{self.trace}" if self.trace else self.what
+
+    def in_a_line(self) -> str:
+        """What has failed and, where there is a traceback, its last line: the environment's own error."""
+        return f"{self.what}: {self.trace.splitlines()[-1]}" if self.trace else self.what
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 import shutil
 import signal
 import subprocess
@@ -116,9 +117,12 @@ def test_the_error_of_an_environment_is_one_line_beside_its_traceback(tmp_path):
     path = tmp_path / "error.json"
     below = 'Traceback (most recent call last):\n  File "robot.py", line 3\nRuntimeError: on fire\n'
     with pytest.raises(EnvironmentFailure), recorded(path):
-        raise EnvironmentFailure(f"robot raised an error in the episode of seed 3.\n{below}")
+        raise EnvironmentFailure("robot raised an error in the episode of seed 3", below)
     assert last_error(path) == "robot raised an error in the episode of seed 3: RuntimeError: on fire"
     assert json.loads(path.read_text())["traceback"] == below.strip()
+    failure = EnvironmentFailure("robot raised an error in the episode of seed 3", below)
+    assert str(failure) == f"robot raised an error in the episode of seed 3.\n{below.strip()}"
+    assert str(pickle.loads(pickle.dumps(failure))) == str(failure)
     with pytest.raises(EnvironmentFailure), recorded(path):
         raise EnvironmentFailure("robot ended before its first action")
     assert last_error(path) == "robot ended before its first action"

@@ -138,7 +138,7 @@ class EnvironmentPool:
             if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
                 raise
             what = f"{self.task} raised an error {self._playing[i]}"
-            raise EnvironmentFailure(f"{what}.\n{traceback.format_exc()}") from error
+            raise EnvironmentFailure(what, traceback.format_exc()) from error
 
     def _replies(self, timeout: float) -> list:
         """One reply from every worker, or an `EnvironmentFailure` about the first that has none."""
@@ -154,6 +154,6 @@ class EnvironmentPool:
                     "dead": f"died with its worker process ({worker.fate()})",
                     "hung": f"gave no answer within {timeout:.0f} s",
                 }[status]
-                raise EnvironmentFailure(f"{self.task} {what} {when}.\n{reply or 'It left no traceback.'}")
+                raise EnvironmentFailure(f"{self.task} {what} {when}", reply or "It left no traceback.")
             replies.append(reply)
         return replies

@@ -26,9 +26,8 @@ def recorded(path: Path) -> Iterator[None]:
         yield
     except Exception as error:
         text, trace = str(error), None
-        if isinstance(error, EnvironmentFailure):  # what happened, and below it the environment's own traceback
-            what, *below = text.strip().split("\n")
-            text, trace = (f"{what.rstrip('.')}: {below[-1]}", "\n".join(below)) if below else (what, None)
+        if isinstance(error, EnvironmentFailure):
+            text, trace = error.in_a_line(), error.trace
         elif not isinstance(error, UserError):
             text, trace = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
         record = {
