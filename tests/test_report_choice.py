@@ -123,6 +123,8 @@ def test_groups_are_called_by_what_differs(tmp_path):
     assert names(one, other, dreamer) == ["2b · beta=1.0", "2b · beta=0.125", "dreamer"]
     again = make_run(tmp_path / "again")
     assert names(one, again) == ["a", "again"]  # one configuration and one seed: nothing else is left
+    often = make_run(tmp_path / "often", "train.render_every=50", "train.log_every=20")
+    assert names(one, often) == ["a", "often"]  # what they differ in does not change what is learned
     assert names(one) == ["dot · 2b · backprop"]
 
 

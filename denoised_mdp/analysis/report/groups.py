@@ -10,7 +10,7 @@ import numpy as np
 
 from denoised_mdp.analysis.crossfit import confidence
 from denoised_mdp.analysis.report.data import Curve, RunData
-from denoised_mdp.config import differences
+from denoised_mdp.config import MAY_CHANGE, differences
 from denoised_mdp.config.schema import Config
 
 
@@ -111,8 +111,12 @@ def _by_name(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def _option_labels(groups: Sequence[Group]) -> list[str]:
-    """The fewest options that tell groups apart, ``beta=0.5, free_nats=1``, chosen greedily."""
-    different = differing_options(groups)
+    """The fewest options that tell groups apart, ``beta=0.5, free_nats=1``, chosen greedily.
+
+    Of those that decide what is learned: where only others differ, an interval of logging tells a reader less than the
+    folder.
+    """
+    different = [one for one in differing_options(groups) if one[0] not in MAY_CHANGE]
     chosen: list[tuple[str, list[str]]] = []
 
     def told(columns: Sequence[tuple[str, list[str]]]) -> int:

@@ -19,7 +19,8 @@ from denoised_mdp.analysis.similarity.arrays import check_neighbours
 from denoised_mdp.analysis.similarity.competence import classical_map, competence
 from denoised_mdp.analysis.similarity.identifiability import identifiability
 from denoised_mdp.analysis.similarity.points import Point, Roster
-from denoised_mdp.analysis.situations import HOME, Situations, features, make_situations
+from denoised_mdp.analysis.situations import APART, FIRST, HOME, Situations, features, make_situations
+from denoised_mdp.errors import UserError
 from denoised_mdp.progress import Phase, track
 from denoised_mdp.run.load import load_run
 
@@ -39,10 +40,15 @@ METRICS = {
 
 
 def measure(roster: Roster, options: Any) -> tuple[list[Point], Situations]:
-    """Record the situations with the newest agents as players, then filter them with every agent of the roster."""
+    """Record the situations with the newest agents as players, then filter them with every agent of the roster.
+
+    Raises:
+        UserError: too few situations for so many neighbours.
+    """
+    check_size(options.k, options.episodes, options.steps)
     players = [load_run(path, checkpoint=options.checkpoint, device=options.device)[1] for path in roster.paths]
     situations = make_situations(roster.configs[0], players, options.episodes, options.steps)
-    check_neighbours(options.k, len(situations.episode), least=2)
+    check_neighbours(options.k, len(situations.episode), least=2)  # episodes may have ended early
     stages = [roster.stages(number, options.snapshots, options.checkpoint) for number in range(len(roster.paths))]
     points = []
     with Phase("filtering", sum(map(len, stages)) + len(stages), "agents") as phase:
@@ -52,6 +58,17 @@ def measure(roster: Roster, options: Any) -> tuple[list[Point], Situations]:
             points.append(point)
             phase.update(len(points))
     return points, situations
+
+
+def check_size(k: int, episodes: int, steps: int) -> None:
+    """Raise UserError if episodes that are not cut short have no k neighbours: before anything is played."""
+    rows = episodes * len(range(FIRST, steps + 1, APART))
+    if k >= rows:
+        fewer = f", or --k from 2 to {rows - 1}" if rows > 2 else ""
+        raise UserError(
+            f"{episodes} episodes of {steps} actions give {rows} situations, too few for {k} neighbours: give more"
+            f" --episodes or --steps{fewer}."
+        )
 
 
 def summarize(known: tables.Alignments) -> dict[str, Any]:
