@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import re
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
 
 MACHINE_ERRORS = {
     getattr(errno, name)
@@ -56,6 +58,22 @@ class EnvironmentFailure(RuntimeError):
     def in_a_line(self) -> str:
         """What has failed and, where there is a traceback, its last line: the environment's own error."""
         return f"{self.what}: {self.trace.splitlines()[-1]}" if self.trace else self.what
+
+
+@contextlib.contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """Turn an error of an environment into an `EnvironmentFailure`; mistakes and those of the machine stay as they are.
+
+    what: which environment failed and when, in one line.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
+            raise
+        raise EnvironmentFailure(what, traceback.format_exc()) from error
 
 
 def out_of_memory(error: Exception) -> bool:

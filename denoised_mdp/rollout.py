@@ -12,6 +12,7 @@ import torch
 
 from denoised_mdp.agents.acting import Carry, LatentCarry
 from denoised_mdp.envs.actions import Actions
+from denoised_mdp.errors import blamed
 from denoised_mdp.models.latent import Latent
 
 
@@ -85,16 +86,24 @@ def rows(
     """Play `count` rows from ``environment.reset(seed=seed)``; an episode that ends is followed by another.
 
     act: (observation, info) -> action.
+
+    Raises:
+        EnvironmentFailure: the environment failed.
     """
     still = Actions.of(environment.action_space).none()
-    row = Row(*environment.reset(seed=seed), still)
+    task = getattr(environment.unwrapped, "recipe", {}).get("task", "environment")
+    playing = f"{task} raised an error in the episode of seed {seed}, or in one after it"
+    with blamed(playing):
+        row = Row(*environment.reset(seed=seed), still)
     yield row
     for _ in range(count - 1):
         if row.last:
-            row = Row(*environment.reset(), still)
+            with blamed(playing):
+                row = Row(*environment.reset(), still)
         else:
             action = act(row.observation, row.info)
-            observation, reward, terminated, truncated, info = environment.step(action)
+            with blamed(playing):
+                observation, reward, terminated, truncated, info = environment.step(action)
             row = Row(observation, info, action, float(reward), terminated or truncated)
         yield row
 

@@ -95,11 +95,14 @@ class Session:
         parts.callback(logger.close)
         if ends:  # else all episodes are as long as the configuration says
             self.replay.cross()
+        if state is not None and updates:
+            self.refuse_too_few_rows()
         source = choose_source(self.replay, config.replay.memory, self.agent.device)
         parts.callback(source.close)
         self.starts = StoredLatents(self.replay, self.agent.latent_size, device) if config.replay.latents else None
         if self.starts is not None and state is not None:
-            self.starts.restore(state["latents"])
+            with fitting(run, config, state):
+                self.starts.restore(state["latents"])
         wanted = self.agent.batch_spec
         sizes = wanted.batch_size, wanted.segment_length
         batches = Batches(self.replay, source, *sizes, random, wanted.lead, self.starts)
@@ -155,6 +158,16 @@ class Session:
         if not len(state["episode_return"]) == rings == self.collector.count:
             raise ValueError("it is of another number of environments")
         return Rings.open(self.run.replay, state["replay"], self.config.replay_capacity, self.replay_slack)
+
+    def refuse_too_few_rows(self) -> None:
+        """Raise UserError if later rows have overwritten so many that no segment is left to learn from."""
+        length = self.agent.batch_spec.segment_length
+        if not self.replay.count_segments(length):
+            raise UserError(
+                f"{self.run.replay}: {len(self.replay):,} rows of the newest checkpoint are left, and an update needs"
+                f" {length:,} of one episode; the others were overwritten after it. This run cannot continue. Start in"
+                " a new run_dir, with train.checkpoint_every or a larger replay.capacity."
+            )
 
     @property
     def replay_slack(self) -> int:

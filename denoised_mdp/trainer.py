@@ -11,7 +11,7 @@ import torch
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.collector import Sequential, Turn
 from denoised_mdp.config.schedule import Schedule
-from denoised_mdp.errors import EnvironmentFailure
+from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import EvaluationResult
 from denoised_mdp.progress import Training
 from denoised_mdp.replay.batches import Batches
@@ -34,8 +34,8 @@ class Trainer:
         collector: `collect(updates)` plays the environments and returns turns.
         batches: takes rows, gives batches.
         logger: takes metrics.
-        hooks: what comes due, by the names of `schedule.every`. ``save`` is also called when the loop ends or a
-            hook fails.
+        hooks: what comes due, by the names of `schedule.every`. ``save`` is also called when the loop ends, or a hook
+            is interrupted or fails with more than a `UserError`.
         stop: ends the loop when requested.
         schedule: when updates and hooks are due.
         nan_check: looks at rewards and metrics.
@@ -125,13 +125,16 @@ class Trainer:
         self.tell()
 
     def run_hook(self) -> None:
-        """Run the first pending hook; if a stop or a failing environment interrupts it, save that it is due."""
+        """Run the first pending hook; if a stop, a failing environment or a defect ends it, save that it is due."""
         name, *self.pending = self.pending
         try:
             self.hooks[name](self)
-        except (Stop, EnvironmentFailure):
+        except UserError:  # the machine or a file refuses, so probably a checkpoint as well
+            raise
+        except (Stop, Exception):
             self.pending = [name, *self.pending]
-            self.hooks["save"](self)
+            if name != "save":
+                self.hooks["save"](self)
             raise
         self.tell()
 

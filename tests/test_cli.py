@@ -334,6 +334,10 @@ def test_a_finished_training_names_the_next_commands(tmp_path, monkeypatch, caps
         words = shlex.split(line.removeprefix("next:"))
         assert words[0] == "denoised-mdp" and str(tmp_path / "a run") in words
         assert cli.build_parser().parse_args(words[1:]).command in ("evaluate", "render", "probe", "report")
+    for blind in (["model=repo", "model.decoder=false"], ["agent=sac_pixels"]):  # nothing that could be shown
+        assert cli.main(["train", *TINY, *blind, f"run_dir={tmp_path / 'blind'}"]) == 0
+        told = capsys.readouterr().err
+        assert "denoised-mdp evaluate" in told and "denoised-mdp render" not in told
 
 
 def test_no_extra_brings_gym_along(monkeypatch):

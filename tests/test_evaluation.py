@@ -12,6 +12,7 @@ from faulty_envs import Dying, Faulty, Signalling
 from small_runs import TINY, lines, tiny
 
 from denoised_mdp import evaluation
+from denoised_mdp.analysis.factors import QuickProbe
 from denoised_mdp.cli.main import main
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.vector import EnvironmentPool
@@ -94,6 +95,31 @@ def test_an_evaluation_by_workers_that_is_interrupted_stays_due(tmp_path, monkey
         assert step == 80 and tree["pending"][0] == "evaluate"
         assert not any("eval/return" in line for line in lines(tmp_path / "parts"))
     monkeypatch.setattr("denoised_mdp.hooks.evaluate", evaluate)
+    assert main(command) == 0
+    assert report(compare(tmp_path / "whole", tmp_path / "parts"))
+
+
+def test_a_probe_that_fails_costs_nothing(tmp_path, monkeypatch, capfd):
+    """An environment that fails ends the run with one line, a defect with its traceback; both save before."""
+    options = ["train.probe_every=80", "train.checkpoint_every=200"]
+    assert main(["train", *TINY, *options, f"run_dir={tmp_path / 'whole'}"]) == 0
+
+    def failing(make):
+        environment = make()
+        environment.step = lambda action: 1 / 0
+        return environment
+
+    command = ["train", *TINY, *options, f"run_dir={tmp_path / 'parts'}"]
+    monkeypatch.setattr("denoised_mdp.hooks.QuickProbe", lambda make: QuickProbe(functools.partial(failing, make)))
+    assert main(command) == 4
+    assert "dot raised an error in the episode of seed" in capfd.readouterr().err
+    assert checkpoint.load(tmp_path / "parts" / "checkpoints")[1]["pending"][0] == "probe"
+    monkeypatch.setattr("denoised_mdp.hooks.QuickProbe", lambda make: 1 / 0)
+    (tmp_path / "parts").rename(tmp_path / "given up")
+    with pytest.raises(ZeroDivisionError):
+        main(command)
+    assert checkpoint.load(tmp_path / "parts" / "checkpoints")[1]["pending"][0] == "probe"
+    monkeypatch.setattr("denoised_mdp.hooks.QuickProbe", QuickProbe)
     assert main(command) == 0
     assert report(compare(tmp_path / "whole", tmp_path / "parts"))
 

@@ -175,6 +175,25 @@ def test_rows_overwritten_beyond_the_slack_are_named(tmp_path):
         replay.read(np.array([14]))
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_after_all_rows_were_overwritten_the_next_ones_count(tmp_path, ends):
+    """As an episode of their own, where the checkpoint was inside one."""
+    replay = Replay(tmp_path, 20, SHAPE, ACTIONS)
+    fill(replay, [12, 18])
+    state = replay.state()
+    fill(replay, [25])
+    replay.close()
+    with pytest.warns(UserWarning, match="20 oldest of 20 rows"):
+        replay = Replay.open(tmp_path, state)
+    assert len(replay) == replay.count_segments(1) == 0
+    for number in range(30, 36):
+        replay.add(*row(number, ends and number == 30))
+    assert replay.count_segments(4) == 3
+    replay.add(*row(36, True))
+    fill(replay, [9])
+    assert sorted(numbers(replay.sample(3 + 6, 4, EveryChoice()))[0]) == [30, 31, 32, *range(37, 43)]
+
+
 @pytest.mark.parametrize("before", [0, 1])
 def test_rows_overwritten_beyond_the_slack_are_named_by_a_larger_replay_too(tmp_path, before):
     """Also where a process before had enlarged the files, and did no more."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -284,3 +285,18 @@ def test_a_kill_while_rounds_overlap_leaves_a_checkpoint_with_all_its_rows(tmp_p
     with begin() as session:
         assert session.trainer.step == 80, "the round from 80 to 480 was not saved"
     assert not [warning for warning in recwarn if "overwritten" in str(warning.message)]
+
+
+def test_a_run_whose_rows_were_all_overwritten_says_so(tmp_path):
+    """Without checkpoints in between, a kill may come after more rows than the replay holds."""
+    config = tiny(tmp_path / "run", "train.checkpoint_every=0", "replay.capacity=20", "train.segment_length=5")
+    run_units(config, 60)
+    shutil.copytree(tmp_path / "run" / "checkpoints", tmp_path / "saved")
+    run_units(config, 30)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (tmp_path / "saved").rename(tmp_path / "run" / "checkpoints")  # as if the second part had been killed
+    with (
+        pytest.warns(UserWarning, match="20 oldest of 20 rows"),
+        pytest.raises(UserError, match="0 rows of the newest checkpoint are left, and an update needs 5"),
+    ):
+        train(config)

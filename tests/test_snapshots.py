@@ -77,7 +77,11 @@ def test_best_is_what_returned_most_of_what_is_on_disk(tmp_path, capsys):
     rows = [{"step": step, "eval/return": value} for step, value in returns.items()]
     rows += [{"step": step, "eval/return": 9.0} for step in ([200], {}, 200.0, True, None, "200")]
     folder.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, {"step": 200}]) + "{torn")
-    assert load_run(folder.path, checkpoint="best")[2] == 160
+    with pytest.warns(UserWarning, match=r"step 160 returned most .* on disk \(3.0\); others returned up to 9.0"):
+        assert load_run(folder.path, checkpoint="best")[2] == 160
+    rows = rows[1:5]
+    folder.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, {"step": 200}]) + "{torn")
+    assert load_run(folder.path, checkpoint="best")[2] == 160  # nothing better is lost, and nothing is said
     assert load_run(folder.path, checkpoint="120")[2] == load_run(folder.path, checkpoint=np.int64(120))[2] == 120
     export(folder.path, tmp_path / "exported", "best")
     assert load_run(tmp_path / "exported")[2] == load_run(tmp_path / "exported", checkpoint="best")[2] == 160

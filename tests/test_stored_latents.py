@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_batch, small_agent
-from small_runs import lines, run_in_parts, tiny
+from small_runs import lines, run_in_parts, run_units, tiny
 
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
@@ -211,6 +211,22 @@ def test_it_changes_what_is_learned_and_is_in_the_checkpoint(tmp_path):
         assert (state["latents"] is not None) == kept
     _, state = checkpoint.load(tmp_path / "with" / "checkpoints")
     assert len(state["latents"]["row"]) > 50 and state["latents"]["value"].abs().sum() > 0
+
+
+@pytest.mark.parametrize("change", [{"ring": 7}, {"value": 3}, None])
+def test_latents_that_do_not_fit_are_one_line(tmp_path, change):
+    """Whole files of impossible content: a ring that is not there, narrower latents, none."""
+    config = tiny(tmp_path / "run", *OPTIONS)
+    run_units(config, 60)
+    folder = tmp_path / "run" / "checkpoints"
+    (step,) = checkpoint.list_steps(folder)[-1:]
+    _, state = checkpoint.load(folder, step)
+    latents = state["latents"]
+    changed = {"ring": lambda: latents["ring"] + 7, "value": lambda: latents["value"][..., :3]}
+    state["latents"] = latents | {name: changed[name]() for name in change} if change else None
+    checkpoint.save(folder, step, state, keep=1)
+    with pytest.raises(UserError, match="does not fit"):
+        run_units(config, 1)
 
 
 def test_processes_and_other_agents_are_refused(tmp_path):

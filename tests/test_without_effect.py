@@ -9,6 +9,7 @@ from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
 from denoised_mdp.config.effect import without_effect
 from denoised_mdp.config.schema import MODELS
+from denoised_mdp.errors import UserError
 
 TINY = ["preset=debug", "model.depth=2", "model.kl.free_nats=0.1", "model.kl.alpha=1"]
 OTHER = {"free_nats": "0.7", "alpha": "3", "beta": "0.3", "dyn": "0.5", "relax_after": "1"}
@@ -72,3 +73,13 @@ def test_a_run_begins_with_what_changes_nothing(monkeypatch, capsys):
     ]
     assert not without_effect(load_config(["policy=sac"]), ["policy=sac"])
     assert not without_effect(load_config(["agent=curl"]), ["agent=curl"])
+
+
+def test_agents_without_a_model_have_segments_of_their_own():
+    given = ["preset=debug", "agent=sac_pixels", "train.segment_length=5"]
+    assert load_config(given).batch_spec == load_config(given[:2]).batch_spec
+    assert without_effect(load_config(given), given) == [
+        "train.segment_length=5 changes nothing: agent=sac_pixels learns from segments of 2 rows."
+    ]
+    with pytest.raises(UserError, match="a segment of 2 rows, as agent=sac_pixels needs"):
+        load_config([*given[:2], "replay.capacity=2"])

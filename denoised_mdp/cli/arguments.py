@@ -152,8 +152,8 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
         "--checkpoint",
         type=form(CHECKPOINT, "a step, or best"),
         metavar="STEP",
-        help="of a checkpoint or a snapshot, or best: the one whose evaluation in training returned most; default: the"
-        " newest checkpoint",
+        help="of a checkpoint or a snapshot, or best: of those on disk, the one whose evaluation in training returned"
+        " most; default: the newest checkpoint",
     )
 
 

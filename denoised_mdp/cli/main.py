@@ -97,7 +97,8 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
         begun = list_steps(RunFolder(config.run_dir).checkpoints)
         kept = "Everything is saved; the same command continues." if begun else "Nothing was trained yet."
         return _stopped(stop.exit_code, f" {kept}")
-    run, look = config.run_dir, [["render", config.run_dir]] if config.agent.has_model else []
+    shows = config.agent.has_model and getattr(config.model, "decoder", True)
+    run, look = config.run_dir, [["render", config.run_dir]] if shows else []
     suggest(["evaluate", run, "--random"], *look, ["probe", first_probe([config]), run], ["report", run])
     return 0
 

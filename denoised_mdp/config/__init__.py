@@ -236,8 +236,8 @@ def _check_warmup(group: str, optimizer: str, warmup: int) -> None:
 def _check_segments(config: Config) -> None:
     """Refuse a replay that could lack a whole segment of one episode when an update is due."""
     train, length = config.train, config.batch_spec.segment_length
+    wants = f"train.segment_length={length}" if config.agent.has_model else f"agent={config.agent.name}"
     if length > config.episode_rows:
-        wants = f"train.segment_length={length}" if config.agent.has_model else f"agent={config.agent.name}"
         raise UserError(
             f"{wants}: an episode of env.episode_steps={config.env.episode_steps} has only {config.episode_rows} rows,"
             f" and {length} are needed."
@@ -250,5 +250,5 @@ def _check_segments(config: Config) -> None:
     if capacity is not None and capacity < enough:
         raise UserError(
             f"replay.capacity={capacity}: must be at least {enough}, so that there always is a segment of"
-            f" train.segment_length={length} rows."
+            f" {length} rows, as {wants} needs."
         )

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -17,7 +16,7 @@ import numpy as np
 
 from denoised_mdp.envs.ray_workers import RayWorker
 from denoised_mdp.envs.workers import ProcessWorker, Worker, about, call
-from denoised_mdp.errors import MACHINE_ERRORS, EnvironmentFailure, UserError
+from denoised_mdp.errors import EnvironmentFailure, UserError, blamed
 
 START_SECONDS = 300.0
 """seconds that a worker may take to import and build its environments, or to restore them, on top of a reply's time"""
@@ -127,18 +126,9 @@ class EnvironmentPool:
         with self._blamed(i):
             return call(self._environments[i], command, argument)
 
-    @contextlib.contextmanager
-    def _blamed(self, i: int) -> Iterator[None]:
-        """Turn an error of environment `i` into an `EnvironmentFailure`; those of the machine are the caller's."""
-        try:
-            yield
-        except (UserError, MemoryError):
-            raise
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
-                raise
-            what = f"{self.task} raised an error {self._playing[i]}"
-            raise EnvironmentFailure(what, traceback.format_exc()) from error
+    def _blamed(self, i: int) -> contextlib.AbstractContextManager[None]:
+        """See `blamed`: environment `i`."""
+        return blamed(f"{self.task} raised an error {self._playing[i]}")
 
     def _replies(self, timeout: float) -> list:
         """One reply from every worker, or an `EnvironmentFailure` about the first that has none."""

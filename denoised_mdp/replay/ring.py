@@ -148,8 +148,8 @@ class Replay:
         self._oldest = max(self._oldest + overwritten, total - capacity)
         live = np.arange(self._oldest, total)
         starts = live[columns["is_first"][self._places(live)]]
-        # The oldest episode may have lost its first rows; the rest counts as an episode.
-        self._starts = np.union1d(live[:1], starts)
+        # The oldest episode may have lost its first rows; the rest counts as an episode, if only later rows are that.
+        self._starts = np.union1d(self._oldest, starts)
         for row, digest in state.get("sample", []):
             if row >= self._oldest and self._digest(row) != digest:
                 raise UserError(
@@ -214,7 +214,7 @@ class Replay:
             "number": self.total + 1,
         }
         self._columns.write(self._places(self.total), row)
-        if is_first:
+        if is_first and self.total not in self._starts[-1:]:
             evicted = np.searchsorted(self._starts[1:], self._oldest, side="right")
             self._starts = np.append(self._starts[evicted:], self.total)
         self.total += 1

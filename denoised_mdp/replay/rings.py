@@ -100,6 +100,10 @@ class Rings:
         """Append one row to the ring of an environment; see `Replay.add`."""
         self.rings[ring].add(observation, action, reward, is_first, is_terminal)
 
+    def count_segments(self, length: int) -> int:
+        """Return the number of different segments of `length` rows that can be sampled."""
+        return sum(ring.count_segments(length) for ring in self.rings)
+
     def cross(self) -> None:
         """From now on, segments run over the ends of episodes: short ones are learned from as well."""
         for ring in self.rings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -170,13 +171,22 @@ def best_step(run: RunFolder, until: float = math.inf) -> int:
         return steps[-1]
     weights = (*checkpoints.list_steps(run.checkpoints), *checkpoints.list_steps(run.snapshots))
     stored = {step for step in weights if step <= until}
-    returns = {row["step"]: row["eval/return"] for row in evaluations(run) if row["step"] in stored}
+    logged = {row["step"]: row["eval/return"] for row in evaluations(run) if row["step"] <= until}
+    returns = {step: value for step, value in logged.items() if step in stored}
     if not returns:
         raise UserError(
             f"{run.path} has no checkpoint or snapshot of a step at which it was evaluated. Choose a step with"
             " --checkpoint, or train with train.snapshot_every as train.eval_every."
         )
-    return max(returns, key=lambda step: (returns[step], step))
+    best = max(returns, key=lambda step: (returns[step], step))
+    if lost := [step for step, value in logged.items() if value > returns[best]]:
+        warnings.warn(
+            f"{run.path}: step {best:,} returned most of the evaluated steps whose weights are on disk"
+            f" ({returns[best]:.1f}); others returned up to {max(logged[step] for step in lost):.1f}. With"
+            " train.snapshot_every as train.eval_every, a run keeps them all.",
+            stacklevel=2,
+        )
+    return best
 
 
 def refuse_nonfinite(run: RunFolder, step: int, tree: Any) -> None:

@@ -130,6 +130,11 @@ FLOOR = [
     Column("Dreamer, video behind the floor", *CHEETAH, "video_background_sky", "dreamer"),
     Column("no distractors", *CHEETAH, "noiseless", "2b"),
 ]
+JITTER = [
+    Column(f"{model}, {where}", *CHEETAH, variant, arm)
+    for variant, where in (("video_background_camera_jitter", "video and jitter"), ("camera_jitter", "jitter"))
+    for model, arm in (("2b", "2b"), ("Dreamer", "dreamer"))
+]
 PAIRS = {task: tuple(strong(task)[:2]) for task in TASKS}
 LEAD = {name: SHORT[name] for name in ("return", "return_unseen", "return_late", "recall", "leakage", "action_change")}
 TABLES = {
@@ -140,6 +145,7 @@ TABLES = {
     **{task: Table(strong(task), ALL, intervals=True) for task in TASKS},
     "lead": Differences({f"`{task}`": [PAIRS[task]] for task in TASKS} | {"both tasks": list(PAIRS.values())}, LEAD),
     "floor": Table(FLOOR, SHORT | {"return_best": "best weights in 20 other episodes"}),
+    "jitter": Table(JITTER, SHORT | {"action_change": "", "return_best": "best weights in 20 other episodes"}),
     "rivals": Table(RIVALS, SHORT | {"action_ratio": "", "cpu_hours": ""}),
     "quickstart": Table([QUICKSTART], ALL),
 }
