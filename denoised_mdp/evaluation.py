@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,8 +159,10 @@ def evaluate_run(
     weights, which are the "best" or an exported agent's: the episodes that follow them are played. random: a uniform
     random policy on the same episodes. workers: see `evaluate`.
     """
-    config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
-    if not random:  # played beside the agent, which has warned
+    with warnings.catch_warnings():
+        if random:  # played beside the agent, which has warned
+            warnings.simplefilter("ignore")
+        config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
         warn_without_clips(run, config, split)
     seed = config.seed if seed is None else seed
     folder = RunFolder.existing(run)
