@@ -91,7 +91,7 @@ def rows(
         EnvironmentFailure: the environment failed.
     """
     still = Actions.of(environment.action_space).none()
-    task = getattr(environment.unwrapped, "recipe", {}).get("task", "environment")
+    task = (getattr(environment.unwrapped, "recipe", None) or {}).get("task", "environment")
     playing = f"{task} raised an error in the episode of seed {seed}, or in one after it"
     with blamed(playing):
         row = Row(*environment.reset(seed=seed), still)
