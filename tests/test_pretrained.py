@@ -11,6 +11,7 @@ import torch
 from small_runs import tiny
 
 import denoised_mdp
+from denoised_mdp.analysis.report.data import read_run
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import read_config
 from denoised_mdp.errors import UserError
@@ -65,6 +66,11 @@ def test_an_export_is_replaced_by_another_and_exported_unchanged(run, tmp_path):
     assert export(run, tmp_path / "b") == first
     assert files(first) == files(export(run, tmp_path / "new" / "b"))
     assert files(export(first, tmp_path / "again" / "b")) == files(first)
+    for name in ("probes", "videos"):
+        (first / name).mkdir()
+        (first / name / "old").touch()
+    assert files(export(run, first, checkpoint=80)) == files(export(run, tmp_path / "new" / "b", checkpoint=80))
+    assert read_run(first).step == 80, "there is no log"
 
 
 def test_an_export_is_neither_trained_nor_compared(run, tmp_path, capsys):

@@ -379,7 +379,8 @@ def test_bad_rosters_get_one_line(runs, tmp_path, capsys):
     for arguments, words in (
         (["similarity", runs[0], runs[0]], "named twice"),
         (["similarity", runs[0], other], "distractors"),
-        (["similarity", runs[0], "--episodes", "3", "--steps", "20"], "--k from 2 to 2"),
+        (["similarity", runs[0], "--episodes", "4", "--steps", "20"], "--k from 2 to 3"),
+        (["similarity", runs[0], "--episodes", "3", "--steps", "20", "--k", "2"], "give more --episodes or --steps."),
         (["similarity", "no/such/run"], "no/such/run"),
         (["equivalence", runs[0], "--episodes", "2"], "at least 3"),
         (["equivalence", runs[0], "--steps", "5"], "--steps"),

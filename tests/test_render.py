@@ -1,6 +1,7 @@
 """Pictures of signal and noise: what stands still in a row, where each row moved, and the files of a hero."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,16 @@ def test_layouts_have_a_place_for_each_picture():
     assert len(frames) == 8 and {frame.shape for frame in frames} == {frames[0].shape}
     assert all(side % 2 == 0 for side in frames[0].shape[:2])
     assert (frames[0] != frames[7]).any()
+
+
+def test_a_video_is_as_long_as_its_longest_episode():
+    """What has ended stands still."""
+    groups = [[row(*range(0, 30, 10))], [row(*range(0, 80, 10))]]
+    frames = list(video(groups, side=32))
+    assert len(frames) == 8 and all((one != next_).any() for one, next_ in itertools.pairwise(frames))
+    upper, lower = (slice(0, len(frames[0]) // 2), slice(len(frames[0]) // 2, None))
+    assert all((frames[2][upper] == frame[upper]).all() for frame in frames[2:])
+    assert (frames[2][lower] != frames[7][lower]).any()
 
 
 def test_a_single_episode_swaps_with_one_that_is_not_shown(agent, episodes, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -63,11 +64,12 @@ def legend_below(
 ) -> None:
     """One legend below all panels: each line's label once, in as many columns as fit, at most `columns`.
 
-    The figure has a constrained layout.
+    The figure has a constrained layout, and grows by what more than one line of the legend takes from the panels.
     """
     lines = {line.get_label(): line for axes in panels for line in axes.get_legend_handles_labels()[0]}
     widest = max(map(len, lines), default=0) * 0.6 * size + 5 * size  # points: letters, then the line and the gaps
     columns = int(max(1, min(columns, 72 * figure.get_figwidth() // widest)))
+    figure.set_figheight(figure.get_figheight() + 1.6 * size / 72 * (math.ceil(len(lines) / columns) - 1))
     place = {"loc": "outside lower center", "ncols": columns, "fontsize": size, "frameon": False}
     figure.legend(lines.values(), lines.keys(), title=title, title_fontsize=size, **place)
 

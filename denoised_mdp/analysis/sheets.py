@@ -105,12 +105,13 @@ def video(groups: Sequence[Sequence[SheetRow]], side: int = 192) -> Iterator[np.
                 draw.text((left + side // 2, 5), row.title, INK, _font(side // 11), anchor="ma")
                 place = left + side // 2, side // 11 + 12
                 _wrapped_text(draw, place, row.meaning, side, letters, anchor="ma")
-    length = min(len(group[0].frames) for group in groups)
+    length = max(len(group[0].frames) for group in groups)  # an episode that has ended stands still
     for t in track(range(length), "writing the video", "frames", delay=1):
         frame = canvas.copy()
         for j, group in enumerate(groups):
             for i, row in enumerate(group):
-                frame.paste(_enlarge(row.frames[t], side), (GAP + i * (side + GAP), head + j * episode))
+                shown = row.frames[min(t, len(row.frames) - 1)]
+                frame.paste(_enlarge(shown, side), (GAP + i * (side + GAP), head + j * episode))
         yield np.asarray(frame)
 
 

@@ -62,7 +62,10 @@ def true_signatures(
         if not (hasattr(core, "get_state") and hasattr(core, "set_state")):
             raise UserError("This environment cannot be put back into a state, so there are no true signatures.")
         if isinstance(core.action_space, gym.spaces.Discrete):
-            raise UserError("Signatures are of sequences of continuous actions: this environment's are discrete.")
+            raise UserError(
+                "Signatures are of sequences of continuous actions, and this environment's are discrete: leave them out"
+                " (--sequences 0)."
+            )
         stepper = ActionRepeat(core, config.env.action_repeat)
         for episode, seed in zip(track(episodes, "true signatures", "episodes"), seeds, strict=True):
             environment.reset(seed=seed)

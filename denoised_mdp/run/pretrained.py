@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ def export(run: Path | str, output: Path | str, checkpoint: int | str | None = N
     """Write the weights of a run's checkpoint (default: the newest) and its configuration, and nothing else.
 
     The folder is a run to `load_run` and all commands that only read; training cannot go on in it. An earlier export
-    is replaced. Returns the folder.
+    is replaced, and what was measured of it. Returns the folder.
 
     Raises:
         UserError: there is no such run or checkpoint, or its configuration was replaced; or `output` holds a training
@@ -42,6 +43,9 @@ def export(run: Path | str, output: Path | str, checkpoint: int | str | None = N
     target = RunFolder.create(output, "--output")
     if target.trained:
         raise UserError(f"{output} holds a training. Choose another --output.")
+    if target.exported:
+        for results in (target.probes, target.videos):  # of the agent that was there
+            shutil.rmtree(results, ignore_errors=True)
     weights = {name: compact(weight) for name, weight in state["agent"]["weights"].items()}
     tree = {name: state[name] for name in AGENT_PARTS}
     tree |= {"config": as_tree(config), "agent": {"weights": weights, "optimizers": {}, "random": None}}

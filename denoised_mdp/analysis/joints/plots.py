@@ -53,7 +53,7 @@ def size_figure(groups: Groups, joints: Sequence[Joint], title: str) -> Figure:
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30)
         axes.minorticks_off()
     for axes in panels[1:]:
-        axes.set_ylim(0, None)
+        axes.set_ylim(0, 1.06 * axes.dataLim.y1)
     panels[0].axhline(1, color=FAINT, linewidth=0.8, linestyle=":")
     _scale(panels[:1], [value for results in groups.values() for one in results for value in _relative(one)[-1:]])
     _legend(figure, panels[0])

@@ -55,8 +55,12 @@ def write_results(
     options = {**dataclasses.asdict(schedule), "data": str(store.folder), "test_pairs": tested, "split": "train"}
     title = f"{' + '.join([store.plan.environment['task'], *store.plan.environment['distractors']])} · joint positions"
     heads = [f"{short} ({joint.unit}^2)" for short, joint in zip(joint_plots.short_names(joints), joints, strict=True)]
-    lines = [title, f"  {'encoder':28s}{'frames':>7s}{'pairs':>9s}{'relative':>10s}{'pooled':>9s}   MSE of each joint"]
-    lines.append(f"  {'':63s}   {'  '.join(f'{head:>10s}' for head in heads)}")
+    wide = max(28, *(len(name) + 1 for name, *_ in grouped(results)))
+    lines = [
+        title,
+        f"  {'encoder':{wide}s}{'frames':>7s}{'pairs':>9s}{'relative':>10s}{'pooled':>9s}   MSE of each joint",
+    ]
+    lines.append(f"  {'':{wide + 35}s}   {'  '.join(f'{head:>10s}' for head in heads)}")
     worst = np.zeros(len(joints))
     for (name, stack, size), group in grouped(results).items():
         final = np.mean([one.curve.mse[-1] for one in group], 0)
@@ -64,7 +68,7 @@ def write_results(
         pooled = np.mean([one.curve.pooled[-1] for one in group])
         worst = np.fmax(worst, np.mean([one.curve.relative[-1] for one in group], 0))
         cells = "  ".join(f"{value:>{max(10, len(head))}.4g}" for value, head in zip(final, heads, strict=True))
-        lines.append(f"  {name:28s}{stack:7d}{size:9,d}{relative:10.3f}{pooled:9.3f}   {cells}")
+        lines.append(f"  {name:{wide}s}{stack:7d}{size:9,d}{relative:10.3f}{pooled:9.3f}   {cells}")
     lines.append("  relative: MSE / that of predicting the mean, mean over joints; pooled: the same of their sums")
     far = [head for head, value in zip(heads, worst, strict=True) if value > FAR]
     if far and schedule.scale == "physical":

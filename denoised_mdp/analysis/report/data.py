@@ -24,6 +24,7 @@ from denoised_mdp.config.validate import as_text
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import json_lines, read_json
 from denoised_mdp.plugins import load_plugins
+from denoised_mdp.run.checkpoint import list_steps
 from denoised_mdp.run.event_files import event_records
 from denoised_mdp.run.folder import RunFolder, is_ours, is_pretrained
 
@@ -73,7 +74,10 @@ class RunData:
 
     @property
     def step(self) -> int:
-        """The last step that was logged; 0 without any."""
+        """The last step that was logged, or of a run without a log that of its weights; 0 without any."""
+        if not self.metrics:
+            with contextlib.suppress(UserError, OSError):
+                return max(list_steps(RunFolder(self.path).checkpoints), default=0)
         return int(max((steps[-1] for steps, _ in self.metrics.values()), default=0))
 
     @property

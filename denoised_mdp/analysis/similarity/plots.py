@@ -158,7 +158,7 @@ def training_figure(tree: Mapping[str, Any]) -> Figure:
         plain_axes(axes, 8.5)
         axes.axhline(tree["chance"], color=FAINT, linestyle="--", linewidth=0.9)
         axes.set_xlabel(label)
-    left.set_ylabel("share of common neighbours")
+    left.set_ylabel("share of common neighbours\n(dashed: chance)")
     for number, group in enumerate(groups):
         right.plot([], [], "o", color=color_of(number), label=literal(group))
     legend_below(figure, [right], columns=3, size=7.5)
@@ -223,7 +223,7 @@ def _finish(axes, tree: Mapping[str, Any], lines: int) -> None:
     axes.set_ylim(lines - 0.5, -0.5)
     axes.set_xlim(0, 1.05 * max(axes.dataLim.x1, tree["chance"]))  # room for the rightmost dot
     axes.axvline(tree["chance"], color=FAINT, linestyle="--", linewidth=0.9)
-    axes.set_xlabel(f"share of common neighbours (k = {tree['k']}, {tree['rows']} situations)")
+    axes.set_xlabel(f"share of common neighbours\n(k = {tree['k']}, {tree['rows']} situations; dashed: chance)")
 
 
 def _legend(figure: Figure, axes) -> None:

@@ -24,6 +24,8 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.progress import Phase, track
 from denoised_mdp.run.load import load_run
 
+FEWEST = 4
+"""situations that can be compared, see `similarity.arrays.pair`"""
 METRICS = {
     "mutual_knn": similarity.mutual_knn,
     "cknna": similarity.cknna,
@@ -63,8 +65,8 @@ def measure(roster: Roster, options: Any) -> tuple[list[Point], Situations]:
 def check_size(k: int, episodes: int, steps: int) -> None:
     """Raise UserError if episodes that are not cut short have no k neighbours: before anything is played."""
     rows = episodes * len(range(FIRST, steps + 1, APART))
-    if k >= rows:
-        fewer = f", or --k from 2 to {rows - 1}" if rows > 2 else ""
+    if rows < FEWEST or k >= rows:
+        fewer = f", or --k from 2 to {rows - 1}" if rows >= FEWEST else ""
         raise UserError(
             f"{episodes} episodes of {steps} actions give {rows} situations, too few for {k} neighbours: give more"
             f" --episodes or --steps{fewer}."
@@ -117,24 +119,31 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
         )
 
     columns = ("same world, other seed", "other world, same run", "other world, other seed")
+    home = {(row["group"], row["role"]): row for row in tree["worlds"] if row["world"] == HOME}
+    across = {
+        f"{row['group']}, {in_words(row['role'])}: {row['world']}": (home[row["group"], row["role"]], row)
+        for row in tree["worlds"]
+        if row["world"] != HOME
+    }
+    truth = {
+        f"{row['name']}, {in_words(row['role'])}: the true {row['truth']}": row
+        for row in tree["truth"]
+        if row["newest"] and row["role"] in (SEEN, REST)
+    }
+    pairs = {f"{row['group']}, {row['pairs']} pairs of seeds": row for row in tree["identifiability"]}
+    wide = max(48, *map(len, [*across, *truth, *pairs]))
     lines = [
         f"{len(tree['runs'])} runs, {tree['rows']} situations, {tree['k']} neighbours; chance {tree['chance']:.3f},"
         f" with whole episodes shuffled {text(tree['null'])}",
-        f"  {'alignment':48s}" + "".join(f"{column:>25s}" for column in columns),
+        f"  {'alignment':{wide}s}" + "".join(f"{column:>25s}" for column in columns),
     ]
-    home = {(row["group"], row["role"]): row for row in tree["worlds"] if row["world"] == HOME}
-    for row in tree["worlds"]:
-        if row["world"] != HOME:
-            name = f"{row['group']}, {in_words(row['role'])}: {row['world']}"
-            same = home[row["group"], row["role"]]["other seed"]
-            lines.append(f"  {name:48s}{text(same):>25s}{text(row['same run']):>25s}{text(row['other seed']):>25s}")
-    for row in tree["truth"]:
-        if row["newest"] and row["role"] in (SEEN, REST):
-            name = f"{row['name']}, {in_words(row['role'])}: the true {row['truth']}"
-            lines.append(f"  {name:48s}{text(row['mutual_knn']):>25s}   R^2 {_number(row['R2']):.3f}")
-    for row in tree["identifiability"]:
-        name = f"{row['group']}, {row['pairs']} pairs of seeds"
-        lines.append(f"  {name:48s}   linear R^2 {text(row['linear R2'])}   mean CCA {text(row['mean CCA'])}")
+    for name, (trained, row) in across.items():
+        cells = (trained["other seed"], row["same run"], row["other seed"])
+        lines.append(f"  {name:{wide}s}" + "".join(f"{text(cell):>25s}" for cell in cells))
+    for name, row in truth.items():
+        lines.append(f"  {name:{wide}s}{text(row['mutual_knn']):>25s}   R^2 {_number(row['R2']):.3f}")
+    for name, row in pairs.items():
+        lines.append(f"  {name:{wide}s}   linear R^2 {text(row['linear R2'])}   mean CCA {text(row['mean CCA'])}")
     for name, found in tree["competence"].items():
         if name != "bins":
             lines.append(f"  {found if name == 'note' else f'rank correlation of {name}: {text(found)}'}")
