@@ -14,9 +14,10 @@ from report_runs import make_run, matrix_of
 from small_runs import lines, run_in_parts, tiny
 
 import denoised_mdp
+from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.analysis import data, factor_tables, plots, results
 from denoised_mdp.analysis.crossfit import EpisodeSums, random_divisions
-from denoised_mdp.analysis.factors import UNTRAINED, QuickProbe, factor_matrix, stack
+from denoised_mdp.analysis.factors import UNTRAINED, QuickProbe, factor_matrix, homes_of, stack
 from denoised_mdp.analysis.health import _unknown
 from denoised_mdp.analysis.mlp import mlp_predictions
 from denoised_mdp.analysis.probes import PROBES
@@ -24,6 +25,7 @@ from denoised_mdp.analysis.probes.factors import _matrix
 from denoised_mdp.analysis.results import Subject
 from denoised_mdp.analysis.ridge import fit_ridge, group_folds, r_squared
 from denoised_mdp.cli import main as cli
+from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.factors import NOISE, QUADRANTS, SIGNAL, Factor, NoGroundTruth, factors
 from denoised_mdp.errors import UserError
@@ -503,3 +505,28 @@ def test_probing_while_training_is_logged_and_changes_nothing(tmp_path):
     weights = [denoised_mdp.load(path, device="cpu").state_dict() for path in (probed, plain, parts)]
     assert all(torch.equal(weights[0][name], other[name]) for other in weights[1:] for name in weights[0])
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("model", "homes"),
+    [
+        ("2b", ("x", "z", "y", "y")),
+        ("2c", ("x", "z", "y", "y")),
+        ("dreamer", ("x", "z", "y", "y")),
+        ("tia", ("x", "y", "y", "y")),
+        ("four_blocks", ("x", "z", "y", "w")),  # its y is seen by the policy
+        ("confounder", ("x", "z", "cy", "y")),
+    ],
+)
+def test_homes_follow_the_structure(model, homes):
+    agent = build_agent(load_config(["preset=debug", f"model={model}", "policy=reinforce"]), 2)
+    assert list(homes_of(agent).values()) == [tuple(one) for one in homes]
+
+
+def test_homes_are_kept_in_files():
+    homes = {kind: ("w", "x") for kind in QUADRANTS}
+    matrix = dataclasses.replace(matrix_of({"x": (0.9, 0.1)}), homes=homes)
+    tree = json.loads(json.dumps(factor_tables.as_tree(matrix)))
+    assert factor_tables.from_tree(tree).homes == factor_tables.pooled([matrix, matrix]).homes == homes
+    del tree["homes"]
+    assert factor_tables.from_tree(tree).homes == QUADRANTS, "of an earlier version"

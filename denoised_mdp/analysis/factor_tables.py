@@ -14,7 +14,7 @@ from denoised_mdp.analysis.factors import TOO_FEW, FactorMatrix
 from denoised_mdp.analysis.probe import CLIPS
 from denoised_mdp.analysis.results import Subject
 from denoised_mdp.config import differences
-from denoised_mdp.envs.factors import Factor
+from denoised_mdp.envs.factors import QUADRANTS, Factor
 
 HEADLINES = {"signal recall": "signal", "leakage": "noise"}
 """name of a summary of what the policy sees -> what is read from it"""
@@ -54,6 +54,7 @@ def as_tree(matrix: FactorMatrix) -> dict[str, Any]:
         "headline": {probe: matrix.headline(probe) for probe in matrix.scores},
         "parts": matrix.parts,
         "seen": matrix.seen,
+        "homes": {kind: list(names) for kind, names in matrix.homes.items()},
         "factors": [dataclasses.asdict(factor) for factor in matrix.factors],
         "scores": {probe: scores.tolist() for probe, scores in matrix.scores.items()},
         "intervals": {probe: ends.tolist() for probe, ends in matrix.intervals.items()},
@@ -100,7 +101,8 @@ def from_tree(tree: Mapping[str, Any]) -> FactorMatrix:
         probe: {source: str(reason) for source, reason in sources.items()}
         for probe, sources in tree.get("reasons", {}).items()  # earlier versions gave none
     }
-    return FactorMatrix(found, list(tree["parts"]), scores, intervals, baseline, summaries, seen, reasons)
+    homes = {kind: tuple(map(str, tree.get("homes", QUADRANTS)[kind])) for kind in QUADRANTS}  # earlier ones had none
+    return FactorMatrix(found, list(tree["parts"]), scores, intervals, baseline, summaries, seen, reasons, homes)
 
 
 def factor_rows(subject: Subject, matrix: FactorMatrix) -> list[dict[str, Any]]:
@@ -173,7 +175,8 @@ def pooled(matrices: Sequence[FactorMatrix]) -> FactorMatrix:
         probe: {source: f"no run has a number; of the first: {reason}" for source, reason in sources.items()}
         for probe, sources in first.reasons.items()
     }
-    return FactorMatrix(first.factors, first.parts, scores, intervals, baseline, summaries, first.seen, reasons)
+    about = {"seen": first.seen, "reasons": reasons, "homes": first.homes}
+    return FactorMatrix(first.factors, first.parts, scores, intervals, baseline, summaries, **about)
 
 
 def _pool(runs: Sequence[Estimate]) -> Estimate:

@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.agents.base import Agent
+from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.analysis.crossfit import (
     Division,
     EpisodeSums,
@@ -31,7 +32,7 @@ from denoised_mdp.analysis.crossfit import (
 from denoised_mdp.analysis.data import Frozen, freeze, probe_seeds, record
 from denoised_mdp.analysis.mlp import mlp_predictions
 from denoised_mdp.analysis.ridge import fit_ridge
-from denoised_mdp.envs.factors import SIGNAL, Factor, factors
+from denoised_mdp.envs.factors import NOISE, QUADRANTS, RELEVANT_NOISE, SIGNAL, USELESS, Factor, factors
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import track
 from denoised_mdp.rollout import Episode
@@ -71,6 +72,8 @@ class FactorMatrix:
     """the part that the policy sees: signal recall and leakage are of that one"""
     reasons: dict[str, dict[str, str]] = field(default_factory=dict)
     """probe -> "signal" or "noise" -> why the summary of `seen` is withheld, and what to do, where it is"""
+    homes: Mapping[str, Sequence[str]] = field(default_factory=lambda: dict(QUADRANTS))
+    """kind of information -> the parts that should hold it, see `homes_of`"""
 
     def mean(self, probe: str) -> np.ndarray:
         """Mean over seeds, [parts, factors]."""
@@ -249,6 +252,23 @@ def targets_of(found: Sequence[Factor], recordings: Sequence[Episode]) -> dict[F
     """Values of every factor in the rows of all episodes, [n, k] each."""
     signal, noise = (np.concatenate([getattr(r, kind) for r in recordings]) for kind in ("signal", "noise"))
     return {factor: factor.values(signal, noise) for factor in found}
+
+
+def homes_of(agent: Agent) -> dict[str, tuple[str, ...]]:
+    """Which latents should hold each kind of information, by what the structure says of them.
+
+    Controllable: the prior reads the action. Relevant: it is rewarded, or the policy sees it. Where no latent is of a
+    kind, and for agents without a world model, those of the paper's models (`QUADRANTS`).
+    """
+    if not isinstance(agent, WorldModelAgent):
+        return dict(QUADRANTS)
+    kinds = {SIGNAL: (True, True), USELESS: (True, False), RELEVANT_NOISE: (False, True), NOISE: (False, False)}
+    rows = agent.world_model.table.rows.values()
+    found = {
+        kind: tuple(row.name for row in rows if (row.sees_action, row.rewarded or row.seen_by_policy) == pair)
+        for kind, pair in kinds.items()
+    }
+    return {kind: names or QUADRANTS[kind] for kind, names in found.items()}
 
 
 class QuickProbe:

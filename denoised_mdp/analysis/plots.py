@@ -115,7 +115,7 @@ def factor_heat_map(matrix: FactorMatrix, probe: str, title: str, note: str = ""
             np.stack([scores[factor] for factor in found]),
             found,
             matrix.parts,
-            QUADRANTS[kind],
+            matrix.homes[kind],
             cell >= NUMBERS_FROM,
         )
         top += ROW * len(found)

@@ -73,7 +73,8 @@ def rows(agent: WorldModelAgent, episode: Episode, other: Episode) -> list[Sheet
     model, latent, names = agent.world_model, episode.latent, episode.latent.layout.names
     still = {name: usual(latent, name) for name in names}
     noise = model.table.noise
-    signal = " and ".join(name for name in names if name not in noise)
+    seen = [name for name in names if name not in noise]
+    signal = " and ".join(seen)
 
     of = "" if agent.world_model.target == "observation" else f"of the {agent.world_model.target}, "
 
@@ -90,7 +91,8 @@ def rows(agent: WorldModelAgent, episode: Episode, other: Episode) -> list[Sheet
     for title, meaning in model.layers.items():
         out.append(SheetRow(title, meaning, decode(agent, latent, functools.partial(model.show, title))))
     if not model.layers:
-        out.append(SheetRow("signal", f"only {signal} moves: what the policy sees", hold(*noise)))
+        moves = "moves" if len(seen) == 1 else "move"
+        out.append(SheetRow("signal", f"only {signal} {moves}: what the policy sees", hold(*noise)))
         for name in noise:
             title = "noise" if len(noise) == 1 else f"noise {name}"
             held = hold(*(other for other in names if other != name))

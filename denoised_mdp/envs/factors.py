@@ -23,8 +23,8 @@ QUADRANTS = {
     "uncontrollable, relevant": ("y",),
     "uncontrollable, irrelevant": ("y",),
 }
-"""kind of information -> the latents that should hold it"""
-SIGNAL, _, RELEVANT_NOISE, NOISE = QUADRANTS
+"""kind of information -> the latents that should hold it in the paper's models"""
+SIGNAL, USELESS, RELEVANT_NOISE, NOISE = QUADRANTS
 NOISE_KINDS = {"*/stream_index": "unseen", "*/clip": "unseen", "*/frame": "unseen", "*/phase_*": "phase"}
 """pattern of names -> kind; the rest is scalar. The first three are a picture's address, not what it shows"""
 

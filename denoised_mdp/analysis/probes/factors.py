@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ def _matrix(subject: Subject, options: Options) -> FactorMatrix:
     The agent with initial weights reads the same episodes: `UNTRAINED`.
     """
     from denoised_mdp.analysis.data import freeze, probe_seeds, record
-    from denoised_mdp.analysis.factors import UNTRAINED, factor_matrix, stack, targets_of
+    from denoised_mdp.analysis.factors import UNTRAINED, factor_matrix, homes_of, stack, targets_of
     from denoised_mdp.run.load import untrained
 
     config, agent, episodes = subject.config, subject.agent, options.episodes
@@ -103,7 +104,8 @@ def _matrix(subject: Subject, options: Options) -> FactorMatrix:
     parts, episode = stack(frozen)
     seen = frozen[0].seen
     parts[UNTRAINED] = stack(freeze(untrained(agent), recordings), [seen])[0][seen]
-    return factor_matrix(parts, targets_of(found, recordings), episode, divisions, seen=seen)
+    matrix = factor_matrix(parts, targets_of(found, recordings), episode, divisions, seen=seen)
+    return dataclasses.replace(matrix, homes=homes_of(agent))
 
 
 def _across(pair: Split, episodes: int) -> Split:
@@ -115,5 +117,5 @@ PROBE = Probe(
     "predict every true factor from each latent",
     run,
     Options,
-    more="Signal recall is R^2 of the signal from x, leakage that of the noise from x.",
+    more="Signal recall is R^2 of the signal from what the policy sees (x), leakage that of the noise.",
 )

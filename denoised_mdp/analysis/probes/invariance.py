@@ -93,7 +93,7 @@ def report(tree: Mapping[str, Any]) -> Section:
     return Section(
         text=(
             "Distance between latents when only the distractors change, relative to that between different states."
-            " For x, small is good; for y, large is good.",
+            f" For what the policy sees ({tree.get('seen', 'x')}), small is good; for the others, large is good.",
             f"The policy's action changes by {show(tree.get('action_change'))} on average (its range is 2); with"
             f" initial weights by {show(tree.get('untrained', {}).get('action_change'))}.",
         ),
