@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from denoised_mdp.analysis.similarity import tables
 from denoised_mdp.analysis.similarity.competence import classical_map, competence, rank_correlation, spearman
 from denoised_mdp.analysis.similarity.identifiability import identifiability
 from denoised_mdp.analysis.similarity.points import Point, Roster, score_at
-from denoised_mdp.analysis.situations import AWAY, HOME, Situations, features, make_situations, rows_of
+from denoised_mdp.analysis.situations import AWAY, HOME, Situations, check_lengths, features, make_situations, rows_of
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.load import load_run
@@ -389,6 +390,15 @@ def test_bad_rosters_get_one_line(runs, tmp_path, capsys):
         assert cli.main(["probe", *map(str, arguments)]) == 2
         error = capsys.readouterr().err.splitlines()[-1]  # progress may stand before it
         assert error.startswith("denoised-mdp: error: ") and words in error
+
+
+def test_episodes_that_are_too_short_say_what_helps():
+    long, short = (SimpleNamespace(observation=np.zeros((rows, 1))) for rows in (30, 6))
+    check_lengths([long, long], 29)
+    with pytest.raises(UserError, match="5 of the 10 actions that are needed: give more --steps"):
+        check_lengths([short, short], 5)
+    with pytest.raises(UserError, match="5 of the 10 actions that are needed: this task ends them itself"):
+        check_lengths([long, short], 29)
 
 
 def test_true_signatures_are_the_rewards_that_follow(runs):

@@ -7,7 +7,7 @@ measure time instead of content.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import gymnasium as gym
@@ -63,6 +63,14 @@ def rows_of(episode: Episode, first: int = FIRST, apart: int = APART) -> np.ndar
     return np.arange(first, len(episode.observation), apart)
 
 
+def check_lengths(episodes: Iterable[Episode], steps: int) -> None:
+    """Raise UserError if one of the episodes, of at most `steps` actions, has no row that counts."""
+    shortest = min(len(episode.observation) - 1 for episode in episodes)
+    if shortest < FIRST:
+        what = "give more --steps" if steps < FIRST else "this task ends them itself, too early for this probe"
+        raise UserError(f"An episode has {shortest} of the {FIRST} actions that are needed: {what}.")
+
+
 def make_situations(
     config: Config, agents: Sequence[Agent], episodes: int, steps: int, apart: int = APART
 ) -> Situations:
@@ -90,6 +98,7 @@ def make_situations(
         kind = "random" if player is None else "agent"
         recorded = record(make, [seeds[i] for i in own], steps, agent=player, explore=explore, behaviour=kind)
         played |= zip(own, recorded, strict=True)
+    check_lengths(played.values(), steps)
     worlds: dict[str, list[Episode]] = {}
     for number, (name, (changed, split)) in enumerate(worlds_of(config).items()):
         noise_seeds = probe_seeds(4 + number, episodes)
@@ -99,8 +108,6 @@ def make_situations(
                 for i in track(range(episodes), f"world: {name}", "episodes")
             ]
     rows = [rows_of(episode, apart=apart) for episode in worlds[HOME]]
-    if not all(map(len, rows)):
-        raise UserError(f"Some episodes have no more than {FIRST} actions: give more --steps.")
     truth = {"signal": [np.zeros((sum(map(len, rows)), 0))], "noise": [np.zeros((sum(map(len, rows)), 0))]}
     for factor in found:
         values = [factor.values(one.signal[at], one.noise[at]) for one, at in zip(worlds[HOME], rows, strict=True)]

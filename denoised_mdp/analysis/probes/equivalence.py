@@ -91,14 +91,13 @@ def _ground(subject: Subject, options: Options) -> Ground:
     from denoised_mdp.analysis.data import probe_seeds
     from denoised_mdp.analysis.invariance import record_grid
     from denoised_mdp.analysis.signatures import random_actions, true_signatures
-    from denoised_mdp.analysis.situations import rows_of
+    from denoised_mdp.analysis.situations import check_lengths, rows_of
 
     make = environment_maker(subject.config, options.split)
     ground = Ground(record_grid(make, None, options.episodes, options.worlds, options.steps))
     column = [row[0] for row in ground.grid]
+    check_lengths(column, options.steps)
     rows = rows_of(column[0])
-    if not len(rows):
-        raise UserError("These episodes are too short: give more --steps.")
     if options.sequences:
         ground.actions = random_actions(column[0].action.shape[1], options.sequences)
         seeds = probe_seeds(0, options.episodes)

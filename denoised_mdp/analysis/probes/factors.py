@@ -117,5 +117,6 @@ PROBE = Probe(
     "predict every true factor from each latent",
     run,
     Options,
-    more="Signal recall is R^2 of the signal from what the policy sees (x), leakage that of the noise.",
+    more="Signal recall is R^2 of the signal from what the policy sees (x), leakage that of the noise."
+    " Means over the seeds of several runs go to the folder probes.",
 )
