@@ -177,6 +177,21 @@ def test_a_run_that_has_lost_its_checkpoints_is_damaged_and_an_exported_agent_is
     assert f"It has lost its checkpoints: put {run.checkpoints} back.\n" in shown and "1 damaged, 1 exported" in shown
 
 
+def test_a_run_that_has_lost_its_replay_is_damaged_unless_it_is_finished(tmp_path):
+    config = tiny(tmp_path / "whole")
+    run = RunFolder(config.run_dir)
+    run_units(config, 10**9)
+    shutil.rmtree(run.replay)
+    assert status_of(run.path).state == "finished"
+    config = tiny(tmp_path / "half")
+    run = RunFolder(config.run_dir)
+    run_units(config, 70)
+    assert status_of(run.path).state == "stopped"
+    shutil.rmtree(run.replay)
+    status = status_of(run.path)
+    assert (status.state, status.error) == ("damaged", f"It has lost its replay: put {run.replay} back.")
+
+
 def test_linked_runs_are_found_and_circles_end(tmp_path):
     run, links = make_run(tmp_path / "runs" / "a"), tmp_path / "links"
     links.mkdir()

@@ -65,6 +65,9 @@ def status_of(path: Path) -> Status:
         damage = damage or f"All its checkpoints are damaged: restore a copy of {run.checkpoints}."
     elif not saved and run.held and not checkpoints.expects_first(run.checkpoints):
         damage = damage or f"It has lost its checkpoints: put {run.checkpoints} back."
+    done = total and saved >= total and not checkpoints.plain_values(run.checkpoints, saved).get("pending")
+    if saved and not done and not run.exported and not run.replay.is_dir():
+        damage = damage or f"It has lost its replay: put {run.replay} back."
     error = last_error(run.error)
     if run.in_use():
         state, error = "running", None
@@ -74,7 +77,7 @@ def status_of(path: Path) -> Status:
         state = "failed"
     elif run.exported:
         state = "exported"
-    elif total and saved >= total and not checkpoints.plain_values(run.checkpoints, saved).get("pending"):
+    elif done:
         state = "finished"
     else:  # before its last step, or at it with something still due, such as the last evaluation
         state = "stopped"

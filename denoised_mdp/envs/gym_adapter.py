@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -188,6 +189,7 @@ def make_gym(task: str, size: int) -> gym.Env:
     options: dict[str, Any] = {}
     if _accepts(create, "render_mode"):
         options["render_mode"] = "rgb_array"
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame's: else it looks for a display, which may be missing
     if spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco"):
         options |= {"width": size, "height": size}  # else it draws 480 x 480
     try:
