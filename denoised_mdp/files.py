@@ -203,3 +203,19 @@ def remedy(error: OSError) -> str:
     if error.errno == errno.ENOSPC:
         return "Make room (for bytes, or, where df -i shows a full table, for files)"
     return "Make room" if error.errno in (errno.EDQUOT, errno.EFBIG) else "Mend that"
+
+
+def whole_mp4(data: bytes) -> bool:
+    """Whether these are a whole MP4 file, with its header, index and pictures (ISO/IEC 14496-12, section 4.2)."""
+    kinds, place = set(), 0
+    while place + 8 <= len(data):
+        size = int.from_bytes(data[place : place + 4], "big")
+        kind = data[place + 4 : place + 8]
+        if size == 1:
+            size = int.from_bytes(data[place + 8 : place + 16], "big")
+        size = size or len(data) - place  # 0: to the end of the file
+        if size < 8 or place + size > len(data):
+            break
+        kinds.add(kind)
+        place += size
+    return {b"ftyp", b"moov", b"mdat"} <= kinds

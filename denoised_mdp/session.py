@@ -93,6 +93,7 @@ class Session:
             self.warn_of_another_precision(state["precision"])
             logger = Logger(run.path, step, log["lines"], log["events"])
         parts.callback(logger.close)
+        checkpoints.delete_after(run.snapshots, step)  # the log was cut there too: what follows may differ from them
         if ends:  # else all episodes are as long as the configuration says
             self.replay.cross()
         if state is not None and updates:

@@ -104,10 +104,11 @@ class Trainer:
                 self.batches.add(number, row)
                 self.episode_return[number] = row.reward + (0.0 if row.is_first else self.episode_return[number])
                 ended += [self.episode_return[number]] if row.is_last else []
+        random = self.step < self.schedule.train.prefill_steps  # else with exploration noise
         self.step += self.schedule.turn_steps
-        if ended:  # with exploration noise, or random during prefill
+        if ended:
             self.last_return = sum(ended) / len(ended)
-            name = "random" if self.step <= self.schedule.train.prefill_steps else "train"
+            name = "random" if random else "train"
             self.logger.log(self.step, {f"{name}/return": self.last_return})
 
     def learn(self) -> None:

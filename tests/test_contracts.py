@@ -62,7 +62,11 @@ def test_weights_that_no_optimizer_moves_are_refused(monkeypatch):
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [(lambda a: 7 * torch.ones_like(a), r"\[1, 2\], up to 7"), (lambda a: a[:, :1], r"\[1, 1\], up to .*be \[1, 2\]")],
+    [
+        (lambda a: 7 * torch.ones_like(a), r"\[1, 2\], up to 7"),
+        (lambda a: a[:, :1], r"\[1, 1\], up to .*be \[1, 2\]"),
+        (lambda a: a * torch.nan, r"\[1, 2\], up to nan"),
+    ],
 )
 def test_actions_are_those_of_the_space(wrong, words):
     agent = small_agent()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import denoised_mdp
 from denoised_mdp.agents.registry import build_agent, register_policy
+from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, schema
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
@@ -72,6 +73,10 @@ def test_planner_trains_loads_and_acts(tmp_path, registered):
     assert isinstance(agent.policy, RandomShooting)
     action, _ = agent.act(random_batch()["observation"][0, 0])
     assert action.shape == (2,)
+    batch = random_batch()
+    modes = agent.modes(batch)  # it takes features [B, F] alone
+    assert modes.shape == batch["action"].shape
+    assert main(["probe", "invariance", config.run_dir, "--episodes", "2", "--steps", "8", "--returns", "0"]) == 0
 
 
 def test_planner_prefers_what_the_model_rewards(registered):

@@ -41,6 +41,27 @@ def test_a_service_gets_every_line_and_changes_nothing(tmp_path, monkeypatch):
     assert not [part for part in compare(tmp_path / "a", tmp_path / "b") if part.difference]
 
 
+def test_runs_that_begin_at_once_share_the_experiment_of_the_first():
+    class Client:
+        """A store in which another run makes the experiment between one's question and one's attempt."""
+
+        asked = 0
+
+        def get_experiment_by_name(self, name):
+            self.asked += 1
+            return None if self.asked == 1 else SimpleNamespace(experiment_id="7")
+
+        def create_experiment(self, name):
+            raise RuntimeError("RESOURCE_ALREADY_EXISTS")
+
+    mlflow = mirrors.MLflow.__new__(mirrors.MLflow)
+    mlflow.client = Client()
+    assert mlflow._experiment() == "7"
+    mlflow.client.get_experiment_by_name = lambda name: None
+    with pytest.raises(RuntimeError, match="RESOURCE_ALREADY_EXISTS"):
+        mlflow._experiment()
+
+
 def test_a_service_that_fails_ends_nothing(monkeypatch):
     service = Recorder(None, fails=2)
     careful = mirrors.Careful(service)

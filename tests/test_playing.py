@@ -295,8 +295,11 @@ def logged(trainer):
 
 
 def test_returns_of_training_are_sums_of_rewards_by_episode(tmp_path):
-    """Two environments whose episodes end in the same turn, and in different ones; random until the prefill is over."""
-    trainer = bare_trainer(tiny(tmp_path, *SEVERAL, "train.prefill_steps=72"))
+    """Two environments whose episodes end in the same turn, and in different ones; random until the prefill is over.
+
+    It ends within turn 19, whose actions are random too.
+    """
+    trainer = bare_trainer(tiny(tmp_path, *SEVERAL, "train.prefill_steps=74"))
     image, turns = np.zeros((64, 64, 3), np.uint8), []
     ends = [{3, 6, 40}, {3, 19, 40}]  # turns, of four steps
     totals, expected, fresh = [0.0, 0.0], {}, [True, True]
@@ -312,7 +315,7 @@ def test_returns_of_training_are_sums_of_rewards_by_episode(tmp_path):
                 totals[ring] = 0.0
     for turn in turns:
         trainer.accept(turn)
-    names = {step: "random/return" if step <= 72 else "train/return" for step in expected}
+    names = {step: "random/return" if step <= 76 else "train/return" for step in expected}
     assert logged(trainer) == [(step, {names[step]: np.mean(values)}) for step, values in sorted(expected.items())]
     for ring in range(2):
         stored = [row for number, row in trainer.batches.calls["add"] if number == ring]

@@ -73,6 +73,22 @@ def test_an_export_is_replaced_by_another_and_exported_unchanged(run, tmp_path):
     assert read_run(first).step == 80, "there is no log"
 
 
+def test_an_export_that_fails_leaves_the_one_before(run, tmp_path, monkeypatch):
+    out = export(run, tmp_path / "b", checkpoint=80)
+    (out / "probes").mkdir()
+    (out / "probes" / "mine").touch()
+    before = files(out)
+
+    def full(*arguments, **options):
+        raise UserError("the disk is full")
+
+    monkeypatch.setattr("denoised_mdp.run.checkpoint.save", full)
+    with pytest.raises(UserError, match="the disk is full"):
+        export(run, out)
+    assert files(out) == before
+    assert denoised_mdp.load(out).config.env.task == "dot"
+
+
 def test_an_export_is_neither_trained_nor_compared(run, tmp_path, capsys):
     out = export(run, tmp_path / "b")
     before = files(out)

@@ -1,5 +1,6 @@
 """Pictures of signal and noise: what stands still in a row, where each row moved, and the files of a hero."""
 
+import contextlib
 import dataclasses
 import itertools
 from pathlib import Path
@@ -13,7 +14,9 @@ from PIL import Image
 from denoised_mdp.analysis import render
 from denoised_mdp.analysis.sheets import SheetRow, contact_sheet, heat_maps, stretched, video
 from denoised_mdp.envs import make_env
+from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate
+from denoised_mdp.files import whole_mp4
 
 
 def toy():
@@ -111,6 +114,31 @@ def test_a_single_episode_swaps_with_one_that_is_not_shown(agent, episodes, tmp_
     np.testing.assert_array_equal(np.asarray(Image.open(path)), alone)
     both = render.write(agent, episodes, tmp_path / "both")[0]
     assert Image.open(both).height > len(alone)
+
+
+def test_without_an_ffmpeg_that_works_there_is_one_line_and_no_video(agent, episodes, tmp_path, monkeypatch):
+    def none(*arguments, **options):
+        raise RuntimeError("No ffmpeg exe could be found. Install ffmpeg on your system")
+
+    class Cut(contextlib.nullcontext):
+        """A writer that leaves the beginning of a file, as ffmpeg does on a full disk."""
+
+        def append_data(self, frame):
+            pass
+
+    def cut(movie, **options):
+        movie.write(whole[:-1])
+        return Cut(Cut())
+
+    whole = render.write(agent, episodes, tmp_path / "a")[1].read_bytes()
+    assert whole_mp4(whole) and not whole_mp4(whole[:-1]) and not whole_mp4(b"")
+    monkeypatch.setattr(render.imageio, "get_writer", cut)
+    with pytest.raises(UserError, match="ffmpeg wrote no whole video"):
+        render.write(agent, episodes, tmp_path / "a")
+    monkeypatch.setattr(render.imageio, "get_writer", none)
+    with pytest.raises(UserError, match=r"No video can be encoded: .*No ffmpeg exe could be found"):
+        render.write(agent, episodes, tmp_path / "a")
+    assert (tmp_path / "a.mp4").read_bytes() == whole, "the one before stays"
 
 
 def test_a_hero_is_a_still_and_a_small_animation(agent, tmp_path):

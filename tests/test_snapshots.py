@@ -61,6 +61,17 @@ def test_the_snapshot_counts_where_a_stop_between_updates_left_other_weights(tmp
     assert all(torch.equal(value, found[name]) for name, value in expected["agent"]["weights"].items())
 
 
+def test_snapshots_of_steps_that_are_trained_anew_are_gone(tmp_path):
+    """A kill takes a run back to its checkpoint: weights of later steps are not those that it will have there."""
+    config = tiny(tmp_path / "a", "train.snapshot_every=40")
+    run_in_parts(config)
+    folder = RunFolder(config.run_dir)
+    shutil.rmtree(folder.checkpoints / "step_000000200")
+    run_in_parts(tiny(tmp_path / "a", "train.snapshot_every=0"))
+    assert checkpoint.list_steps(folder.checkpoints)[-1] == 200
+    assert checkpoint.list_steps(folder.snapshots) == [80, 120, 160]
+
+
 def test_no_snapshots_unless_asked_for(tmp_path):
     config = tiny(tmp_path / "a")
     run_in_parts(config)

@@ -200,6 +200,15 @@ def test_linked_runs_are_found_and_circles_end(tmp_path):
     assert [one.path.resolve() for one in statuses([links])] == [run]
 
 
+def test_a_run_with_updates_to_do_at_its_last_step_is_not_finished(tmp_path):
+    """Here the round falls into the last turn: stopped between its updates, nothing else is due yet."""
+    config = tiny(tmp_path / "a", "train.total_steps=80", "train.prefill_steps=80", "train.updates=3")
+    run_units(config, 41)  # the actions of the prefill, and one update
+    assert status_of(tmp_path / "a").state == "stopped" and status_of(tmp_path / "a").step == 80
+    run_units(config, 10**9)
+    assert status_of(tmp_path / "a").state == "finished"
+
+
 def test_a_file_is_no_run(tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UserError, match=r"There is no run at .*notes.txt: it is a file"):

@@ -171,7 +171,7 @@ def check_frames(carry: Any, first: Tensor) -> None:
 
 def check_actions(action: Any, batch: int, size: int, who: str) -> None:
     """Raise UserError unless a policy chose actions [batch, size] from -1 to 1; who: the name of what chose them."""
-    if isinstance(action, Tensor) and action.shape == (batch, size) and not action.abs().max() > 1:
+    if isinstance(action, Tensor) and action.shape == (batch, size) and (action.abs() <= 1).all():  # so not nan
         return
     found = f"{list(action.shape)}, up to {action.abs().max():g}" if isinstance(action, Tensor) else f"{action!r}"
     raise UserError(f"{who} returns actions {found}: they must be [{batch}, {size}], from -1 to 1.")

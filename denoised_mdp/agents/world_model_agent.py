@@ -152,7 +152,7 @@ class WorldModelAgent(Agent):
         batch = self.to_device(batch)
         noise = self.world_model.mean_noise(*batch["action"].shape[:2])  # [T, B, S]
         filtered = self.world_model.filter(batch["observation"], batch["action"], batch["is_first"], noise)
-        return self.policy.act(filtered.latent.select(self.world_model.table.seen).features(), None)
+        return self.policy.modes(filtered.latent.select(self.world_model.table.seen).features())
 
     def carry(self, *, belief: Tensor, state: Tensor, action: Tensor) -> LatentCarry:
         """A carry from its tensors [B, D], [B, S], [B, A], see `LatentCarry`."""

@@ -154,7 +154,7 @@ def _actions(agent: Agent, cells: Sequence[Episode], frozen: Sequence[Frozen]) -
         return np.stack([agent.modes(as_batch(cell))[:, 0].float().cpu().numpy() for cell in cells])
     seen = agent.world_model.table.seen
     features = torch.stack([one.latent.select(seen).features() for one in frozen])  # [episodes, T, F]
-    return agent.policy.act(features.to(agent.device), None).float().cpu().numpy()
+    return agent.policy.modes(features.to(agent.device)).float().cpu().numpy()
 
 
 def variations(config: Config) -> dict[str, tuple[Config, str]]:

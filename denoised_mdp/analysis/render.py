@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from PIL import Image
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.analysis.sheets import SheetRow, contact_sheet, stretched, video
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import UserError, one_line
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
+from denoised_mdp.files import whole_mp4
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.networks import float_to_images
 from denoised_mdp.progress import track
@@ -150,12 +152,21 @@ def files(stem: Path, hero: bool = False) -> list[Path]:
 
 
 def _movie(groups: Sequence[Sequence[SheetRow]], fps: int) -> bytes:
-    """The moving sheet as H.264."""
+    """The moving sheet as H.264.
+
+    Raises:
+        UserError: there is no ffmpeg that works, or it wrote no whole file.
+    """
     options = {"codec": "libx264", "macro_block_size": 2, "output_params": ["-crf", "20", "-preset", "veryfast"]}
     movie = io.BytesIO()
-    with imageio.get_writer(movie, format="mp4", fps=fps, **options) as writer:
-        for frame in video(groups):
-            writer.append_data(frame)
+    try:
+        with imageio.get_writer(movie, format="mp4", fps=fps, **options) as writer:
+            for frame in video(groups):
+                writer.append_data(frame)
+    except RuntimeError as error:  # of imageio-ffmpeg, which finds none
+        raise UserError(f"No video can be encoded: {one_line(error, 200)}") from error
+    if not whole_mp4(movie.getvalue()):  # imageio does not look at how ffmpeg ended
+        raise UserError(f"ffmpeg wrote no whole video. Is {tempfile.gettempdir()} full?")
     return movie.getvalue()
 
 

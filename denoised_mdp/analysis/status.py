@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from denoised_mdp.analysis.report.data import find_runs, read_metrics, read_speed
 from denoised_mdp.config import read_config
+from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import duration
 from denoised_mdp.run import checkpoint as checkpoints
@@ -50,9 +52,9 @@ HEADER = f"{'state':8}  {'step':>11}  done  {'return':>8}  {'steps/s':>8}  run"
 
 def status_of(path: Path) -> Status:
     """Read one run's folder; what cannot be read there is nan, and never an error."""
-    run, total, damage = RunFolder(path), None, None
+    run, config, damage = RunFolder(path), None, None
     try:
-        total = read_config(run.config).train.total_steps
+        config = read_config(run.config)
     except (UserError, OSError) as problem:
         damage = str(problem)
     metrics, _ = read_metrics(run.metrics)
@@ -65,7 +67,8 @@ def status_of(path: Path) -> Status:
         damage = damage or f"All its checkpoints are damaged: restore a copy of {run.checkpoints}."
     elif not saved and run.held and not checkpoints.expects_first(run.checkpoints):
         damage = damage or f"It has lost its checkpoints: put {run.checkpoints} back."
-    done = total and saved >= total and not checkpoints.plain_values(run.checkpoints, saved).get("pending")
+    total = config.train.total_steps if config else None
+    done = bool(config) and saved >= total and not _due(checkpoints.plain_values(run.checkpoints, saved), config)
     if saved and not done and not run.exported and not run.replay.is_dir():
         damage = damage or f"It has lost its replay: put {run.replay} back."
     error = last_error(run.error)
@@ -85,6 +88,15 @@ def status_of(path: Path) -> Status:
     values = next((metrics[name][1] for name in ("eval/return", "train/return") if name in metrics), [math.nan])
     return Status(
         path, state, max(step, saved), total, values[-1], speed.steps_per_second if speed else math.nan, error
+    )
+
+
+def _due(state: Mapping[str, Any], config: Config) -> bool:
+    """Whether a checkpoint of the last step says that an update or something else is still due."""
+    counters = state.get("counters")
+    updates = counters.get("updates") if isinstance(counters, dict) else None
+    return (
+        bool(state.get("pending")) or type(updates) is not int or updates < config.updates_due(config.train.total_steps)
     )
 
 

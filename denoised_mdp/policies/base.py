@@ -37,6 +37,10 @@ class Policy(nn.Module, ABC):
         """
         return self.actor.mode(features) if noise is None else self.actor.sample(features, noise)
 
+    def modes(self, features: Tensor) -> Tensor:
+        """Actions without sampling in many rows, [N, M, A], for features [N, M, F]; `act` sees one batch of them."""
+        return self.act(features.flatten(0, 1), None).unflatten(0, features.shape[:2])  # [N * M, F] -> [N, M, A]
+
     @abstractmethod
     def update(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Improve the policy from one batch; draw all noise from `generator`; return metrics as detached tensors.

@@ -36,8 +36,13 @@ class Rings:
         slack: int = 0,
     ):
         capacity, slack = _share(capacity, count), _share(slack, count)
-        folders = _folders(folder, count)
-        self.rings = [Replay(path, capacity, observation_shape, action_size, slack) for path in folders]
+        self.rings: list[Replay] = []
+        try:
+            for path in _folders(folder, count):
+                self.rings.append(Replay(path, capacity, observation_shape, action_size, slack))
+        except BaseException:
+            self.close()
+            raise
         needed = self.bytes_needed(count, capacity * count, observation_shape, action_size, slack * count)
         there = sum(path.stat().st_blocks * 512 for path in Path(folder).rglob("*.npy"))
         free = shutil.disk_usage(folder).free + there

@@ -110,6 +110,22 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int | None =
     return final
 
 
+def delete_after(folder: Path | str, step: int) -> None:
+    """Delete the checkpoints of later steps, where a run goes on from an earlier one.
+
+    Raises:
+        UserError: one cannot be deleted.
+    """
+    try:
+        for found, path in _checkpoints(Path(folder)):
+            if found > step:
+                _delete(path)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: later checkpoints cannot be deleted ({error.strerror}). {remedy(error)}."
+        ) from error
+
+
 def expect_first(folder: Path | str) -> None:
     """Note in `folder` that the run has begun and has no checkpoint yet; `save` removes the note.
 

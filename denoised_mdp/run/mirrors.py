@@ -54,11 +54,21 @@ class MLflow:
 
     def __init__(self, config: Config):
         self.client = _module("mlflow").MlflowClient()
-        found = self.client.get_experiment_by_name(PROJECT)
-        experiment = found.experiment_id if found else self.client.create_experiment(PROJECT)
+        experiment = self._experiment()
         folder = os.path.realpath(config.run_dir)
         runs = self.client.search_runs([experiment], f"tags.run_dir = {quoted(folder)}")
         self.id = runs[0].info.run_id if runs else self._create(experiment, folder, config)
+
+    def _experiment(self) -> str:
+        """The experiment of all runs; the first run makes it, and of several that begin at once one is first."""
+        if found := self.client.get_experiment_by_name(PROJECT):
+            return found.experiment_id
+        try:
+            return self.client.create_experiment(PROJECT)
+        except Exception:  # of another one's making, perhaps
+            if found := self.client.get_experiment_by_name(PROJECT):
+                return found.experiment_id
+            raise
 
     def _create(self, experiment: str, folder: str, config: Config) -> str:
         run = self.client.create_run(experiment, tags={"run_dir": folder}, run_name=Path(folder).name).info.run_id

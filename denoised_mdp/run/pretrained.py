@@ -43,12 +43,11 @@ def export(run: Path | str, output: Path | str, checkpoint: int | str | None = N
     target = RunFolder.create(output, "--output")
     if target.trained:
         raise UserError(f"{output} holds a training. Choose another --output.")
-    if target.exported:
-        for results in (target.probes, target.videos):  # of the agent that was there
-            shutil.rmtree(results, ignore_errors=True)
     weights = {name: compact(weight) for name, weight in state["agent"]["weights"].items()}
     tree = {name: state[name] for name in AGENT_PARTS}
     tree |= {"config": as_tree(config), "agent": {"weights": weights, "optimizers": {}, "random": None}}
+    checkpoints.save(target.checkpoints, step, tree, keep=1)  # first: if the disk is full, the earlier export stays
     save_config(config, target.config)
-    checkpoints.save(target.checkpoints, step, tree, keep=1)
+    for results in (target.probes, target.videos):  # of the agent that was there
+        shutil.rmtree(results, ignore_errors=True)
     return target.path

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from denoised_mdp.analysis.report.data import BROKEN, RunData, short_text
 from denoised_mdp.analysis.report.groups import Group, at_common_step
 from denoised_mdp.analysis.report.plots import BAND_FROM, curves_plot, heat_map
 from denoised_mdp.errors import UserError
-from denoised_mdp.files import read_bytes
+from denoised_mdp.files import read_bytes, whole_mp4
 from denoised_mdp.progress import duration, track
 
 RETURNS = {
@@ -222,24 +222,9 @@ def video_uri(path: Path) -> str:
         ValueError: it is not a whole MP4, or larger than `MOST_BYTES`.
     """
     data = read_bytes(path, MOST_BYTES)
-    boxes = dict(_boxes(data))
-    if not {b"ftyp", b"moov", b"mdat"} <= boxes.keys():
+    if not whole_mp4(data):
         raise ValueError("it is no whole MP4 file")
     return f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
-
-
-def _boxes(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Kind and position of the whole boxes of an MP4 (ISO/IEC 14496-12, section 4.2)."""
-    place = 0
-    while place + 8 <= len(data):
-        size, kind = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
-        if size == 1:
-            size = int.from_bytes(data[place + 8 : place + 16], "big")
-        size = size or len(data) - place  # 0: to the end of the file
-        if size < 8 or place + size > len(data):
-            return
-        yield kind, place
-        place += size
 
 
 def picture_uri(path: Path) -> str:
