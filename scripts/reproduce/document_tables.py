@@ -130,6 +130,11 @@ FLOOR = [
     Column("Dreamer, video behind the floor", *CHEETAH, "video_background_sky", "dreamer"),
     Column("no distractors", *CHEETAH, "noiseless", "2b"),
 ]
+LONGER = [
+    Column(f"`{task}`, {steps} steps", folder, task, "video_background", "2b")
+    for task in TASKS
+    for folder, steps in (("evidence", "150,000"), ("hour", "300,000"))
+]
 JITTER = [
     Column(f"{model}, {where}", *CHEETAH, variant, arm)
     for variant, where in (("video_background_camera_jitter", "video and jitter"), ("camera_jitter", "jitter"))
@@ -145,6 +150,7 @@ TABLES = {
     **{task: Table(strong(task), ALL, intervals=True) for task in TASKS},
     "lead": Differences({f"`{task}`": [PAIRS[task]] for task in TASKS} | {"both tasks": list(PAIRS.values())}, LEAD),
     "floor": Table(FLOOR, SHORT | {"return_best": "best weights in 20 other episodes"}),
+    "hour": Table(LONGER, SHORT | {"return_best": "best weights in 20 other episodes", "cpu_hours": ""}),
     "jitter": Table(JITTER, SHORT | {"action_change": "", "return_best": "best weights in 20 other episodes"}),
     "rivals": Table(RIVALS, SHORT | {"action_ratio": "", "cpu_hours": ""}),
     "quickstart": Table([QUICKSTART], ALL),
