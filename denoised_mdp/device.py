@@ -118,6 +118,16 @@ def precision_name(device: torch.device, dtype: torch.dtype | None) -> str:
     return "tf32" if device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32 else "float32"
 
 
+def warn_of_another_precision(before: str, now: str) -> None:
+    """Say that a run does not continue in the arithmetic in which it began."""
+    if before != now:
+        warnings.warn(
+            f"the run began in {before} and goes on in {now} on this machine: results differ by"
+            " rounding. train.precision keeps to one; compiled norms need a C compiler",
+            stacklevel=2,
+        )
+
+
 def set_generator_state(generator: torch.Generator, state: torch.Tensor) -> None:
     """Let a generator continue from the state [n] of uint8 that a checkpoint holds.
 

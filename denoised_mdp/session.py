@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from denoised_mdp.config import as_tree, save_config
 from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import build
-from denoised_mdp.device import configure, configure_acting, precision_name
+from denoised_mdp.device import configure, configure_acting, precision_name, warn_of_another_precision
 from denoised_mdp.errors import UserError
 from denoised_mdp.hooks import looking_hooks
 from denoised_mdp.models import kernels
@@ -90,7 +89,7 @@ class Session:
                 self.collecting.restore(state)
                 log = state["log"]
                 hooks["log"].spent -= log.get("cpu_seconds", 0.0)  # what earlier processes spent and did not log
-            self.warn_of_another_precision(state["precision"])
+            warn_of_another_precision(state["precision"], self.precision)
             logger = Logger(run.path, step, log["lines"], log["events"])
         parts.callback(logger.close)
         checkpoints.delete_after(run.snapshots, step)  # the log was cut there too: what follows may differ from them
@@ -174,15 +173,6 @@ class Session:
     def replay_slack(self) -> int:
         """See `Config.replay_slack`."""
         return self.config.replay_slack(self.collector.pool.can_terminate)
-
-    def warn_of_another_precision(self, before: str) -> None:
-        """Say that the run does not continue in the arithmetic in which it began."""
-        if before != self.precision:
-            warnings.warn(
-                f"the run began in {before} and goes on in {self.precision} on this machine: results differ by"
-                " rounding. train.precision keeps to one; compiled norms need a C compiler",
-                stacklevel=2,
-            )
 
     @property
     def parameters(self) -> int:

@@ -66,8 +66,7 @@ class Trainer:
     @property
     def done(self) -> bool:
         """Whether nothing is left to do."""
-        ended = self.step >= self.schedule.train.total_steps and not self.pending
-        return ended and self.updates >= self.schedule.updates_due(self.step)
+        return self.schedule.complete(self.step, self.updates, self.pending)
 
     def run_to_end(self) -> None:
         """Run what is pending, else an update while one is due, else collect; at last, save.

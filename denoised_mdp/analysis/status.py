@@ -11,6 +11,7 @@ from typing import Any
 
 from denoised_mdp.analysis.report.data import find_runs, read_metrics, read_speed
 from denoised_mdp.config import read_config
+from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import duration
@@ -68,7 +69,7 @@ def status_of(path: Path) -> Status:
     elif not saved and run.held and not checkpoints.expects_first(run.checkpoints):
         damage = damage or f"It has lost its checkpoints: put {run.checkpoints} back."
     total = config.train.total_steps if config else None
-    done = bool(config) and saved >= total and not _due(checkpoints.plain_values(run.checkpoints, saved), config)
+    done = config is not None and _complete(config, saved, checkpoints.plain_values(run.checkpoints, saved))
     if saved and not done and not run.exported and not run.replay.is_dir():
         damage = damage or f"It has lost its replay: put {run.replay} back."
     error = last_error(run.error)
@@ -91,13 +92,11 @@ def status_of(path: Path) -> Status:
     )
 
 
-def _due(state: Mapping[str, Any], config: Config) -> bool:
-    """Whether a checkpoint of the last step says that an update or something else is still due."""
+def _complete(config: Config, step: int, state: Mapping[str, Any]) -> bool:
+    """Whether a run with this in its checkpoint, of which nothing has been checked, has nothing left to do."""
     counters = state.get("counters")
     updates = counters.get("updates") if isinstance(counters, dict) else None
-    return (
-        bool(state.get("pending")) or type(updates) is not int or updates < config.updates_due(config.train.total_steps)
-    )
+    return type(updates) is int and Schedule(config).complete(step, updates, state.get("pending"))
 
 
 def statuses(folders: Sequence[Path]) -> list[Status]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from denoised_mdp.config.schema import Config
 
 
@@ -19,6 +21,10 @@ class Schedule:
             "snapshot": train.snapshot_every,
             "save": train.checkpoint_every,
         }
+
+    def complete(self, step: int, updates: int, pending: Sequence[str]) -> bool:
+        """Whether nothing is left to do after so many steps and updates, with these hooks still to run."""
+        return step >= self.train.total_steps and not pending and updates >= self.updates_due(step)
 
     def hooks_due(self, before: int, step: int, updates: int) -> list[str]:
         """Names of the hooks that come due between two steps, in order; before the first update only ``save``."""

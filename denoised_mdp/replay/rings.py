@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,8 @@ class Rings:
         slack: int = 0,
     ):
         capacity, slack = _share(capacity, count), _share(slack, count)
-        self.rings: list[Replay] = []
-        try:
-            for path in _folders(folder, count):
-                self.rings.append(Replay(path, capacity, observation_shape, action_size, slack))
-        except BaseException:
-            self.close()
-            raise
+        folders = _folders(folder, count)
+        self._take(Replay(path, capacity, observation_shape, action_size, slack) for path in folders)
         needed = self.bytes_needed(count, capacity * count, observation_shape, action_size, slack * count)
         there = sum(path.stat().st_blocks * 512 for path in Path(folder).rglob("*.npy"))
         free = shutil.disk_usage(folder).free + there
@@ -66,14 +61,21 @@ class Rings:
         states = state.get("rings", [state])
         capacity, slack = (None if n is None else _share(n, len(states)) for n in (capacity, slack))
         self = cls.__new__(cls)
-        self.rings = []
+        folders = _folders(folder, len(states))
+        self._take(
+            Replay.open(path, one, capacity, slack, read_only) for path, one in zip(folders, states, strict=True)
+        )
+        return self
+
+    def _take(self, opening: Iterable[Replay]) -> None:
+        """Keep the rings as they are opened, one by one; if one is refused, close those before it."""
+        self.rings: list[Replay] = []
         try:
-            for path, one in zip(_folders(folder, len(states)), states, strict=True):
-                self.rings.append(Replay.open(path, one, capacity, slack, read_only))
+            for ring in opening:
+                self.rings.append(ring)
         except BaseException:
             self.close()
             raise
-        return self
 
     @staticmethod
     def bytes_needed(

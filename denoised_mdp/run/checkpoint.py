@@ -90,9 +90,8 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int | None =
             final.rename(replaced)
         unfinished.rename(final)
         sync_folder(folder)
-        for found, path in _checkpoints(folder):
-            if found > step or path == replaced:
-                _delete(path)
+        _delete(replaced)
+        _delete_later(folder, step)
         for _, path in _checkpoints(folder)[keep:] if keep else ():
             _delete(path)
         (folder / _NONE_YET).unlink(missing_ok=True)
@@ -117,9 +116,7 @@ def delete_after(folder: Path | str, step: int) -> None:
         UserError: one cannot be deleted.
     """
     try:
-        for found, path in _checkpoints(Path(folder)):
-            if found > step:
-                _delete(path)
+        _delete_later(Path(folder), step)
     except OSError as error:
         raise UserError(
             f"{folder}: later checkpoints cannot be deleted ({error.strerror}). {remedy(error)}."
@@ -276,6 +273,12 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{path}/{key}" if path else str(key))
     else:
         yield path, tree
+
+
+def _delete_later(folder: Path, step: int) -> None:
+    for found, path in _checkpoints(folder):
+        if found > step:
+            _delete(path)
 
 
 def _delete(path: Path) -> None:
