@@ -97,7 +97,7 @@ class Session:
             self.replay.cross()
         if state is not None and updates:
             self.refuse_too_few_rows()
-        source = choose_source(self.replay, config.replay.memory, self.agent.device)
+        source = choose_source(self.replay, config.replay.memory, self.agent.device, config.train.processes)
         parts.callback(source.close)
         self.starts = StoredLatents(self.replay, self.agent.latent_size, device) if config.replay.latents else None
         if self.starts is not None and state is not None:

@@ -149,3 +149,15 @@ def test_what_blocks_need():
 def test_every_policy_takes_the_preset(tmp_path):
     for policy in ("backprop", "reinforce", "sac"):
         tiny(tmp_path, "preset=modern_debug", f"policy={policy}")
+
+
+@pytest.mark.parametrize("preset", ["modern", "modern_debug"])
+def test_the_published_rates_are_those_of_the_published_policy(preset):
+    reinforce = load_config([f"preset={preset}"]).policy
+    assert reinforce.actor_lr == reinforce.value_lr == 4e-5
+    assert reinforce.clip is None
+    for policy in ("backprop", "sac"):
+        own, default = (load_config([*given, f"policy={policy}"]).policy for given in ([f"preset={preset}"], []))
+        rates = [name for name in vars(own) if name.endswith("_lr")]
+        assert len(rates) >= 2
+        assert {name: getattr(own, name) for name in rates} == {name: getattr(default, name) for name in rates}

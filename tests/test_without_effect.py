@@ -13,12 +13,18 @@ from denoised_mdp.errors import UserError
 
 TINY = ["preset=debug", "model.depth=2", "model.kl.free_nats=0.1", "model.kl.alpha=1"]
 OTHER = {"free_nats": "0.7", "alpha": "3", "beta": "0.3", "dyn": "0.5", "relax_after": "1"}
+OTHER |= {"free": "true", "width": "64", "classes": "5"}
 OTHER |= {"free_nats_strategy": "mean"}  # of model=2b too it changes nothing where all of the KL is above the free nats
 UNUSED = [
     *((f"model={kind}", key) for kind, options in MODELS.items() for key in options.UNUSED),
     ("model=tia", "kl.beta"),
     ("model=dreamer", "kl.beta"),
     ("model=2b", "kl.relax_after"),
+    ("model=2b", "width"),
+    ("model=2b", "y.classes"),
+    ("model=2b model.y.beta=0.5", "kl.beta"),
+    ("model=2b model.x.free=false", "kl.free_nats"),
+    ("model=2b model.x.free=false", "kl.free_nats_strategy"),
 ]
 USED = [("model=2b", f"kl.{name}") for name in ("free_nats", "alpha", "beta", "dyn")] + [
     ("model=dreamer", "kl.free_nats"),
@@ -26,6 +32,9 @@ USED = [("model=2b", f"kl.{name}") for name in ("free_nats", "alpha", "beta", "d
     ("model=four_blocks", "kl.beta"),
     ("model=2b model.kl.relax=0.5", "kl.relax_after"),
     ("model=2c", "x.beta"),
+    ("model=2c model.y.beta=0.5", "kl.beta"),
+    ("model=2b model.core=block model.norm=rms model.x.belief=16 model.y.belief=16", "width"),
+    ("model=2b model.y.distribution=categorical", "y.classes"),
 ]
 
 
@@ -72,6 +81,9 @@ def test_a_run_begins_with_what_changes_nothing(monkeypatch, capsys):
         "denoised-mdp: note: model.kl.dyn=1 changes nothing: model=repo does not use it.",
     ]
     assert not without_effect(load_config(["policy=sac"]), ["policy=sac"])
+    given = ["policy.imagined_value=0", "policy.replay_value=1", "policy.late_imagined_value=0.5"]
+    told = "policy.late_imagined_value=0.5 changes nothing: policy.imagined_value is 0."
+    assert without_effect(load_config(given), given) == [told]
     assert not without_effect(load_config(["agent=curl"]), ["agent=curl"])
 
 

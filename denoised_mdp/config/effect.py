@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from denoised_mdp.config.models import ModelConfig
 from denoised_mdp.config.overrides import split
+from denoised_mdp.config.policies import BackpropConfig, ReinforceConfig, SACConfig
 from denoised_mdp.config.schema import Config
 
 
@@ -23,12 +25,30 @@ def _reasons(config: Config) -> dict[str, str]:
     if not config.agent.has_model:  # options of a model are refused there
         rows = config.batch_spec.segment_length
         return {"train.segment_length": f"agent={config.agent.name} learns from segments of {rows} rows"}
-    model, late = config.model, (getattr(config.policy, name, 1) for name in ("late_lr", "late_imagined_value"))
-    reasons = {f"model.{key}": f"model={model.name} does not use it" for key in model.UNUSED}
-    if all(row.free for row in model.latents.values()):
-        reasons.setdefault("model.kl.beta", f"no latent of model={model.name} is noise")
-    if model.kl.relax == 1:
-        reasons.setdefault("model.kl.relax_after", "model.kl.relax is 1")
-    if all(factor == 1 for factor in late):
+    return _of_the_policy(config.policy) | _of_the_model(config.model)
+
+
+def _of_the_policy(policy: BackpropConfig | ReinforceConfig | SACConfig) -> dict[str, str]:
+    reasons = {}
+    if all(getattr(policy, name, 1) == 1 for name in ("late_lr", "late_imagined_value")):
         reasons["policy.late_after"] = "policy.late_lr is 1, and so is policy.late_imagined_value"
+    if getattr(policy, "imagined_value", 1) == 0:
+        reasons["policy.late_imagined_value"] = "policy.imagined_value is 0"
     return reasons
+
+
+def _of_the_model(model: ModelConfig) -> dict[str, str]:
+    rows = model.latents.values()
+    noise = [row for row in rows if not row.free]
+    reasons = {f"model.{row.name}.classes": "it is not categorical" for row in rows if row.distribution == "gaussian"}
+    if model.core == "gru":
+        reasons["model.width"] = "model.core is gru"
+    if not any(row.beta == model.kl.beta for row in noise):
+        why = "each latent that is noise has its own beta" if noise else f"no latent of model={model.name} is noise"
+        reasons["model.kl.beta"] = why
+    if len(noise) == len(rows):
+        for key in ("free_nats", "free_nats_strategy"):
+            reasons[f"model.kl.{key}"] = f"no latent of model={model.name} is signal (free)"
+    if model.kl.relax == 1:
+        reasons["model.kl.relax_after"] = "model.kl.relax is 1"
+    return reasons | {f"model.{key}": f"model={model.name} does not use it" for key in model.UNUSED}

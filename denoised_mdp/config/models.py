@@ -124,7 +124,10 @@ class RePoConfig(ModelConfig):
         above=0,
     )
     decoder: bool = option(True, "learn a decoder, for viewing only: half the cost of an update")
-    UNUSED = ("kl.alpha", "kl.beta", "kl.free_nats", "kl.free_nats_strategy", "kl.dyn", "kl.relax_after", "x.beta")
+    UNUSED = (
+        *("kl.alpha", "kl.beta", "kl.free_nats", "kl.free_nats_strategy", "kl.dyn", "kl.relax_after"),
+        *("x.beta", "x.free"),
+    )
 
     def check(self, table: Table) -> None:
         """No schedule of the KL's weight, which a dual variable sets; see `ModelConfig.check`."""

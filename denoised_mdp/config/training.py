@@ -69,7 +69,7 @@ class ReplayConfig:
     memory: str = option(
         "auto",
         "where batches come from: disk; prefetch (disk, read while learning); device (a copy in its memory);"
-        " auto (disk; with a GPU, its memory if half of it suffices, else prefetch)",
+        " auto (disk; with one GPU, its memory if half of it suffices; else with GPUs, prefetch)",
         choices=("auto", "disk", "prefetch", "device"),
     )
     latents: bool = option(

@@ -58,13 +58,14 @@ class Batches:
         self.source.close()
 
 
-def choose_source(replay: Rings, memory: str, device: torch.device) -> Source:
+def choose_source(replay: Rings, memory: str, device: torch.device, processes: int = 1) -> Source:
     """Return where batches come from: the replay on disk, at once or prefetched, or a copy of it on the device.
 
-    memory: as the option ``replay.memory``.
+    memory: as the option ``replay.memory``. processes: that learn from each batch; it then goes to them through the
+    host's memory, so that a copy on the device gains nothing.
     """
     if memory == "auto" and device.type == "cuda":
-        memory = "device" if OnDeviceReplay.fits(replay.bytes, device) else "prefetch"
+        memory = "device" if processes == 1 and OnDeviceReplay.fits(replay.bytes, device) else "prefetch"
     if memory == "device":
         return OnDeviceReplay(replay, device)
     return Prefetch(replay, pin=device.type == "cuda") if memory == "prefetch" else replay
