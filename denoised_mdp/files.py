@@ -118,7 +118,9 @@ def read_yaml(path: Path | str) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError) as error:
-        raise ValueError("it is not valid YAML") from error  # its constructors raise whatever `int` and others do
+        mark = getattr(error, "problem_mark", None)  # of constructors, which raise whatever `int` and others do, none
+        where = f": look at line {mark.line + 1}" if mark else ""
+        raise ValueError(f"it is not valid YAML{where}") from error
 
 
 def _whole(digits: str) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import re
 import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from denoised_mdp.errors import UserError
@@ -94,16 +96,19 @@ def convert(value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
     return result
 
 
-def check_options(kind: Any, whose: str, /, **chosen: str) -> None:
+def check_options(kind: Any, whose: str, /, paths: bool = False, **chosen: str) -> None:
     """Refuse a class that cannot be options: where it is registered, not in whatever command lists them.
 
-    whose: for messages. chosen: options that must exist and take this value: the name by which all are chosen.
+    whose: for messages. paths: options may be a Path, as those of commands. chosen: options that must exist and take
+    this value: the name by which all are chosen.
 
     Raises:
         UserError: it is no dataclass, or a field has no default, a type that options cannot have, or another's name.
     """
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise UserError(f"{whose}: its options are not a dataclass.")
+    if inspect.get_annotations(kind) and "__dataclass_fields__" not in vars(kind):
+        raise UserError(f"{whose}: its options are not a dataclass: decorate {kind.__name__} with @dataclass.")
     hints, fields = typing.get_type_hints(kind), {field.name: field for field in dataclasses.fields(kind)}
     for name in chosen:
         if name not in fields:
@@ -115,6 +120,8 @@ def check_options(kind: Any, whose: str, /, **chosen: str) -> None:
             if not (dataclasses.is_dataclass(hints[name]) or typing.get_origin(hints[name]) is dict):
                 raise UserError(f"{whose}: its option {name!r} has type {hints[name]}; {TYPES}, and groups of them.")
             continue  # a group
+        if paths and hints[name] in (Path, Path | None):
+            continue
         try:
             convert(chosen.get(name, field.default), hints[name], limits_of(field))
         except ValueError as error:

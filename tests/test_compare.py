@@ -99,6 +99,11 @@ def nudge(tensor):
         ("progress", "carry/belief[0, 0]", lambda tree: tree["collector"]["carry"]["belief"][:, :1].add_(1)),
         ("progress", "pending", lambda tree: tree.update(pending=["render"])),
         ("progress", "can_terminate: False and True", lambda tree: tree.update(can_terminate=True)),
+        (
+            "progress",
+            "collector/observations/0: uint8 (64, 64, 3) and None",
+            lambda tree: tree["collector"]["observations"].__setitem__(0, None),
+        ),
         ("progress", "agent/memory/0 is only in the second run", lambda tree: tree["agent"].update(memory=[1])),
     ],
 )

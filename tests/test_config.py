@@ -428,7 +428,8 @@ def test_configurations_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match="no config.yaml"):
         read_config(tmp_path / "nowhere")
     for text, words in [
-        ("a: [", "not valid YAML"),
+        ("a: [", "not valid YAML: look at line 1"),
+        ("a: 1\nb: [1\nc: 2", "not valid YAML: look at line 3"),
         ("", "not the configuration"),
         ("trian: {}", "'train'"),
         ("train: {updates: 0}", "train.updates=0"),

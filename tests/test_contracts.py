@@ -1,6 +1,7 @@
 """Mistakes in parts from outside: each is one clear line where it is made, and never a wrong result."""
 
 import dataclasses
+import re
 import typing
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from denoised_mdp.agents.registry import AGENTS, build_agent
 from denoised_mdp.analysis import probe
 from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.probes.factors import Options as FactorsOptions
+from denoised_mdp.analysis.report.parts import probe_part, safely
 from denoised_mdp.cli.arguments import Parser, add_fields
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, schema
@@ -31,7 +33,7 @@ from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import EnvironmentFailure, UserError
 from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.registry import MODELS
-from denoised_mdp.options import option
+from denoised_mdp.options import check_options, option
 from denoised_mdp.policies import POLICIES
 from denoised_mdp.policies.sac import SACPolicy
 from denoised_mdp.run.logger import Logger
@@ -341,7 +343,59 @@ def test_options_of_probes_are_flags_of_their_own():
         register_probe("own", probe.Probe("own", print, Options))
     with pytest.raises(UserError, match="do not extend denoised_mdp.analysis.probe.Options"):
         register_probe("own", probe.Probe("own", print, NoName))
+
+    @dataclass
+    class NoDefault(probe.Options):
+        number: int = dataclasses.field(kw_only=True, metadata={"help": "none"})
+
+    @dataclass
+    class Odd(probe.Options):
+        names: list = option(None, "names")
+
+    class Plain(probe.Options):
+        least: int = option(1, "the least", low=1)
+
+    for kind, words in ((NoDefault, "'number' has no default"), (Odd, "'names' has type"), (Plain, "with @dataclass")):
+        with pytest.raises(UserError, match=f"probe 'own': .*{words}"):
+            register_probe("own", probe.Probe("own", print, kind))
     assert "own" not in PROBES
+    for name, known in PROBES.items():
+        check_options(known.Options, name, paths=True)
+
+
+def test_flags_of_probes_take_all_types_of_options():
+    @dataclass
+    class Options(probe.Options):
+        on: bool = option(True, "on")
+        off: bool = option(False, "off")
+        maybe: bool | None = option(None, "maybe")
+        names: tuple[str, ...] = option((), "names")
+        share: float | None = option(None, "a share", low=0, high=1)
+
+    parser = Parser(prog="own")
+    add_fields(parser, Options)
+
+    def read(*words: str) -> tuple:
+        found = Options(**vars(parser.parse_args(words)))
+        return found.on, found.off, found.maybe, found.names, found.share
+
+    assert read() == (True, False, None, (), None)
+    assert read("--no-on", "--off", "--maybe", "false") == (False, True, False, (), None)
+    assert read("--names", "[x, y]")[3] == read("--names", "x,y")[3] == ("x", "y")
+    assert read("--share", "0.5", "--maybe", "true")[2::2] == (True, 0.5)
+    for words, said in ((["--maybe", "perhaps"], "true or false"), (["--share", "2"], "at most 1")):
+        with pytest.raises(UserError, match=said):
+            read(*words)
+
+
+def test_a_probe_whose_report_fails_is_a_sentence_of_the_report():
+    def fails(tree):
+        raise AssertionError("of its own")
+
+    problems, tree = [], {"probe": "own", "step": 3, "split": "train", "file": None}
+    own = probe.Probe("own", print, report=fails)
+    assert safely(problems, "own", lambda: probe_part(own, SimpleNamespace(name="a"), tree)) is None
+    assert problems == ["own cannot be shown (its probe fails: AssertionError: of its own)."]
 
 
 def test_texts_of_probes_reach_help_and_file_names():
@@ -349,7 +403,9 @@ def test_texts_of_probes_reach_help_and_file_names():
     class Options(probe.Options):
         data: str = option("a", "50%d of it")
 
-    assert Options(data="x/y z").variant() == "datax-y-z"
+    assert Options(data="x-y").variant() == "datax-y"
+    others = {Options(data=text).variant() for text in ("x/y", "x y", "x:y")}
+    assert len(others) == 3 and all(re.fullmatch("datax-y-[0-9a-f]{8}", name) for name in others)
     assert FactorsOptions(episodes=4, steps=40).variant() == "train_episodes4_steps40"
     parser = Parser(prog="own")
     add_fields(parser, Options)

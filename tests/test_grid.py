@@ -87,7 +87,10 @@ def test_the_command_line_chooses_values_and_adds_those_of_an_option(grid):
         ([], {"axes": {"seed": []}}, "the axis seed has no values"),
         ([], {"axes": {"method": {"": {"model": "2b"}}}}, "'' cannot be a part of a folder's name"),
         ([], {"axes": {"method": {"a/b": {"model": "2b"}}}}, "'a/b' cannot be a part"),
-        (["sweep.seed=5"], {"runs": [{"seed": 1}]}, "no run has all these values"),
+        (["sweep.seed=5"], {"runs": [{"seed": 1}]}, "no run has all these values. Leave out one of sweep.seed"),
+        ([], {"runs": []}, "it lists no runs"),
+        ([], {"options": {"run_dir": "a"}}, "it sets run_dir"),
+        ([], {"axes": {"a": {"b": {"run_dir": "a"}}}}, "it sets run_dir"),
     ],
 )
 def test_a_mistake_is_one_line(grid, words, parts, said):
@@ -147,6 +150,13 @@ def test_the_papers_grid_has_all_methods_of_table_5_1():
         assert {(model, policy) in columns for policy in ("backprop", "sac")} == {True}
     few = read_grid(["sweep=paper_grid", "sweep.policy=own", "sweep.seed=7"])[1]
     assert len(few) == 12 * 3, "the rivals alone"
+
+
+def test_a_mistake_in_the_file_names_the_run_before_hours_are_measured(grid, capfd):
+    word = grid(axes={"method": {"good": {"model": "2b"}, "bad": {"modle": "2c"}}}, runs=[{}])
+    assert main(["train", word, "--dry-run"]) == 2
+    out, err = capfd.readouterr()
+    assert "run bad of the sweep: unknown option 'modle'" in err and "hours" not in out
 
 
 def test_what_is_missing_is_trained_and_nothing_else(grid, tmp_path, capfd, monkeypatch):

@@ -16,7 +16,7 @@ import denoised_mdp.cli.main as cli
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.analysis import equivalence as twins
 from denoised_mdp.analysis import signatures
-from denoised_mdp.analysis.crossfit import Estimate
+from denoised_mdp.analysis.crossfit import Estimate, confidence
 from denoised_mdp.analysis.data import freeze, probe_seeds, record
 from denoised_mdp.analysis.invariance import record_grid
 from denoised_mdp.analysis.probes import PROBES
@@ -177,6 +177,13 @@ def test_intervals_of_means_over_pairs_are_over_runs():
     pairs = {(i, j): float(i + j) for i in range(4) for j in range(4) if i < j}
     found = tables.over_runs(pairs)
     assert found.value == pytest.approx(3) and found.low < 3 < found.high
+    single = tables.over_runs({(i,): float(i) for i in range(4)})
+    assert (single.high - single.low) / 2 == pytest.approx(confidence(np.arange(4.0))), "Student's t of a mean"
+    halves = tables.over_runs({(i, j): (i + j) / 2 for i in range(4) for j in range(4) if i < j})
+    assert (halves.low, halves.high) == pytest.approx((single.low, single.high)), "their mean is that of the runs"
+    assert math.isnan(tables.over_runs({(i,): 1.0 for i in range(3)}).low), "nothing varies"
+    star = tables.over_runs({(0, 1): 0.1, (0, 2): 0.4})
+    assert star.value == pytest.approx(0.25) and math.isnan(star.low) and "in common" in star.note
     assert tables.over_runs({(0, 1): 0.5}).note and math.isnan(tables.over_runs({(0, 1): 0.5}).low)
     assert math.isnan(tables.over_runs({}).value)
     rows = tables.over_episodes(np.repeat([0.0, 1.0, 2.0], [1, 2, 3]), np.repeat([0, 1, 2], [1, 2, 3]))

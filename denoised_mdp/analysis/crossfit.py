@@ -137,9 +137,14 @@ def interval(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def estimate(statistic: Callable[[np.ndarray], np.ndarray], episodes: int) -> Estimate:
-    """A function of the episodes' weights, [draws, E] -> [draws], and its interval over episodes."""
+    """A function of the episodes' weights, [draws, E] -> [draws], and its interval over episodes.
+
+    None where all draws agree, as where all episodes are perfect: resampling cannot say how others would be.
+    """
     (value,) = statistic(np.ones((1, episodes)))
     low, high = interval(widened(statistic(bootstrap_weights(episodes)), value, episodes))
+    if high - low < 1e-9:  # rounding
+        return Estimate(float(value))
     return Estimate(float(value), float(low), float(high))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,9 @@ class Options:
         usual, own = vars(type(self)()), self.measured()
         words = [own.pop("split")] if "split" in own else []
         words += [f"{name}{value}" for name, value in own.items() if value != usual[name]]
-        return re.sub(r"[^\w.+-]", "-", "_".join(words))  # a part of a file's name
+        text = "_".join(words)
+        name = re.sub(r"[^\w.+-]", "-", text)  # a part of a file's name
+        return name if name == text else f"{name}-{zlib.crc32(text.encode()):08x}"  # else another text could have it
 
 
 @dataclass

@@ -178,7 +178,8 @@ def add_fields(parser: argparse.ArgumentParser, options: type) -> None:
         kind, limits, flag = kinds[field.name], limits_of(field), f"--{field.name.replace('_', '-')}"
         help = limits["help"].replace("%", "%%")
         if kind is bool:
-            parser.add_argument(flag, action="store_true", help=help)
+            action = argparse.BooleanOptionalAction if field.default else "store_true"
+            parser.add_argument(flag, action=action, default=field.default, help=help)
             continue
         number = kind in (int, float, int | None, float | None)
         default = (
@@ -201,9 +202,13 @@ def _typed(kind: Any, limits: Mapping[str, Any], number: bool) -> Callable[[str]
 
     def parse(text: str) -> Any:
         value: Any = text
+        if typing.get_origin(kind) is tuple:
+            value = [name.strip() for name in text.strip("[] ").split(",") if name.strip()]
+        elif kind == bool | None:
+            value = {"true": True, "false": False}.get(text, text)
         with contextlib.suppress(ValueError):
-            value = float(text) if number else text
-            value = int(text) if number else text
+            value = float(text) if number else value
+            value = int(text) if number else value
         try:
             return convert(value, kind, limits)
         except ValueError as error:

@@ -36,10 +36,11 @@ def complete(prefix: str, **_: Any) -> list[str]:
     """Return the ``key=value`` words that begin with `prefix`: keys, and after the equals sign the key's values."""
     key, equals, value = prefix.partition("=")
     if not equals:
-        words = [f"{name}=" for name in dict.fromkeys([*GROUPS, *all_options()]) if name not in CHOSEN]
+        words = [f"{name}=" for name in dict.fromkeys([*GROUPS, "sweep", *all_options()]) if name not in CHOSEN]
     elif key == "distractors":  # several, joined by commas
-        before = value.rpartition(",")[0]
-        words = [f"{key}={before}{',' if before else ''}{name}" for name in values(key) if name not in before]
+        before, comma, _ = value.rpartition(",")
+        named = (*before.split(","), *(["none"] if comma else []))
+        words = [f"{key}={before}{comma}{name}" for name in values(key) if name not in named]
     else:
         words = [f"{key}={value}" for value in values(key)]
     return [word for word in words if word.startswith(prefix)]
@@ -49,7 +50,7 @@ def values(key: str) -> tuple[str, ...]:
     """Return all values of a group or an option; none where they cannot be listed."""
     if key == "distractors":
         return ("none", *choices(key))
-    if key in GROUPS:
+    if key in GROUPS or key == "sweep":
         return choices(key)
     if key == "env.task":
         return all_tasks()

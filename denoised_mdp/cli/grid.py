@@ -60,6 +60,9 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
     axes = {key: Axis(key, values, f"sweep={source}") for key, values in tree["axes"].items()}
     if not axes:
         raise UserError(f"sweep={source}: it has no axes. To train one run, give its options to 'denoised-mdp train'.")
+    parts = [tree["options"], *(part for axis in axes.values() for part in axis.values.values())]
+    if any("run_dir" in part for part in parts):
+        raise UserError(f"sweep={source}: it sets run_dir; give that on the command line.")
     for word, text in said.items():
         key = word.removeprefix("sweep.")
         _known(key, axes, word).choose([name.strip() for name in text.strip("[] ").split(",")])
@@ -76,7 +79,8 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
             if jobs.setdefault(job.name, job) != job:  # else one of them would not be trained, without a word
                 raise UserError(f"sweep={source}: two different runs would be named {job.name}. Rename a value.")
     if not jobs:
-        raise UserError(f"sweep={source}: no run has all these values. Leave out one of {', '.join(said)}.")
+        hint = f"no run has all these values. Leave out one of {', '.join(said)}" if said else "it lists no runs"
+        raise UserError(f"sweep={source}: {hint}.")
     return Path(source).stem, list(jobs.values())
 
 

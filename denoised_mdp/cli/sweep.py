@@ -122,8 +122,15 @@ def grid_folder(overrides: list[str]) -> tuple[str, list[Job]]:
 
 
 def config_of(job: Job, folder: str) -> Config:
-    """The configuration of a job in the folder of its grid."""
-    return load_config([*job.overrides, f"run_dir={quote(os.path.join(folder, job.name))}"])
+    """The configuration of a job in the folder of its grid.
+
+    Raises:
+        UserError: there is none; the message names the job, since its options may be those of a file.
+    """
+    try:
+        return load_config([*job.overrides, f"run_dir={quote(os.path.join(folder, job.name))}"])
+    except UserError as error:
+        raise UserError(f"run {job.name} of the sweep: {error}") from error
 
 
 def state_of(config: Config) -> tuple[str, float]:
@@ -148,9 +155,9 @@ def show_grid(overrides: list[str]) -> None:
 
     folder, jobs = grid_folder(overrides)
     hours, total, counts = Hours(), 0.0, Counter()
+    configs = [config_of(job, folder) for job in jobs]  # all mistakes show before hours are measured
     print(f"{'state':8}  {'hours':>7}  run")
-    for job in jobs:
-        config = config_of(job, folder)
+    for config in configs:
         state, done = state_of(config)
         left = hours.of(config) * (1 - done)
         print(f"{state:8}  {left:7.1f}  {config.run_dir}", flush=True)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import UserError, one_line
 from denoised_mdp.files import json_lines
 from denoised_mdp.replay.ring import Replay
 from denoised_mdp.replay.rings import Rings
@@ -176,7 +176,11 @@ def _difference(name: str, a: Any, b: Any) -> str | None:
         values = " and ".join(str(value.flatten()[flat].item()) for value in (a, b))
         return f"{name}{place}: {values} ({int(unequal.sum()):,} of {a.numel():,} elements differ)"
     same = type(a) is type(b) and (a == b or a != a and b != b)
-    return None if same else f"{name}: {a} and {b}"
+    return None if same else f"{name}: {_shown(a)} and {_shown(b)}"
+
+
+def _shown(leaf: Any) -> str:
+    return f"{leaf.dtype} {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor | np.ndarray) else one_line(leaf, 200)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

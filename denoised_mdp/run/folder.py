@@ -145,13 +145,19 @@ class RunFolder:
             problem = there if run.path.exists() else "does not exist"
             near = nearest(run.path.name, runs)
             hint = f"Did you mean '{runs[near]}'?" if near else "denoised-mdp status FOLDER lists the runs in a folder."
-            above = [folder for folder in run.path.parents if is_ours(folder / "config.yaml")]
-            if run.path.exists() and above and ".." not in run.path.parts:
+            if run.path.exists() and run.part_of:
                 step = re.search(r"step_0*(\d+)$", run.path.name)
                 name = f"name that{f', with --checkpoint {step[1]}' if step else ''}"
-                hint = f"It is a part of the run {above[0]}: {name}."
+                hint = f"It is a part of the run {run.part_of}: {name}."
             raise UserError(f"There is no run at {path}: it {problem}. {hint}")
         return run
+
+    @property
+    def part_of(self) -> Path | None:
+        """The folder of the run in which this one lies, if it does."""
+        if ".." in self.path.parts:
+            return None
+        return next((folder for folder in self.path.parents if is_ours(folder / "config.yaml")), None)
 
     @contextlib.contextmanager
     def lock(self, option: str = "run_dir") -> Iterator[None]:

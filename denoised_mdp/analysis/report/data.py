@@ -146,7 +146,7 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
             names[:] = sorted(name for name in names if not name.startswith("."))  # not Hydra's records
         if not inside and RunFolder(folder).held:
             raise UserError(f"{folder} has lost its config.yaml: restore that file from a copy.")
-        if not inside and folder.is_dir():
+        if not inside and folder.is_dir() and not RunFolder(folder).part_of:
             raise UserError(f"{folder} holds no run yet: 'denoised-mdp train run_dir={folder}/NAME' begins one.")
         if not inside:
             RunFolder.existing(folder)  # raises with the reason

@@ -180,9 +180,22 @@ def factor_dict(title: str, note: str, matrix: FactorMatrix, probe: str) -> dict
 
 
 def probe_part(probe: Probe | None, run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
-    """The section of one result; probe: None if nobody has registered it."""
-    section = probe.report(tree) if probe and probe.report else plain_section(tree)
+    """The section of one result; probe: None if nobody has registered it.
+
+    Raises:
+        UserError: the probe fails, as one of somebody's own may for any reason; or what reading damaged data raises.
+    """
+    section = _section(probe.report, tree) if probe and probe.report else plain_section(tree)
     return {"title": title_of(run, tree), **vars(section)}
+
+
+def _section(report: Callable[[Mapping[str, Any]], Section], tree: dict[str, Any]) -> Section:
+    try:
+        return report(tree)
+    except (*BROKEN, UserError):
+        raise
+    except Exception as error:
+        raise UserError(f"its probe fails: {type(error).__name__}: {short_text(error)}") from error
 
 
 def plain_section(tree: Mapping[str, Any]) -> Section:

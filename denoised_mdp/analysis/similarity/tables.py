@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from denoised_mdp.analysis.crossfit import Estimate, bootstrap_weights, estimate, interval, widened
+from denoised_mdp.analysis.crossfit import Estimate, estimate
 from denoised_mdp.analysis.roles import REST, SEEN
 from denoised_mdp.analysis.similarity.arrays import standardized, unit_rows
 from denoised_mdp.analysis.similarity.chance import episode_halves, knn_chance, shuffled_episodes
@@ -90,18 +90,27 @@ def over_episodes(rows: np.ndarray, episode: np.ndarray) -> Estimate:
 
 
 def over_runs(values: Mapping[tuple[int, ...], float]) -> Estimate:
-    """The mean of numbers of runs, or of pairs of runs, by their numbers; with an interval over runs if 3 or more."""
+    """The mean of numbers of runs, or of pairs of runs, by their numbers; with an interval over runs if 3 or more.
+
+    The interval is of the jackknife (Tukey 1958) with Student's t: each run in turn is left out, with all its pairs.
+    Of numbers of single runs it is that of their mean. A bootstrap draws no pair of a run with itself, and of few runs
+    its intervals are too narrow for pairs.
+    """
+    from scipy.special import stdtrit
+
     if not values:
         return Estimate(math.nan)
     runs = sorted({run for key in values for run in key})
-    numbers = np.array(list(values.values()))
+    mean = float(np.mean(list(values.values())))
     if len(runs) < LEAST_RUNS:
-        return Estimate(float(numbers.mean()), note=f"{len(runs)} run{'s' * (len(runs) > 1)}: no interval")
-    own = bootstrap_weights(len(runs))  # [draws, runs]
-    weights = np.stack([own[:, [runs.index(run) for run in key]].prod(1) for key in values], 1)  # [draws, values]
-    draws = (weights @ numbers) / weights.sum(1)
-    low, high = interval(widened(draws, numbers.mean(), len(runs)))
-    return Estimate(float(numbers.mean()), float(low), float(high))
+        return Estimate(mean, note=f"{len(runs)} run{'s' * (len(runs) > 1)}: no interval")
+    rest = [[value for key, value in values.items() if run not in key] for run in runs]
+    if not all(rest):
+        return Estimate(mean, note="all pairs have one run in common: no interval")
+    without = np.array([np.mean(numbers) for numbers in rest])  # [runs]
+    error = math.sqrt((len(runs) - 1) * np.var(without))
+    half = float(stdtrit(len(runs) - 1, 0.975)) * error
+    return Estimate(mean, mean - half, mean + half) if half else Estimate(mean)
 
 
 def matrices(known: Alignments) -> dict[str, np.ndarray]:

@@ -84,7 +84,7 @@ def make_table(runs: Sequence[RunData], step: int | None = None, by: Sequence[st
     """
     for run in runs:
         if run.config is None:
-            raise UserError(f"{run.path}: {run.problems[0]} Leave it out, or restore its config.yaml.")
+            raise UserError(f"{run.path}: {run.problems[0]} Or leave this run out.")
     evaluated = [run for run in runs if "eval/return" in run.metrics]
     budget = step or _one_budget(evaluated or runs)
     entries = [Entry(run, _cell(run.config), _method(run, by), _score(run, budget)) for run in runs]
