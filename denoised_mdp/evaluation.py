@@ -15,6 +15,7 @@ import torch
 
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.envs.vector import EnvironmentPool
+from denoised_mdp.errors import UserError
 from denoised_mdp.options import BEST
 from denoised_mdp.progress import Phase
 from denoised_mdp.rollout import Episode, Recorder
@@ -84,7 +85,10 @@ def evaluate(
 
     Raises:
         EnvironmentFailure: an environment failed, died or hung.
+        UserError: no seeds.
     """
+    if not len(seeds):
+        raise UserError("There is nothing to evaluate: give at least one episode.")
     returns, recorders = [0.0] * len(seeds), []
     parallel = min(MAX_PARALLEL, len(seeds))
     task = next(iter(getattr(make_environment, "args", ())), "environment")

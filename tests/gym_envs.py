@@ -86,6 +86,14 @@ class Forgetful(Ball):
         return np.array([random.random()]), reward, *rest
 
 
+class Moody(Ball):
+    """Nor do its rewards."""
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, random.random(), *rest
+
+
 class Blind(Ball):
     metadata = {"render_modes": []}
 

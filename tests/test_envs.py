@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from conftest import actions_for, assert_plain
 
+from denoised_mdp.config import load_config
 from denoised_mdp.envs import check_distractors, make_env, tasks
 from denoised_mdp.envs.distractors import SmoothWalk, translate
 from denoised_mdp.envs.sensors import SENSORS, WITHOUT_SENSOR
-from denoised_mdp.envs.toy import CountingEnv
+from denoised_mdp.envs.toy import CountingEnv, ToyEnv
 from denoised_mdp.errors import UserError
 from denoised_mdp.seeding import generator
 
@@ -388,11 +389,19 @@ BAD = [
     (("counting",), {"suite": "toy", "distractors": {"camera_jitter": {}}}, "takes no distractors"),
     (("cheetah_run",), {"action_repeat": 0}, "at least 1"),
     (("cheetah_run",), {"size": "big"}, "size must be a whole number"),
-    (("dot",), {"suite": "toy", "size": 10**9}, "size must be at most 4096"),
+    (("dot",), {"suite": "toy", "size": 10**9}, "at least 4 and at most 4096, not 1000000000"),
     (("cheetah_run",), {"episode_steps": 2.5}, "episode_steps must be a whole number"),
     (("cheetah_run",), {"seed": -1}, "seed must be a whole number of at least 0"),
     (("cheetah_run",), {"clips_seed": "x"}, "clips_seed must be a whole number"),
     (("cheetah_run",), {"clips": 5}, "text or a path"),
+    (("cheetah_run",), {"clips": " "}, "text or a path"),
+    (("cheetah_run",), {"size": 3}, "size must be at least 4 and at most 4096, not 3"),
+    (("cheetah_run",), {"quality": 5}, "Unknown render quality 5. Choose one of"),
+    (("cheetah_run",), {"suite": ["dmc"]}, r"Unknown suite \['dmc'\]"),
+    (("stack",), {"suite": "robodesk", "reward": 5}, "Unknown reward 5"),
+    (("stack",), {"suite": "robodesk", "camera": 1.0}, "no camera 1.0"),
+    (("stack",), {"suite": "robodesk", "camera": True}, "no camera True"),
+    (("cheetah_run",), {"distractors": [{"camera_jitter": {"strength": 0.5}}]}, "given as name and options"),
     (("cheetah_run",), {"distractors": 3}, "given as name and options"),
     (("cheetah_run",), {"distractors": {"camera_jitter": 3}}, "given as name and options"),
     (("cheetah_run",), {"distractors": ["camera_jiter"]}, "Did you mean 'camera_jitter'"),
@@ -432,6 +441,37 @@ def test_distractors_can_be_chosen_by_names_alone():
     assert check_distractors(None) == check_distractors("none") == check_distractors([]) == {}
     env = make_env("dot", suite="toy", distractors=["camera_jitter"], size=np.int64(32))
     assert "camera_jitter/dx" in env.noise_names and env.reset(seed=0)[0].shape == (32, 32, 3)
+
+
+def test_a_suite_has_its_own_defaults_as_on_the_command_line():
+    def of(env):
+        return env.observation_space.shape[0], env.unwrapped.action_repeat, env.unwrapped.world.unwrapped.episode_steps
+
+    for task, suite in (("stack", "robodesk"), ("dot", "toy"), ("gym_envs:Ball", "gym"), ("cheetah_run", "dmc")):
+        config = load_config([f"env={suite}", f"env.task={task}", "distractors=none"]).env
+        wanted = config.size, config.action_repeat, config.episode_steps
+        assert of(make_env(task, suite=suite)) == wanted
+        name = f"robodesk_{task}" if suite == "robodesk" else task
+        assert suite == "gym" or of(gym.make(f"denoised_mdp/{name}-v0")) == wanted
+    assert of(make_env("dot", suite="toy", size=32, action_repeat=5, episode_steps=7)) == (32, 5, 7)
+
+
+def test_a_world_is_closed_when_what_is_asked_of_it_is_refused(monkeypatch):
+    closed = []
+    monkeypatch.setattr(ToyEnv, "close", lambda self: closed.append(self))
+    monkeypatch.delattr(ToyEnv, "frame_and_background")
+    with pytest.raises(UserError, match="video_background needs 'frame_and_background', which worlds of 'toy'"):
+        make_env("dot", suite="toy", distractors=["video_background"])
+    with pytest.raises(UserError, match="which pixels are background"):
+        make_env("dot", suite="toy", foreground=True)
+    assert len(closed) == 2
+
+
+def test_the_count_goes_on_beyond_two_bytes():
+    env = CountingEnv(8, 10**6)
+    env.reset(seed=0)
+    env.set_state({"episode": 0, "step": 70_000})
+    assert env.frame()[0, 0].tolist() == [70_000 % 256, 70_000 // 256 % 256, 0]
 
 
 def test_spaces_are_gymnasiums():

@@ -16,7 +16,7 @@ from denoised_mdp.analysis.factors import QuickProbe
 from denoised_mdp.cli.main import main
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.vector import EnvironmentPool
-from denoised_mdp.errors import EnvironmentFailure
+from denoised_mdp.errors import EnvironmentFailure, UserError
 from denoised_mdp.evaluation import MAX_PARALLEL, evaluate, evaluation_seeds
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.diff import compare, report
@@ -48,6 +48,11 @@ def test_workers_change_nothing(random):
 
 
 @pytest.mark.usefixtures("cache")
+def test_an_evaluation_of_no_episodes_is_refused():
+    with pytest.raises(UserError, match="at least one episode"):
+        evaluate(None, TOY, [])
+
+
 def test_split_chooses_the_background_clips(tmp_path, monkeypatch, capsys):
     """`evaluate --split test` shows clips of that split, in the environments of the run."""
     made, make = [], evaluation.environment_maker

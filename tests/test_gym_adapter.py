@@ -12,6 +12,7 @@ from small_runs import lines, run_in_parts, tiny
 import denoised_mdp
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
+from denoised_mdp.envs.paired import replay_paired
 from denoised_mdp.errors import UserError
 from denoised_mdp.session import train
 
@@ -96,6 +97,27 @@ def test_a_state_continues_exactly(name, distractors):
 
 
 OWN = ["env=gym", "env.task=gym_envs:Ball", "env.episode_steps=15", "env.action_repeat=2"]
+
+
+def test_paired_worlds_play_no_episode_again(monkeypatch):
+    """Before each step a variant is set to the state in which it is."""
+    begun, reset = [], gym_envs.Ball.reset
+    monkeypatch.setattr(gym_envs.Ball, "reset", lambda self, **options: begun.append(self) or reset(self, **options))
+    with contextlib.closing(make_env("gym_envs:Ball", suite="gym")) as env:
+        actions = actions_for(env, 12)
+        found = replay_paired(env, actions, 3, {"shaken": {"distractors": ["camera_jitter"]}})
+    assert len(begun) <= 4
+    np.testing.assert_array_equal(found["original"].reward, found["shaken"].reward)
+    assert (found["original"].observation != found["shaken"].observation).any()
+
+
+def test_an_environment_that_does_not_fit_is_closed(monkeypatch):
+    closed = []
+    monkeypatch.setattr(gym_envs.Ball, "close", lambda self: closed.append(type(self).__name__))
+    for name, more in (("Sheet", {}), ("Blind", {}), ("Ball", {"foreground": True})):
+        with pytest.raises(UserError):
+            make_env(f"gym_envs:{name}", suite="gym", **more)
+    assert closed == ["Sheet", "Blind", "Ball"]
 
 
 def test_resume_is_exact_and_says_where_it_cannot_be(tmp_path, recwarn):

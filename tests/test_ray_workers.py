@@ -4,6 +4,8 @@ import functools
 import os
 import signal
 import sys
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +14,8 @@ from small_runs import run_in_parts, tiny
 from test_vector import TOY, play
 
 from denoised_mdp.collector import Collector
-from denoised_mdp.envs import ray_workers
-from denoised_mdp.envs.ray_workers import Host, Journal
+from denoised_mdp.envs import make_env, ray_workers
+from denoised_mdp.envs.ray_workers import Host, Journal, RayWorker, checksum
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import EnvironmentFailure, UserError
 from denoised_mdp.run.diff import compare
@@ -84,6 +86,63 @@ def test_states_and_seeds_make_a_journal_short():
     assert journal.entries == [("reset", [5, 6])]
     journal.note("set_state", ["c", "d"], [True, True])
     assert journal.entries == [("set_state", ["c", "d"])]
+
+
+class Lost(Exception):
+    """What Ray raises of an actor that is gone."""
+
+
+class FakeRay:
+    """As much of Ray as a worker uses, in this process. `die`: the next command's actor is lost."""
+
+    exceptions = SimpleNamespace(GetTimeoutError=TimeoutError, RayError=Lost)
+
+    def __init__(self):
+        self.die = False
+
+    def remote(self, host):
+        made = SimpleNamespace(
+            remote=lambda *arguments: SimpleNamespace(do=SimpleNamespace(remote=partial(self.begin, host(*arguments))))
+        )
+        return SimpleNamespace(options=lambda **_: made)
+
+    def begin(self, host, command, arguments):
+        lost, self.die = self.die, False
+        return None if lost else host.do(command, arguments)
+
+    def get(self, answer, timeout):
+        if answer is None:
+            raise Lost("the node is gone")
+        return answer
+
+
+@pytest.mark.parametrize(("name", "repeats"), [("Ball", True), ("Moody", False)])
+def test_an_actor_is_replaced_where_the_environment_repeats_itself_and_else_not(monkeypatch, name, repeats):
+    """Also before the first state is known, from which an environment of Gymnasium would refuse to continue."""
+    ray, action = FakeRay(), np.zeros(1, np.float32)
+    monkeypatch.setattr(ray_workers, "_connected", lambda: ray)
+    worker = RayWorker(functools.partial(make_env, f"gym_envs:{name}", suite="gym"), 1)
+    assert worker.reply(1)[0] == "done"
+    for command, argument in (("reset", 3), ("step", action), ("step", action)):
+        worker.send(command, [argument])
+        assert worker.reply(1)[0] == "done"
+    ray.die = True
+    worker.send("step", [action])
+    status, value = worker.reply(1)
+    assert (status == "done") == repeats
+    if repeats:
+        env = make_env(f"gym_envs:{name}", suite="gym")
+        env.reset(seed=3)
+        assert same(value, [[env.step(action) for _ in range(3)][-1]])
+    else:
+        assert status == "dead" and "does not repeat an episode" in value
+
+
+def test_equal_replies_have_equal_checksums():
+    reply = [(np.arange(3.0), {"a": 1, "b": "x"}), None, 0.5]
+    assert checksum(reply) == checksum([(np.arange(3.0), {"a": 1, "b": "x"}), None, 0.5])
+    others = [[reply[0], None, 0.25], [reply[0], None], [(np.arange(1.0, 4.0), {"a": 1, "b": "x"}), None, 0.5]]
+    assert checksum(reply) not in map(checksum, others)
 
 
 def test_a_host_says_what_went_wrong_and_where():

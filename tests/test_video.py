@@ -492,6 +492,18 @@ def test_all_episodes_of_one_clips_seed_show_the_same_clips(folder, monkeypatch)
     assert names(other) != names(training)
 
 
+@pytest.mark.parametrize("start", ["random", "continue"])
+def test_a_still_picture_is_drawn_for_each_episode(folder, start):
+    distractors = {"video_background": {"frames": 1000, "dynamic": False, "start": start}}
+    env = make_env("dot", suite="toy", size=16, distractors=distractors, clips=str(folder), episode_steps=4, seed=3)
+    place = env.noise_names.index("video_background/stream_index")
+    seen = []
+    for _ in range(6):
+        seen.append(env.reset()[1]["noise"][place])
+        assert env.step(env.action_space.sample())[-1]["noise"][place] == seen[-1]
+    assert len(set(seen)) > 3
+
+
 def test_the_stream_can_continue_across_episodes(folder):
     """As in the paper: drawn once, and the inner step that ends an episode does not advance it."""
     distractors = {"video_background": {"frames": 20, "start": "continue"}}

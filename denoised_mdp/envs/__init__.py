@@ -14,7 +14,9 @@ from denoised_mdp.envs.registration import register_envs
 from denoised_mdp.envs.suites import check_reward, check_task, find_suite, tasks
 from denoised_mdp.errors import UserError
 
-MAX_SIZE = 4096
+MIN_SIZE, MAX_SIZE = 4, 4096
+USUAL = {"size": 64, "action_repeat": 2, "episode_steps": 1000}
+"""what a suite has that says nothing else"""
 
 __all__ = ["DISTRACTORS", "check_distractors", "make_env", "register_envs", "tasks"]
 
@@ -24,9 +26,9 @@ def make_env(
     *,
     suite: str = "dmc",
     distractors: Mapping[str, Mapping | None] | Iterable[str] | None = None,
-    size: int = 64,
-    action_repeat: int = 2,
-    episode_steps: int = 1000,
+    size: int | None = None,
+    action_repeat: int | None = None,
+    episode_steps: int | None = None,
     camera: int | str = 0,
     quality: str = "fast",
     reward: str = "dense",
@@ -45,9 +47,8 @@ def make_env(
         distractors: name -> options, e.g. ``{"video_background": {"color": True}, "camera_jitter": {}}``; see
             `DISTRACTORS`. Names also work: ``["video_background", "camera_jitter"]``. The order of application is
             fixed.
-        size: height and width of the observation in pixels.
-        action_repeat: inner steps per action.
-        episode_steps: inner steps per episode.
+        size, action_repeat, episode_steps: height and width of the observation in pixels, inner steps per action and
+            per episode. None: the suite's own, else 64, 2 and 1000, as on the command line.
         camera, quality: see `denoised_mdp.envs.rendering.Renderer`.
         reward: "dense", "sparse" or "success" for suite "robodesk"; others have one reward, "dense".
         clips, split: see `denoised_mdp.envs.video.open_clips`.
@@ -66,41 +67,68 @@ def make_env(
     """
     distractors = named_distractors(distractors)
     clips = os.fspath(clips) if isinstance(clips, os.PathLike) else clips
+    size, action_repeat, episode_steps = _completed(
+        suite, size=size, action_repeat=action_repeat, episode_steps=episode_steps
+    )
     recipe = dict(locals())
-    from denoised_mdp.envs.pixels import PixelEnv
-    from denoised_mdp.envs.video import check_split
 
     _check_numbers(size, action_repeat, episode_steps, clips_seed, seed)
-    if not isinstance(clips, str):
-        raise UserError(f"clips must be a text or a path, such as 'procedural' or a folder, not {clips!r}.")
-    check_split(split)
+    _check_clips(clips, split)
     if render_mode not in (None, "rgb_array"):
         raise UserError(f"There is no render_mode {render_mode!r}: use 'rgb_array'.")
     check_task(task, suite)
     check_reward(reward, suite)
     chosen = check_distractors(distractors, task, suite)
     world = find_suite(suite).world(task, recipe | {"distractors": tuple(chosen)})
-    if foreground and not hasattr(world, "frame_and_background"):
+    try:
+        return _as_seen(world, chosen, recipe)
+    except BaseException:
+        world.close()
+        raise
+
+
+def _completed(suite: str, **numbers: int | None) -> list[int]:
+    """The numbers, with the suite's own or the usual ones for None."""
+    usual = USUAL | dict(find_suite(suite).options)
+    return [usual[name] if number is None else number for name, number in numbers.items()]
+
+
+def _as_seen(world: gym.Env, chosen: Mapping[str, Mapping[str, Any]], recipe: Mapping[str, Any]) -> gym.Env:
+    """The environment that shows a world under the `chosen` distractors; `recipe`: the arguments of `make_env`."""
+    from denoised_mdp.envs.pixels import PixelEnv
+
+    if recipe["foreground"] and not hasattr(world, "frame_and_background"):
         raise UserError(
-            f"Task {task!r} of suite {suite!r} does not know which pixels are background: leave"
+            f"Task {recipe['task']!r} of suite {recipe['suite']!r} does not know which pixels are background: leave"
             " model.target=observation."
         )
     for name, options in chosen.items():
-        if DISTRACTORS[name].shows_clips:
-            options = {**options, "clips": clips, "split": split, "clips_seed": clips_seed}
-        world = DISTRACTORS[name](world, **options)
-    return PixelEnv(world, action_repeat, seed, recipe, foreground)
+        kind = DISTRACTORS[name]
+        if missing := [part for part in kind.needs if not hasattr(world.unwrapped, part)]:
+            raise UserError(f"Distractor {name} needs {missing[0]!r}, which worlds of {recipe['suite']!r} do not have.")
+        clips = {key: recipe[key] for key in ("clips", "split", "clips_seed")} if kind.shows_clips else {}
+        world = kind(world, **options, **clips)
+    return PixelEnv(world, recipe["action_repeat"], recipe["seed"], recipe, recipe["foreground"])
 
 
 def _check_numbers(size: Any, action_repeat: Any, episode_steps: Any, clips_seed: Any, seed: Any) -> None:
     """Refuse numbers of `make_env` that are not whole or out of range."""
     for name, number in (("size", size), ("action_repeat", action_repeat), ("episode_steps", episode_steps)):
         _check_whole(name, number, 1)
-    if size > MAX_SIZE:
-        raise UserError(f"size must be at most {MAX_SIZE}, not {size}: not every renderer draws larger pictures.")
+    if not MIN_SIZE <= size <= MAX_SIZE:  # brightness is measured on a grid; not every renderer draws larger pictures
+        raise UserError(f"size must be at least {MIN_SIZE} and at most {MAX_SIZE}, not {size}.")
     _check_whole("clips_seed", clips_seed, 0)
     if seed is not None:
         _check_whole("seed", seed, 0)
+
+
+def _check_clips(clips: Any, split: Any) -> None:
+    """Refuse what names no clips; whether they can be read shows when they are opened."""
+    from denoised_mdp.envs.video import check_split
+
+    if not isinstance(clips, str) or not clips.strip():  # an empty path would be the working directory
+        raise UserError(f"clips must be a text or a path, such as 'procedural' or a folder, not {clips!r}.")
+    check_split(split)
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:

@@ -67,6 +67,19 @@ class GymWorld(World, gym.utils.EzPickle):
             return
         name = self._source if isinstance(self._source, str) else type(self._source.unwrapped).__name__
         env = make_gym(self._source, self.size) if isinstance(self._source, str) else self._source
+        try:
+            self._check(name, env)
+        except BaseException:
+            env.close()
+            raise
+        if isinstance(env.action_space, gym.spaces.Box):
+            space = env.action_space  # the last bit of a rescaled limit can lie outside
+            env = gym.wrappers.TransformAction(env, partial(np.clip, a_min=space.low, a_max=space.high), space)
+            env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
+        self._env, self._name = env, name
+
+    def _check(self, name: str, env: gym.Env) -> None:
+        """Refuse an environment whose actions or pictures do not fit, and remember where pictures come from."""
         _check_actions(name, env.action_space)
         self._observes = _is_picture(env.observation_space)
         if not self._observes and env.render_mode != "rgb_array":
@@ -74,11 +87,6 @@ class GymWorld(World, gym.utils.EzPickle):
                 f"{name}: neither the observation ({_short(env.observation_space)}) nor render() is a picture: support"
                 " render_mode='rgb_array', or observe uint8 [H, W, 3]."
             )
-        if isinstance(env.action_space, gym.spaces.Box):
-            space = env.action_space  # the last bit of a rescaled limit can lie outside
-            env = gym.wrappers.TransformAction(env, partial(np.clip, a_min=space.low, a_max=space.high), space)
-            env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
-        self._env, self._name = env, name
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Start an episode; without `seed`, the next one of the stream."""
@@ -160,6 +168,8 @@ class GymWorld(World, gym.utils.EzPickle):
             CannotRestore: the same seed and actions did not give the same observations, rewards and pictures.
         """
         self._rng = restore_generator(state["rng"])
+        if self._env is not None and self._is_at(state):  # as in paired worlds, which set it before every step
+            return
         self._begin(state["seed"])
         draws, ended = set(state["draws"].tolist()), False
         for index in range(len(state["actions"]) + 1):
@@ -171,6 +181,11 @@ class GymWorld(World, gym.utils.EzPickle):
             ended = terminated or truncated
         if self._seen != state["seen"]:
             raise CannotRestore(f"{self._name} does not repeat an episode from its seed and actions")
+
+    def _is_at(self, state: dict) -> bool:
+        """Whether the present episode has had the same seed and actions, and has looked the same."""
+        own = self.get_state()
+        return all(np.array_equal(own[name], state[name]) for name in ("seed", "actions", "draws", "seen"))
 
 
 def _number(name: str, reward: Any) -> float:

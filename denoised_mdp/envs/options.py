@@ -54,12 +54,14 @@ def named_distractors(distractors: Mapping[str, Mapping | None] | Iterable[str] 
         distractors = [name.strip() for name in distractors.split(",") if name.strip() not in ("", "none")]
     if not isinstance(distractors, Mapping):
         names = list(distractors) if isinstance(distractors, Iterable) else [distractors]
-        distractors = {} if distractors is None else dict.fromkeys(names)
-    for name, options in distractors.items():
+        distractors = {} if distractors is None else [(name, None) for name in names]
+    pairs = distractors.items() if isinstance(distractors, Mapping) else distractors
+    for name, options in pairs:
         if not isinstance(name, str) or not isinstance(options, Mapping | None):
             example = "{'camera_jitter': {'strength': 0.5}}, or ['camera_jitter']"
-            raise UserError(f"Distractors are given as name and options, such as {example}: not {name!r}: {options!r}.")
-    return {name: dict(options or {}) for name, options in distractors.items()}
+            given = f"{name!r}: {options!r}" if isinstance(distractors, Mapping) else repr(name)
+            raise UserError(f"Distractors are given as name and options, such as {example}: not {given}.")
+    return {name: dict(options or {}) for name, options in pairs}
 
 
 def fitting_distractors(suite: str = "dmc", task: str | None = None) -> tuple[str, ...]:

@@ -11,10 +11,12 @@ import os
 import signal
 import time
 import traceback
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from denoised_mdp.envs.workers import ONE_THREAD, about, call
 from denoised_mdp.errors import UserError
@@ -32,15 +34,31 @@ class Journal:
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, list]] = []
+        self.checksums: list[int | None] = []
+        """of the reply to each entry; None: it replaces other commands"""
 
     def note(self, command: str, arguments: list, replies: list) -> None:
         """Add a command that was done. A state of all environments, or a seed for each, makes earlier ones obsolete."""
         if command == "get_state" and None not in replies:
-            self.entries = [("set_state", replies)]
+            self.entries, self.checksums = [("set_state", replies)], [None]
             return
         if command in ("set_state", "reset") and None not in arguments:
-            self.entries = []
+            self.entries, self.checksums = [], []
         self.entries.append((command, arguments))
+        self.checksums.append(checksum(replies))
+
+
+def checksum(reply: Any, before: int = 0) -> int:
+    """Of a reply: arrays, numbers and texts in dicts, lists and tuples; equal replies have equal ones."""
+    if isinstance(reply, np.ndarray):
+        return zlib.crc32(np.ascontiguousarray(reply).tobytes(), before)
+    if isinstance(reply, dict):
+        reply = [part for pair in reply.items() for part in pair]
+    if not isinstance(reply, list | tuple):
+        return zlib.crc32(repr(reply).encode(), before)
+    for part in reply:
+        before = checksum(part, before)
+    return before
 
 
 class Host:
@@ -119,11 +137,14 @@ class RayWorker:
         """Start another actor, bring it to where the lost one was, and ask again what that one did not answer."""
         pending, deadline = self._sent, time.monotonic() + REPLACEMENT_SECONDS
         self._begin()
-        for command, arguments in [("make", []), *self._journal.entries]:
+        known = zip(self._journal.entries, self._journal.checksums, strict=True)
+        for (command, arguments), expected in [(("make", []), None), *known]:
             self.send(command, arguments)
             status, value = self._wait(max(0.0, deadline - time.monotonic()))
             if command == "set_state" and status == "done" and not all(value):
                 status, value = "dead", "The environment cannot be put back into the middle of an episode."
+            if status == "done" and expected not in (None, checksum(value)):
+                status, value = "dead", "The environment does not repeat an episode from its seed and actions."
             if status != "done":
                 self._sent = pending
                 return status, value

@@ -20,10 +20,9 @@ def register_envs() -> None:
     Keyword arguments of `gymnasium.make` go to `denoised_mdp.envs.make_env`.
     """
     for suite, info in SUITES.items():
-        own = {"size": info.options["size"]} if "size" in info.options else {}
         for task in info.tasks:
             name = f"robodesk_{task}" if suite == "robodesk" else task
             identity = f"denoised_mdp/{name}-v0"
             if identity not in gym.registry:
-                options = {"task": task, "suite": suite, **own}
+                options = {"task": task, "suite": suite}
                 gym.register(identity, entry_point="denoised_mdp.envs:make_env", kwargs=options)

@@ -99,7 +99,7 @@ def find_suite(name: str) -> Suite:
     Raises:
         UserError: there is none.
     """
-    if name not in SUITES:
+    if not isinstance(name, str) or name not in SUITES:
         raise UserError(f"Unknown suite {name!r}.{did_you_mean(str(name), SUITES)}")
     return SUITES[name]
 

@@ -177,8 +177,8 @@ class CountingEnv(World, gym.utils.EzPickle):
         return np.array([self._episode, self._step], np.float32)
 
     def frame(self) -> np.ndarray:
-        """Return the counts as colour: step modulo 256, step // 256, episode modulo 256."""
-        color = self._step % 256, self._step // 256, self._episode % 256
+        """Return the counts as colour: step, step // 256 and episode, each modulo 256."""
+        color = self._step % 256, self._step // 256 % 256, self._episode % 256
         return np.broadcast_to(np.array(color, np.uint8), (self.size, self.size, 3)).copy()
 
     def get_state(self) -> dict:

@@ -25,6 +25,7 @@ class Appearance(WalkingDistractor):
     """
 
     suites = ("dmc",)
+    needs = ("stage",)
     factors: dict[str, float]
 
     def __init__(self, env: gym.Env, **options: Any):

@@ -30,6 +30,8 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
     name: str
     suites: tuple[str, ...] = ("dmc", "toy")
     """suites of tasks that it fits"""
+    needs: tuple[str, ...] = ()
+    """what it uses of a world besides the methods of `World`"""
     shows_clips = False
     """it takes `clips`, `split` and `clips_seed` of `make_env` as well"""
     clip_size: int | None = None

@@ -26,7 +26,8 @@ class VideoBackground(Distractor):
             walker_walk, which includes its floor, else "blue".
         start: "continue" (Wang et al. 2022): the place is drawn at the first reset and at one with a seed, and the
             inner step that ends an episode does not advance it. An episode of 1000 steps then advances by 999 of the
-            1000 frames, so that the background keeps almost in step with the episode's clock.
+            1000 frames, so that the background keeps almost in step with the episode's clock. That of a still picture
+            is always drawn.
         resize: see `denoised_mdp.envs.decoding.decode`.
 
     Args:
@@ -35,6 +36,7 @@ class VideoBackground(Distractor):
     """
 
     name = "video_background"
+    needs = ("frame_and_background",)
     shows_clips = True
     patches = 4  # the factors hold mean brightness on a grid of this many rows and columns
 
@@ -55,7 +57,8 @@ class VideoBackground(Distractor):
         dynamic: bool = option(True, "true: a video; false: one still picture per episode")
         start: str = option(
             "random",
-            "random: an episode starts anywhere in the stream; continue: where the last one ended, as in the paper",
+            "random: an episode starts anywhere in the stream; continue: a video goes on where the last episode ended,"
+            " as in the paper",
             choices=("random", "continue"),
         )
         resize: str = option(
@@ -111,7 +114,7 @@ class VideoBackground(Distractor):
     def _reset_noise(self) -> None:
         if not self._stream.clips:
             self._stream.fill(self._clips)
-        if self.options.start == "random" or self.reseeded:
+        if self.options.start == "random" or self.reseeded or not self.options.dynamic:
             self._index = int(self.rng.integers(self._stream.frames))
 
     def _advance_noise(self) -> None:

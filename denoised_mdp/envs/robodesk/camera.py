@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 from PIL import Image
@@ -59,7 +60,7 @@ def choose_view(camera: int | str, room: bool) -> View:
         UserError: no such camera.
     """
     number = CAMERAS.index(camera) if camera in CAMERAS else camera
-    if number not in range(len(CAMERAS)):
+    if isinstance(number, bool) or not isinstance(number, Integral) or number not in range(len(CAMERAS)):
         names = ", ".join(f"{index} ({name})" for index, name in enumerate(CAMERAS))
         raise UserError(f"RoboDesk has no camera {camera!r}. Choose one of: {names}.")
     return (ROOM if room else DESK, DESK, ROOM)[number]

@@ -113,6 +113,7 @@ class MovingLights(SceneDistractor):
     """The three lights swing in circles and flicker, and the light at the camera is brighter."""
 
     name = "moving_lights"
+    needs = ("room",)
     reach = np.array([0.5, 0.707, 1.0])
     pace = np.sqrt([5, 1, 1 / 3]) / 30  # mean radians per step
     frequency = np.sqrt([1, 8, 28]) / 15

@@ -30,6 +30,7 @@ class TV(SceneDistractor):
     """
 
     name = "tv"
+    needs = ("picture",)
     shows_clips = True
     clip_size = 60  # rows of the picture
     part_of_task = True
