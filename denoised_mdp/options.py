@@ -96,19 +96,20 @@ def convert(value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
     return result
 
 
-def check_options(kind: Any, whose: str, /, paths: bool = False, **chosen: str) -> None:
+def check_options(kind: Any, whose: str, /, flags: bool = False, **chosen: str) -> None:
     """Refuse a class that cannot be options: where it is registered, not in whatever command lists them.
 
-    whose: for messages. paths: options may be a Path, as those of commands. chosen: options that must exist and take
-    this value: the name by which all are chosen.
+    whose: for messages. flags: they are flags of a command, which may be a Path, but no group. chosen: options that
+    must exist and take this value: the name by which all are chosen.
 
     Raises:
         UserError: it is no dataclass, or a field has no default, a type that options cannot have, or another's name.
     """
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise UserError(f"{whose}: its options are not a dataclass.")
-    if inspect.get_annotations(kind) and "__dataclass_fields__" not in vars(kind):
-        raise UserError(f"{whose}: its options are not a dataclass: decorate {kind.__name__} with @dataclass.")
+    for part in kind.__mro__:
+        if inspect.get_annotations(part) and "__dataclass_fields__" not in vars(part):
+            raise UserError(f"{whose}: its options are not a dataclass: decorate {part.__name__} with @dataclass.")
     hints, fields = typing.get_type_hints(kind), {field.name: field for field in dataclasses.fields(kind)}
     for name in chosen:
         if name not in fields:
@@ -117,10 +118,13 @@ def check_options(kind: Any, whose: str, /, paths: bool = False, **chosen: str) 
         if field.default is dataclasses.MISSING:
             if field.default_factory is dataclasses.MISSING:
                 raise UserError(f"{whose}: its option {name!r} has no default.")
-            if not (dataclasses.is_dataclass(hints[name]) or typing.get_origin(hints[name]) is dict):
-                raise UserError(f"{whose}: its option {name!r} has type {hints[name]}; {TYPES}, and groups of them.")
+            if flags or not (dataclasses.is_dataclass(hints[name]) or typing.get_origin(hints[name]) is dict):
+                known = TYPES if flags else f"{TYPES}, and groups of them"
+                raise UserError(f"{whose}: its option {name!r} has type {hints[name]}; {known}.")
             continue  # a group
-        if paths and hints[name] in (Path, Path | None):
+        if typing.get_origin(hints[name]) is tuple and "choices" in limits_of(field):
+            raise UserError(f"{whose}: its option {name!r} is a tuple, whose names cannot be limited to choices.")
+        if flags and hints[name] in (Path, Path | None):
             continue
         try:
             convert(chosen.get(name, field.default), hints[name], limits_of(field))

@@ -33,7 +33,7 @@ from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import EnvironmentFailure, UserError
 from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.registry import MODELS
-from denoised_mdp.options import check_options, option
+from denoised_mdp.options import check_options, group, option
 from denoised_mdp.policies import POLICIES
 from denoised_mdp.policies.sac import SACPolicy
 from denoised_mdp.run.logger import Logger
@@ -355,12 +355,30 @@ def test_options_of_probes_are_flags_of_their_own():
     class Plain(probe.Options):
         least: int = option(1, "the least", low=1)
 
-    for kind, words in ((NoDefault, "'number' has no default"), (Odd, "'names' has type"), (Plain, "with @dataclass")):
+    @dataclass
+    class Below(Plain):
+        most: int = option(1, "the most")
+
+    @dataclass
+    class Grouped(probe.Options):
+        part: dict[str, int] = group(dict, "a group")
+
+    @dataclass
+    class Limited(probe.Options):
+        names: tuple[str, ...] = option((), "names", choices=("a", "b"))
+
+    wrong = [
+        (NoDefault, "'number' has no default"),
+        (Odd, "'names' has type"),
+        (Plain, "decorate Plain with @dataclass"),
+    ]
+    wrong += [(Below, "decorate Plain"), (Grouped, "'part' has type"), (Limited, "cannot be limited to choices")]
+    for kind, words in wrong:
         with pytest.raises(UserError, match=f"probe 'own': .*{words}"):
             register_probe("own", probe.Probe("own", print, kind))
     assert "own" not in PROBES
     for name, known in PROBES.items():
-        check_options(known.Options, name, paths=True)
+        check_options(known.Options, name, flags=True)
 
 
 def test_flags_of_probes_take_all_types_of_options():

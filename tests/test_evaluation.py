@@ -47,12 +47,12 @@ def test_workers_change_nothing(random):
         assert torch.equal(ours.latent.state, theirs.latent.state)
 
 
-@pytest.mark.usefixtures("cache")
 def test_an_evaluation_of_no_episodes_is_refused():
     with pytest.raises(UserError, match="at least one episode"):
         evaluate(None, TOY, [])
 
 
+@pytest.mark.usefixtures("cache")
 def test_split_chooses_the_background_clips(tmp_path, monkeypatch, capsys):
     """`evaluate --split test` shows clips of that split, in the environments of the run."""
     made, make = [], evaluation.environment_maker

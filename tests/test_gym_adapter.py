@@ -12,7 +12,9 @@ from small_runs import lines, run_in_parts, tiny
 import denoised_mdp
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
+from denoised_mdp.envs.gym_adapter import GymWorld
 from denoised_mdp.envs.paired import replay_paired
+from denoised_mdp.envs.pixels import PixelEnv
 from denoised_mdp.errors import UserError
 from denoised_mdp.session import train
 
@@ -109,6 +111,29 @@ def test_paired_worlds_play_no_episode_again(monkeypatch):
     assert len(begun) <= 4
     np.testing.assert_array_equal(found["original"].reward, found["shaken"].reward)
     assert (found["original"].observation != found["shaken"].observation).any()
+
+
+def test_a_closed_world_begins_anew_even_in_its_last_state():
+    class Closing(gym_envs.Ball):
+        is_open = False
+
+        def reset(self, **options):
+            self.is_open = True
+            return super().reset(**options)
+
+        def step(self, action):
+            assert self.is_open
+            return super().step(action)
+
+        def close(self):
+            self.is_open = False
+
+    env = PixelEnv(GymWorld(Closing("rgb_array")))
+    env.reset(seed=0)
+    state = env.get_state()
+    env.close()
+    env.set_state(state)
+    env.step(env.action_space.sample())
 
 
 def test_an_environment_that_does_not_fit_is_closed(monkeypatch):

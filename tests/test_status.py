@@ -160,12 +160,15 @@ def test_what_cannot_be_read_is_unknown(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["status", "table", "report"])
-def test_a_folder_without_runs_says_what_begins_one(tmp_path, capsys, command):
+def test_a_folder_without_runs_says_what_begins_one(tmp_path, capsys, command, monkeypatch):
     assert main([command, str(tmp_path)]) == 2
     assert f"{tmp_path} holds no run yet: 'denoised-mdp train run_dir=" in capsys.readouterr().err
     inside = make_run(tmp_path / "a") / "checkpoints"
     inside.mkdir(exist_ok=True)
     assert main([command, str(inside)]) == 2
+    assert f"It is a part of the run {tmp_path / 'a'}: name that." in capsys.readouterr().err
+    monkeypatch.chdir(inside)
+    assert main([command, "."]) == 2
     assert f"It is a part of the run {tmp_path / 'a'}: name that." in capsys.readouterr().err
 
 

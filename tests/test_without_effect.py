@@ -76,14 +76,17 @@ def test_a_run_begins_with_what_changes_nothing(monkeypatch, capsys):
     assert main(["train", "preset=debug", "policy.late_after=3", "model=repo", "model.kl.dyn=1"]) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if "changes nothing" in line]
     assert told == [
-        "denoised-mdp: note: policy.late_after=3 changes nothing: policy.late_lr is 1, and so is"
-        " policy.late_imagined_value.",
+        "denoised-mdp: note: policy.late_after=3 changes nothing: policy.late_lr is 1 and"
+        " policy.late_imagined_value is 1.",
         "denoised-mdp: note: model.kl.dyn=1 changes nothing: model=repo does not use it.",
     ]
     assert not without_effect(load_config(["policy=sac"]), ["policy=sac"])
     given = ["policy.imagined_value=0", "policy.replay_value=1", "policy.late_imagined_value=0.5"]
-    told = "policy.late_imagined_value=0.5 changes nothing: policy.imagined_value is 0."
-    assert without_effect(load_config(given), given) == [told]
+    told = ["policy.late_imagined_value=0.5 changes nothing: policy.imagined_value is 0."]
+    assert without_effect(load_config(given), given) == told
+    given.append("policy.late_after=3")
+    told.append("policy.late_after=3 changes nothing: policy.late_lr is 1.")
+    assert without_effect(load_config(given), given) == told
     assert not without_effect(load_config(["agent=curl"]), ["agent=curl"])
 
 

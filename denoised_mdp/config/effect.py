@@ -29,18 +29,23 @@ def _reasons(config: Config) -> dict[str, str]:
 
 
 def _of_the_policy(policy: BackpropConfig | ReinforceConfig | SACConfig) -> dict[str, str]:
-    reasons = {}
-    if all(getattr(policy, name, 1) == 1 for name in ("late_lr", "late_imagined_value")):
-        reasons["policy.late_after"] = "policy.late_lr is 1, and so is policy.late_imagined_value"
+    reasons, late = {}, {name: getattr(policy, name, 1) for name in ("late_lr", "late_imagined_value")}
     if getattr(policy, "imagined_value", 1) == 0:
         reasons["policy.late_imagined_value"] = "policy.imagined_value is 0"
+        del late["late_imagined_value"]
+    if all(factor == 1 for factor in late.values()):
+        reasons["policy.late_after"] = " and ".join(f"policy.{name} is 1" for name in late)
     return reasons
 
 
 def _of_the_model(model: ModelConfig) -> dict[str, str]:
     rows = model.latents.values()
     noise = [row for row in rows if not row.free]
-    reasons = {f"model.{row.name}.classes": "it is not categorical" for row in rows if row.distribution == "gaussian"}
+    reasons = {
+        f"model.{row.name}.classes": f"model.{row.name}.distribution is {row.distribution}"
+        for row in rows
+        if row.distribution != "categorical"
+    }
     if model.core == "gru":
         reasons["model.width"] = "model.core is gru"
     if not any(row.beta == model.kl.beta for row in noise):

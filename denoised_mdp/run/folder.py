@@ -155,9 +155,8 @@ class RunFolder:
     @property
     def part_of(self) -> Path | None:
         """The folder of the run in which this one lies, if it does."""
-        if ".." in self.path.parts:
-            return None
-        return next((folder for folder in self.path.parents if is_ours(folder / "config.yaml")), None)
+        path = self.path.resolve() if ".." in self.path.parts else self.path.absolute()
+        return next((folder for folder in path.parents if is_ours(folder / "config.yaml")), None)
 
     @contextlib.contextmanager
     def lock(self, option: str = "run_dir") -> Iterator[None]:

@@ -43,7 +43,7 @@ def register_probe(name: str, probe: Probe) -> None:
     """
     if not (isinstance(probe.Options, type) and issubclass(probe.Options, Options)):
         raise UserError(f"probe {name!r}: its options do not extend denoised_mdp.analysis.probe.Options.")
-    check_options(probe.Options, f"probe {name!r}", paths=True)
+    check_options(probe.Options, f"probe {name!r}", flags=True)
     for field in dataclasses.fields(probe.Options):
         if field.name in RESERVED:
             raise UserError(f"probe {name!r}: its option {field.name!r} means something else: choose another name.")

@@ -110,7 +110,7 @@ def over_runs(values: Mapping[tuple[int, ...], float]) -> Estimate:
     without = np.array([np.mean(numbers) for numbers in rest])  # [runs]
     error = math.sqrt((len(runs) - 1) * np.var(without))
     half = float(stdtrit(len(runs) - 1, 0.975)) * error
-    return Estimate(mean, mean - half, mean + half) if half else Estimate(mean)
+    return Estimate(mean, mean - half, mean + half) if half > 1e-9 else Estimate(mean)  # else rounding
 
 
 def matrices(known: Alignments) -> dict[str, np.ndarray]:

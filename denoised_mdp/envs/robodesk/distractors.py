@@ -71,6 +71,7 @@ class ButtonNoise(SceneDistractor):
     """
 
     name = "button_noise"
+    needs = ("sensor_error",)
     slow, fast = 0.295, 0.0125  # sizes of drift and jitter, in button travels
     memory = np.sqrt(0.96)
 
@@ -113,7 +114,7 @@ class MovingLights(SceneDistractor):
     """The three lights swing in circles and flicker, and the light at the camera is brighter."""
 
     name = "moving_lights"
-    needs = ("room",)
+    needs = ("lighting", "room")
     reach = np.array([0.5, 0.707, 1.0])
     pace = np.sqrt([5, 1, 1 / 3]) / 30  # mean radians per step
     frequency = np.sqrt([1, 8, 28]) / 15
@@ -181,6 +182,7 @@ class CameraShake(SceneDistractor):
     """The camera and its target wander: the camera by W(3, 0.3) metres, the target by W(3, 0.65)."""
 
     name = "camera_shake"
+    needs = ("camera_shift",)
 
     @dataclass
     class Options:
