@@ -131,8 +131,8 @@ FLOOR = [
     Column("no distractors", *CHEETAH, "noiseless", "2b"),
 ]
 LONGER = [
-    Column(f"`{task}`, {steps} steps", folder, task, "video_background", "2b")
-    for task in TASKS
+    Column(f"`{task}`, {model}, {steps} steps", folder, task, "video_background", arm)
+    for task, model, arm in ((TASKS[0], "2b", "2b"), (TASKS[0], "Dreamer", "dreamer"), (TASKS[1], "2b", "2b"))
     for folder, steps in (("evidence", "150,000"), ("hour", "300,000"))
 ]
 JITTER = [
