@@ -4,7 +4,6 @@ import functools
 import os
 import signal
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -102,7 +101,9 @@ class FakeRay:
 
     def remote(self, host):
         made = SimpleNamespace(
-            remote=lambda *arguments: SimpleNamespace(do=SimpleNamespace(remote=partial(self.begin, host(*arguments))))
+            remote=lambda *arguments: SimpleNamespace(
+                do=SimpleNamespace(remote=functools.partial(self.begin, host(*arguments)))
+            )
         )
         return SimpleNamespace(options=lambda **_: made)
 

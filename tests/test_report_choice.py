@@ -9,11 +9,12 @@ from test_report import Tags, page_of
 
 from denoised_mdp.analysis.report import plots as report_plots
 from denoised_mdp.analysis.report.choice import common_options, results_at_common_step, shown
-from denoised_mdp.analysis.report.data import find_runs, read_run
+from denoised_mdp.analysis.report.data import read_run
 from denoised_mdp.analysis.report.groups import group_runs
 from denoised_mdp.analysis.report.parts import compared_options, overview
 from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
+from denoised_mdp.run.find import find_runs
 
 
 def line_of(*paths) -> dict[str, str]:

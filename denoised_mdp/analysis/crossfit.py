@@ -137,13 +137,17 @@ def interval(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def estimate(statistic: Callable[[np.ndarray], np.ndarray], episodes: int) -> Estimate:
-    """A function of the episodes' weights, [draws, E] -> [draws], and its interval over episodes.
-
-    None where all draws agree, as where all episodes are perfect: resampling cannot say how others would be.
-    """
+    """A function of the episodes' weights, [draws, E] -> [draws], and its interval over episodes."""
     (value,) = statistic(np.ones((1, episodes)))
-    low, high = interval(widened(statistic(bootstrap_weights(episodes)), value, episodes))
-    if high - low < 1e-9:  # rounding
+    return with_interval(value, *interval(widened(statistic(bootstrap_weights(episodes)), value, episodes)))
+
+
+def with_interval(value: float, low: float, high: float) -> Estimate:
+    """A number and its interval; without one that has no width but by rounding.
+
+    Where all of a sample agree, as where every episode is perfect, it cannot say how others would be.
+    """
+    if high - low < 1e-9:
         return Estimate(float(value))
     return Estimate(float(value), float(low), float(high))
 

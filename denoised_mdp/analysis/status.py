@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.analysis.report.data import find_runs, read_metrics, read_speed
+from denoised_mdp.analysis.report.data import read_metrics, read_speed
 from denoised_mdp.config import read_config
 from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.config.schema import Config
@@ -17,6 +17,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.progress import duration
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.failure import last_error
+from denoised_mdp.run.find import find_runs
 from denoised_mdp.run.folder import RunFolder
 
 

@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             names = ", ".join(map(str, action.choices))
-            near = did_you_mean(str(value), action.choices)
+            near = did_you_mean(value, action.choices)
             hint = f".{near}" if near.endswith("?") else ""
             raise argparse.ArgumentError(action, f"must be one of {names}, not '{value}'{hint}")
 

@@ -250,10 +250,11 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _table(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.analysis.report.data import check_probe_folders, find_runs, read_run
+    from denoised_mdp.analysis.report.data import check_probe_folders, read_run
     from denoised_mdp.analysis.results import make_folder
     from denoised_mdp.analysis.table.cells import BY, make_table
     from denoised_mdp.analysis.table.write import write_table
+    from denoised_mdp.run.find import find_runs
 
     check_probe_folders(arguments.probes)
     with shown():
@@ -269,10 +270,10 @@ def _table(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.analysis.report.data import find_runs
     from denoised_mdp.analysis.report.page import write_report
     from denoised_mdp.config import read_config
     from denoised_mdp.run.checkpoint import list_steps
+    from denoised_mdp.run.find import find_runs
     from denoised_mdp.run.folder import RunFolder
     from denoised_mdp.run.logger import data_size
 

@@ -91,7 +91,7 @@ def distractor_sets(text: str) -> list[dict[str, Any]]:
         sets = [{} if list(names) in ([""], ["none"], ["null"]) else names for names in sets]
     for name, options in ((name, options) for names in sets for name, options in names.items()):
         if name not in choices("distractors"):
-            raise UserError(f"unknown distractor '{name}'.{did_you_mean(str(name), choices('distractors'))}")
+            raise UserError(f"unknown distractor '{name}'.{did_you_mean(name, choices('distractors'))}")
         if not isinstance(options, dict | None):
             raise UserError(f"distractors.{name}={options}: must be a group of options.")
     return [{name: options or {} for name, options in names.items()} for names in sets]

@@ -16,7 +16,7 @@ from denoised_mdp.config.agents import AgentConfig, BatchSpec, CURLConfig, DBCCo
 from denoised_mdp.config.models import ModelConfig, RePoConfig, TIAConfig
 from denoised_mdp.config.policies import BackpropConfig, ReinforceConfig, SACConfig
 from denoised_mdp.config.training import ReplayConfig, TrainConfig
-from denoised_mdp.envs.suites import SUITES
+from denoised_mdp.envs.suites import SUITES, USUAL
 from denoised_mdp.options import group, option
 from denoised_mdp.plugins import Registry
 
@@ -28,10 +28,13 @@ class EnvConfig:
     suite: str = option("dmc", "where the task comes from", choices=SUITES)
     task: str = option("cheetah_run", "domain and task, joined by an underscore; with env=gym an id (or env.id=...)")
     size: int = option(
-        64, "height and width of the observation in pixels; a world model's: 32, 48, 64 or 96", low=32, high=256
+        USUAL["size"],
+        "height and width of the observation in pixels; a world model's: 32, 48, 64 or 96",
+        low=32,
+        high=256,
     )
-    action_repeat: int = option(2, "environment steps per action", low=1)
-    episode_steps: int = option(1000, "length of an episode in steps", low=1)
+    action_repeat: int = option(USUAL["action_repeat"], "environment steps per action", low=1)
+    episode_steps: int = option(USUAL["episode_steps"], "length of an episode in steps", low=1)
     camera: int = option(0, "number of the task's camera", low=0)
     quality: str = option("fast", "rendering: fast (no shadows) or faithful", choices=("fast", "faithful"))
     reward: str = option("dense", "RoboDesk's reward; other suites have one", choices=("dense", "sparse", "success"))

@@ -73,7 +73,7 @@ def _chosen(key: str, known: Mapping[str, type], default: str, tree: Any) -> typ
     group, _, field = key.partition(".")
     name = tree.get(field, default) if isinstance(tree, Mapping) else tree
     if not isinstance(name, str) or name not in known:
-        raise UserError(f"{key}={shown(name)}: unknown {group}.{did_you_mean(str(name), known)}{PLUGIN}")
+        raise UserError(f"{key}={shown(name)}: unknown {group}.{did_you_mean(name, known)}{PLUGIN}")
     return known[name]
 
 

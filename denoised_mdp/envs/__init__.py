@@ -11,12 +11,10 @@ import gymnasium as gym
 
 from denoised_mdp.envs.options import DISTRACTORS, check_distractors, named_distractors
 from denoised_mdp.envs.registration import register_envs
-from denoised_mdp.envs.suites import check_reward, check_task, find_suite, tasks
+from denoised_mdp.envs.suites import USUAL, check_reward, check_task, find_suite, tasks
 from denoised_mdp.errors import UserError
 
 MIN_SIZE, MAX_SIZE = 4, 4096
-USUAL = {"size": 64, "action_repeat": 2, "episode_steps": 1000}
-"""what a suite has that says nothing else"""
 
 __all__ = ["DISTRACTORS", "check_distractors", "make_env", "register_envs", "tasks"]
 

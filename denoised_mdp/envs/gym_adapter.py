@@ -49,7 +49,7 @@ class GymWorld(World, gym.utils.EzPickle):
         self.size, self.episode_steps, self._source = size, episode_steps, env
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (0,), np.float32)
         self._rng: np.random.Generator | None = None
-        self._seed, self._seen, self._playing = 0, 0, False
+        self._seed, self._seen = 0, 0
         self._actions: list[np.ndarray | int] = []
         self._draws: list[int] = []
         self._frame: np.ndarray | None = None
@@ -99,7 +99,6 @@ class GymWorld(World, gym.utils.EzPickle):
     def _begin(self, seed: int) -> None:
         self._open()
         self._seed, self._seen, self._actions, self._draws = seed, 0, [], []
-        self._playing = True
         self._note(self._env.reset(seed=seed)[0], 0.0)
 
     def step(self, action: np.ndarray | int):
@@ -148,12 +147,10 @@ class GymWorld(World, gym.utils.EzPickle):
         return np.array(image.convert("RGB"))
 
     def close(self) -> None:
-        """Close the environment; a reset makes it anew."""
-        self._playing = False
+        """Close the environment; a reset opens it again, made anew if it has a name."""
         if self._env is not None:
             self._env.close()
-            if isinstance(self._source, str):
-                self._env = None
+            self._env = None
 
     def get_state(self) -> dict:
         """Return the episode's seed, its actions so far, and before which of them it was drawn."""
@@ -170,7 +167,7 @@ class GymWorld(World, gym.utils.EzPickle):
             CannotRestore: the same seed and actions did not give the same observations, rewards and pictures.
         """
         self._rng = restore_generator(state["rng"])
-        if self._playing and self._is_at(state):  # as in paired worlds, which set it before every step
+        if self._env is not None and self._is_at(state):  # as in paired worlds, which set it before every step
             return
         self._begin(state["seed"])
         draws, ended = set(state["draws"].tolist()), False

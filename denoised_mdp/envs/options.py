@@ -52,14 +52,16 @@ def named_distractors(distractors: Mapping[str, Mapping | None] | Iterable[str] 
     """
     if isinstance(distractors, str):
         distractors = [name.strip() for name in distractors.split(",") if name.strip() not in ("", "none")]
-    if not isinstance(distractors, Mapping):
-        names = list(distractors) if isinstance(distractors, Iterable) else [distractors]
-        distractors = {} if distractors is None else [(name, None) for name in names]
-    pairs = distractors.items() if isinstance(distractors, Mapping) else distractors
+    if isinstance(distractors, Mapping):
+        pairs = list(distractors.items())
+    elif isinstance(distractors, Iterable):
+        pairs = [(name, None) for name in distractors]
+    else:
+        pairs = [] if distractors is None else [(distractors, None)]
     for name, options in pairs:
         if not isinstance(name, str) or not isinstance(options, Mapping | None):
             example = "{'camera_jitter': {'strength': 0.5}}, or ['camera_jitter']"
-            given = f"{name!r}: {options!r}" if isinstance(distractors, Mapping) else repr(name)
+            given = repr(name) if options is None else f"{name!r}: {options!r}"
             raise UserError(f"Distractors are given as name and options, such as {example}: not {given}.")
     return {name: dict(options or {}) for name, options in pairs}
 

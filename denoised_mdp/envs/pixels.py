@@ -218,6 +218,6 @@ def _check_options(options: Any) -> None:
         raise ValueError(f"options are {options!r}: give None or a dict, such as {{'distractor_seed': 1}}")
     for name, value in (options or {}).items():
         if name != "distractor_seed":
-            raise ValueError(f"reset has no option {name!r}.{did_you_mean(str(name), ['distractor_seed'])}")
+            raise ValueError(f"reset has no option {name!r}.{did_you_mean(name, ['distractor_seed'])}")
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
             raise ValueError(f"distractor_seed is {value!r}: give a whole number of at least 0")

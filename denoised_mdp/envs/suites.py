@@ -41,7 +41,7 @@ class Suite:
         if self.look_up is not None:
             return _load(self.look_up)(task)
         if task not in self.tasks:
-            raise UserError(f"Unknown task {task!r}.{did_you_mean(str(task), self.tasks)}")
+            raise UserError(f"Unknown task {task!r}.{did_you_mean(task, self.tasks)}")
         return None
 
     @property
@@ -52,6 +52,8 @@ class Suite:
 
 SUITES: Registry[Suite] = Registry("suite")
 TAKES = ("camera", "quality", "reward", "distractors")
+USUAL = {"size": 64, "action_repeat": 2, "episode_steps": 1000}
+"""what a suite has whose options say nothing else"""
 
 
 def register_suite(
@@ -100,7 +102,7 @@ def find_suite(name: str) -> Suite:
         UserError: there is none.
     """
     if not isinstance(name, str) or name not in SUITES:
-        raise UserError(f"Unknown suite {name!r}.{did_you_mean(str(name), SUITES)}")
+        raise UserError(f"Unknown suite {name!r}.{did_you_mean(name, SUITES)}")
     return SUITES[name]
 
 

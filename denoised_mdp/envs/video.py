@@ -187,7 +187,7 @@ def open_clips(clips: str, split: str, size: int, color: bool, frames: int, resi
 def check_split(split: str) -> None:
     """Raise UserError when there is no such split."""
     if split not in (*SPLITS, ALL):
-        raise UserError(f"Unknown split {split!r} of the clips.{did_you_mean(str(split), (*SPLITS, ALL))}")
+        raise UserError(f"Unknown split {split!r} of the clips.{did_you_mean(split, (*SPLITS, ALL))}")
 
 
 def find_videos(clips: str, split: str) -> list[Path]:

@@ -14,7 +14,6 @@ import gymnasium
 import torch
 
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
-from denoised_mdp.analysis.report.data import find_runs
 from denoised_mdp.analysis.results import write_csv
 from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
@@ -22,6 +21,7 @@ from denoised_mdp.evaluation import evaluation_seeds
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.rollout import Row, rows
+from denoised_mdp.run.find import find_runs
 from denoised_mdp.run.folder import RunFolder
 
 

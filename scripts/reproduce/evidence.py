@@ -37,12 +37,13 @@ from evidence_numbers import KEY
 from denoised_mdp.analysis.factor_tables import from_tree
 from denoised_mdp.analysis.factors import UNTRAINED
 from denoised_mdp.analysis.probe import Options
-from denoised_mdp.analysis.report.data import RunData, find_runs, read_run
+from denoised_mdp.analysis.report.data import RunData, read_run
 from denoised_mdp.analysis.report.parts import number_of
 from denoised_mdp.analysis.results import make_folder, write_csv
 from denoised_mdp.analysis.table.write import core_hours, parameters
 from denoised_mdp.errors import UserError
 from denoised_mdp.options import BEST
+from denoised_mdp.run.find import find_runs
 
 LOGGED = {"return": "eval/return", "recall": "probe/signal_from_{seen}", "leakage": "probe/noise_from_{seen}"}
 """name of a curve -> the training's metric"""

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from denoised_mdp.analysis.report.data import Curve, find_runs, read_run
+from denoised_mdp.analysis.report.data import Curve, read_run
 from denoised_mdp.analysis.results import write_csv
 from denoised_mdp.errors import UserError
+from denoised_mdp.run.find import find_runs
 
 OF_PROBE = {"recall": "probe/signal_from_x", "leakage": "probe/noise_from_x", "signal_in_y": "probe/signal_from_y"}
 BEFORE = {"nats_x": "model/kl_x", "nats_y": "model/kl_y", "picture": "model/image_error", "return": "eval/return"}

@@ -90,7 +90,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         near = sorted(str(other.parent) for other in folder.parent.glob("*/manifest.json"))
         raise UserError(
             f"There is no data set at {folder}: denoised-mdp probe joints-data makes one."
-            f"{did_you_mean(str(folder), near) if near else ''}"
+            f"{did_you_mean(folder, near) if near else ''}"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}). Restore it, or make the data set in a new folder.") from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,10 +22,9 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import as_text
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import json_lines, read_json
-from denoised_mdp.plugins import load_plugins
 from denoised_mdp.run.checkpoint import list_steps
 from denoised_mdp.run.event_files import event_records
-from denoised_mdp.run.folder import RunFolder, is_ours, is_pretrained
+from denoised_mdp.run.folder import RunFolder
 
 BROKEN = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
 """what reading a damaged file can raise"""
@@ -122,36 +120,6 @@ def check_probe_folders(folders: Sequence[Path]) -> None:
     for folder in folders:
         if not Path(folder).is_dir():
             raise UserError(f"There is no folder {folder} with results of probes.")
-
-
-def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """The runs among these folders and, at any depth, inside the others; each one once.
-
-    Raises:
-        UserError: a folder is not a run and holds none, or a plug-in cannot be imported.
-    """
-    load_plugins()  # one that fails is no damage of a run
-    found: dict[Path, Path] = {}
-    for folder in map(Path, folders):
-        inside = [folder] if is_pretrained(folder) or os.path.lexists(folder / "config.yaml") else []
-        seen: set[Path] = set()  # links can lead in circles
-        for path, names, files in os.walk(folder, followlinks=True) if not inside else ():
-            if (real := Path(path).resolve()) in seen:
-                names.clear()
-                continue
-            seen.add(real)
-            if "config.yaml" in files and ("metrics.jsonl" in files or is_ours(Path(path, "config.yaml"))):
-                inside.append(Path(path))
-                names.clear()  # a run holds no other runs
-            names[:] = sorted(name for name in names if not name.startswith("."))  # not Hydra's records
-        if not inside and RunFolder(folder).held:
-            raise UserError(f"{folder} has lost its config.yaml: restore that file from a copy.")
-        if not inside and folder.is_dir() and not RunFolder(folder).part_of:
-            raise UserError(f"{folder} holds no run yet: 'denoised-mdp train run_dir={folder}/NAME' begins one.")
-        if not inside:
-            RunFolder.existing(folder)  # raises with the reason
-        found |= {path.resolve(): path for path in inside}
-    return list(found.values())
 
 
 def objects_in(path: Path) -> tuple[list[dict[str, Any]], int]:

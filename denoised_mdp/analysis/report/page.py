@@ -19,7 +19,7 @@ from denoised_mdp.analysis.factor_tables import from_tree, headline_text, pooled
 from denoised_mdp.analysis.plots import color_of
 from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.report.choice import common_options, options_of, options_text, results_at_common_step, shown
-from denoised_mdp.analysis.report.data import RunData, check_probe_folders, find_runs, read_run
+from denoised_mdp.analysis.report.data import RunData, check_probe_folders, read_run
 from denoised_mdp.analysis.report.groups import Group, differing_options, group_runs, shared_words
 from denoised_mdp.analysis.report.parts import (
     MODEL,
@@ -39,6 +39,7 @@ from denoised_mdp.analysis.report.plots import BAND_FROM
 from denoised_mdp.analysis.results import write_whole
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import track
+from denoised_mdp.run.find import find_runs
 from denoised_mdp.run.folder import check_output
 
 VIDEOS = ("one", "all", "none")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from denoised_mdp.analysis.crossfit import Estimate, estimate
+from denoised_mdp.analysis.crossfit import Estimate, confidence, estimate, with_interval
 from denoised_mdp.analysis.roles import REST, SEEN
 from denoised_mdp.analysis.similarity.arrays import standardized, unit_rows
 from denoised_mdp.analysis.similarity.chance import episode_halves, knn_chance, shuffled_episodes
@@ -96,8 +96,6 @@ def over_runs(values: Mapping[tuple[int, ...], float]) -> Estimate:
     Of numbers of single runs it is that of their mean. A bootstrap draws no pair of a run with itself, and of few runs
     its intervals are too narrow for pairs.
     """
-    from scipy.special import stdtrit
-
     if not values:
         return Estimate(math.nan)
     runs = sorted({run for key in values for run in key})
@@ -108,9 +106,8 @@ def over_runs(values: Mapping[tuple[int, ...], float]) -> Estimate:
     if not all(rest):
         return Estimate(mean, note="all pairs have one run in common: no interval")
     without = np.array([np.mean(numbers) for numbers in rest])  # [runs]
-    error = math.sqrt((len(runs) - 1) * np.var(without))
-    half = float(stdtrit(len(runs) - 1, 0.975)) * error
-    return Estimate(mean, mean - half, mean + half) if half > 1e-9 else Estimate(mean)  # else rounding
+    half = (len(runs) - 1) * confidence(without)  # means without one run vary so much less than runs
+    return with_interval(mean, mean - half, mean + half)
 
 
 def matrices(known: Alignments) -> dict[str, np.ndarray]:

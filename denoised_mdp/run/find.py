@@ -1,0 +1,46 @@
+"""Which runs are in folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from denoised_mdp.errors import UserError
+from denoised_mdp.plugins import load_plugins
+from denoised_mdp.run.folder import RunFolder, is_ours, is_pretrained
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """The runs among these folders and, at any depth, inside the others; each one once.
+
+    Raises:
+        UserError: a folder is not a run and holds none, or a plug-in cannot be imported.
+    """
+    load_plugins()  # one that fails is no damage of a run
+    found: dict[Path, Path] = {}
+    for folder in map(Path, folders):
+        inside = [folder] if is_pretrained(folder) or os.path.lexists(folder / "config.yaml") else []
+        seen: set[Path] = set()  # links can lead in circles
+        for path, names, files in os.walk(folder, followlinks=True) if not inside else ():
+            if (real := Path(path).resolve()) in seen:
+                names.clear()
+                continue
+            seen.add(real)
+            if "config.yaml" in files and ("metrics.jsonl" in files or is_ours(Path(path, "config.yaml"))):
+                inside.append(Path(path))
+                names.clear()  # a run holds no other runs
+            names[:] = sorted(name for name in names if not name.startswith("."))  # not Hydra's records
+        if not inside:
+            _refuse(RunFolder(folder))
+        found |= {path.resolve(): path for path in inside}
+    return list(found.values())
+
+
+def _refuse(folder: RunFolder) -> None:
+    """Say why there is no run."""
+    if folder.held:
+        raise UserError(f"{folder.path} has lost its config.yaml: restore that file from a copy.")
+    if folder.path.is_dir() and not folder.part_of:
+        raise UserError(f"{folder.path} holds no run yet: 'denoised-mdp train run_dir={folder.path}/NAME' begins one.")
+    RunFolder.existing(folder.path)  # raises with the reason
