@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+from numpy.random import Generator
+
 from denoised_mdp.agents.followers import Leader, joined, launched, run_follower
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.collector import Collector, Overlap, Sequential
@@ -25,7 +27,7 @@ from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.failure import recorded
 from denoised_mdp.run.folder import RunFolder
-from denoised_mdp.run.load import fitting, lost_rows, prepare
+from denoised_mdp.run.load import fitting, lost_rows, prepare, refuse_too_few_rows
 from denoised_mdp.run.logger import Logger, data_size
 from denoised_mdp.run.machine import record_start, refuse_large_batches
 from denoised_mdp.run.mirrors import mirror_of
@@ -57,21 +59,10 @@ class Session:
     def _build(self, parts: contextlib.ExitStack, stop: StopRequest) -> None:
         """Build all parts; `parts`: gets what closes them."""
         config, run = self.config, self.run
-        device, dtype = configure(config.train)
-        act_device, act_dtype = configure_acting(config.train, device)
-        make_environment = environment_maker(config)
-        self.collector = Collector(config, environment_maker(config, foreground=config.foreground), act_device)
-        parts.callback(self.collector.close)
-        actions, ends = self.collector.pool.actions, self.collector.pool.can_terminate
-        self.agent = self.player = build_agent(config, actions, can_terminate=ends, device=device, dtype=dtype)
-        if config.train.overlap or config.train.act_device != "learner":  # played by a copy of the agent
-            self.player = build_agent(config, actions, can_terminate=ends, device=act_device, dtype=act_dtype).eval()
-        self.precision = precision_name(device, dtype) + " with compiled norms" * kernels.used_by(self.agent)
-        how = Overlap if config.train.overlap else Sequential
-        self.collecting = how(self.collector, self.agent, self.player)
-        parts.callback(self.collecting.close)
+        self._build_players(parts)
         self.nan_check = NanCheck(run)
-        hooks = {**looking_hooks(config, make_environment, run.videos), "snapshot": self.snapshot, "save": self.save}
+        looking = looking_hooks(config, environment_maker(config), run.videos)
+        hooks = {**looking, "snapshot": self.snapshot, "save": self.save}
         state, random = self.load(), generator(config.seed, "replay")
         step, updates = (state["counters"][name] if state else 0 for name in ("step", "updates"))
         if state is None:
@@ -93,21 +84,10 @@ class Session:
             logger = Logger(run.path, step, log["lines"], log["events"])
         parts.callback(logger.close)
         checkpoints.delete_after(run.snapshots, step)  # the log was cut there too: what follows may differ from them
-        if ends:  # else all episodes are as long as the configuration says
-            self.replay.cross()
-        if state is not None and updates:
-            self.refuse_too_few_rows()
-        source = choose_source(self.replay, config.replay.memory, self.agent.device, config.train.processes)
-        parts.callback(source.close)
-        self.starts = StoredLatents(self.replay, self.agent.latent_size, device) if config.replay.latents else None
-        if self.starts is not None and state is not None:
-            with fitting(run, config, state):
-                self.starts.restore(state["latents"])
-        wanted = self.agent.batch_spec
-        sizes = wanted.batch_size, wanted.segment_length
-        batches = Batches(self.replay, source, *sizes, random, wanted.lead, self.starts)
-        if config.train.processes > 1:
-            leader = Leader(self.agent, config, actions=actions, can_terminate=ends)
+        batches = self._build_batches(parts, state, random)
+        if config.train.processes > 1:  # the others begin with the weights that are restored by now
+            pool = self.collector.pool
+            leader = Leader(self.agent, config, actions=pool.actions, can_terminate=pool.can_terminate)
             parts.callback(leader.close)
             self.agent.update = leader.update
         training = Training(config.train.total_steps, step, updates, config.train.prefill_steps)
@@ -123,6 +103,40 @@ class Session:
                 self.trainer.step_before = step  # the run is made longer: what was due at its end is done
         if not self.trainer.done:
             logger.mirror = mirror_of(config)
+
+    def _build_players(self, parts: contextlib.ExitStack) -> None:
+        """Build the agent that learns, the one that acts, and the environments it acts in."""
+        config = self.config
+        device, dtype = configure(config.train)
+        act_device, act_dtype = configure_acting(config.train, device)
+        self.collector = Collector(config, environment_maker(config, foreground=config.foreground), act_device)
+        parts.callback(self.collector.close)
+        actions, ends = self.collector.pool.actions, self.collector.pool.can_terminate
+        self.agent = self.player = build_agent(config, actions, can_terminate=ends, device=device, dtype=dtype)
+        if config.train.overlap or config.train.act_device != "learner":  # played by a copy of the agent
+            self.player = build_agent(config, actions, can_terminate=ends, device=act_device, dtype=act_dtype).eval()
+        self.precision = precision_name(device, dtype) + " with compiled norms" * kernels.used_by(self.agent)
+        how = Overlap if config.train.overlap else Sequential
+        self.collecting = how(self.collector, self.agent, self.player)
+        parts.callback(self.collecting.close)
+
+    def _build_batches(self, parts: contextlib.ExitStack, state: dict[str, Any] | None, random: Generator) -> Batches:
+        """What gives the learner its batches from the replay."""
+        config = self.config
+        if self.collector.pool.can_terminate:  # else all episodes are as long as the configuration says
+            self.replay.cross()
+        if state is not None and state["counters"]["updates"]:
+            refuse_too_few_rows(self.run, self.replay, self.agent.batch_spec.segment_length)
+        source = choose_source(self.replay, config.replay.memory, self.agent.device, config.train.processes)
+        parts.callback(source.close)
+        stored = config.replay.latents
+        self.starts = StoredLatents(self.replay, self.agent.latent_size, self.agent.device) if stored else None
+        if self.starts is not None and state is not None:
+            with fitting(self.run, config, state):
+                self.starts.restore(state["latents"])
+        wanted = self.agent.batch_spec
+        sizes = wanted.batch_size, wanted.segment_length
+        return Batches(self.replay, source, *sizes, random, wanted.lead, self.starts)
 
     def load(self) -> dict[str, Any] | None:
         """The newest checkpoint from which the run can continue; None before the first.
@@ -158,16 +172,6 @@ class Session:
         if not len(state["episode_return"]) == rings == self.collector.count:
             raise ValueError("it is of another number of environments")
         return Rings.open(self.run.replay, state["replay"], self.config.replay_capacity, self.replay_slack)
-
-    def refuse_too_few_rows(self) -> None:
-        """Raise UserError if later rows have overwritten so many that no segment is left to learn from."""
-        length = self.agent.batch_spec.segment_length
-        if not self.replay.count_segments(length):
-            raise UserError(
-                f"{self.run.replay}: {len(self.replay):,} rows of the newest checkpoint are left, and an update needs"
-                f" {length:,} of one episode; the others were overwritten after it. This run cannot continue. Start in"
-                " a new run_dir, with train.checkpoint_every or a larger replay.capacity."
-            )
 
     @property
     def replay_slack(self) -> int:

@@ -74,6 +74,16 @@ def lost_rows(run: RunFolder, state: dict[str, Any]) -> str | None:
     return None
 
 
+def refuse_too_few_rows(run: RunFolder, replay: Rings, length: int) -> None:
+    """Raise UserError if later rows have overwritten so many that no segment of `length` is left to learn from."""
+    if not replay.count_segments(length):
+        raise UserError(
+            f"{run.replay}: {len(replay):,} rows of the newest checkpoint are left, and an update needs {length:,} of"
+            " one episode; the others were overwritten after it. This run cannot continue. Start in a new run_dir, with"
+            " train.checkpoint_every or a larger replay.capacity."
+        )
+
+
 @contextlib.contextmanager
 def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[None]:
     """Turn errors of a checkpoint `state` that does not fit `config` into one line, now and while it is restored."""
