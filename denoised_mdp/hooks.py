@@ -10,7 +10,7 @@ from pathlib import Path
 
 import gymnasium as gym
 
-from denoised_mdp.analysis.factors import QuickProbe
+from denoised_mdp.analysis.quick_probe import QuickProbe
 from denoised_mdp.analysis.render import can_render, render
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.factors import NoGroundTruth

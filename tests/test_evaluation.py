@@ -12,7 +12,7 @@ from faulty_envs import Dying, Faulty, Signalling
 from small_runs import TINY, lines, tiny
 
 from denoised_mdp import evaluation
-from denoised_mdp.analysis.factors import QuickProbe
+from denoised_mdp.analysis.quick_probe import QuickProbe
 from denoised_mdp.cli.main import main
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.vector import EnvironmentPool

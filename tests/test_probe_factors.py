@@ -17,11 +17,12 @@ import denoised_mdp
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.analysis import data, factor_tables, plots, results
 from denoised_mdp.analysis.crossfit import EpisodeSums, random_divisions
-from denoised_mdp.analysis.factors import UNTRAINED, QuickProbe, factor_matrix, homes_of, stack
+from denoised_mdp.analysis.factors import UNTRAINED, factor_matrix, homes_of, stack
 from denoised_mdp.analysis.health import _unknown
 from denoised_mdp.analysis.mlp import mlp_predictions
 from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.probes.factors import _matrix
+from denoised_mdp.analysis.quick_probe import QuickProbe
 from denoised_mdp.analysis.results import Subject
 from denoised_mdp.analysis.ridge import fit_ridge, group_folds, r_squared
 from denoised_mdp.cli import main as cli

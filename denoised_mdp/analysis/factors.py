@@ -8,12 +8,10 @@ to find anything: an R^2 of 0 from x then says nothing about x.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.agents.base import Agent
@@ -25,14 +23,13 @@ from denoised_mdp.analysis.crossfit import (
     bootstrap_weights,
     half_of,
     interval,
-    random_divisions,
     still_to_learn,
     widened,
 )
-from denoised_mdp.analysis.data import Frozen, freeze, probe_seeds, record
+from denoised_mdp.analysis.data import Frozen
 from denoised_mdp.analysis.mlp import mlp_predictions
 from denoised_mdp.analysis.ridge import fit_ridge
-from denoised_mdp.envs.factors import NOISE, QUADRANTS, RELEVANT_NOISE, SIGNAL, USELESS, Factor, factors
+from denoised_mdp.envs.factors import NOISE, QUADRANTS, RELEVANT_NOISE, SIGNAL, USELESS, Factor
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import track
 from denoised_mdp.rollout import Episode
@@ -269,34 +266,3 @@ def homes_of(agent: Agent) -> dict[str, tuple[str, ...]]:
         for kind, pair in kinds.items()
     }
     return {kind: names or QUADRANTS[kind] for kind, names in found.items()}
-
-
-class QuickProbe:
-    """A quick probe during training: ridge regression on a few fixed episodes.
-
-    They are played once with random actions, so the curve shows the model's progress and not the policy's.
-    """
-
-    episodes, steps = 12, 150
-
-    def __init__(self, make_environment: Callable[[], gym.Env]):
-        with contextlib.closing(make_environment()) as environment:
-            self._factors = factors(environment)
-        self._recordings = record(make_environment, probe_seeds(0, self.episodes), self.steps, behaviour="random")
-
-    def __call__(self, agent: Agent) -> dict[str, float]:
-        """Mean R^2 of signal and of noise from each latent, e.g. ``probe/noise_from_x``, and the ceilings.
-
-        It is far smaller than `probe factors`, which measures recall and leakage, and shows a trend.
-        What so few episodes cannot support is left out.
-        """
-        frozen = freeze(agent, self._recordings)
-        parts, episode = stack(frozen)
-        names = dict.fromkeys([*(name for name in parts if name not in REFERENCES), frozen[0].seen])
-        targets = targets_of(self._factors, self._recordings)
-        matrix = factor_matrix(parts, targets, episode, random_divisions(self.episodes), ["ridge"], seen=frozen[0].seen)
-        scores = {}
-        for source in ("signal", "noise"):
-            scores |= {f"probe/{source}_from_{name}": matrix.summary("ridge", name, source).value for name in names}
-            scores[f"probe/{source}_ceiling"] = matrix.ceiling("ridge", source).value
-        return {name: value for name, value in scores.items() if np.isfinite(value)}

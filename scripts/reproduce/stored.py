@@ -32,7 +32,7 @@ from torch import Tensor
 
 import denoised_mdp
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
-from denoised_mdp.analysis.factors import QuickProbe
+from denoised_mdp.analysis.quick_probe import QuickProbe
 from denoised_mdp.config import load_config, read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure
