@@ -312,6 +312,18 @@ def test_every_command_has_a_help_of_whole_sentences(capsys):
                 assert following.startswith(" " * 10), line
 
 
+def test_a_configuration_is_set_against_a_preset(capsys):
+    paper = "paper/cheetah_run_video_background"
+    same, words = ["config", f"preset={paper}", "--against", paper], ["model.kl.beta=0.5", "model=2c", "seed=3"]
+    assert cli.main(same) == 0 and capsys.readouterr().out == ""
+    assert cli.main([*same, *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"seed: 0 -> 3", "model.kl.beta: 0.125 -> 0.5", "model.name: 2b -> 2c"} <= set(lines)
+    assert any(line.startswith("model.z.state: absent -> ") for line in lines)
+    assert not any("run_dir" in line or "policy." in line for line in lines)
+    assert cli.main(["config", "--against", "papre"]) == 2 and "preset=papre: unknown choice" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments", [["config"], ["train", "--cfg", "job"], ["train", "-c"], ["train", "model=2b", "--cfg"]]
 )

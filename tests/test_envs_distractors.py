@@ -226,6 +226,21 @@ def test_signals_are_complete(make):
             assert {"target/x", "target/z", "target/angle"} <= set(drawn)
 
 
+def test_a_video_that_no_pixel_shows_warns_once(make, recwarn):
+    """The reacher's camera looks down at the floor: kept, it leaves no background."""
+    for task, matte, seen in [
+        ("reacher_easy", "sky", False),
+        ("reacher_easy", "matte", True),
+        ("cheetah_run", "sky", True),
+    ]:
+        env = make(task, distractors={"video_background": {"matte": matte}})
+        for seed in range(2):
+            env.reset(seed=seed)
+        told = [str(one.message) for one in recwarn.list if "no video_background is in sight" in str(one.message)]
+        assert len(told) == (not seen), (task, matte)
+        recwarn.clear()
+
+
 def test_quadrants_are_complete_and_those_of_the_paper(make):
     for task, suite in [("cheetah_run", "dmc"), ("reacher_easy", "dmc"), ("dot", "toy"), ("counting", "toy")]:
         env = make(task, suite=suite)

@@ -28,7 +28,7 @@ from denoised_mdp.analysis.ridge import fit_ridge, group_folds, r_squared
 from denoised_mdp.cli import main as cli
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
-from denoised_mdp.envs.factors import NOISE, QUADRANTS, SIGNAL, Factor, NoGroundTruth, factors
+from denoised_mdp.envs.factors import NOISE, QUADRANTS, RELEVANT_NOISE, SIGNAL, Factor, NoGroundTruth, factors
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.load import load_run, untrained
 from denoised_mdp.session import train
@@ -255,6 +255,20 @@ def test_the_factor_map_fits_a_phone_and_draws_no_empty_quadrant(parts):
     assert [label.get_text() for label in panels[0].get_xticklabels()] == parts
     assert figure.get_size_inches()[0] <= 4.5  # on 390 pixels, letters of 8 points are 9.6 pixels high
     assert_whole(figure)
+
+
+def test_a_goal_has_a_panel_of_its_own_and_belongs_into_x():
+    """The policy sees only x: a target that x does not hold cannot be reached, though nobody controls it."""
+    matrix = matrix_of({"x": (0.9, 0.1), "y": (0.2, 0.8)})
+    matrix.factors[1] = Factor("target/x", "signal", (1,), "scalar", RELEVANT_NOISE)
+    figure = plots.factor_heat_map(matrix, "ridge", "reacher_easy")
+    panels = [axes for axes in figure.axes if axes.get_yticklabels()]
+    assert [[label.get_text() for label in axes.get_yticklabels()] for axes in panels] == [["arm"], ["target x"]]
+    framed = [[patch.get_x() for patch in axes.patches] for axes in panels]
+    assert framed[0] == framed[1], "the first column, x"
+    assert any(text.get_text() == plots.GOAL for text in figure.texts)
+    noise = Factor("tv/red", "noise", (0,), "scalar", RELEVANT_NOISE)
+    assert matrix.factors[1].goal and not matrix.factors[0].goal and not noise.goal
 
 
 def test_all_latents_that_know_less_than_one_of_them_show_that_episodes_are_too_few():

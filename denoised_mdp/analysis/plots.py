@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 
 from denoised_mdp.analysis.factors import UNTRAINED, FactorMatrix
 from denoised_mdp.analysis.roles import REST, SEEN
-from denoised_mdp.envs.factors import QUADRANTS, Factor
+from denoised_mdp.envs.factors import QUADRANTS, SIGNAL, Factor
 from denoised_mdp.run.folder import output_file
 
 INK, FAINT, LINE, FRAME = "#1b2430", "#7b8794", "#d8dee6", "#e4572e"
@@ -27,6 +27,8 @@ PALETTE = ("#1f5fa8", "#e4572e", "#3a9d6b", "#6c5b9e", "#b8860b", "#0e8ba0", "#c
 PART_LABELS = {UNTRAINED: "un-\ntrained"}
 NARROWEST, CELL, ROW, LINE_HEIGHT, TITLE, FOOT = 4.4, 0.56, 0.225, 0.21, 0.62, 0.72
 """inches of a factor map: least width, width and height of a cell, a line of text, above a panel, below all"""
+GOAL = "the goal: uncontrollable, relevant"
+"""head of the factors that are a `Factor.goal`"""
 NUMBERS_FROM = 0.4
 """inches of a cell that is wide enough for a number"""
 
@@ -88,7 +90,10 @@ def factor_heat_map(matrix: FactorMatrix, probe: str, title: str, note: str = ""
     latents is good. The picture is as wide as a phone's page.
     """
     scores = dict(zip(matrix.factors, matrix.mean(probe).T, strict=True))  # factor -> [parts]
-    kinds = {kind: [factor for factor in matrix.factors if factor.quadrant == kind] for kind in QUADRANTS}
+    kinds = {
+        kind: [factor for factor in matrix.factors if (GOAL if factor.goal else factor.quadrant) == kind]
+        for kind in (*QUADRANTS, GOAL)
+    }
     kinds = {kind: found for kind, found in kinds.items() if found}
     longest = max(len(short_name(factor.name)) for factor in matrix.factors)
     label = min(2.4, 0.3 + 0.072 * longest)  # inches; names of 8.5 points
@@ -115,7 +120,7 @@ def factor_heat_map(matrix: FactorMatrix, probe: str, title: str, note: str = ""
             np.stack([scores[factor] for factor in found]),
             found,
             matrix.parts,
-            matrix.homes[kind],
+            matrix.homes[SIGNAL if kind == GOAL else kind],
             cell >= NUMBERS_FROM,
         )
         top += ROW * len(found)

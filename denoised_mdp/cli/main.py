@@ -53,12 +53,16 @@ def build_parser(probes: bool = True) -> Parser:
     config = add_command(
         commands,
         "config",
-        _config,
+        lambda arguments: _config(arguments, arguments.against),
         "print a composed configuration as YAML, without training",
         keyed="overrides",
-        examples=("denoised-mdp config preset=quickstart model=2c",),
+        examples=(
+            "denoised-mdp config preset=quickstart model=2c",
+            "denoised-mdp config preset=quickstart --against paper/cheetah_run_video_background",
+        ),
     )
     add_options(config)
+    config.add_argument("--against", metavar="PRESET", help="print only what differs: key: PRESET's value -> value")
     add_run_commands(commands)
     add_probe_commands(commands, wanted=probes)
     add_machine_commands(commands)
@@ -71,7 +75,7 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
             arguments.overrides.append(arguments.cfg)
         elif arguments.cfg != "job":
             raise UserError(f"argument --cfg: must be job, or nothing, not '{arguments.cfg}'.")
-        return _config(arguments)
+        return _config(arguments, against=None)
     if arguments.multirun or arguments.dry_run or any(map(of_grid, arguments.overrides)):
         from denoised_mdp.cli.sweep import show_grid, sweep
 
@@ -103,10 +107,14 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
     return 0
 
 
-def _config(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.config import as_yaml, load_config
+def _config(arguments: argparse.Namespace, against: str | None) -> int:
+    from denoised_mdp.config import as_yaml, contrast, load_config
 
-    print(as_yaml(load_config(arguments.overrides)), end="")
+    config = load_config(arguments.overrides)
+    if against is not None:
+        print("".join(f"{line}\n" for line in contrast(load_config([f"preset={against}"]), config)), end="")
+    else:
+        print(as_yaml(config), end="")
     return 0
 
 

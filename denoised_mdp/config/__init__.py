@@ -131,6 +131,13 @@ def differences(old: Config, new: Config) -> list[str]:
     return lines
 
 
+def contrast(other: Config, config: Config) -> list[str]:
+    """Return one line per option whose value differs, but for the run's folder: ``key: other's -> own``."""
+    before, after = (dict(flatten(as_tree(one))) for one in (other, config))
+    sides = {key: (before.get(key, "absent"), after.get(key, "absent")) for key in (*before, *after)}
+    return [f"{key}: {as_text(a)} -> {as_text(b)}" for key, (a, b) in sides.items() if a != b and key != "run_dir"]
+
+
 def key_of_difference(difference: str, config: Config) -> str:
     """The dotted key of the option that a line of `differences` is about; of another choice, that of its name."""
     key = difference.partition(":")[0]

@@ -52,6 +52,15 @@ class Factor:
     kind: str
     quadrant: str
 
+    @property
+    def goal(self) -> bool:
+        """Whether it is a target's place, or another part of the task that the agent cannot move but must know.
+
+        A reward that depends on it and on the body together is no sum of shares: the policy needs both, so in spite of
+        its quadrant x should hold it. It counts as neither signal nor noise in recall and leakage.
+        """
+        return self.source == "signal" and self.quadrant == RELEVANT_NOISE
+
     def values(self, signal: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Encode: signal [..., S], noise [..., N] -> float64 [..., columns after encoding]."""
         raw = np.asarray({"signal": signal, "noise": noise}[self.source], np.float64)[..., list(self.columns)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,7 @@ class VideoBackground(Distractor):
         found = open_clips(clips, split, env.size, self.options.color, frames, self.options.resize)
         self._clips = shuffled(found, clips_seed)
         self._stream, self._index = Stream(frames), 0
+        self._drawn = False
 
     def step(self, action):
         """Step the environment, then show the next frame: with ``start="continue"`` not after the last step."""
@@ -95,10 +97,15 @@ class VideoBackground(Distractor):
 
     def frame(self) -> np.ndarray:
         """Draw the current state in front of the video."""
-        frame, strength = (
-            put_behind(self.background(), *self.env.frame_and_background(self.matte)),
-            self.options.strength,
-        )
+        foreground, share = self.env.frame_and_background(self.matte)
+        if not self._drawn and not share.any():
+            warnings.warn(
+                f"no video_background is in sight: by matte={self.options.matte}, the camera sees no background in this"
+                " task. distractors.video_background.matte=matte counts the floor as background.",
+                stacklevel=2,
+            )
+        self._drawn = True
+        frame, strength = put_behind(self.background(), foreground, share), self.options.strength
         if strength < 1:
             frame = np.rint(strength * frame + (1 - strength) * self.env.frame()).astype(np.uint8)
         return frame
