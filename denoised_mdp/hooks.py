@@ -75,6 +75,7 @@ class Evaluate:
             "eval/return": result.mean,
             "eval/standard_error": result.standard_error,
             "eval/episodes": len(self.seeds),
+            "eval/updates": trainer.updates,
             "eval/seconds": time.perf_counter() - began,
         }
         trainer.logger.log(trainer.step, metrics)

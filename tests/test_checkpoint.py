@@ -373,3 +373,22 @@ def test_killed_while_saving(tmp_path):
             warnings.simplefilter("error")
             step, tree = checkpoint.load(tmp_path)
         assert tree["agent"].eq(step).all()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EMFILE, errno.ESTALE])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_taken_for_damaged(number, tmp_path, monkeypatch):
+    """It may be whole. Going on from the one before would delete what came after that: log lines, snapshots."""
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, {"weights": torch.ones(3) * step})
+    real = checkpoint.Path.read_bytes
+
+    def read_bytes(path):
+        if "step_000000002" in str(path):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path)
+
+    monkeypatch.setattr(checkpoint.Path, "read_bytes", read_bytes)
+    with pytest.raises(UserError, match=rf"step_000000002/.* cannot be read \({os.strerror(number)}\). Mend that"):
+        checkpoint.load(tmp_path)
+    monkeypatch.undo()
+    assert checkpoint.load(tmp_path)[0] == 2

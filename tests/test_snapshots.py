@@ -1,5 +1,6 @@
 """Snapshots: weights at many stages of a run, for whoever compares stages."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -18,6 +19,7 @@ from denoised_mdp.run.diff import compare
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import load_run
 from denoised_mdp.run.pretrained import export
+from denoised_mdp.session import Session
 
 
 def test_snapshots_keep_every_stage_and_a_resumed_run_writes_the_same(tmp_path):
@@ -115,6 +117,23 @@ def test_best_is_what_returned_most_of_what_is_on_disk(tmp_path, capsys):
     assert "best weights  of step 160\n" in told.out and "must be a step, or best, not 'bets'" in told.err
     assert main(["probe", "health", str(folder.path), "--checkpoint", "bets"]) != 0
     assert "must be a step, or best, not 'bets'" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_learned_on_after_its_evaluation_is_not_best(tmp_path):
+    """A run that is made longer first does the updates that follow its old end; a stop there replaces that step."""
+    short = tiny(tmp_path / "a", "train.eval_every=80", "train.total_steps=160")
+    run_in_parts(short)
+    folder = RunFolder(short.run_dir)
+    rows = [row | ({"eval/return": row["step"]} if "eval/return" in row else {}) for row in lines(folder.path)]
+    folder.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert load_run(folder.path, checkpoint="best")[2] == 160
+    session = Session(tiny(tmp_path / "a", "train.eval_every=80"), RunFolder.create(folder.path))
+    with contextlib.closing(session):
+        assert session.trainer.updates < session.trainer.schedule.updates_due(160)
+        session.trainer.learn()
+        session.save(session.trainer)
+    with pytest.warns(UserWarning, match="others returned up to 160.0"):
+        assert load_run(folder.path, checkpoint="best")[2] == 80
 
 
 def test_episodes_that_may_have_chosen_weights_are_left_out_when_the_run_went_on_with_fewer(tmp_path):

@@ -8,6 +8,7 @@ runs no code.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -29,6 +30,11 @@ from denoised_mdp.run.codec import decode, encode
 FORMAT = 4  # raise it when what is written changes: other formats are refused
 _NAME = re.compile(r"step_([0-9]+)(\.old)?")
 _UNFINISHED = ".tmp-"
+_FOR_NOW = {
+    *(errno.EACCES, errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+}
+"""errors of reading that say nothing of what is in a file"""
 _NONE_YET = ".none"
 
 
@@ -258,6 +264,11 @@ def _read(path: Path, step: int, map_location: torch.device | str) -> dict[str, 
     except FileNotFoundError as error:
         raise _Damaged(f"{path} is incomplete: no {Path(error.filename).name}") from error
     except OSError as error:
+        if error.errno in _FOR_NOW:  # it may be whole: to go on from an older one would destroy what came after that
+            raise UserError(
+                f"{error.filename or path} cannot be read ({error.strerror}). Mend that and repeat the command; if it"
+                f" is lost, delete {path} to use the checkpoint before."
+            ) from error
         raise _Damaged(f"{error.filename or path} cannot be read ({error.strerror})") from error
     except (*MALFORMED, SafetensorError) as error:
         if out_of_memory(error):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -169,9 +169,10 @@ def best_step(run: RunFolder, until: float = math.inf) -> int:
     """
     if run.exported and (steps := checkpoints.list_steps(run.checkpoints)):
         return steps[-1]
-    weights = (*checkpoints.list_steps(run.checkpoints), *checkpoints.list_steps(run.snapshots))
-    stored = {step for step in weights if step <= until}
-    logged = {row["step"]: row["eval/return"] for row in evaluations(run) if row["step"] <= until}
+    rows = {row["step"]: row for row in evaluations(run) if row["step"] <= until}
+    logged = {step: row["eval/return"] for step, row in rows.items()}
+    stored = {*checkpoints.list_steps(run.snapshots)}
+    stored |= {step for step in checkpoints.list_steps(run.checkpoints) if _as_evaluated(run, rows.get(step, {}))}
     returns = {step: value for step, value in logged.items() if step in stored}
     if not returns:
         raise UserError(
@@ -187,6 +188,16 @@ def best_step(run: RunFolder, until: float = math.inf) -> int:
             stacklevel=2,
         )
     return best
+
+
+def _as_evaluated(run: RunFolder, row: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint of an evaluation's step has the weights that were evaluated.
+
+    Not where a run that ended there was made longer, and then stopped in the updates that follow: they replace it.
+    """
+    counted = checkpoints.plain_values(run.checkpoints, row.get("step", 0)).get("counters")
+    known = isinstance(counted, dict) and "updates" in counted and "eval/updates" in row  # not of earlier versions
+    return not known or counted["updates"] == row["eval/updates"]
 
 
 def refuse_nonfinite(run: RunFolder, step: int, tree: Any) -> None:
