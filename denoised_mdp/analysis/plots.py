@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,8 @@ ROLE_COLORS = {SEEN: COLORS["x"], REST: COLORS["y"], "all": COLORS["all"], "enco
 DARK = LinearSegmentedColormap.from_list("dark", ["#f6f8fb", "#cfe0f2", "#7fb0dc", "#2f76ba", "#0d2f5e"])
 PALETTE = ("#1f5fa8", "#e4572e", "#3a9d6b", "#6c5b9e", "#b8860b", "#0e8ba0", "#c2477f", "#5a6b2f", "#8a94a0", "#7a4b2a")
 """of curves that are compared"""
+METHODS = ("2b", "dreamer", "2c", "repo", "tia", "curl", "dbc")
+"""methods with colors of their own, in the order of `PALETTE`"""
 PART_LABELS = {UNTRAINED: "un-\ntrained"}
 NARROWEST, CELL, ROW, LINE_HEIGHT, TITLE, FOOT = 4.4, 0.56, 0.225, 0.21, 0.62, 0.72
 """inches of a factor map: least width, width and height of a cell, a line of text, above a panel, below all"""
@@ -36,6 +39,17 @@ NUMBERS_FROM = 0.4
 def color_of(number: int) -> str:
     """The color of the n-th compared item, from 0; colors repeat."""
     return PALETTE[number % len(PALETTE)]
+
+
+def colors_of(names: Iterable[str]) -> dict[str, str]:
+    """One color for each compared method, in order: its own if it is one of `METHODS`, else a free one.
+
+    So a method looks the same in all pictures, whatever it is compared with; colors repeat if there are many.
+    """
+    names = list(dict.fromkeys(names))
+    fixed = {name: METHODS.index(name) for name in names if name in METHODS}
+    free = itertools.chain((n for n in range(len(PALETTE)) if n not in fixed.values()), itertools.count())
+    return {name: color_of(fixed[name] if name in fixed else next(free)) for name in names}
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -55,6 +55,8 @@ class Table:
     columns: Sequence[Column]
     metrics: dict[str, str]
     intervals: bool = False
+    each: bool = True
+    """whether each seed's value is told"""
 
     def lines(self) -> list[str]:
         """The table in Markdown."""
@@ -62,8 +64,8 @@ class Table:
         arms = [rows for _, rows in found]
         labels = {metric: label or METRICS[metric] for metric, label in self.metrics.items()}
         seeds = ["seeds", *(", ".join(row["seed"] for row in rows) for rows in arms)]
-        body = [seeds, *metric_lines(arms, labels, self.intervals)]
-        what = "mean [95 % interval] (each seed)" if self.intervals else "mean (each seed)"
+        body = [seeds, *metric_lines(arms, labels, self.intervals, self.each)]
+        what = "mean" + " [95 % interval]" * self.intervals + " (each seed)" * self.each
         return markdown([[what, *(head for head, _ in found)], *body])
 
 
@@ -144,8 +146,11 @@ PAIRS = {task: tuple(strong(task)[:2]) for task in TASKS}
 LEAD = {name: SHORT[name] for name in ("return", "return_unseen", "return_late", "recall", "leakage", "action_change")}
 TABLES = {
     "summary": Table(
-        [QUICKSTART, *(replace(one, head=f"`{one.task}`, {one.head}") for task in TASKS for one in strong(task)[:2])],
-        SHORT,
+        [replace(one, head=f"`{one.task}`, {one.head}") for task in TASKS for one in strong(task)[:2]],
+        {name: SHORT[name] for name in LEAD if name != "action_change"}
+        | {"action_ratio": "action ratio (low is good)", "random": ""},
+        intervals=True,
+        each=False,
     ),
     **{task: Table(strong(task), ALL, intervals=True) for task in TASKS},
     "lead": Differences({f"`{task}`": [PAIRS[task]] for task in TASKS} | {"both tasks": list(PAIRS.values())}, LEAD),

@@ -218,23 +218,25 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "## Commands", "", "```bash", *trained, "```", ""])
 
 
-def metric_lines(arms: Collection[Sequence[Row]], labels: Mapping[str, str], intervals: bool = True) -> list[list[str]]:
+def metric_lines(
+    arms: Collection[Sequence[Row]], labels: Mapping[str, str], intervals: bool = True, each: bool = True
+) -> list[list[str]]:
     """Cells of a line for each metric that an arm knows: its label, and of each arm what `seeds_text` says."""
-    lines = [[label, *(seeds_text(runs, metric, intervals) for runs in arms)] for metric, label in labels.items()]
+    lines = [[label, *(seeds_text(runs, metric, intervals, each) for runs in arms)] for metric, label in labels.items()]
     return [line for line in lines if set(line[1:]) != {"-"}]
 
 
-def seeds_text(runs: Sequence[Row], metric: str, intervals: bool = True) -> str:
-    """Mean over seeds, its interval, and each seed's value in parentheses if there are several; a dash without any."""
+def seeds_text(runs: Sequence[Row], metric: str, intervals: bool = True, each: bool = True) -> str:
+    """Mean over seeds, its interval, and `each` seed's value in parentheses if there are several; a dash if none is."""
     own, digits = known(runs, metric), digits_of(metric)
     if not len(own):
         return "-"
-    each = ["-" if value != value else f"{value:,.{digits}f}" for value in values(runs, metric)]
-    if len(each) == 1:
-        return each[0]
+    texts = ["-" if value != value else f"{value:,.{digits}f}" for value in values(runs, metric)]
+    if len(texts) == 1:
+        return texts[0]
     within = limits_of(metric, [own])
     whole = with_interval(mean, [own], digits=digits, within=within) if intervals else f"{own.mean():,.{digits}f}"
-    return f"{whole} ({', '.join(each)})"
+    return f"{whole} ({', '.join(texts)})" if each else whole
 
 
 def compared_text(line: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from evidence_numbers import QUIET, Arms, Row, cells, intervals, known, limits_of, summary, table, with_late
 
-from denoised_mdp.analysis.plots import INK, color_of, legend_below, literal, new_figure, plain_axes, save_figure
+from denoised_mdp.analysis.plots import INK, colors_of, legend_below, literal, new_figure, plain_axes, save_figure
 from denoised_mdp.analysis.results import write_json, write_whole
 from denoised_mdp.analysis.table.plots import draw_seeds
 from denoised_mdp.analysis.table.statistics import FEWEST, interval, mean
@@ -24,19 +24,22 @@ SHORT = {"return_unseen": "return, unseen clips", "action_change": "action chang
 WIDEST = 4
 """panels side by side"""
 CURVES = {"return": "return", "recall": "signal recall (quick probe)", "leakage": "leakage (quick probe)"}
+MAIN_VARIANT, MAIN_ARMS, MAIN_METRICS = "video_background", ("2b", "dreamer"), ("return", "leakage")
+"""what main.png shows, of several tasks: the claim in four panels"""
 PROBED = ("recall", "leakage")
 """those of `CURVES` whose values the quick probe withholds where its few episodes cannot support one"""
 
 
-def draw_curves(rows: Sequence[Row], path: Path) -> Path:
-    """A row of panels per task and variant: `CURVES` over updates, each seed and the mean over seeds."""
+def draw_curves(rows: Sequence[Row], path: Path, metrics: Sequence[str] = tuple(CURVES)) -> Path:
+    """A row of panels per task and variant: some of `CURVES` over updates, each seed and the mean over seeds."""
     found = in_order(rows)
-    figure = new_figure(3.4 * len(CURVES), 2.5 * len(found) + 0.5)
+    figure = new_figure(3.4 * len(metrics), 2.5 * len(found) + 0.5)
     figure.set_layout_engine("constrained")
-    colors = colors_of(rows)
-    panels = figure.subplots(len(found), len(CURVES), squeeze=False, sharex="row")
+    colors = colors_of(arms_of(rows))
+    panels = figure.subplots(len(found), len(metrics), squeeze=False, sharex="row")
     for line, ((task, variant), arms) in zip(panels, found.items(), strict=True):
-        for axes, (metric, label) in zip(line, CURVES.items(), strict=True):
+        for axes, metric in zip(line, metrics, strict=True):
+            label = CURVES[metric]
             plain_axes(axes, 8)
             axes.set_title(literal(f"{task}, {variant}"), fontsize=8)
             drawn = {arm: curves for arm, points in arms.items() if (curves := list(curves_of(points, metric)))}
@@ -59,6 +62,11 @@ def draw_curves(rows: Sequence[Row], path: Path) -> Path:
     return save_figure(figure, path)
 
 
+def arms_of(rows: Sequence[Row]) -> list[str]:
+    """The arms of some rows, sorted."""
+    return sorted({row["arm"] for row in rows})
+
+
 def in_order(rows: Sequence[Row]) -> dict[tuple[str, str], Arms]:
     """The cells, those without noise last."""
     return dict(sorted(cells(rows).items(), key=lambda cell: cell[0][1] in QUIET))
@@ -79,11 +87,6 @@ def curves_of(points: Sequence[Row], metric: str) -> Iterator[tuple[np.ndarray, 
             yield np.array(sorted(own)), np.array([own[at] for at in sorted(own)])
 
 
-def colors_of(rows: Sequence[Row]) -> dict[str, str]:
-    """One color for each arm in all pictures."""
-    return {arm: color_of(number) for number, arm in enumerate(sorted({row["arm"] for row in rows}))}
-
-
 def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> Path:
     """Panels per task and variant, one per metric: of each arm a bar, its seeds and interval, and `REFERENCES`."""
     found, drawn = in_order(rows), [metric for metric in drawn if len(known(rows, metric))]
@@ -92,7 +95,7 @@ def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> 
     heights = [0.3 * len(arms) + 0.75 for arms in found.values() for _ in range(lines_each)]
     figure = new_figure(2.4 * columns + 0.8, sum(heights) + 0.5)
     figure.set_layout_engine("constrained")
-    colors, span = colors_of(rows), {metric: [0.0, 1e-3] for metric in drawn}
+    colors, span = colors_of(arms_of(rows)), {metric: [0.0, 1e-3] for metric in drawn}
     panels = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
     panels = panels.reshape(len(found), lines_each * columns)
     for line, ((task, variant), arms) in zip(panels, found.items(), strict=True):
@@ -144,6 +147,8 @@ def write(rows: Sequence[Row], curves: Sequence[Row], folder: Path) -> list[Path
     if not rows:
         return []
     rows = with_late(rows, curves)
+    main = [row for row in curves if row["variant"] == MAIN_VARIANT and row["arm"] in MAIN_ARMS]
+    comparable = len(found := cells(main)) > 1 and all(len(arms) == len(MAIN_ARMS) for arms in found.values())
     text = table(rows)
     print(text)
     return [
@@ -151,5 +156,6 @@ def write(rows: Sequence[Row], curves: Sequence[Row], folder: Path) -> list[Path
         write_json(folder / "intervals.json", intervals(rows)),
         write_whole(folder / "table.md", text),
         *([draw_curves(curves, folder / "curves.png")] if curves else []),
+        *([draw_curves(main, folder / "main.png", MAIN_METRICS)] if comparable else []),
         draw_arms(rows, folder / "arms.png"),
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from denoised_mdp.analysis.plots import color_of, legend_below, literal, new_figure, plain_axes, save_figure
+from denoised_mdp.analysis.plots import colors_of, legend_below, literal, new_figure, plain_axes, save_figure
 from denoised_mdp.analysis.report.data import Curve
 from denoised_mdp.analysis.report.groups import band
 from denoised_mdp.analysis.report.plots import BAND_FROM, draw_mean
@@ -38,12 +38,12 @@ def draw_curves(table: Table, path: Path) -> Path:
         for axes, task in zip(row, table.tasks, strict=True):
             plain_axes(axes, 8)
             axes.set_title(literal(f"{task}\n{variant}"), fontsize=8)
-            for number, method in enumerate(table.methods):
+            for method, color in colors_of(table.methods).items():
                 runs = [entry.run for entry in table.group((task, variant), method)]
                 curves = [run.metrics["eval/return"] for run in runs if "eval/return" in run.metrics]
                 if not curves:
                     continue
-                draw_seeds(axes, curves, len(runs), color_of(number), method)
+                draw_seeds(axes, curves, len(runs), color, method)
     for axes in panels[-1]:
         axes.set_xlabel("thousand environment steps")
     for row in panels:
@@ -77,13 +77,13 @@ def draw_aggregates(table: Table, methods: list[str], path: Path) -> Path:
     figure = new_figure(9.5, 0.35 * len(methods) + 2.2)
     figure.set_layout_engine("constrained")
     *bars, profiles = figure.subplots(1, 4, width_ratios=(1, 1, 1, 1.6))
-    scores = {method: table.scores(method) for method in methods}
+    scores, colors = {method: table.scores(method) for method in methods}, colors_of(table.methods)
     for axes, statistic in zip(bars, (iqm, mean, median), strict=True):
         plain_axes(axes, 8)
         axes.use_sticky_edges = False  # else the frame would cut intervals off
         for row, (method, own) in enumerate(scores.items()):
             value, low, high = interval(statistic, own)
-            color = color_of(table.methods.index(method))
+            color = colors[method]
             axes.barh(row, high - low, 0.5, low, color=color, alpha=0.35)
             axes.plot([value, value], [row - 0.3, row + 0.3], color=color, linewidth=2)
         axes.set_yticks(range(len(scores)), map(literal, scores) if axes is bars[0] else [""] * len(scores))
@@ -93,7 +93,7 @@ def draw_aggregates(table: Table, methods: list[str], path: Path) -> Path:
     levels = levels_of([one for own in scores.values() for one in own])
     for method, own in scores.items():
         value, low, high = interval(lambda tasks: profile(tasks, levels), own, count=1000, within=(0.0, 1.0))
-        color = color_of(table.methods.index(method))
+        color = colors[method]
         profiles.plot(levels, value, color=color, linewidth=1.6, label=literal(method))
         profiles.fill_between(levels, low, high, color=color, alpha=0.16, lw=0)
     profiles.set_xlabel("return τ")
