@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
-import struct
-import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from denoised_mdp.errors import UserError, nearest, one_line
+from denoised_mdp.errors import UserError, nearest, refusing
 from denoised_mdp.files import read_yaml, regular, replacing, unfinished_name
+from denoised_mdp.run.lock import LOCK, locked, locked_by_another
 
-_LOCK = ".lock"
-_LOCKED: set[str] = set()  # the lock files that this process holds
 _GROUPS = {"seed", "env", "train"}
 """options of every run's configuration; another program's config.yaml lacks some"""
 PRETRAINED = "pretrained:"
@@ -76,7 +71,7 @@ class RunFolder:
         run = cls(path)
         with refusing(f"The folder {path} cannot be used", option):
             _refuse_unwritable(run.path)
-            ours = {_LOCK, unfinished_name(run.config).name}  # what a start that was killed at once may leave
+            ours = {LOCK, unfinished_name(run.config).name}  # what a start that was killed at once may leave
             entries = run.path.iterdir() if run.path.is_dir() else ()
             strangers = sorted(entry.name for entry in entries if entry.name not in ours)
         if strangers and os.path.lexists(run.config) and not is_ours(run.config):
@@ -126,7 +121,7 @@ class RunFolder:
     @property
     def own(self) -> tuple[Path, ...]:
         """What only a training may write: everything except videos and probe results."""
-        files = (self.config, self.metrics, self.machine, self.error, self.path / _LOCK)
+        files = (self.config, self.metrics, self.machine, self.error, self.path / LOCK)
         return (*files, self.tensorboard, self.checkpoints, self.snapshots, self.replay, self.diagnostics)
 
     @classmethod
@@ -158,65 +153,13 @@ class RunFolder:
         path = self.path.resolve() if ".." in self.path.parts else self.path.absolute()
         return next((folder for folder in path.parents if is_ours(folder / "config.yaml")), None)
 
-    @contextlib.contextmanager
-    def lock(self, option: str = "run_dir") -> Iterator[None]:
-        """Keep other processes from training in this folder within the context.
-
-        option: the option that sets the folder, for messages.
-
-        The system releases the lock with the process, so a crash leaves none behind. (Not flock: worker
-        processes would inherit it and could outlive a killed trainer.)
-
-        Raises:
-            UserError: another process holds it.
-        """
-
-        def without_links(name: str, flags: int) -> int:  # the target of a link would be emptied; a pipe would block
-            return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-        with refusing(f"{self.path} cannot be written", option):
-            file = open(self.path / _LOCK, "a+", errors="replace", opener=without_links)
-            regular(self.path / _LOCK)
-        with file:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError) as error:
-                file.seek(0)
-                holder = file.read(20).strip() or "unknown"
-                raise UserError(
-                    f"{self.path} is in use by another process (id {holder}). Wait for it, stop it, or choose"
-                    f" another {option}."
-                ) from error
-            except OSError as error:  # some network file systems have no locks
-                warnings.warn(
-                    f"{self.path} cannot be locked ({error.strerror}): no other process may write in it.", stacklevel=3
-                )
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
-            own = os.path.realpath(file.name)
-            _LOCKED.add(own)
-            try:
-                yield
-            finally:
-                _LOCKED.discard(own)
+    def lock(self, option: str = "run_dir") -> contextlib.AbstractContextManager[None]:
+        """Keep other processes from training in this folder within the context, see `lock.locked`."""
+        return locked(self.path, option)
 
     def in_use(self) -> bool:
-        """Whether a training holds the lock, on any machine whose locks this file system shows; takes no lock itself.
-
-        The calling process does not see its own lock.
-        """
-        if os.path.realpath(self.path / _LOCK) in _LOCKED:  # closing any file of it would release the lock
-            return False
-        place = 3 if sys.platform == "darwin" else 0  # of the type in the system's struct flock
-        flock = ("qqihh" if place else "hhqqi4x"), [0] * 5
-        flock[1][place] = fcntl.F_WRLCK
-        try:
-            with open(regular(self.path / _LOCK), "rb") as file:
-                answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(flock[0], *flock[1]))
-        except OSError:
-            return False
-        return struct.unpack(flock[0], answer)[place] != fcntl.F_UNLCK
+        """Whether a training holds the lock, see `lock.locked_by_another`."""
+        return locked_by_another(self.path)
 
 
 def is_pretrained(path: Path | str) -> bool:
@@ -270,16 +213,6 @@ def _there(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-@contextlib.contextmanager
-def refusing(problem: str, option: str = "--output") -> Iterator[None]:
-    """Turn errors of the system into one line. problem: what cannot be done; option: what sets the path."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or one_line(error, 200)
-        raise UserError(f"{problem} ({reason}). Choose another {option}.") from error
 
 
 def refuse_own(path: Path | str, option: str = "--output") -> None:
