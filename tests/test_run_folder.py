@@ -73,6 +73,11 @@ def test_existing_names_the_nearest_run(tmp_path):
         RunFolder.existing(tmp_path / "quadruped")  # in a folder of the same name, but not alike itself
     with pytest.raises(UserError, match="no run at .*other: it has no config.yaml"):
         RunFolder.existing(tmp_path / "other")
+    (tmp_path / "other" / "config.yaml").write_text("name: my project\n")
+    with pytest.raises(UserError, match="no run at .*other: it has no config.yaml of a run. denoised-mdp status"):
+        RunFolder.existing(tmp_path / "other")
+    with pytest.raises(UserError, match="no run at .*othe: it does not exist. denoised-mdp status"):
+        RunFolder.existing(tmp_path / "othe")  # what is near is no run
     with pytest.raises(UserError, match="no run at nowhere/at/all"):
         RunFolder.existing("nowhere/at/all")
     assert not (tmp_path / "cheeta_run").exists()

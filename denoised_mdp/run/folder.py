@@ -23,9 +23,9 @@ _PACKAGED = Path(__file__).parents[1] / "pretrained"
 class RunFolder:
     """The folder of one run and the names in it.
 
-    ``config.yaml`` marks a folder as a run. `RunFolder.create` opens one for training, `RunFolder.existing`
-    one to read from. What is made from a run lies in its folder too; of an agent that comes with the package
-    (``pretrained:NAME``), in a folder NAME of the working directory.
+    ``config.yaml`` marks a folder as a run, see `is_run`. `RunFolder.create` opens one for training,
+    `RunFolder.existing` one to read from. What is made from a run lies in its folder too; of an agent that comes with
+    the package (``pretrained:NAME``), in a folder NAME of the working directory.
 
     Raises:
         UserError: there is no pretrained agent of this name.
@@ -88,6 +88,16 @@ class RunFolder:
         return run
 
     @property
+    def is_run(self) -> bool:
+        """Whether there is a run to read: a configuration of ours, or a damaged one beside a log or a checkpoint.
+
+        Other programs have a ``config.yaml``, too. Who writes asks `is_ours`, which no damaged one is.
+        """
+        if not os.path.isfile(self.config):
+            return False
+        return os.path.lexists(self.metrics) or any(self.checkpoints.glob("step_*")) or is_ours(self.config)
+
+    @property
     def trained(self) -> bool:
         """Whether it holds anything of a training beside weights."""
         return self.replay.exists() or self.metrics.exists()
@@ -134,9 +144,11 @@ class RunFolder:
         if not isinstance(path, str | os.PathLike):
             raise UserError(f"A run is given as the path of its folder, not as {path!r}.")
         run = cls(path)
-        if not run.config.is_file():
-            runs = {config.parent.name: config.parent for config in sorted(run.path.parent.glob("*/config.yaml"))}
-            there = "is a file" if run.path.is_file() else "has no config.yaml"
+        if not run.is_run:
+            beside = (config.parent for config in sorted(run.path.parent.glob("*/config.yaml")))
+            runs = {folder.name: folder for folder in beside if RunFolder(folder).is_run}
+            lacks = "has no config.yaml of a run" if os.path.lexists(run.config) else "has no config.yaml"
+            there = "is a file" if run.path.is_file() else lacks
             problem = there if run.path.exists() else "does not exist"
             near = nearest(run.path.name, runs)
             hint = f"Did you mean '{runs[near]}'?" if near else "denoised-mdp status FOLDER lists the runs in a folder."
@@ -220,7 +232,7 @@ def refuse_own(path: Path | str, option: str = "--output") -> None:
     real = Path(os.path.realpath(path))
     for folder in real.parents:
         own = [Path(os.path.realpath(one)) for one in RunFolder(folder).own]
-        if any(one in (real, *real.parents) for one in own) and is_ours(folder / "config.yaml"):
+        if any(one in (real, *real.parents) for one in own) and RunFolder(folder).is_run:
             raise UserError(f"{path} belongs to the run in {folder}. Choose another {option}.")
 
 
