@@ -108,6 +108,10 @@ def test_what_is_no_export_is_not_replaced(run, tmp_path):
     with pytest.raises(UserError, match="holds a training"):
         export(run, run)
     assert files(run) == before
+    for inside in ("videos", "checkpoints/b"):
+        with pytest.raises(UserError, match="lies in the run .*/a. Choose a --output beside it."):
+            export(run, run / inside)
+    assert files(run) == before and not (run / "videos").exists()
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a.txt").touch()
     with pytest.raises(UserError, match="not a run folder"):

@@ -1,6 +1,7 @@
 """The run folder: recognized, named, and written to by one process only."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,6 +48,27 @@ def test_create_refuses_what_is_no_run(tmp_path):
     run.config.unlink()
     with pytest.raises(UserError, match="holds checkpoints but no config.yaml. Restore that file"):
         RunFolder.create(run.path)
+
+
+def test_create_refuses_a_run_in_a_run(tmp_path):
+    """Commands that look for runs do not look inside of one."""
+    run = make_run(tmp_path / "sweep" / "a")
+    (run.path / "checkpoints").mkdir()
+    (tmp_path / "link").symlink_to(run.checkpoints)
+    for inside in (run.path / "b", run.checkpoints, run.videos / "b", run.path / "c" / ".." / "b", tmp_path / "link"):
+        with pytest.raises(UserError, match=r"lies in the run .*/sweep/a. Choose a run_dir beside it."):
+            RunFolder.create(inside)
+    assert [path.name for path in run.path.iterdir() if path.is_dir()] == ["checkpoints"]
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    with pytest.raises(UserError, match="cannot be used"):
+        RunFolder.create(tmp_path / "round" / "a")
+    RunFolder.create(run.path.parent / "b")
+    (tmp_path / "config.yaml").write_text("name: my project\n")
+    RunFolder.create(tmp_path / "runs" / "c")
+    older = run.path / "d"
+    older.mkdir()
+    shutil.copy(run.config, older)
+    RunFolder.create(older)  # what has begun can come to its end
 
 
 def test_existing_names_the_run_of_a_checkpoint(tmp_path):

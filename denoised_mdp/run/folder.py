@@ -56,7 +56,8 @@ class RunFolder:
         """Open `path` for a new run (created if missing) or to resume one; option: what sets it, for messages.
 
         Raises:
-            UserError: the folder cannot be created, or holds something else.
+            UserError: the folder cannot be created, holds something else, or lies in another run, where no command
+                would find it. (A run that is there already goes on.)
         """
         run = cls.checked(path, option)
         with refusing(f"The folder {path} cannot be used", option):
@@ -71,6 +72,8 @@ class RunFolder:
         run = cls(path)
         with refusing(f"The folder {path} cannot be used", option):
             _refuse_unwritable(run.path)
+            if not run.is_run and run.part_of:
+                raise UserError(f"{path} lies in the run {run.part_of}. Choose a {option} beside it.")
             ours = {LOCK, unfinished_name(run.config).name}  # what a start that was killed at once may leave
             entries = run.path.iterdir() if run.path.is_dir() else ()
             strangers = sorted(entry.name for entry in entries if entry.name not in ours)
@@ -162,8 +165,9 @@ class RunFolder:
     @property
     def part_of(self) -> Path | None:
         """The folder of the run in which this one lies, if it does."""
-        path = self.path.resolve() if ".." in self.path.parts else self.path.absolute()
-        return next((folder for folder in path.parents if is_ours(folder / "config.yaml")), None)
+        real = Path(os.path.realpath(self.path))  # which a circle of links is no error to
+        above = real.parents if ".." in self.path.parts else (*self.path.absolute().parents, *real.parents)
+        return next((folder for folder in above if is_ours(folder / "config.yaml")), None)
 
     def lock(self, option: str = "run_dir") -> contextlib.AbstractContextManager[None]:
         """Keep other processes from training in this folder within the context, see `lock.locked`."""
