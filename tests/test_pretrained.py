@@ -118,6 +118,24 @@ def test_what_is_no_export_is_not_replaced(run, tmp_path):
         export(run, tmp_path / "letters")
 
 
+@pytest.mark.parametrize("left", ["machine.jsonl", "tensorboard", "snapshots", "checkpoints"])
+def test_what_is_left_of_a_training_is_no_export(run, tmp_path, left):
+    """Its checkpoints are not replaced, and it is not called an agent of weights alone."""
+    out, lost = tmp_path / "b", shutil.copytree(run, tmp_path / "lost")
+    for path in lost.iterdir():
+        if path.name not in ("config.yaml", "checkpoints", left):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if left != "checkpoints":  # what lies there has weights alone
+        shutil.rmtree(lost / "checkpoints")
+        shutil.copytree(export(run, out) / "checkpoints", lost / "checkpoints")
+    before = files(lost)
+    with pytest.raises(UserError, match="holds a training"):
+        export(run, lost)
+    assert (
+        files(lost) == before and not folders.RunFolder(lost).exported and folders.RunFolder(export(run, out)).exported
+    )
+
+
 def test_a_run_whose_configuration_was_replaced_is_not_exported(run, tmp_path):
     shutil.copytree(run, tmp_path / "copy")
     config = tmp_path / "copy" / "config.yaml"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from denoised_mdp.errors import UserError, nearest, refusing
-from denoised_mdp.files import read_yaml, regular, replacing, unfinished_name
+from denoised_mdp.files import read_json, read_yaml, regular, replacing, unfinished_name
 from denoised_mdp.run.lock import LOCK, locked, locked_by_another
 
 _GROUPS = {"seed", "env", "train"}
@@ -102,8 +102,9 @@ class RunFolder:
 
     @property
     def trained(self) -> bool:
-        """Whether it holds anything of a training beside weights."""
-        return self.replay.exists() or self.metrics.exists()
+        """Whether it holds anything of a training: a file that only one writes, or a checkpoint to go on from."""
+        others = set(self.own) - {self.config, self.checkpoints, self.path / LOCK}
+        return any(map(os.path.lexists, others)) or not all(map(_weights_alone, self.checkpoints.glob("step_*")))
 
     @property
     def held(self) -> tuple[Path, ...]:
@@ -238,6 +239,15 @@ def refuse_own(path: Path | str, option: str = "--output") -> None:
         own = [Path(os.path.realpath(one)) for one in RunFolder(folder).own]
         if any(one in (real, *real.parents) for one in own) and RunFolder(folder).is_run:
             raise UserError(f"{path} belongs to the run in {folder}. Choose another {option}.")
+
+
+def _weights_alone(checkpoint: Path) -> bool:
+    """Whether a checkpoint is an exported agent's, from which no training can go on; False if it cannot be read."""
+    try:
+        state = read_json(checkpoint / "state.json")
+    except (OSError, ValueError):
+        return False
+    return isinstance(state, dict) and "counters" not in state
 
 
 def is_ours(config: Path) -> bool:
