@@ -3,6 +3,8 @@
 import re
 import runpy
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +89,42 @@ def test_an_export_that_fails_leaves_the_one_before(run, tmp_path, monkeypatch):
         export(run, out)
     assert files(out) == before
     assert denoised_mdp.load(out).config.env.task == "dot"
+
+
+KILLED = """
+import os, sys
+from denoised_mdp.run import checkpoint, pretrained
+save = checkpoint.save
+def killed(*arguments, **options):
+    if sys.argv[3] == "after":
+        save(*arguments, **options)
+    os._exit(9)
+checkpoint.save = killed
+pretrained.export(*sys.argv[1:3])
+"""
+
+
+@pytest.mark.parametrize(("place", "when"), [("new", "before"), ("new", "after"), ("earlier", "after")])
+def test_an_export_that_was_killed_is_repeated(run, tmp_path, place, when):
+    """Before or after its weights were written."""
+    whole, out = export(run, tmp_path / "whole" / "b"), tmp_path / "b"
+    if place == "earlier":
+        export(run, out, checkpoint=80)
+    assert subprocess.run([sys.executable, "-c", KILLED, str(run), str(out), when]).returncode == 9
+    assert files(export(run, out)) == files(whole)
+
+
+@pytest.mark.parametrize("error", [UserError("the disk is full"), KeyboardInterrupt()])
+@pytest.mark.parametrize("what", ["run.checkpoint.save", "run.pretrained.save_config"])
+def test_an_export_that_fails_leaves_nothing(run, tmp_path, monkeypatch, error, what):
+    def fail(*arguments, **options):
+        raise error
+
+    with monkeypatch.context() as patch, pytest.raises(type(error)):
+        patch.setattr(f"denoised_mdp.{what}", fail)
+        export(run, tmp_path / "b")
+    assert not list((tmp_path / "b").iterdir())
+    export(run, tmp_path / "b")
 
 
 def test_an_export_is_neither_trained_nor_compared(run, tmp_path, capsys):
