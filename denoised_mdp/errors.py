@@ -76,6 +76,16 @@ def blamed(what: str) -> Iterator[None]:
         raise EnvironmentFailure(what, traceback.format_exc()) from error
 
 
+@contextlib.contextmanager
+def refusing(problem: str, option: str = "--output") -> Iterator[None]:
+    """Turn errors of the system into one line. problem: what cannot be done; option: what sets the path."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or one_line(error, 200)
+        raise UserError(f"{problem} ({reason}). Choose another {option}.") from error
+
+
 def out_of_memory(error: Exception) -> bool:
     """Whether memory could not be had, of the machine or a GPU: PyTorch's errors are RuntimeErrors of all kinds."""
     return re.search(OUT_OF_MEMORY, f"{type(error).__name__} {error}") is not None

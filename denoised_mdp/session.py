@@ -30,7 +30,7 @@ from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import fitting, lost_rows, prepare, refuse_too_few_rows
 from denoised_mdp.run.logger import Logger, data_size
 from denoised_mdp.run.machine import record_start, refuse_large_batches
-from denoised_mdp.run.mirrors import mirror_of
+from denoised_mdp.run.mirrors import mirror_of, refuse_missing
 from denoised_mdp.run.nan_check import NanCheck
 from denoised_mdp.run.signals import Stop, StopRequest
 from denoised_mdp.run.state import load_state, refuse_nonfinite
@@ -135,8 +135,7 @@ class Session:
             with fitting(self.run, config, state):
                 self.starts.restore(state["latents"])
         wanted = self.agent.batch_spec
-        sizes = wanted.batch_size, wanted.segment_length
-        return Batches(self.replay, source, *sizes, random, wanted.lead, self.starts)
+        return Batches(self.replay, source, wanted.batch_size, wanted.segment_length, random, wanted.lead, self.starts)
 
     def load(self) -> dict[str, Any] | None:
         """The newest checkpoint from which the run can continue; None before the first.
@@ -272,6 +271,7 @@ def train(config: Config, stop: StopRequest | None = None) -> bool:
 
 def _lead(config: Config, stop: StopRequest) -> bool:
     refuse_large_batches(config)
+    refuse_missing(config)
     run = RunFolder.create(config.run_dir)
     if run.exported:
         raise UserError(f"{run.path} is an exported agent, which has weights alone. Choose another run_dir.")

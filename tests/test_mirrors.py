@@ -75,11 +75,24 @@ def test_a_service_that_fails_ends_nothing(monkeypatch):
     assert service.got == [{"step": 1, "a": 1.0}]
 
 
-def test_a_missing_package_is_named(tmp_path, monkeypatch):
+def test_a_missing_package_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(UserError, match=r"pip install 'denoised-mdp\[mlflow\]'"):
         mirrors.mirror_of(load_config([*TINY, "train.log_to=mlflow", f"run_dir={tmp_path}"]))
-    assert main(["train", *TINY, "train.log_to=mlflow", f"run_dir={tmp_path / 'a'}"]) == 2
+    assert main(["train", *TINY, "train.log_to=mlflow", f"run_dir={tmp_path / 'runs' / 'a'}"]) == 2
+    assert "pip install 'denoised-mdp[mlflow]'" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists(), "it is refused before anything is made"
+    assert main(["doctor", *TINY, "train.log_to=mlflow", f"run_dir={tmp_path / 'runs' / 'a'}"]) == 1
+    assert "pip install 'denoised-mdp[mlflow]'" in capsys.readouterr().out
+
+
+def test_a_package_that_is_not_whole_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "wandb.py").write_text("import os\nos.no_such_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(UserError, match="train.log_to=wandb: it cannot be used .*no_such_name"):
+        train(tiny(tmp_path / "a", "train.log_to=wandb"))
+    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("name", ["a", "Ann's run", 'a "run"'])

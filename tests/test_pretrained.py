@@ -3,6 +3,8 @@
 import re
 import runpy
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +91,42 @@ def test_an_export_that_fails_leaves_the_one_before(run, tmp_path, monkeypatch):
     assert denoised_mdp.load(out).config.env.task == "dot"
 
 
+KILLED = """
+import os, sys
+from denoised_mdp.run import checkpoint, pretrained
+save = checkpoint.save
+def killed(*arguments, **options):
+    if sys.argv[3] == "after":
+        save(*arguments, **options)
+    os._exit(9)
+checkpoint.save = killed
+pretrained.export(*sys.argv[1:3])
+"""
+
+
+@pytest.mark.parametrize(("place", "when"), [("new", "before"), ("new", "after"), ("earlier", "after")])
+def test_an_export_that_was_killed_is_repeated(run, tmp_path, place, when):
+    """Before or after its weights were written."""
+    whole, out = export(run, tmp_path / "whole" / "b"), tmp_path / "b"
+    if place == "earlier":
+        export(run, out, checkpoint=80)
+    assert subprocess.run([sys.executable, "-c", KILLED, str(run), str(out), when]).returncode == 9
+    assert files(export(run, out)) == files(whole)
+
+
+@pytest.mark.parametrize("error", [UserError("the disk is full"), KeyboardInterrupt()])
+@pytest.mark.parametrize("what", ["run.checkpoint.save", "run.pretrained.save_config"])
+def test_an_export_that_fails_leaves_nothing(run, tmp_path, monkeypatch, error, what):
+    def fail(*arguments, **options):
+        raise error
+
+    with monkeypatch.context() as patch, pytest.raises(type(error)):
+        patch.setattr(f"denoised_mdp.{what}", fail)
+        export(run, tmp_path / "b")
+    assert not list((tmp_path / "b").iterdir())
+    export(run, tmp_path / "b")
+
+
 def test_an_export_is_neither_trained_nor_compared(run, tmp_path, capsys):
     out = export(run, tmp_path / "b")
     before = files(out)
@@ -108,10 +146,32 @@ def test_what_is_no_export_is_not_replaced(run, tmp_path):
     with pytest.raises(UserError, match="holds a training"):
         export(run, run)
     assert files(run) == before
+    for inside in ("videos", "checkpoints/b"):
+        with pytest.raises(UserError, match="lies in the run .*/a. Choose a --output beside it."):
+            export(run, run / inside)
+    assert files(run) == before and not (run / "videos").exists()
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a.txt").touch()
     with pytest.raises(UserError, match="not a run folder"):
         export(run, tmp_path / "letters")
+
+
+@pytest.mark.parametrize("left", ["machine.jsonl", "tensorboard", "snapshots", "checkpoints"])
+def test_what_is_left_of_a_training_is_no_export(run, tmp_path, left):
+    """Its checkpoints are not replaced, and it is not called an agent of weights alone."""
+    out, lost = tmp_path / "b", shutil.copytree(run, tmp_path / "lost")
+    for path in lost.iterdir():
+        if path.name not in ("config.yaml", "checkpoints", left):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if left != "checkpoints":  # what lies there has weights alone
+        shutil.rmtree(lost / "checkpoints")
+        shutil.copytree(export(run, out) / "checkpoints", lost / "checkpoints")
+    before = files(lost)
+    with pytest.raises(UserError, match="holds a training"):
+        export(run, lost)
+    assert (
+        files(lost) == before and not folders.RunFolder(lost).exported and folders.RunFolder(export(run, out)).exported
+    )
 
 
 def test_a_run_whose_configuration_was_replaced_is_not_exported(run, tmp_path):

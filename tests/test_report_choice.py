@@ -146,6 +146,10 @@ def test_a_folder_of_runs_stands_for_all_that_it_holds(tmp_path, capsys):
     assert "3 runs" in Tags(page.read_text()).text
     with pytest.raises(UserError, match="no run at"):
         find_runs([other.parent / ".hydra" / "none"])
+    (tmp_path / "runs" / "config.yaml").write_text("name: my project\n")
+    assert sorted(find_runs([tmp_path / "runs"])) == sorted(inside)
+    (inside[0] / "config.yaml").write_text("seed: [")
+    assert find_runs([inside[0]]) == inside[:1] and len(find_runs([tmp_path])) == 3, "it has a log: damaged"
     (tmp_path / "empty").mkdir()
     capsys.readouterr()
     assert main(["report", str(tmp_path / "empty")]) == 2

@@ -1,6 +1,7 @@
 """The run folder: recognized, named, and written to by one process only."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,6 +50,27 @@ def test_create_refuses_what_is_no_run(tmp_path):
         RunFolder.create(run.path)
 
 
+def test_create_refuses_a_run_in_a_run(tmp_path):
+    """Commands that look for runs do not look inside of one."""
+    run = make_run(tmp_path / "sweep" / "a")
+    (run.path / "checkpoints").mkdir()
+    (tmp_path / "link").symlink_to(run.checkpoints)
+    for inside in (run.path / "b", run.checkpoints, run.videos / "b", run.path / "c" / ".." / "b", tmp_path / "link"):
+        with pytest.raises(UserError, match=r"lies in the run .*/sweep/a. Choose a run_dir beside it."):
+            RunFolder.create(inside)
+    assert [path.name for path in run.path.iterdir() if path.is_dir()] == ["checkpoints"]
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    with pytest.raises(UserError, match="cannot be used"):
+        RunFolder.create(tmp_path / "round" / "a")
+    RunFolder.create(run.path.parent / "b")
+    (tmp_path / "config.yaml").write_text("name: my project\n")
+    RunFolder.create(tmp_path / "runs" / "c")
+    older = run.path / "d"
+    older.mkdir()
+    shutil.copy(run.config, older)
+    RunFolder.create(older)  # what has begun can come to its end
+
+
 def test_existing_names_the_run_of_a_checkpoint(tmp_path):
     run = make_run(tmp_path / "cheetah_run")
     step = run.checkpoints / "step_000010000"
@@ -73,6 +95,11 @@ def test_existing_names_the_nearest_run(tmp_path):
         RunFolder.existing(tmp_path / "quadruped")  # in a folder of the same name, but not alike itself
     with pytest.raises(UserError, match="no run at .*other: it has no config.yaml"):
         RunFolder.existing(tmp_path / "other")
+    (tmp_path / "other" / "config.yaml").write_text("name: my project\n")
+    with pytest.raises(UserError, match="no run at .*other: it has no config.yaml of a run. denoised-mdp status"):
+        RunFolder.existing(tmp_path / "other")
+    with pytest.raises(UserError, match="no run at .*othe: it does not exist. denoised-mdp status"):
+        RunFolder.existing(tmp_path / "othe")  # what is near is no run
     with pytest.raises(UserError, match="no run at nowhere/at/all"):
         RunFolder.existing("nowhere/at/all")
     assert not (tmp_path / "cheeta_run").exists()

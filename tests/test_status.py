@@ -163,6 +163,11 @@ def test_what_cannot_be_read_is_unknown(tmp_path):
 def test_a_folder_without_runs_says_what_begins_one(tmp_path, capsys, command, monkeypatch):
     assert main([command, str(tmp_path)]) == 2
     assert f"{tmp_path} holds no run yet: 'denoised-mdp train run_dir=" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_text("name: my project\n")
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "events").touch()
+    assert main([command, str(tmp_path)]) == 2
+    assert f"{tmp_path} holds no run yet: 'denoised-mdp train run_dir=" in capsys.readouterr().err
     inside = make_run(tmp_path / "a") / "checkpoints"
     inside.mkdir(exist_ok=True)
     assert main([command, str(inside)]) == 2

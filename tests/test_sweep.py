@@ -4,14 +4,18 @@ import io
 import logging
 import os
 import pickle
+import runpy
 import signal
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 from small_runs import TINY
 
+import denoised_mdp
 from denoised_mdp.analysis.status import statuses
 from denoised_mdp.cli.main import main
-from denoised_mdp.cli.sweep import JobFailed, sweep
+from denoised_mdp.cli.sweep import LAUNCHERS, JobFailed, sweep
 from denoised_mdp.cli.words import check_values, translate_multirun
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
@@ -153,6 +157,19 @@ def test_what_hydra_refuses_is_one_line(tmp_path, monkeypatch, capfd, overrides,
     out, error = capfd.readouterr()
     assert words in error and len(error.strip().splitlines()) == 1 and "Traceback" not in out + error, out + error
     assert "HYDRA_FULL_ERROR" not in os.environ
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_launcher_without_its_plug_in_names_the_extra(jobs, name, monkeypatch):
+    given = {}
+    monkeypatch.setattr("setuptools.setup", lambda **options: given.update(options))
+    runpy.run_path(str(Path(denoised_mdp.__file__).parents[1] / "setup.py"))
+    plug_in = f"hydra-{name.partition('_')[0]}-launcher"
+    assert any(one.startswith(plug_in) for one in given["extras_require"][LAUNCHERS[name]])
+    if any(metadata.distributions(name=plug_in)):
+        pytest.skip("it is installed")
+    with pytest.raises(UserError, match=rf"hydra/launcher={name} needs .*'denoised-mdp\[{LAUNCHERS[name]}\]'"):
+        jobs("env=toy", "env.task=dot", "seed=0,1", f"hydra/launcher={name}")
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from denoised_mdp.analysis.probe import Options
 from denoised_mdp.config import read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.factors import NoGroundTruth, factors
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import UserError, refusing
 from denoised_mdp.files import read_json
 from denoised_mdp.progress import track
 from denoised_mdp.run.environments import environment_maker, warn_without_clips
-from denoised_mdp.run.folder import RunFolder, output_file, refuse_own, refusing
+from denoised_mdp.run.folder import RunFolder, output_file, refuse_own
 
 if TYPE_CHECKING:
     from denoised_mdp.agents.base import Agent

@@ -37,6 +37,9 @@ HYDRA = {  # one folder per job, the same for the same command, so that a sweep 
     },
 }
 
+LAUNCHERS = {"joblib": "joblib", "ray": "ray", "ray_aws": "ray", "submitit_local": "slurm", "submitit_slurm": "slurm"}
+"""of Hydra's plug-ins, with the extra of our package that brings each"""
+
 
 def sweep(overrides: list[str], train: Callable[[list[str]], int]) -> None:
     """Call `train` with the overrides of every job, one after the other or as the chosen launcher does.
@@ -94,6 +97,10 @@ def launch(arguments: Sequence[str], job: Callable[[Any], None]) -> None:
         try:
             hydra.main(version_base="1.3", config_path=None, config_name="sweep")(job)()
         except (hydra.errors.HydraException, OmegaConfBaseException) as error:
+            group, _, name = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
+            if group == "hydra/launcher" and name in LAUNCHERS:
+                needs = f"needs a plug-in of Hydra: pip install 'denoised-mdp[{LAUNCHERS[name]}]'"
+                raise UserError(f"hydra/launcher={name} {needs}.") from error
             raise UserError(explain(error)) from error
         except OSError as error:
             raise UserError(f"The sweep's folder cannot be used ({error}). Choose another run_dir.") from error

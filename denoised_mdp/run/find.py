@@ -8,7 +8,7 @@ from pathlib import Path
 
 from denoised_mdp.errors import UserError
 from denoised_mdp.plugins import load_plugins
-from denoised_mdp.run.folder import RunFolder, is_ours, is_pretrained
+from denoised_mdp.run.folder import RunFolder, is_pretrained
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
@@ -20,14 +20,14 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     load_plugins()  # one that fails is no damage of a run
     found: dict[Path, Path] = {}
     for folder in map(Path, folders):
-        inside = [folder] if is_pretrained(folder) or os.path.lexists(folder / "config.yaml") else []
+        inside = [folder] if is_pretrained(folder) else []
         seen: set[Path] = set()  # links can lead in circles
         for path, names, files in os.walk(folder, followlinks=True) if not inside else ():
             if (real := Path(path).resolve()) in seen:
                 names.clear()
                 continue
             seen.add(real)
-            if "config.yaml" in files and ("metrics.jsonl" in files or is_ours(Path(path, "config.yaml"))):
+            if "config.yaml" in files and RunFolder(path).is_run:
                 inside.append(Path(path))
                 names.clear()  # a run holds no other runs
             names[:] = sorted(name for name in names if not name.startswith("."))  # not Hydra's records
@@ -39,7 +39,7 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 
 def _refuse(folder: RunFolder) -> None:
     """Say why there is no run."""
-    if folder.held:
+    if folder.held and not folder.config.is_file():  # one of another program is no loss
         raise UserError(f"{folder.path} has lost its config.yaml: restore that file from a copy.")
     if folder.path.is_dir() and not folder.part_of:
         raise UserError(f"{folder.path} holds no run yet: 'denoised-mdp train run_dir={folder.path}/NAME' begins one.")

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
-import struct
-import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from denoised_mdp.errors import UserError, nearest, one_line
-from denoised_mdp.files import read_yaml, regular, replacing, unfinished_name
+from denoised_mdp.errors import UserError, nearest, refusing
+from denoised_mdp.files import read_json, read_yaml, regular, replacing, unfinished_name
+from denoised_mdp.run.lock import LOCK, locked, locked_by_another
 
-_LOCK = ".lock"
-_LOCKED: set[str] = set()  # the lock files that this process holds
 _GROUPS = {"seed", "env", "train"}
 """options of every run's configuration; another program's config.yaml lacks some"""
 PRETRAINED = "pretrained:"
@@ -28,9 +23,9 @@ _PACKAGED = Path(__file__).parents[1] / "pretrained"
 class RunFolder:
     """The folder of one run and the names in it.
 
-    ``config.yaml`` marks a folder as a run. `RunFolder.create` opens one for training, `RunFolder.existing`
-    one to read from. What is made from a run lies in its folder too; of an agent that comes with the package
-    (``pretrained:NAME``), in a folder NAME of the working directory.
+    ``config.yaml`` marks a folder as a run, see `is_run`. `RunFolder.create` opens one for training,
+    `RunFolder.existing` one to read from. What is made from a run lies in its folder too; of an agent that comes with
+    the package (``pretrained:NAME``), in a folder NAME of the working directory.
 
     Raises:
         UserError: there is no pretrained agent of this name.
@@ -61,7 +56,8 @@ class RunFolder:
         """Open `path` for a new run (created if missing) or to resume one; option: what sets it, for messages.
 
         Raises:
-            UserError: the folder cannot be created, or holds something else.
+            UserError: the folder cannot be created, holds something else, or lies in another run, where no command
+                would find it. (A run that is there already goes on.)
         """
         run = cls.checked(path, option)
         with refusing(f"The folder {path} cannot be used", option):
@@ -76,7 +72,9 @@ class RunFolder:
         run = cls(path)
         with refusing(f"The folder {path} cannot be used", option):
             _refuse_unwritable(run.path)
-            ours = {_LOCK, unfinished_name(run.config).name}  # what a start that was killed at once may leave
+            if not run.is_run and run.part_of:
+                raise UserError(f"{path} lies in the run {run.part_of}. Choose a {option} beside it.")
+            ours = {LOCK, unfinished_name(run.config).name}  # what a start that was killed at once may leave
             entries = run.path.iterdir() if run.path.is_dir() else ()
             strangers = sorted(entry.name for entry in entries if entry.name not in ours)
         if strangers and os.path.lexists(run.config) and not is_ours(run.config):
@@ -93,9 +91,20 @@ class RunFolder:
         return run
 
     @property
+    def is_run(self) -> bool:
+        """Whether there is a run to read: a configuration of ours, or a damaged one beside a log or a checkpoint.
+
+        Other programs have a ``config.yaml``, too. Who writes asks `is_ours`, which no damaged one is.
+        """
+        if not os.path.isfile(self.config):
+            return False
+        return os.path.lexists(self.metrics) or any(self.checkpoints.glob("step_*")) or is_ours(self.config)
+
+    @property
     def trained(self) -> bool:
-        """Whether it holds anything of a training beside weights."""
-        return self.replay.exists() or self.metrics.exists()
+        """Whether it holds anything of a training: a file that only one writes, or a checkpoint to go on from."""
+        others = set(self.own) - {self.config, self.checkpoints, self.path / LOCK}
+        return any(map(os.path.lexists, others)) or not all(map(_weights_alone, self.checkpoints.glob("step_*")))
 
     @property
     def held(self) -> tuple[Path, ...]:
@@ -126,7 +135,7 @@ class RunFolder:
     @property
     def own(self) -> tuple[Path, ...]:
         """What only a training may write: everything except videos and probe results."""
-        files = (self.config, self.metrics, self.machine, self.error, self.path / _LOCK)
+        files = (self.config, self.metrics, self.machine, self.error, self.path / LOCK)
         return (*files, self.tensorboard, self.checkpoints, self.snapshots, self.replay, self.diagnostics)
 
     @classmethod
@@ -139,9 +148,11 @@ class RunFolder:
         if not isinstance(path, str | os.PathLike):
             raise UserError(f"A run is given as the path of its folder, not as {path!r}.")
         run = cls(path)
-        if not run.config.is_file():
-            runs = {config.parent.name: config.parent for config in sorted(run.path.parent.glob("*/config.yaml"))}
-            there = "is a file" if run.path.is_file() else "has no config.yaml"
+        if not run.is_run:
+            beside = (config.parent for config in sorted(run.path.parent.glob("*/config.yaml")))
+            runs = {folder.name: folder for folder in beside if RunFolder(folder).is_run}
+            lacks = "has no config.yaml of a run" if os.path.lexists(run.config) else "has no config.yaml"
+            there = "is a file" if run.path.is_file() else lacks
             problem = there if run.path.exists() else "does not exist"
             near = nearest(run.path.name, runs)
             hint = f"Did you mean '{runs[near]}'?" if near else "denoised-mdp status FOLDER lists the runs in a folder."
@@ -155,68 +166,17 @@ class RunFolder:
     @property
     def part_of(self) -> Path | None:
         """The folder of the run in which this one lies, if it does."""
-        path = self.path.resolve() if ".." in self.path.parts else self.path.absolute()
-        return next((folder for folder in path.parents if is_ours(folder / "config.yaml")), None)
+        real = Path(os.path.realpath(self.path))  # which a circle of links is no error to
+        above = real.parents if ".." in self.path.parts else (*self.path.absolute().parents, *real.parents)
+        return next((folder for folder in above if is_ours(folder / "config.yaml")), None)
 
-    @contextlib.contextmanager
-    def lock(self, option: str = "run_dir") -> Iterator[None]:
-        """Keep other processes from training in this folder within the context.
-
-        option: the option that sets the folder, for messages.
-
-        The system releases the lock with the process, so a crash leaves none behind. (Not flock: worker
-        processes would inherit it and could outlive a killed trainer.)
-
-        Raises:
-            UserError: another process holds it.
-        """
-
-        def without_links(name: str, flags: int) -> int:  # the target of a link would be emptied; a pipe would block
-            return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-        with refusing(f"{self.path} cannot be written", option):
-            file = open(self.path / _LOCK, "a+", errors="replace", opener=without_links)
-            regular(self.path / _LOCK)
-        with file:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError) as error:
-                file.seek(0)
-                holder = file.read(20).strip() or "unknown"
-                raise UserError(
-                    f"{self.path} is in use by another process (id {holder}). Wait for it, stop it, or choose"
-                    f" another {option}."
-                ) from error
-            except OSError as error:  # some network file systems have no locks
-                warnings.warn(
-                    f"{self.path} cannot be locked ({error.strerror}): no other process may write in it.", stacklevel=3
-                )
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
-            own = os.path.realpath(file.name)
-            _LOCKED.add(own)
-            try:
-                yield
-            finally:
-                _LOCKED.discard(own)
+    def lock(self, option: str = "run_dir") -> contextlib.AbstractContextManager[None]:
+        """Keep other processes from training in this folder within the context, see `lock.locked`."""
+        return locked(self.path, option)
 
     def in_use(self) -> bool:
-        """Whether a training holds the lock, on any machine whose locks this file system shows; takes no lock itself.
-
-        The calling process does not see its own lock.
-        """
-        if os.path.realpath(self.path / _LOCK) in _LOCKED:  # closing any file of it would release the lock
-            return False
-        place = 3 if sys.platform == "darwin" else 0  # of the type in the system's struct flock
-        flock = ("qqihh" if place else "hhqqi4x"), [0] * 5
-        flock[1][place] = fcntl.F_WRLCK
-        try:
-            with open(regular(self.path / _LOCK), "rb") as file:
-                answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(flock[0], *flock[1]))
-        except OSError:
-            return False
-        return struct.unpack(flock[0], answer)[place] != fcntl.F_UNLCK
+        """Whether a training holds the lock, see `lock.locked_by_another`."""
+        return locked_by_another(self.path)
 
 
 def is_pretrained(path: Path | str) -> bool:
@@ -272,23 +232,22 @@ def _there(path: Path) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def refusing(problem: str, option: str = "--output") -> Iterator[None]:
-    """Turn errors of the system into one line. problem: what cannot be done; option: what sets the path."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or one_line(error, 200)
-        raise UserError(f"{problem} ({reason}). Choose another {option}.") from error
-
-
 def refuse_own(path: Path | str, option: str = "--output") -> None:
     """Raise UserError if only the training of some run may write to `path`."""
     real = Path(os.path.realpath(path))
     for folder in real.parents:
         own = [Path(os.path.realpath(one)) for one in RunFolder(folder).own]
-        if any(one in (real, *real.parents) for one in own) and is_ours(folder / "config.yaml"):
+        if any(one in (real, *real.parents) for one in own) and RunFolder(folder).is_run:
             raise UserError(f"{path} belongs to the run in {folder}. Choose another {option}.")
+
+
+def _weights_alone(checkpoint: Path) -> bool:
+    """Whether a checkpoint is an exported agent's, from which no training can go on; False if it cannot be read."""
+    try:
+        state = read_json(checkpoint / "state.json")
+    except (OSError, ValueError):
+        return False
+    return isinstance(state, dict) and "counters" not in state
 
 
 def is_ours(config: Path) -> bool:

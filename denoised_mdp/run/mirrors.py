@@ -34,10 +34,12 @@ class Mirror(Protocol):
 class WandB:
     """A run of Weights & Biases, known by its folder. ``WANDB_MODE=offline`` keeps everything in ``RUN/wandb``."""
 
+    package = "wandb"
+
     def __init__(self, config: Config):
         identity = f"{zlib.crc32(os.path.realpath(config.run_dir).encode()):08x}"
         about = {"project": PROJECT, "id": identity, "name": Path(config.run_dir).name, "resume": "allow"}
-        self.run = _module("wandb").init(dir=config.run_dir, config=as_tree(config), **about)
+        self.run = _module(self.package).init(dir=config.run_dir, config=as_tree(config), **about)
         self.run.define_metric("*", step_metric="step")  # its own steps may not go back, as those of a resumed run do
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -52,8 +54,10 @@ class WandB:
 class MLflow:
     """A run of MLflow, known by its folder, in the store that ``MLFLOW_TRACKING_URI`` names."""
 
+    package = "mlflow"
+
     def __init__(self, config: Config):
-        self.client = _module("mlflow").MlflowClient()
+        self.client = _module(self.package).MlflowClient()
         experiment = self._experiment()
         folder = os.path.realpath(config.run_dir)
         runs = self.client.search_runs([experiment], f"tags.run_dir = {quoted(folder)}")
@@ -126,6 +130,12 @@ class Careful:
 MIRRORS = {"wandb": WandB, "mlflow": MLflow}
 
 
+def refuse_missing(config: Config) -> None:
+    """Raise UserError if the package of the service that ``train.log_to`` names cannot be imported."""
+    if package := getattr(MIRRORS.get(config.train.log_to), "package", None):
+        _module(package)
+
+
 def mirror_of(config: Config) -> Mirror | None:
     """The service that ``train.log_to`` names; None without one.
 
@@ -148,3 +158,5 @@ def _module(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise UserError(f"train.log_to={name} needs a package: pip install 'denoised-mdp[{name}]'.") from error
+    except Exception as error:  # one that is not whole
+        raise UserError(f"train.log_to={name}: it cannot be used ({one_line(error, 300)}).") from error

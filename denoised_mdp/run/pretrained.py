@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from denoised_mdp.config import as_tree, read_config, save_config
+from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.folder import RunFolder
@@ -26,7 +29,8 @@ def export(run: Path | str, output: Path | str, checkpoint: int | str | None = N
     """Write the weights of a run's checkpoint (default: the newest) and its configuration, and nothing else.
 
     The folder is a run to `load_run` and all commands that only read; training cannot go on in it. An earlier export
-    is replaced, and what was measured of it. Returns the folder.
+    is replaced, and what was measured of it. An error leaves what was there; after a kill, the same command mends the
+    folder. Returns the folder.
 
     Raises:
         UserError: there is no such run or checkpoint, or its configuration was replaced; or `output` holds a training
@@ -46,8 +50,29 @@ def export(run: Path | str, output: Path | str, checkpoint: int | str | None = N
     weights = {name: compact(weight) for name, weight in state["agent"]["weights"].items()}
     tree = {name: state[name] for name in AGENT_PARTS}
     tree |= {"config": as_tree(config), "agent": {"weights": weights, "optimizers": {}, "random": None}}
-    checkpoints.save(target.checkpoints, step, tree, keep=1)  # first: if the disk is full, the earlier export stays
-    save_config(config, target.config)
+    with _whole(target, config):
+        checkpoints.save(target.checkpoints, step, tree, keep=1)  # if the disk is full, the earlier export stays
     for results in (target.probes, target.videos):  # of the agent that was there
         shutil.rmtree(results, ignore_errors=True)
     return target.path
+
+
+@contextlib.contextmanager
+def _whole(target: RunFolder, config: Config) -> Iterator[None]:
+    """Write the configuration of an export around the block that writes its weights.
+
+    In a new folder before them: weights alone would look like a run that has lost its configuration, where nobody may
+    write. An error removes both there. Over an earlier export after them, since it stays until they are whole.
+    """
+    if target.config.exists():
+        yield
+        save_config(config, target.config)
+        return
+    try:
+        save_config(config, target.config)
+        yield
+    except BaseException:
+        shutil.rmtree(target.checkpoints, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            target.config.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,81 @@
+"""The lock of a run folder: one process at a time trains there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from denoised_mdp.errors import UserError, refusing
+from denoised_mdp.files import regular
+
+LOCK = ".lock"
+"""the name of its file in the folder"""
+_LOCKED: set[str] = set()  # the lock files that this process holds
+
+
+@contextlib.contextmanager
+def locked(folder: Path, option: str = "run_dir") -> Iterator[None]:
+    """Keep other processes from training in a run folder within the context.
+
+    option: the option that sets the folder, for messages.
+
+    The system releases the lock with the process, so a crash leaves none behind. (Not flock: worker
+    processes would inherit it and could outlive a killed trainer.)
+
+    Raises:
+        UserError: another process holds it.
+    """
+
+    def without_links(name: str, flags: int) -> int:  # the target of a link would be emptied; a pipe would block
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+    with refusing(f"{folder} cannot be written", option):
+        file = open(folder / LOCK, "a+", errors="replace", opener=without_links)
+        regular(folder / LOCK)
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            file.seek(0)
+            holder = file.read(20).strip() or "unknown"
+            raise UserError(
+                f"{folder} is in use by another process (id {holder}). Wait for it, stop it, or choose"
+                f" another {option}."
+            ) from error
+        except OSError as error:  # some network file systems have no locks
+            warnings.warn(
+                f"{folder} cannot be locked ({error.strerror}): no other process may write in it.", stacklevel=3
+            )
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        own = os.path.realpath(file.name)
+        _LOCKED.add(own)
+        try:
+            yield
+        finally:
+            _LOCKED.discard(own)
+
+
+def locked_by_another(folder: Path) -> bool:
+    """Whether a training holds the lock, on any machine whose locks this file system shows; takes no lock itself.
+
+    The calling process does not see its own lock.
+    """
+    if os.path.realpath(folder / LOCK) in _LOCKED:  # closing any file of it would release the lock
+        return False
+    place = 3 if sys.platform == "darwin" else 0  # of the type in the system's struct flock
+    flock = ("qqihh" if place else "hhqqi4x"), [0] * 5
+    flock[1][place] = fcntl.F_WRLCK
+    try:
+        with open(regular(folder / LOCK), "rb") as file:
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(flock[0], *flock[1]))
+    except OSError:
+        return False
+    return struct.unpack(flock[0], answer)[place] != fcntl.F_UNLCK
