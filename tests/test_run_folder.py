@@ -138,3 +138,18 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
         os.killpg(holder.pid, signal.SIGKILL)
         holder.wait()
         holder.stdout.close()
+
+
+def test_a_folder_is_locked_once_in_a_process_too(tmp_path):
+    """A second lock of one process would be granted by the system, and release the first when it ends."""
+    run = RunFolder.create(tmp_path / "a")
+    with run.lock():
+        with pytest.raises(UserError, match="in use by this process"), RunFolder(tmp_path / "a").lock("--output"):
+            pass
+        with RunFolder.create(tmp_path / "b").lock():
+            pass
+        code = "import sys; from denoised_mdp.run.folder import RunFolder; print(RunFolder(sys.argv[1]).in_use())"
+        told = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True)
+        assert told.stdout == "True\n", "still ours"
+    with run.lock():
+        pass

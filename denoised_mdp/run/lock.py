@@ -7,6 +7,7 @@ import fcntl
 import os
 import struct
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from denoised_mdp.files import regular
 LOCK = ".lock"
 """the name of its file in the folder"""
 _LOCKED: set[str] = set()  # the lock files that this process holds
+_GUARD = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -29,8 +31,21 @@ def locked(folder: Path, option: str = "run_dir") -> Iterator[None]:
     processes would inherit it and could outlive a killed trainer.)
 
     Raises:
-        UserError: another process holds it.
+        UserError: another process holds it, or this one does.
     """
+    own = os.path.realpath(folder / LOCK)
+    with _GUARD:
+        if own in _LOCKED:  # the system would grant it again, and release both with the first that ends
+            raise UserError(f"{folder} is in use by this process. Wait until it is done, or choose another {option}.")
+        _LOCKED.add(own)
+    try:
+        yield from _lock_of_the_system(folder, option)
+    finally:
+        _LOCKED.discard(own)
+
+
+def _lock_of_the_system(folder: Path, option: str) -> Iterator[None]:
+    """Hold the lock that other processes see, while the generator is suspended."""
 
     def without_links(name: str, flags: int) -> int:  # the target of a link would be emptied; a pipe would block
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -55,12 +70,7 @@ def locked(folder: Path, option: str = "run_dir") -> Iterator[None]:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        own = os.path.realpath(file.name)
-        _LOCKED.add(own)
-        try:
-            yield
-        finally:
-            _LOCKED.discard(own)
+        yield
 
 
 def locked_by_another(folder: Path) -> bool:
