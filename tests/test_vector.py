@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from faulty_envs import Faulty
+from small_runs import TINY
 
 from denoised_mdp import UserError
 from denoised_mdp.envs import make_env, vector
@@ -163,6 +165,29 @@ def test_a_connection_that_an_environment_lost_is_its_failure(monkeypatch, error
         pool.step([np.zeros(1)])
         with pytest.raises(EnvironmentFailure, match="mine raised an error in the episode of seed 7"):
             pool.step([np.zeros(1)])
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "from denoised_mdp.session import train; train(load_config([*TINY, 'run_dir=run', 'train.eval_workers=1']))",
+        "from denoised_mdp.session import train; train(load_config([*TINY, 'run_dir=run', 'train.processes=2']))",
+        "from denoised_mdp.envs.vector import EnvironmentPool; EnvironmentPool(dict, 1, workers=1)",
+    ],
+    ids=["workers", "followers", "pool"],
+)
+def test_a_script_that_its_workers_would_begin_anew_says_what_to_do(tmp_path, work):
+    """Each worker imports it; the worker says so in a line, and so does the script that waits for it."""
+    (tmp_path / "script.py").write_text(
+        f"from denoised_mdp.config import load_config\nTINY = {TINY + ['train.device=cpu']}\n{work}\n"
+    )
+    script = [sys.executable, str(tmp_path / "script.py")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(worker_module.__file__).parents[2])}
+    done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1 and worker_module.GUARD in lines, done.stderr
+    assert lines[-1] == f"denoised_mdp.errors.UserError: {worker_module.GUARD}", done.stderr
+    assert done.stderr.count("Traceback") == 1, done.stderr  # the script's own
 
 
 def test_an_interrupt_while_workers_import_is_not_theirs(capfd):
