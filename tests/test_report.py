@@ -141,6 +141,17 @@ def test_the_checksums_of_pictures_are_not_computed_for_the_speed(tmp_path, monk
         assert any("tfevents" in problem and "is not whole" in problem for problem in found.problems)
 
 
+def test_a_report_of_nothing_or_with_unknown_videos_is_one_line(tmp_path):
+    run = make_run(tmp_path / "base")
+    assert write_report(str(run), tmp_path / "page.html").is_file(), "one run needs no list"
+    with pytest.raises(UserError, match="nothing to report: name at least one run"):
+        write_report([], tmp_path / "page.html")
+    with pytest.raises(UserError, match="Unknown choice of videos 'two'. Choose one of: one, all, none."):
+        write_report([run], tmp_path / "page.html", videos="two")
+    with pytest.raises(UserError, match="no folder .*/nowhere with results"):
+        write_report([run], tmp_path / "page.html", probes=str(tmp_path / "nowhere"))
+
+
 def test_page_holds_what_the_run_tells(tmp_path):
     run = make_run(tmp_path / "run", "seed=7", returns=(1.0, 12.5))
     add_probes(run)

@@ -37,7 +37,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path | str):
-        self.path = results = Path(path)
+        self.path = results = Path(os.path.expanduser(path))
         if is_pretrained(path):
             name = str(path).removeprefix(PRETRAINED)
             known = sorted(one.parent.name for one in _PACKAGED.glob("*/config.yaml"))
@@ -141,15 +141,15 @@ class RunFolder:
         run = cls(path)
         if not run.config.is_file():
             runs = {config.parent.name: config.parent for config in sorted(run.path.parent.glob("*/config.yaml"))}
-            there = "is a file" if run.path.is_file() else "has no config.yaml"
-            problem = there if run.path.exists() else "does not exist"
+            there = ("is a file" if run.path.is_file() else "has no config.yaml") if run.path.exists() else ""
             near = nearest(run.path.name, runs)
-            hint = f"Did you mean '{runs[near]}'?" if near else "denoised-mdp status FOLDER lists the runs in a folder."
+            above = next(one for one in (run.path, *run.path.parents) if one.is_dir())
+            hint = f"Did you mean '{runs[near]}'?" if near else f"'denoised-mdp status {above}' lists the runs there."
             if run.path.exists() and run.part_of:
                 step = re.search(r"step_0*(\d+)$", run.path.name)
                 name = f"name that{f', with --checkpoint {step[1]}' if step else ''}"
                 hint = f"It is a part of the run {run.part_of}: {name}."
-            raise UserError(f"There is no run at {path}: it {problem}. {hint}")
+            raise UserError(f"There is no run at {path}: it {there or 'does not exist'}. {hint}")
         return run
 
     @property
