@@ -57,7 +57,9 @@ def launched(processes: int) -> int | None:
 
 def _number(variable: str) -> int:
     """The whole number that an environment variable holds."""
-    text = os.environ[variable]
+    text = os.environ.get(variable)
+    if text is None:
+        raise UserError(f"{variable} is not set, though TORCHELASTIC_RUN_ID is: start with torchrun, or unset that.")
     if not re.fullmatch("[0-9]{1,9}", text):
         raise UserError(f"{variable}={text}: must be a whole number.")
     return int(text)
