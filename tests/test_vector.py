@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,21 @@ def test_a_worker_that_fails_is_reported_at_once(what, parts):
             pool.step(action)
         assert all(part in str(failure.value) for part in ("toy_faulty", "seed 7", *parts))
     assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_was_asked_before_shows_where_it_hangs_now():
+    """Some schedulers send SIGUSR1 to all processes of a job."""
+    with EnvironmentPool(functools.partial(Faulty, "hang"), 1, workers=1) as pool:
+        pool.reset([7])
+        (worker,) = pool._workers
+        os.kill(worker.process.pid, signal.SIGUSR1)
+        while "in _serve" not in worker._traceback():
+            time.sleep(0.05)
+        pool.step([np.zeros(1, np.float32)])
+        pool.timeout = 2.0
+        with pytest.raises(EnvironmentFailure, match="in hang") as failure:
+            pool.step([np.zeros(1, np.float32)])
+        assert str(failure.value).count("in _serve") == 1
 
 
 def test_an_error_in_this_process_is_reported_like_a_workers():

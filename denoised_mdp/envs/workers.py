@@ -153,11 +153,13 @@ class ProcessWorker:
                 return "mistake", GUARD
             return "dead", self._traceback()
         if self.process.pid and hasattr(signal, "SIGUSR1"):  # let it write its traceback
+            before = len(self._traceback())  # somebody else may have asked: where it is now is what follows
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGUSR1)
             patience = time.monotonic() + 5.0
-            while not self._traceback() and time.monotonic() < patience:
+            while len(self._traceback()) <= before and time.monotonic() < patience:
                 time.sleep(0.05)
+            return "hung", self._traceback()[before:]
         return "hung", self._traceback()
 
     def _traceback(self) -> str:
