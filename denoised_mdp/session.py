@@ -20,7 +20,7 @@ from denoised_mdp.envs.workers import refuse_unguarded
 from denoised_mdp.errors import UserError
 from denoised_mdp.hooks import looking_hooks
 from denoised_mdp.models import kernels
-from denoised_mdp.progress import Training, say, shown
+from denoised_mdp.progress import Training, say
 from denoised_mdp.replay.batches import Batches, choose_source
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.replay.starts import StoredLatents
@@ -241,6 +241,8 @@ class Session:
 def train(config: Config, stop: StopRequest | None = None) -> bool:
     """Train from a configuration, or continue the run in its folder; True when it came to its end.
 
+    Silent outside of `denoised_mdp.progress.shown`.
+
     stop: tells afterwards which signal ended the run, if one did.
     """
     refuse_unguarded()
@@ -256,7 +258,7 @@ def _lead(config: Config, stop: StopRequest) -> bool:
     run = RunFolder.create(config.run_dir)
     if run.exported:
         raise UserError(f"{run.path} is an exported agent, which has weights alone. Choose another run_dir.")
-    with run.lock(), stop, shown(), contextlib.suppress(Stop):
+    with run.lock(), stop, contextlib.suppress(Stop):
         with stop.at_once():  # nothing is lost, because nothing was done
             if not prepare(config, run):  # one that is refused here is no failure of the run in this folder
                 return True
