@@ -16,7 +16,7 @@ import torch
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import UserError
-from denoised_mdp.options import BEST
+from denoised_mdp.options import BEST, check_whole
 from denoised_mdp.progress import Phase
 from denoised_mdp.rollout import Episode, Recorder
 from denoised_mdp.run.environments import environment_maker, warn_without_clips
@@ -162,7 +162,14 @@ def evaluate_run(
     run's own, which gives the episodes of training's evaluations). Those are left out if they may have chosen the
     weights, which are the "best" or an exported agent's: the episodes that follow them are played. random: a uniform
     random policy on the same episodes. workers: see `evaluate`.
+
+    Raises:
+        UserError: there is no such run, checkpoint or split, or a number is not whole or too small.
+        EnvironmentFailure: see `evaluate`.
     """
+    for name, number, least in (("episodes", episodes, 1), ("workers", workers, 0), ("seed", seed, 0)):
+        if number is not None:
+            check_whole(name, number, least)
     with warnings.catch_warnings():
         if random:  # played beside the agent, which has warned
             warnings.simplefilter("ignore")

@@ -10,6 +10,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,12 @@ def convert(value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
     if result is None or not _within(result, limits):
         raise ValueError(_describe(kind, limits) + (" or null" if optional else ""))
     return result
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Raise UserError unless an argument of a function is a whole number, and not too small."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise UserError(f"{name} must be a whole number of at least {least}, not {value!r}.")
 
 
 def check_options(kind: Any, whose: str, /, flags: bool = False, **chosen: str) -> None:

@@ -22,7 +22,12 @@ INTERVAL = 30.0
 
 
 def say(text: str) -> None:
-    """Print a line of which nothing depends; that nobody can read it (a closed pipe, a full disk) ends no work."""
+    """Print a line of which nothing depends, where phases are `shown`.
+
+    That nobody can read it (a closed pipe, a full disk) ends no work.
+    """
+    if _display is None:
+        return
     try:
         print(text, flush=True)
     except OSError:

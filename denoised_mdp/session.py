@@ -16,10 +16,11 @@ from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import build
 from denoised_mdp.device import configure, configure_acting, precision_name, warn_of_another_precision
+from denoised_mdp.envs.workers import refuse_unguarded
 from denoised_mdp.errors import UserError
 from denoised_mdp.hooks import looking_hooks
 from denoised_mdp.models import kernels
-from denoised_mdp.progress import Training, say, shown
+from denoised_mdp.progress import Training, say
 from denoised_mdp.replay.batches import Batches, choose_source
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.replay.starts import StoredLatents
@@ -27,13 +28,12 @@ from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.failure import recorded
 from denoised_mdp.run.folder import RunFolder
-from denoised_mdp.run.load import fitting, lost_rows, prepare, refuse_too_few_rows
+from denoised_mdp.run.load import fitting, newest_state, prepare, refuse_too_few_rows
 from denoised_mdp.run.logger import Logger, data_size
 from denoised_mdp.run.machine import record_start, refuse_large_batches
 from denoised_mdp.run.mirrors import mirror_of, refuse_missing
 from denoised_mdp.run.nan_check import NanCheck
 from denoised_mdp.run.signals import Stop, StopRequest
-from denoised_mdp.run.state import load_state, refuse_nonfinite
 from denoised_mdp.seeding import generator, generator_state, restore_generator
 from denoised_mdp.trainer import Trainer
 
@@ -63,7 +63,7 @@ class Session:
         self.nan_check = NanCheck(run)
         looking = looking_hooks(config, environment_maker(config), run.videos)
         hooks = {**looking, "snapshot": self.snapshot, "save": self.save}
-        state, random = self.load(), generator(config.seed, "replay")
+        state, random = newest_state(run, config), generator(config.seed, "replay")
         step, updates = (state["counters"][name] if state else 0 for name in ("step", "updates"))
         if state is None:
             self.replay = self.new_replay()
@@ -136,26 +136,6 @@ class Session:
                 self.starts.restore(state["latents"])
         wanted = self.agent.batch_spec
         return Batches(self.replay, source, wanted.batch_size, wanted.segment_length, random, wanted.lead, self.starts)
-
-    def load(self) -> dict[str, Any] | None:
-        """The newest checkpoint from which the run can continue; None before the first.
-
-        Raises:
-            UserError: none of them is whole and fits.
-        """
-
-        def why_not(state: dict[str, Any]) -> str | None:
-            with fitting(self.run, self.config, state):
-                return lost_rows(self.run, state)
-
-        if not checkpoints.list_steps(self.run.checkpoints):
-            return None
-        step, state = load_state(self.run, accept=why_not)
-        refuse_nonfinite(self.run, step, {name: state[name] for name in ("agent", "window", "episode_return")})
-        with fitting(self.run, self.config, state):
-            if step != state["counters"]["step"]:
-                raise ValueError(f"step {step:,} counts {state['counters']['step']:,}")
-        return state
 
     def new_replay(self) -> Rings:
         """Make the files of an empty replay."""
@@ -260,8 +240,11 @@ class Session:
 def train(config: Config, stop: StopRequest | None = None) -> bool:
     """Train from a configuration, or continue the run in its folder; True when it came to its end.
 
+    Silent outside of `denoised_mdp.progress.shown`.
+
     stop: tells afterwards which signal ended the run, if one did.
     """
+    refuse_unguarded()
     if number := launched(config.train.processes):
         run_follower(number, config.train.processes)
         raise SystemExit(0)  # the leader says how the run ended
@@ -275,7 +258,7 @@ def _lead(config: Config, stop: StopRequest) -> bool:
     run = RunFolder.create(config.run_dir)
     if run.exported:
         raise UserError(f"{run.path} is an exported agent, which has weights alone. Choose another run_dir.")
-    with run.lock(), stop, shown(), contextlib.suppress(Stop):
+    with run.lock(), stop, contextlib.suppress(Stop):
         with stop.at_once():  # nothing is lost, because nothing was done
             if not prepare(config, run):  # one that is refused here is no failure of the run in this folder
                 return True

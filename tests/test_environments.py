@@ -81,6 +81,8 @@ def test_a_run_has_its_own_environment(tmp_path, monkeypatch):
     assert denoised_mdp.make_env("./dot").action_repeat == 4
     assert denoised_mdp.make_env(Path("dot")).action_repeat == 4
     assert denoised_mdp.make_env("dot", suite="toy").action_repeat == 2  # the task
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert denoised_mdp.make_env("~/dot").action_repeat == 4
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,9 @@ def test_a_run_has_its_own_environment(tmp_path, monkeypatch):
         (small_agent, {}, "make_env needs a run folder or the name of a task"),
         ("run", {"split": "tset"}, "Unknown split 'tset'.*Did you mean 'test'?"),
         ("run", {"size": 0}, "size must be a whole number"),
+        ("run", {"sise": 3}, "make_env has no option 'sise'. Did you mean 'size'?"),
+        ("cheetah_run", {"camra": 1}, "make_env has no option 'camra'. Did you mean 'camera'?"),
+        ("run", {"task": "dot"}, "make_env has no option 'task'"),
         ("empty", {}, "There is no run at empty: it has no config.yaml"),
     ],
 )

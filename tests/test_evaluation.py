@@ -52,6 +52,21 @@ def test_an_evaluation_of_no_episodes_is_refused():
         evaluate(None, TOY, [])
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"seed": -1}, "seed must be a whole number of at least 0, not -1"),
+        ({"seed": 0.5}, "seed must be a whole number"),
+        ({"episodes": 1.5}, "episodes must be a whole number of at least 1, not 1.5"),
+        ({"episodes": 0}, "episodes must be a whole number of at least 1"),
+        ({"workers": True}, "workers must be a whole number of at least 0, not True"),
+    ],
+)
+def test_numbers_that_are_none_are_refused_before_anything_is_loaded(tmp_path, options, words):
+    with pytest.raises(UserError, match=words):
+        evaluation.evaluate_run(tmp_path, **options)
+
+
 @pytest.mark.usefixtures("cache")
 def test_split_chooses_the_background_clips(tmp_path, monkeypatch, capsys):
     """`evaluate --split test` shows clips of that split, in the environments of the run."""

@@ -10,13 +10,15 @@ from small_runs import tiny
 
 from denoised_mdp.analysis.report.data import read_run
 from denoised_mdp.analysis.table.write import parameters
+from denoised_mdp.progress import shown
 from denoised_mdp.run.machine import cpu_name, record_start
 from denoised_mdp.session import train
 
 
 def test_every_start_adds_a_line(tmp_path, capsys):
-    train(tiny(tmp_path / "run", "train.total_steps=80"))
-    train(tiny(tmp_path / "run", "train.total_steps=120"))
+    with shown():
+        train(tiny(tmp_path / "run", "train.total_steps=80"))
+        train(tiny(tmp_path / "run", "train.total_steps=120"))
     rows = [json.loads(line) for line in (tmp_path / "run" / "machine.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 80]
     assert all(row["precision"] == "float32" and row["device"] == "cpu" for row in rows)

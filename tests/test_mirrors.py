@@ -12,6 +12,7 @@ from small_runs import TINY, lines, tiny
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
+from denoised_mdp.progress import shown
 from denoised_mdp.run import mirrors
 from denoised_mdp.run.diff import compare
 from denoised_mdp.session import train
@@ -115,7 +116,8 @@ def test_a_finished_run_asks_no_service(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setitem(mirrors.MIRRORS, "wandb", unreachable)
     assert train(tiny(tmp_path / "a"))
-    assert train(tiny(tmp_path / "a", "train.log_to=wandb"))
+    with shown():
+        assert train(tiny(tmp_path / "a", "train.log_to=wandb"))
     assert "complete at step" in capsys.readouterr().out
     with pytest.raises(UserError, match="no route to host"):
         train(tiny(tmp_path / "b", "train.log_to=wandb"))

@@ -290,6 +290,11 @@ def test_variables_that_cannot_be_are_one_line(monkeypatch, more):
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(UserError, match="WORLD_SIZE=two: must be a whole number"):
         launched(2)
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # as a shell has it that a process of torchrun has started
+    for processes in (1, 2):
+        with pytest.raises(UserError, match="WORLD_SIZE is not set, though TORCHELASTIC_RUN_ID is: start"):
+            launched(processes)
 
 
 def test_a_leader_ends_its_followers(tmp_path):

@@ -219,11 +219,13 @@ def test_a_failing_phase_leaves_nothing_behind(clock):
     assert stream.getvalue().splitlines() == ["failing: 3 times", "next: 1 thing"]
 
 
-def test_a_library_is_silent(capfd, monkeypatch):
+def test_a_library_is_silent(tmp_path, capfd, monkeypatch):
     """Phases are shown by the command line, or by whoever asks for them; not to callers of functions."""
+    config = tiny(tmp_path / "run", "train.total_steps=80", "train.checkpoint_every=0")
     with PseudoTerminal(monkeypatch) as terminal:
         evaluate(small_agent(), TOY, [1, 2])
         record(TOY, [1, 2], 4, behaviour="random")
+        assert train_run(config) and train_run(config)  # the second time, there is nothing to do
         assert terminal.written() == ""
     assert capfd.readouterr() == ("", "")
 
@@ -284,7 +286,8 @@ def test_a_command_on_a_terminal_leaves_only_its_results(finished, monkeypatch, 
 
 
 def test_training_tells_of_its_prefill_its_evaluation_and_its_film(tmp_path, capsys):
-    assert train_run(tiny(tmp_path / "run", "train.render_every=200", "train.probe_every=200"))
+    with shown():
+        assert train_run(tiny(tmp_path / "run", "train.render_every=200", "train.probe_every=200"))
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "step 0/200 (0.0%) | random actions until step 80"
     assert told[1].startswith("evaluating: 2 episodes | step 80/200 (40.0%) | ")

@@ -4,6 +4,8 @@ import functools
 import os
 import signal
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -163,6 +165,29 @@ def test_without_ray_one_line_says_what_to_install(tmp_path, monkeypatch):
         train(tiny(tmp_path / "a", "train.workers=ray", "train.collect_workers=1"))
     with pytest.raises(UserError, match="train.collect_workers or train.eval_workers"):
         tiny(tmp_path / "a", "train.workers=ray")
+
+
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_signals_stay_ours_and_a_thread_may_connect(monkeypatch, in_a_thread):
+    """Python allows handlers only in the main thread, where Ray sets its own."""
+    ray = SimpleNamespace(is_initialized=lambda: False)
+
+    def init(**_):
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    ray.init = init
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        if in_a_thread:
+            with ThreadPoolExecutor(1) as thread:
+                assert thread.submit(ray_workers._connected).result() is ray
+        else:
+            assert ray_workers._connected() is ray
+        assert signal.getsignal(signal.SIGTERM) == before
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")

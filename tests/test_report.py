@@ -1,6 +1,7 @@
 """The page of `denoised-mdp report`: its numbers, what it says of damaged runs, that it stands alone."""
 
 import math
+import os
 import re
 from html.parser import HTMLParser
 
@@ -113,6 +114,42 @@ def test_a_damaged_record_is_told_and_what_stands_before_it_counts(tmp_path):
                 cut = len(content) == starts[number]  # between two records nothing is missing
                 assert len(told) == (not cut)
                 assert cut or f"cannot be read to its end (the record at byte {starts[number]:,} is not" in told[0]
+
+
+def test_the_checksums_of_pictures_are_not_computed_for_the_speed(tmp_path, monkeypatch):
+    """They would take seconds of each run, in pure Python. Their times count, and one that is torn is told."""
+    from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
+    from torch.utils.tensorboard import SummaryWriter
+
+    run = make_run(tmp_path / "run")
+    picture = np.random.default_rng(0).integers(256, size=(3, 64, 64), dtype=np.uint8)
+    with SummaryWriter(str(run / "tensorboard")) as writer:
+        writer.add_scalar("a", 1.0, 0, walltime=1000.0)
+        for step in (300, 70_000):
+            writer.add_image("pictures", picture, step, walltime=1000.0 + step / 100)
+    checked, compute = [], pywrap_tensorflow.masked_crc32c
+    monkeypatch.setattr(pywrap_tensorflow, "masked_crc32c", lambda data: checked.append(len(data)) or compute(data))
+    found = read_run(run)
+    assert vars(found.speed) == {"seconds": 700, "steps": 70_000}
+    assert not any("tfevents" in problem for problem in found.problems)
+    (path,) = (run / "tensorboard").iterdir()
+    assert len(checked) > 4 and max(checked) < 100 and path.stat().st_size > 20_000
+    for lost in (1, 5_000):
+        os.truncate(path, path.stat().st_size - lost)
+        found = read_run(run)
+        assert vars(found.speed) == {"seconds": 3, "steps": 300}
+        assert any("tfevents" in problem and "is not whole" in problem for problem in found.problems)
+
+
+def test_a_report_of_nothing_or_with_unknown_videos_is_one_line(tmp_path):
+    run = make_run(tmp_path / "base")
+    assert write_report(str(run), tmp_path / "page.html").is_file(), "one run needs no list"
+    with pytest.raises(UserError, match="nothing to report: name at least one run"):
+        write_report([], tmp_path / "page.html")
+    with pytest.raises(UserError, match="Unknown choice of videos 'two'. Choose one of: one, all, none."):
+        write_report([run], tmp_path / "page.html", videos="two")
+    with pytest.raises(UserError, match="no folder .*/nowhere with results"):
+        write_report([run], tmp_path / "page.html", probes=str(tmp_path / "nowhere"))
 
 
 def test_page_holds_what_the_run_tells(tmp_path):

@@ -20,6 +20,7 @@ from denoised_mdp.envs.options import fitting_distractors
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate
 from denoised_mdp.models import kernels
+from denoised_mdp.progress import shown
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.diff import compare, report, scalars_of
 from denoised_mdp.run.folder import RunFolder
@@ -209,12 +210,15 @@ def test_a_run_that_was_made_longer_stays_so(tmp_path, capsys):
     save_config(longer, tmp_path / "a" / "config.yaml")  # as any training does
     before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
     capsys.readouterr()
-    assert train(first)
+    with shown():
+        assert train(first)
     said = "beyond train.total_steps=200: nothing to do; train.total_steps=240 goes on."
     assert capsys.readouterr().out.strip().endswith(said)
     assert all(path.read_bytes() == data for path, data in before.items() if path.name != ".lock")
     run_in_parts(longer)
-    assert train(first) and capsys.readouterr().out.endswith("nothing to do.\n")
+    with shown():
+        assert train(first)
+    assert capsys.readouterr().out.endswith("nothing to do.\n")
     assert read_config(tmp_path / "a" / "config.yaml").train.total_steps == 240
 
 

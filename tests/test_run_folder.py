@@ -5,10 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from denoised_mdp.errors import UserError
+from denoised_mdp.run.find import find_runs
 from denoised_mdp.run.folder import RunFolder
 
 
@@ -91,18 +93,28 @@ def test_existing_names_the_nearest_run(tmp_path):
     assert RunFolder.existing(tmp_path / "cheetah_run").config.is_file()
     with pytest.raises(UserError, match="does not exist. Did you mean '.*cheetah_run'?"):
         RunFolder.existing(tmp_path / "cheeta_run")
-    with pytest.raises(UserError, match="does not exist. denoised-mdp status FOLDER lists the runs in a folder.$"):
+    with pytest.raises(UserError, match=f"does not exist. 'denoised-mdp status {tmp_path}' lists the runs there.$"):
         RunFolder.existing(tmp_path / "quadruped")  # in a folder of the same name, but not alike itself
     with pytest.raises(UserError, match="no run at .*other: it has no config.yaml"):
         RunFolder.existing(tmp_path / "other")
     (tmp_path / "other" / "config.yaml").write_text("name: my project\n")
-    with pytest.raises(UserError, match="no run at .*other: it has no config.yaml of a run. denoised-mdp status"):
+    with pytest.raises(UserError, match="no run at .*other: it has no config.yaml of a run. .denoised-mdp status"):
         RunFolder.existing(tmp_path / "other")
-    with pytest.raises(UserError, match="no run at .*othe: it does not exist. denoised-mdp status"):
+    with pytest.raises(UserError, match="no run at .*othe: it does not exist. .denoised-mdp status"):
         RunFolder.existing(tmp_path / "othe")  # what is near is no run
-    with pytest.raises(UserError, match="no run at nowhere/at/all"):
+    with pytest.raises(UserError, match="no run at nowhere/at/all: .* 'denoised-mdp status .' lists"):
         RunFolder.existing("nowhere/at/all")
     assert not (tmp_path / "cheeta_run").exists()
+
+
+def test_a_run_may_lie_in_the_users_home(tmp_path, monkeypatch):
+    """As ``run_dir`` may: whoever reads or writes there means the same folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    make_run(tmp_path / "a" / "cheetah_run")
+    assert RunFolder.existing("~/a/cheetah_run").probes == tmp_path / "a" / "cheetah_run" / "probes"
+    assert RunFolder(Path("~/a/cheetah_run")).config.is_file()
+    assert find_runs(["~/a"]) == [tmp_path / "a" / "cheetah_run"]
+    assert RunFolder("pretrained:cheetah_run_video").config.is_file()
 
 
 HOLD = """

@@ -234,6 +234,7 @@ def test_rows_that_no_checkpoint_finds_are_told_once(run, capfd):
         ({"device": "mps"}, "must be auto"),
         ({"checkpoint": "newest"}, "must be a step"),
         ({"checkpoint": 1.5}, "must be a step"),
+        ({"checkpoint": True}, "must be a step"),
         ({"checkpoint": 7}, "no checkpoint of step 7"),
     ],
 )

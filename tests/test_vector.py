@@ -6,10 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from faulty_envs import Faulty
+from small_runs import TINY
 
 from denoised_mdp import UserError
 from denoised_mdp.envs import make_env, vector
@@ -64,6 +67,21 @@ def test_a_worker_that_fails_is_reported_at_once(what, parts):
             pool.step(action)
         assert all(part in str(failure.value) for part in ("toy_faulty", "seed 7", *parts))
     assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_was_asked_before_shows_where_it_hangs_now():
+    """Some schedulers send SIGUSR1 to all processes of a job."""
+    with EnvironmentPool(functools.partial(Faulty, "hang"), 1, workers=1) as pool:
+        pool.reset([7])
+        (worker,) = pool._workers
+        os.kill(worker.process.pid, signal.SIGUSR1)
+        while "in _serve" not in worker._traceback():
+            time.sleep(0.05)
+        pool.step([np.zeros(1, np.float32)])
+        pool.timeout = 2.0
+        with pytest.raises(EnvironmentFailure, match="in hang") as failure:
+            pool.step([np.zeros(1, np.float32)])
+        assert str(failure.value).count("in _serve") == 1
 
 
 def test_an_error_in_this_process_is_reported_like_a_workers():
@@ -163,6 +181,29 @@ def test_a_connection_that_an_environment_lost_is_its_failure(monkeypatch, error
         pool.step([np.zeros(1)])
         with pytest.raises(EnvironmentFailure, match="mine raised an error in the episode of seed 7"):
             pool.step([np.zeros(1)])
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "from denoised_mdp.session import train; train(load_config([*TINY, 'run_dir=run', 'train.eval_workers=1']))",
+        "from denoised_mdp.session import train; train(load_config([*TINY, 'run_dir=run', 'train.processes=2']))",
+        "from denoised_mdp.envs.vector import EnvironmentPool; EnvironmentPool(dict, 1, workers=1)",
+    ],
+    ids=["workers", "followers", "pool"],
+)
+def test_a_script_that_its_workers_would_begin_anew_says_what_to_do(tmp_path, work):
+    """Each worker imports it; the worker says so in a line, and so does the script that waits for it."""
+    (tmp_path / "script.py").write_text(
+        f"from denoised_mdp.config import load_config\nTINY = {TINY + ['train.device=cpu']}\n{work}\n"
+    )
+    script = [sys.executable, str(tmp_path / "script.py")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(worker_module.__file__).parents[2])}
+    done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1 and worker_module.GUARD in lines, done.stderr
+    assert lines[-1] == f"denoised_mdp.errors.UserError: {worker_module.GUARD}", done.stderr
+    assert done.stderr.count("Traceback") == 1, done.stderr  # the script's own
 
 
 def test_an_interrupt_while_workers_import_is_not_theirs(capfd):

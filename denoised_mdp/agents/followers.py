@@ -26,7 +26,7 @@ from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure
-from denoised_mdp.envs.workers import without_stops
+from denoised_mdp.envs.workers import GUARD, UNGUARDED, without_stops
 from denoised_mdp.errors import EnvironmentFailure, UserError, one_line
 from denoised_mdp.optim import parallel
 
@@ -57,7 +57,9 @@ def launched(processes: int) -> int | None:
 
 def _number(variable: str) -> int:
     """The whole number that an environment variable holds."""
-    text = os.environ[variable]
+    text = os.environ.get(variable)
+    if text is None:
+        raise UserError(f"{variable} is not set, though TORCHELASTIC_RUN_ID is: start with torchrun, or unset that.")
     if not re.fullmatch("[0-9]{1,9}", text):
         raise UserError(f"{variable}={text}: must be a whole number.")
     return int(text)
@@ -195,6 +197,8 @@ class Leader:
         for number, process in enumerate(self._started, 1):
             while not store.check([str(number)]):
                 process.join(0.05)
+                if process.exitcode == UNGUARDED:
+                    raise UserError(GUARD)
                 if process.exitcode is not None:
                     raise EnvironmentFailure(
                         f"One of the run's train.processes could not start (exit code {process.exitcode})."

@@ -97,7 +97,9 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
     for text in [*without_effect(config, arguments.overrides), *filter(None, [days_on_a_cpu(config)])]:
         _tell(f"note: {text}")
     stop = StopRequest(last=owns_process)
-    if not train(config, stop):
+    with progress.shown():
+        ended = train(config, stop)
+    if not ended:
         begun = list_steps(RunFolder(config.run_dir).checkpoints)
         kept = "Everything is saved; the same command continues." if begun else "Nothing was trained yet."
         return _stopped(stop.exit_code, f" {kept}")

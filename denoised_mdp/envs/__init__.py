@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from numbers import Integral
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +12,7 @@ from denoised_mdp.envs.options import DISTRACTORS, check_distractors, named_dist
 from denoised_mdp.envs.registration import register_envs
 from denoised_mdp.envs.suites import USUAL, check_reward, check_task, find_suite, tasks
 from denoised_mdp.errors import UserError
+from denoised_mdp.options import check_whole
 
 MIN_SIZE, MAX_SIZE = 4, 4096
 
@@ -112,12 +112,12 @@ def _as_seen(world: gym.Env, chosen: Mapping[str, Mapping[str, Any]], recipe: Ma
 def _check_numbers(size: Any, action_repeat: Any, episode_steps: Any, clips_seed: Any, seed: Any) -> None:
     """Refuse numbers of `make_env` that are not whole or out of range."""
     for name, number in (("size", size), ("action_repeat", action_repeat), ("episode_steps", episode_steps)):
-        _check_whole(name, number, 1)
+        check_whole(name, number, 1)
     if not MIN_SIZE <= size <= MAX_SIZE:  # brightness is measured on a grid; not every renderer draws larger pictures
         raise UserError(f"size must be at least {MIN_SIZE} and at most {MAX_SIZE}, not {size}.")
-    _check_whole("clips_seed", clips_seed, 0)
+    check_whole("clips_seed", clips_seed, 0)
     if seed is not None:
-        _check_whole("seed", seed, 0)
+        check_whole("seed", seed, 0)
 
 
 def _check_clips(clips: Any, split: Any) -> None:
@@ -127,8 +127,3 @@ def _check_clips(clips: Any, split: Any) -> None:
     if not isinstance(clips, str) or not clips.strip():  # an empty path would be the working directory
         raise UserError(f"clips must be a text or a path, such as 'procedural' or a folder, not {clips!r}.")
     check_split(split)
-
-
-def _check_whole(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise UserError(f"{name} must be a whole number of at least {least}, not {value!r}.")

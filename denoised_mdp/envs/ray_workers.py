@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 import traceback
 import zlib
@@ -180,7 +181,8 @@ def _connected() -> Any:
     except ImportError as error:
         raise UserError("train.workers=ray needs a package: pip install 'denoised-mdp[ray]'.") from error
     if not ray.is_initialized():
-        ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        main = threading.current_thread() is threading.main_thread()  # Python allows handlers only there; so does Ray
+        ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if main}
         try:
             ray.init(log_to_driver=False, include_dashboard=False)
         except (ConnectionError, RuntimeError, ValueError) as error:

@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -29,7 +30,12 @@ from denoised_mdp.errors import UserError
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 ONE_THREAD["LP_NUM_THREADS"] = "0"  # threads of Mesa's software renderer besides the caller's
 
-
+UNGUARDED = 78
+"""exit code of a process that would have begun its parent's work again, see `refuse_unguarded`"""
+GUARD = (
+    "Worker processes import the script that starts them, and this one would begin its work there anew. Put the work"
+    " under 'if __name__ == \"__main__\":'."
+)
 STOPS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2") if hasattr(signal, name)}
 """signals that stop a run: meant for the process that workers serve, though terminals and schedulers tell all"""
 
@@ -56,6 +62,16 @@ class Worker(Protocol):
 
     def end(self, patience: float = 2.0) -> None:
         """End it in any state, after `patience` seconds by force."""
+
+
+def refuse_unguarded() -> None:
+    """End a spawned process that is still importing its parent's script: it would do the parent's work once more.
+
+    The parent, which finds `UNGUARDED`, says what to do as well; a pool of somebody else's would say nothing.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself looks for it
+        print(GUARD, file=sys.stderr, flush=True)
+        raise SystemExit(UNGUARDED)
 
 
 def call(environment: gym.Env, command: str, argument: Any) -> Any:
@@ -89,6 +105,7 @@ class ProcessWorker:
     """A process that serves some environments, as seen from this side; see `Worker`."""
 
     def __init__(self, make_environment: Callable[[], gym.Env], count: int):
+        refuse_unguarded()
         context = multiprocessing.get_context("spawn")  # a fork would share the renderer and PyTorch's threads
         self.pipe, other = context.Pipe()
         descriptor, trace = tempfile.mkstemp(prefix="denoised_mdp_worker_", suffix=".txt")
@@ -132,13 +149,17 @@ class ProcessWorker:
                 with contextlib.suppress(EOFError, OSError):
                     return self.pipe.recv()
             self.process.join(5.0)
+            if self.process.exitcode == UNGUARDED:
+                return "mistake", GUARD
             return "dead", self._traceback()
         if self.process.pid and hasattr(signal, "SIGUSR1"):  # let it write its traceback
+            before = len(self._traceback())  # somebody else may have asked: where it is now is what follows
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGUSR1)
             patience = time.monotonic() + 5.0
-            while not self._traceback() and time.monotonic() < patience:
+            while len(self._traceback()) <= before and time.monotonic() < patience:
                 time.sleep(0.05)
+            return "hung", self._traceback()[before:]
         return "hung", self._traceback()
 
     def _traceback(self) -> str:

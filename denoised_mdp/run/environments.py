@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import os
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from denoised_mdp.config import read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.suites import all_tasks
-from denoised_mdp.errors import UserError, nearest
+from denoised_mdp.errors import UserError, did_you_mean, nearest
 from denoised_mdp.run.folder import RunFolder, is_pretrained
 
 
@@ -72,12 +73,16 @@ def make_env(source: str | os.PathLike, /, **options: Any) -> gym.Env:
     Raises:
         UserError: there is no such run or task; or see `denoised_mdp.envs.make_env`.
     """
+    takes = [name for name, one in inspect.signature(envs.make_env).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    for name in options:
+        if name not in takes:
+            raise UserError(f"make_env has no option {name!r}.{did_you_mean(name, takes)}")
     known = all_tasks()
     if source in known or "suite" in options:  # which may have tasks that are looked up by name
         return envs.make_env(source, **options)
     if not isinstance(source, str | os.PathLike):
         raise UserError(f"make_env needs a run folder or the name of a task, not {source!r}.")
     near = nearest(str(source), known)
-    if near and not is_pretrained(source) and not Path(source).exists():
+    if near and not is_pretrained(source) and not os.path.exists(os.path.expanduser(source)):
         raise UserError(f"{str(source)!r} is neither a run folder nor a task. Did you mean {near!r}?")
     return environment_maker(read_config(RunFolder.existing(source).config), **options)()

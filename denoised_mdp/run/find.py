@@ -19,7 +19,7 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     """
     load_plugins()  # one that fails is no damage of a run
     found: dict[Path, Path] = {}
-    for folder in map(Path, folders):
+    for folder in map(Path, map(os.path.expanduser, folders)):
         inside = [folder] if is_pretrained(folder) else []
         seen: set[Path] = set()  # links can lead in circles
         for path, names, files in os.walk(folder, followlinks=True) if not inside else ():

@@ -32,7 +32,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path | str):
-        self.path = results = Path(path)
+        self.path = results = Path(os.path.expanduser(path))
         if is_pretrained(path):
             name = str(path).removeprefix(PRETRAINED)
             known = sorted(one.parent.name for one in _PACKAGED.glob("*/config.yaml"))
@@ -152,15 +152,15 @@ class RunFolder:
             beside = (config.parent for config in sorted(run.path.parent.glob("*/config.yaml")))
             runs = {folder.name: folder for folder in beside if RunFolder(folder).is_run}
             lacks = "has no config.yaml of a run" if os.path.lexists(run.config) else "has no config.yaml"
-            there = "is a file" if run.path.is_file() else lacks
-            problem = there if run.path.exists() else "does not exist"
+            there = ("is a file" if run.path.is_file() else lacks) if run.path.exists() else ""
             near = nearest(run.path.name, runs)
-            hint = f"Did you mean '{runs[near]}'?" if near else "denoised-mdp status FOLDER lists the runs in a folder."
+            above = next(one for one in (run.path, *run.path.parents) if one.is_dir())
+            hint = f"Did you mean '{runs[near]}'?" if near else f"'denoised-mdp status {above}' lists the runs there."
             if run.path.exists() and run.part_of:
                 step = re.search(r"step_0*(\d+)$", run.path.name)
                 name = f"name that{f', with --checkpoint {step[1]}' if step else ''}"
                 hint = f"It is a part of the run {run.part_of}: {name}."
-            raise UserError(f"There is no run at {path}: it {problem}. {hint}")
+            raise UserError(f"There is no run at {path}: it {there or 'does not exist'}. {hint}")
         return run
 
     @property

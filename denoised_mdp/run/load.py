@@ -74,6 +74,27 @@ def lost_rows(run: RunFolder, state: dict[str, Any]) -> str | None:
     return None
 
 
+def newest_state(run: RunFolder, config: Config) -> dict[str, Any] | None:
+    """The newest checkpoint from which a run can continue; None before the first.
+
+    Raises:
+        UserError: none of them is whole and fits.
+    """
+
+    def why_not(state: dict[str, Any]) -> str | None:
+        with fitting(run, config, state):
+            return lost_rows(run, state)
+
+    if not checkpoints.list_steps(run.checkpoints):
+        return None
+    step, state = load_state(run, accept=why_not)
+    refuse_nonfinite(run, step, {name: state[name] for name in ("agent", "window", "episode_return")})
+    with fitting(run, config, state):
+        if step != state["counters"]["step"]:
+            raise ValueError(f"step {step:,} counts {state['counters']['step']:,}")
+    return state
+
+
 def refuse_too_few_rows(run: RunFolder, replay: Rings, length: int) -> None:
     """Raise UserError if later rows have overwritten so many that no segment of `length` is left to learn from."""
     if not replay.count_segments(length):

@@ -100,13 +100,14 @@ def train(precision: str, seed: int, runs: Path, out: Path, extra: list[str]) ->
     """One run from its beginning (or where it was stopped) to its rows in the tables."""
     from denoised_mdp.config import load_config
     from denoised_mdp.evaluation import evaluate_run
+    from denoised_mdp.progress import shown
     from denoised_mdp.session import train
 
     run = folder(runs, precision, seed)
     config = load_config([*SETTINGS, *extra, f"seed={seed}", f"train.precision={precision}", f"run_dir={run}"])
     made_by, context = arithmetic(precision, config.train.device)
     key = {"precision": precision, "arithmetic": made_by, "seed": seed}
-    with context, warnings.catch_warnings():
+    with context, warnings.catch_warnings(), shown():
         warnings.filterwarnings("ignore", "train.precision=bf16")  # slowly: not with these products
         if not train(config):
             sys.exit(1)

@@ -23,7 +23,7 @@ from denoised_mdp.config.validate import as_text
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import json_lines, read_json
 from denoised_mdp.run.checkpoint import list_steps
-from denoised_mdp.run.event_files import event_records
+from denoised_mdp.run.event_files import moments
 from denoised_mdp.run.folder import RunFolder
 
 BROKEN = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
@@ -226,16 +226,12 @@ def read_machine(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def read_speed(folder: Path) -> tuple[Speed | None, list[str]]:
     """Time and steps of all starts; a truncated file counts as far as it goes."""
     from google.protobuf.message import DecodeError
-    from tensorboard.compat.proto.event_pb2 import Event
 
     total, problems = Speed(0.0, 0), []
     for path in sorted(folder.glob("events.out.tfevents.*")):
         points = []
         try:
-            for record in event_records(path):
-                event = Event.FromString(record)
-                if event.HasField("summary"):
-                    points.append((event.wall_time, event.step))
+            points.extend(moments(path))  # those before an error are kept
         except (OSError, ValueError, DecodeError) as error:
             problems.append(f"tensorboard/{path.name} cannot be read to its end ({short_text(error)}).")
         part = speed_of(points)

@@ -6,6 +6,7 @@ text from runs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import partial
@@ -37,7 +38,7 @@ from denoised_mdp.analysis.report.parts import (
 )
 from denoised_mdp.analysis.report.plots import BAND_FROM
 from denoised_mdp.analysis.results import write_whole
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.progress import track
 from denoised_mdp.run.find import find_runs
 from denoised_mdp.run.folder import check_output
@@ -47,16 +48,26 @@ VIDEOS = ("one", "all", "none")
 
 
 def write_report(
-    runs: Sequence[Path], output: Path, *, probes: Sequence[Path] = (), videos: str = "one", title: str | None = None
+    runs: Sequence[Path | str] | Path | str,
+    output: Path | str,
+    *,
+    probes: Sequence[Path | str] = (),
+    videos: str = "one",
+    title: str | None = None,
 ) -> Path:
     """Write the page, which also lists what is missing or broken in a run.
 
-    runs: folders of runs, or folders that hold runs at any depth; duplicates count once.
+    runs: folders of runs, or folders that hold runs at any depth; duplicates count once. One alone may be a path.
     probes: further folders with results from ``probe ... --output``. videos: see `VIDEOS`.
 
     Raises:
-        UserError: a folder is not a run and holds none, or the page cannot be written.
+        UserError: no folder is given, or one is not a run and holds none; or the page cannot be written.
     """
+    runs, probes = ([one] if isinstance(one, str | os.PathLike) else one for one in (runs, probes))
+    if not len(runs):
+        raise UserError("There is nothing to report: name at least one run, or a folder of runs.")
+    if videos not in VIDEOS:
+        raise UserError(f"Unknown choice of videos {videos!r}.{did_you_mean(videos, VIDEOS)}")
     output = Path(output)
     if output.is_dir():
         raise UserError(f"{output} is a folder. Name a file, e.g. -o {output / 'report.html'}.")
