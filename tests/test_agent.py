@@ -7,6 +7,7 @@ from conftest import random_batch, small_agent, small_config
 
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
+from denoised_mdp.seeding import torch_seed
 
 
 def observations(count, size=64, seed=0):
@@ -207,6 +208,12 @@ def test_acting_and_updating_touch_no_global_randomness():
     agent.update(random_batch())
     agent.act(observations(1)[0], explore=0.3, generator=generator())
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_noise_of_updates_is_drawn_from_a_stream_of_the_runs_own_seed():
+    config = small_config()
+    config.seed = 3
+    assert build_agent(config, 2).random.initial_seed() == torch_seed(3, "update")
 
 
 @pytest.mark.parametrize("policy", ["backprop", "sac"])

@@ -194,9 +194,9 @@ class Source:
                 image = self.rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)
                 self.replay.add(ring, image, self.rng.normal(size=2), self.rng.normal(), row % 8 == 0 and begin)
 
-    def assert_same(self, size=9, length=4):
+    def assert_same(self, size=9, length=4, lead=0):
         one, two = self.streams
-        expected, batch = self.replay.sample(size, length, one), self.other.sample(size, length, two)
+        expected, batch = self.replay.sample(size, length, one, lead), self.other.sample(size, length, two, lead)
         assert expected.keys() == batch.keys() and one.bit_generator.state == two.bit_generator.state
         for name, column in expected.items():
             np.testing.assert_array_equal(np.asarray(batch[name]), column)
@@ -237,6 +237,7 @@ def test_what_was_read_ahead_counts_only_if_it_is_what_is_asked_for(tmp_path):
         (
             lambda: case.assert_same(size=8),
             lambda: case.assert_same(length=3),
+            lambda: case.assert_same(lead=2),
             lambda: case.add(1, begin=False),
             lambda: [stream.random() for stream in case.streams],
         )

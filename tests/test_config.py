@@ -108,6 +108,7 @@ def test_structures_have_the_papers_sizes():
 def test_alpha_and_replay_follow_the_environment_unless_set():
     assert load_config([]).alpha == 1 and load_config(["env.size=96"]).alpha == 2
     assert load_config(["env.size=96", "model.kl.alpha=0.5"]).alpha == 0.5
+    assert [load_config([f"env.size={size}"]).alpha for size in (32, 48)] == [1 / 4, 9 / 16], "as the number of pixels"
     assert load_config([]).replay_capacity == 1000 * (500 + 1)  # one row per action, one more per episode
     assert load_config(["train.total_steps=1001", "train.prefill_steps=200"]).replay_capacity == 2 * 501
     limited = load_config(["replay.capacity=777", "train.checkpoint_every=3000"])
@@ -124,6 +125,11 @@ def test_alpha_and_replay_follow_the_environment_unless_set():
     assert load_config([*rounds, "train.overlap=true", "train.checkpoint_every=0"]).replay_slack(False) == 0
     never = ["replay.capacity=777", "train.checkpoint_every=10_000_000", "train.total_steps=50_000"]
     assert load_config(never).replay_slack(False) == 2 * 50_002 // 2, "no more than the run can add"
+
+
+def test_a_last_action_that_is_cut_short_has_a_row():
+    config = load_config(["env.episode_steps=125", "env.action_repeat=2"])
+    assert config.episode_rows == 1 + 63, "the first observation, 62 whole actions and half of one"
 
 
 def test_weights_of_the_signal_without_a_signal_are_refused():

@@ -280,7 +280,13 @@ def test_optional_is_what_a_bar_with_none_is():
         size: typing.Optional[int] = None  # noqa: UP045
 
     register_policy("old", SACPolicy, Old)
-    del POLICIES["old"], schema.POLICIES["old"]
+    try:
+        sizes = [load_config(["policy=old", f"policy.size={word}"]).policy.size for word in ("null", "3")]
+        with pytest.raises(UserError, match=r"policy.size=much: must be a whole number or null"):
+            load_config(["policy=old", "policy.size=much"])
+    finally:
+        del POLICIES["old"], schema.POLICIES["old"]
+    assert sizes == [None, 3]
 
 
 def test_a_state_that_no_checkpoint_can_hold_is_one_line(tmp_path, monkeypatch, capsys):

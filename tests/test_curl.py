@@ -51,6 +51,16 @@ def test_logits_are_bilinear_and_keys_are_the_target_encoders():
     torch.testing.assert_close(agent.logits(now, positive), raw - raw.max(1, keepdim=True).values)
 
 
+def test_the_loss_asks_each_anchor_for_its_positive_among_all(monkeypatch):
+    agent = tiny_agent("curl")
+    step, now, following = tiny_step(agent)
+    logits, seen = agent.logits, []
+    monkeypatch.setattr(agent, "logits", lambda *pair: seen.append(logits(*pair)) or seen[-1])
+    loss = agent.auxiliary({}, step, now, following)["model/contrastive_loss"]
+    shares = [row[i].exp() / row.exp().sum() for i, row in enumerate(seen[0])]  # anchors are rows
+    torch.testing.assert_close(loss, -torch.stack(shares).log().mean().detach())
+
+
 def test_encodings_that_are_all_alike_give_log_of_the_batch_size(monkeypatch):
     agent = tiny_agent("curl")
     step, now, following = tiny_step(agent)

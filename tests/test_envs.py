@@ -9,7 +9,7 @@ from denoised_mdp.config import load_config
 from denoised_mdp.envs import check_distractors, make_env, tasks
 from denoised_mdp.envs.distractors import SmoothWalk, translate
 from denoised_mdp.envs.sensors import SENSORS, WITHOUT_SENSOR
-from denoised_mdp.envs.toy import CountingEnv, ToyEnv
+from denoised_mdp.envs.toy import CountingEnv, ToyEnv, make_toy
 from denoised_mdp.errors import UserError
 from denoised_mdp.seeding import generator
 
@@ -465,6 +465,13 @@ def test_a_world_is_closed_when_what_is_asked_of_it_is_refused(monkeypatch):
     with pytest.raises(UserError, match="which pixels are background"):
         make_env("dot", suite="toy", foreground=True)
     assert len(closed) == 2
+
+
+def test_an_episode_that_terminates_at_its_time_limit_is_not_truncated():
+    world = make_toy("dot_terminating", 16, 1)
+    world.reset(seed=0)
+    world.set_state(world.get_state() | {"dot": np.array([0.85, 0.0])})
+    assert world.step(np.array([1.0, 0.0]))[2:4] == (True, False)
 
 
 def test_the_count_goes_on_beyond_two_bytes():

@@ -176,6 +176,20 @@ def test_each_distractor_has_a_generator_of_its_own(make):
         assert noise(env).items() <= noise(together).items()
 
 
+def test_no_two_distractors_draw_the_same_numbers(make):
+    """A generator of PCG64 is on one of its many streams."""
+    env = make("dot", suite="toy", distractors={"video_background": {"frames": 300}, "camera_jitter": {}})
+    env.reset(seed=0)
+    streams = [layer.rng.bit_generator.state["state"]["inc"] for layer in (env.world, env.world.env)]
+    assert streams[0] != streams[1]
+
+
+def test_the_camera_shakes_by_a_share_of_the_picture(make):
+    small, large = (make("dot", suite="toy", size=size, distractors=["camera_jitter"]) for size in (64, 96))
+    shifts = [env.reset(seed=0)[1]["noise"][-2:] for env in (small, large)]
+    np.testing.assert_allclose(shifts[1], shifts[0] * 96 / 64, rtol=1e-6)
+
+
 @pytest.mark.parametrize("task", [task for task in SENSORS if not task.startswith(("dog", "humanoid_CMU"))])
 def test_the_reward_of_every_task_reads_its_sensor_shifted_by_the_offset(task):
     env = DMCEnv(task)

@@ -77,6 +77,17 @@ def test_episodes_end_at_the_first_of_both_limits():
     )
 
 
+def test_every_episode_has_a_seed_of_its_own_which_follows_from_the_first():
+    world, found = GymWorld("gym_envs:SmallBall-v0"), []
+    for first in (0, 0, 1):
+        found.append([])
+        for seed in (first, None, None):
+            world.reset(seed=seed)
+            found[-1].append(world.get_state()["seed"])
+    world.close()
+    assert found[0] == found[1] and len({*found[0], *found[2]}) == 6
+
+
 @pytest.mark.parametrize("distractors", [[], ["camera_jitter"]])
 @pytest.mark.parametrize("name", ["Ball", "Picture", "InvertedPendulum-v5"])
 def test_a_state_continues_exactly(name, distractors):

@@ -299,3 +299,11 @@ def test_scaled_initialization_keeps_the_size_of_signals(size):
             spreads[init] = [y.std(0).mean().item() for y in (model.encoder(images), model.decoder(latent))]
     assert 0.3 < spreads["scaled"][0] < 3 and 0.05 < spreads["scaled"][1] < 1
     assert spreads["pytorch"][0] < 0.1 and spreads["pytorch"][1] < 0.02
+
+
+def test_scaled_initial_weights_are_of_the_runs_own_seed():
+    found, config = [], small_config()
+    config.model.init = "scaled"
+    for config.seed in (3, 3, 4):
+        found.append(build_agent(config, 2).world_model.decoder.input.weight)
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])

@@ -117,6 +117,25 @@ def test_the_critic_loss_is_the_soft_bellman_error():
     torch.testing.assert_close(agent.critic_loss(step, now, following, noise), total / count)
 
 
+def test_the_actor_maximizes_the_lower_value_and_its_entropy():
+    agent = lively_agent("sac_pixels")
+    step, now, _ = tiny_step(agent)
+    noise = torch.randn_like(step.action)
+    action, log_prob = agent.actor.sample(agent.encoder.convolve(now), noise)
+    phi = agent.encoder(now)
+    with torch.no_grad():
+        one, other = agent.critics(phi, action)
+        agent.critics.nets[1].output.bias += (one - other).mean()  # neither is the lower one everywhere
+    one, other = agent.critics(phi, action)
+    terms = agent.log_temperature.exp() * log_prob - torch.minimum(one, other)
+    expected = (terms * step.exists).sum() / step.exists.sum()
+    loss, found = agent.actor_loss(step, now, noise)
+    torch.testing.assert_close((loss, found), (expected, log_prob))
+    actor = list(agent.actor.parameters())
+    ours, theirs = (torch.autograd.grad(total, actor) for total in (loss, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_the_temperature_rises_while_the_entropy_is_below_its_target():
     agent = tiny_agent("sac_pixels")
     step, *_ = tiny_step(agent)

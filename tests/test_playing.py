@@ -22,7 +22,7 @@ from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import prepare
-from denoised_mdp.seeding import generator, torch_seed
+from denoised_mdp.seeding import generator, generator_state, torch_seed
 from denoised_mdp.session import Session
 
 
@@ -59,7 +59,7 @@ def journals(config):
     made = []
 
     def make():
-        made.append(Journal(environment_maker(config)(), lambda seed: 12 if seed == 0 else 17))
+        made.append(Journal(environment_maker(config)(), lambda seed: 12 if seed == config.seed else 17))
         return made[-1]
 
     return make, made
@@ -79,7 +79,13 @@ def acts(agent):
     return calls
 
 
-SEVERAL = ["train.collect_envs=2", "train.prefill_steps=96", "train.exploration_noise=0.2", "train.train_every=100"]
+SEVERAL = [
+    "seed=3",
+    "train.collect_envs=2",
+    "train.prefill_steps=96",
+    "train.exploration_noise=0.2",
+    "train.train_every=100",
+]
 
 
 def collected(tmp_path, turns=60):
@@ -111,9 +117,11 @@ def test_rows_are_what_was_played(tmp_path):
 
 
 def test_only_the_first_episodes_are_seeded_each_with_its_own(tmp_path):
+    """The first with the run's, the second from a stream of the run's, by definition."""
     collector, _, made, _, _ = collected(tmp_path)
     seeds = [[asked for kind, asked, _ in env.calls if kind == "reset"] for env in made]
-    assert seeds[0][0] == collector.config.seed and len({first for first, *_ in seeds}) == 2
+    run = collector.config.seed
+    assert [first for first, *_ in seeds] == [run, generator(run, "env/1").integers(2**31)]
     assert all(len(others) > 2 and set(others) == {None} for _, *others in seeds)
     assert all(first < 2**31 for first, *_ in seeds)
 
@@ -253,6 +261,14 @@ def test_a_random_evaluation_plays_uniform_actions():
     seeds = evaluation_seeds(3, 3)
     expected = [sum(by_hand(None, seed, None)[3]) for seed in seeds]
     assert evaluate(None, short, seeds).returns == pytest.approx(expected, rel=1e-12)
+
+
+def test_only_the_first_episodes_of_an_evaluation_are_kept_though_it_has_several_groups(monkeypatch):
+    monkeypatch.setattr(evaluation, "MAX_PARALLEL", 2)
+    result, alone = (evaluate(None, short, seeds, record=3) for seeds in ([3, 4, 5, 6, 7], [3, 4, 5]))
+    assert len(result.returns) == 5 and len(result.episodes) == 3
+    for episode, other in zip(result.episodes, alone.episodes, strict=True):
+        np.testing.assert_array_equal(episode.action, other.action)
 
 
 def test_an_evaluation_stops_after_so_many_actions():
@@ -409,6 +425,19 @@ def test_evaluation_while_training_is_of_held_out_seeds_without_exploration(tmp_
     assert step == 0 and metrics["eval/return"] == 3.0
     assert metrics["eval/standard_error"] == pytest.approx(np.sqrt(7 / 3))
     session.close(), close()
+
+
+def test_episodes_to_look_at_are_of_the_runs_own_seed(tmp_path):
+    config = tiny(tmp_path, "seed=3")
+    found = hooks.looking_hooks(config, None, tmp_path)
+    assert found["evaluate"].seeds == evaluation_seeds(3, config.train.eval_episodes)
+    assert found["render"].seeds == evaluation_seeds(3, 2)
+
+
+def test_batches_are_drawn_from_a_stream_of_the_runs_own_seed(tmp_path):
+    session = session_of(tmp_path, "seed=3")
+    assert generator_state(session.trainer.batches.random) == generator_state(generator(3, "replay"))
+    session.close()
 
 
 def test_what_is_due_is_due_once_in_each_interval(tmp_path):

@@ -49,6 +49,13 @@ def test_lambda_returns_by_brute_force():
         torch.testing.assert_close(result[t], expected + lam ** (last - 1) * n_step(t, last))
 
 
+def test_actions_of_many_rows_are_those_of_each_row():
+    agent = small_agent()
+    features = policy_batch(agent).features
+    expected = torch.stack([agent.policy.act(row, None) for row in features])
+    torch.testing.assert_close(agent.policy.modes(features), expected)
+
+
 @pytest.mark.parametrize(("name", "first"), [("backprop", 0), ("reinforce", 1)])
 def test_later_imagined_steps_count_less_or_all_alike(name, first, monkeypatch):
     """Weights of the value's loss, gamma per step or 1; and by 1, backprop maximizes the mean return."""

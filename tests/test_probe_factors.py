@@ -16,8 +16,26 @@ from small_runs import lines, run_in_parts, tiny
 import denoised_mdp
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.analysis import data, factor_tables, plots, results
-from denoised_mdp.analysis.crossfit import EpisodeSums, random_divisions
-from denoised_mdp.analysis.factors import UNTRAINED, factor_matrix, homes_of, stack
+from denoised_mdp.analysis.crossfit import (
+    EpisodeSums,
+    Estimate,
+    bootstrap_weights,
+    interval,
+    random_divisions,
+    still_to_learn,
+    student_over_normal,
+    widened,
+)
+from denoised_mdp.analysis.factors import (
+    UNTRAINED,
+    FactorMatrix,
+    _summarize,
+    _useless,
+    best_reference,
+    factor_matrix,
+    homes_of,
+    stack,
+)
 from denoised_mdp.analysis.health import _unknown
 from denoised_mdp.analysis.mlp import mlp_predictions
 from denoised_mdp.analysis.probes import PROBES
@@ -28,9 +46,10 @@ from denoised_mdp.analysis.ridge import fit_ridge, group_folds, r_squared
 from denoised_mdp.cli import main as cli
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
-from denoised_mdp.envs.factors import NOISE, QUADRANTS, RELEVANT_NOISE, SIGNAL, Factor, NoGroundTruth, factors
+from denoised_mdp.envs.factors import NOISE, QUADRANTS, RELEVANT_NOISE, SIGNAL, USELESS, Factor, NoGroundTruth, factors
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.load import load_run, untrained
+from denoised_mdp.seeding import generator, torch_seed
 from denoised_mdp.session import train
 
 
@@ -171,6 +190,66 @@ def test_the_interval_covers_a_known_r_squared(episodes, r2):
         covered.append(found.low <= r2 <= found.high)
         widths.append(found.high - found.low)
     assert np.mean(covered) >= 0.85 and np.mean(widths) < 0.3
+
+
+def test_an_interval_holds_the_middle_95_percent():
+    low, high = interval(np.arange(1001.0)[:, None])
+    assert (low.item(), high.item()) == pytest.approx((25, 975))
+
+
+@pytest.mark.parametrize("episodes", [3, 5, 12])
+def test_the_interval_of_a_mean_is_students(episodes):
+    """Widened, means under random weights spread as Student's t says of the mean."""
+    values = np.random.default_rng(episodes).normal(size=episodes)
+    means = bootstrap_weights(episodes, 20_000) @ values / episodes
+    error = values.std(ddof=1) / np.sqrt(episodes)
+    spread = widened(means, values.mean(), episodes).std()
+    assert spread == pytest.approx(error * student_over_normal(episodes - 1), rel=0.03)
+
+
+@pytest.mark.parametrize(("large", "small"), [(20, 10), (9, 4)])
+def test_what_a_probe_has_still_to_learn_is_exact_where_its_error_falls_with_the_episodes(large, small):
+    """R^2 = 0.8 - 2 / n: what n episodes lack is 2 / n, whatever the smaller fit had."""
+    whole, half = (np.array(0.8 - 2 / n) for n in (large, small))
+    assert still_to_learn(whole, half, [(large, small)] * 5) == pytest.approx(2 / large)
+
+
+def test_a_summary_in_closed_form():
+    """Recall is of relevant, controllable factors; R^2 below 0 counts as 0; what may be missing widens upwards."""
+    kinds = {"a": SIGNAL, "b": SIGNAL, "idle": USELESS}
+    factors = [Factor(name, "signal", (i,), "scalar", kind) for i, (name, kind) in enumerate(kinds.items())]
+    factors.append(Factor("light", "noise", (0,), "scalar", NOISE))
+    scores = np.array([[[0.9, -0.5, 1.0, 0.3], [0.9] * 4], [[0.7, -0.1, 1.0, 0.5], [0.9] * 4]])  # [seeds, parts, K]
+    matrix = FactorMatrix(factors, ["x", "all"], {"ridge": scores}, {}, np.zeros((2, 4)), {})
+    spread = np.linspace(-0.1, 0.1, 2001)[:, None, None]  # 95 % of it end at 0.095
+    more = np.array([[0.02, 0.06, 0.5, 0.1], [0.0] * 4])
+    _summarize(matrix, "ridge", scores.mean(0) + spread, more)
+    recall, leakage = (matrix.summary("ridge", "x", source) for source in ("signal", "noise"))
+    assert (recall.value, leakage.value) == pytest.approx((0.8 / 2, 0.4))
+    assert (recall.low, recall.high) == pytest.approx((0.4 - 0.095 / 2, 0.4 + 0.095 / 2 + 0.08 / 2), abs=1e-3)
+    assert (leakage.low, leakage.high) == pytest.approx((0.4 - 0.095, 0.4 + 0.095 + 0.1), abs=1e-3)
+
+
+def test_of_a_factor_a_number_that_stands_still_does_not_count():
+    """Of two numbers, one constant, the R^2 is that of the other."""
+    rng, episode = np.random.default_rng(0), np.repeat(np.arange(6), 20)
+    light = rng.normal(size=(120, 1))
+    targets = {
+        Factor("two", "signal", (0, 1), "scalar", SIGNAL): np.concatenate([light, np.full((120, 1), 3.0)], 1),
+        Factor("one", "signal", (0,), "scalar", SIGNAL): light,
+    }
+    x = light + 0.5 * rng.normal(size=(120, 1))
+    matrix = factor_matrix({"x": x}, targets, episode, random_divisions(6), ["ridge"])
+    assert [factor.name for factor in matrix.factors] == ["two", "one"]
+    two, one = matrix.mean("ridge")[0]
+    assert 0.5 < one == pytest.approx(two)
+
+
+def test_the_ceiling_is_what_is_surely_found():
+    """The lower end of its interval counts, not its value."""
+    vague, sure, x = Estimate(0.5, 0.1, 0.55), Estimate(0.45, 0.4, 0.5), Estimate(0.1, 0.05, 0.15)
+    assert best_reference({"all": vague, "encoder": sure}) == ("encoder", sure)
+    assert "nothing to read" in _useless({"x": x, "all": vague}) and _useless({"x": x, "all": sure}) == ""
 
 
 def test_a_sample_that_cannot_tell_gives_no_number():
@@ -456,6 +535,23 @@ def test_recordings_repeat_and_align_actions_with_what_they_led_to():
         assert not a.action[0].any() and len(a.observation) == 8
     alone = recordings(1)[0]
     assert np.array_equal(alone.observation, first[0].observation)
+
+
+def test_seeds_of_probes_lie_above_those_of_evaluations():
+    seeds = data.probe_seeds(0, 40)
+    assert len(set(seeds)) == 40 and min(seeds) >= 2**32
+
+
+def test_every_recording_draws_its_actions_from_its_own_seed():
+    agent, seeds = small_agent(), data.probe_seeds(0, 2)
+    for seed, played in zip(seeds, recordings(2, 5, "agent", agent), strict=True):
+        noise, carry = torch.Generator().manual_seed(torch_seed(seed, "probe actions")), None
+        for seen, led in zip(played.observation, played.action[1:], strict=False):
+            action, carry = agent.act(seen, carry, explore=0.3, generator=noise)
+            np.testing.assert_array_equal(led, action)
+    for seed, played in zip(seeds, recordings(2, 5), strict=True):
+        rng = generator(seed, "probe actions")
+        np.testing.assert_array_equal(played.action[1:], [rng.uniform(-1, 1, 2).astype(np.float32) for _ in range(5)])
 
 
 def test_filtering_in_chunks_equals_acting_step_by_step(monkeypatch):

@@ -79,6 +79,22 @@ def test_losses_written_out_for_every_start():
     assert metrics["policy/entropy"].item() == pytest.approx(sum(h.item() for *_, h in actor_terms) / 16)
 
 
+def test_the_entropy_teaches_the_actor():
+    """It adds the gradient of the entropy itself, as estimated from the same draws."""
+    agent = small_agent()
+    mdp, batch = agent.mdp, policy_batch(agent)
+    policy = reinforce(mdp, horizon=3, return_scale="none", discount_weights=False)
+    noise, actor, found = policy.draw_noise(batch, mdp, generator()), list(policy.actor.parameters()), []
+    for entropy in (0.0, 0.2):
+        policy.entropy = entropy
+        found.append(torch.autograd.grad(policy.losses(batch, mdp, noise)[0], actor))
+    imagined, _ = policy.imagine(batch, mdp, noise)
+    seen = torch.cat((batch.features.flatten(0, 1)[None], imagined[:-1].detach()))  # [H, N, F]
+    own = torch.autograd.grad(-0.2 * policy.actor.score(seen, noise[1])[1].mean(), actor)
+    for without, total, alone in zip(*found, own, strict=True):
+        torch.testing.assert_close(total - without, alone)
+
+
 def test_the_score_of_a_gaussian_holds_its_action_fixed():
     """Its gradient is that of the density at an action that does not move; its mean over actions vanishes."""
     actor = configured(Actor, 3, 2, hidden=4, layers=1, initial_std=1.0).double()
@@ -97,6 +113,18 @@ def test_the_score_of_a_gaussian_holds_its_action_fixed():
     torch.testing.assert_close(entropy, -sampled)
     mean_score = torch.autograd.grad(actor.score(features.expand(len(noise), 3), noise)[0].mean(), weights)[-1]
     assert (mean_score.abs() < 0.05).all()
+
+
+def test_the_gradient_of_a_gaussians_entropy_runs_through_the_action():
+    """The noise is held instead; against PyTorch's own distribution."""
+    actor = configured(Actor, 3, 2, hidden=4, layers=1, initial_std=1.0).double()
+    features, noise = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
+    mean, std = actor(features)
+    raw = mean + std * noise
+    density = torch.distributions.Normal(mean, std).log_prob(raw) - torch.log1p(-(raw.tanh() ** 2))
+    expected = torch.autograd.grad(-density.sum(), list(actor.parameters()))
+    ours = torch.autograd.grad(actor.score(features, noise)[1].sum(), list(actor.parameters()))
+    torch.testing.assert_close(ours, expected)
 
 
 def test_the_score_of_choices_and_their_entropy():

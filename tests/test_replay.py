@@ -401,6 +401,12 @@ def test_what_cannot_be_opened_leaves_no_file_open(tmp_path):
     assert len(os.listdir("/dev/fd")) == before
 
 
+def test_rings_hold_together_at_least_what_is_asked_for(tmp_path):
+    rings = Rings(tmp_path, 3, 10, SHAPE, ACTIONS, slack=4)
+    assert [(ring.capacity, ring.slack) for ring in rings.rings] == [(4, 2)] * 3
+    rings.close()
+
+
 def test_another_environment_is_refused(tmp_path):
     replay = Replay(tmp_path, 20, SHAPE, ACTIONS)
     fill(replay, [4])

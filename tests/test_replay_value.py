@@ -116,6 +116,16 @@ def test_it_is_added_to_the_value_nets_loss_and_changes_nothing_else(learner):
     assert not all(torch.equal(*pair) for pair in zip(policy.value.parameters(), more.value.parameters(), strict=True))
 
 
+def test_returns_are_of_whole_segments_whichever_rows_imagination_starts_from(learner):
+    policy, batch = learner
+    agent = small_agent()
+    policy.imagine_rows, policy.replay_value = 2, 0.5
+    expected = policy.replay_loss(batch).detach()
+    noise = policy.draw_noise(batch.last(2), agent.mdp, torch.Generator().manual_seed(0))
+    found = policy.update(batch, agent.mdp, noise=noise)
+    torch.testing.assert_close(found["policy/replay_value_loss"], expected)
+
+
 def test_the_value_net_may_learn_from_stored_rows_alone(learner):
     """Then no imagined return moves it; the actor learns as before."""
     policy, batch = learner

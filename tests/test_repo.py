@@ -117,6 +117,17 @@ def test_the_loss_computed_anew():
     torch.testing.assert_close(torch.autograd.grad(loss, weights), expected)
 
 
+def test_reward_std_is_that_of_the_likelihood():
+    """The logged error is of the reward's own scale."""
+    model = small_model("model.reward_std=0.5")
+    batch, noise = batch_and_noise(model)
+    loss, excess, _, shares, metrics = model.loss(**batch, noise=noise)
+    nll = -torch.distributions.Normal(shares["x"], 0.5).log_prob(batch["reward"]).mean()
+    torch.testing.assert_close(loss, nll + metrics["model/beta"] * excess)
+    error = 0.5 * (shares["x"] - batch["reward"]).square().mean()
+    torch.testing.assert_close(metrics["model/reward_error"], error.detach())
+
+
 def test_pictures_teach_the_decoder_alone():
     model = small_model()
     batch, noise = batch_and_noise(model)

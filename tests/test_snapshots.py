@@ -137,9 +137,10 @@ def test_a_checkpoint_that_learned_on_after_its_evaluation_is_not_best(tmp_path)
 
 
 def test_episodes_that_may_have_chosen_weights_are_left_out_when_the_run_went_on_with_fewer(tmp_path):
-    config = tiny(tmp_path / "a", "train.eval_every=80", "train.eval_episodes=3", "train.total_steps=80")
+    """Those that are played instead are of the run's own seed as well."""
+    config = tiny(tmp_path / "a", "seed=3", "train.eval_every=80", "train.eval_episodes=3", "train.total_steps=80")
     run_in_parts(config)
-    config = tiny(tmp_path / "a", "train.eval_every=80", "train.eval_episodes=1", "train.total_steps=160")
+    config = tiny(tmp_path / "a", "seed=3", "train.eval_every=80", "train.eval_episodes=1", "train.total_steps=160")
     run_in_parts(config)
     assert [row["eval/episodes"] for row in lines(tmp_path / "a") if "eval/return" in row][-2:] == [3, 1]
     judged = evaluate_run(config.run_dir, episodes=2, checkpoint="best").seeds

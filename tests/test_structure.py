@@ -130,6 +130,17 @@ def test_what_the_policy_cannot_control_is_imagined_whatever_it_does(preset):
     assert not torch.equal(one["x"][0], changed["x"][0])
 
 
+@pytest.mark.parametrize(("preset", "parent"), [("confounder", "c"), ("four_blocks", "y")])
+def test_what_reads_a_parent_is_imagined_from_the_parents_new_state(preset, parent):
+    model = model_of(preset)
+    before = model.initial(4).select(model.table.seen).map(torch.randn_like)
+    action = torch.randn(4, 2, dtype=torch.float64)
+    after = model.imagine_step(before, action, torch.randn_like(before.state))
+    belief, state = before["x"]
+    read = torch.cat((*after[parent], state, action), -1)
+    torch.testing.assert_close(after["x"][0], model.rssm.transitions["x"](read, belief))
+
+
 @pytest.mark.parametrize(
     ("preset", "expected"), [("confounder", {"x": {"c", "x"}, "y": {"y"}}), ("four_blocks", {"y": {"y"}, "x": {"x"}})]
 )

@@ -128,6 +128,16 @@ def test_where_the_mask_is_one_the_picture_is_that_of_x(bias, shown):
     assert grey.shape == (12, 3, 64, 64) and (grey == (0.5 if bias > 0 else -0.5)).all()
 
 
+def test_reward_std_is_that_of_both_likelihoods():
+    model = small_agent("model.reward_std=0.5").world_model
+    batch, noise = batch_and_noise(model)
+    latent = model.filter(batch["observation"], batch["action"], batch["is_first"], noise).latent
+    terms = terms_of(model, batch, noise)
+    for name in "xy":
+        guess = torch.distributions.Normal(model.rewards[name](latent.features(name)).squeeze(-1), 0.5)
+        torch.testing.assert_close(terms[f"reward_{name}"], -guess.log_prob(batch["reward"]).mean())
+
+
 def test_free_nats_clamp_the_mean_of_a_batch():
     table = small_agent().world_model.x.rssm.table
     kl = torch.tensor([[0.0, 8.0], [0.0, 8.0]], requires_grad=True)
