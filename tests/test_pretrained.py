@@ -23,7 +23,8 @@ from denoised_mdp.run.pretrained import compact, export
 from denoised_mdp.session import train
 
 ROOT = Path(denoised_mdp.__file__).parent
-SHIPPED = "pretrained:cheetah_run_video"
+SHIPPED = {"pretrained:cheetah_run_video": "2b", "pretrained:cheetah_run_video_dreamer": "dreamer"}
+"""agent -> its model"""
 
 
 @pytest.fixture(scope="module")
@@ -226,12 +227,14 @@ def test_mistakes_are_one_line(packaged, capsys):
     assert "pretrained:dot is only read" in capsys.readouterr().err
 
 
-def test_the_shipped_agent_acts_in_its_environment(cache):
-    agent = denoised_mdp.load(SHIPPED, device="cpu")
-    environment = denoised_mdp.make_env(SHIPPED)
+@pytest.mark.parametrize(("name", "model"), SHIPPED.items())
+def test_a_shipped_agent_acts_in_its_environment(name, model, cache):
+    agent = denoised_mdp.load(name, device="cpu")
+    environment = denoised_mdp.make_env(name)
     observation, info = environment.reset(seed=0)
     action, _ = agent.act(observation)
     environment.close()
+    assert agent.config.method[0] == model
     assert agent.config.env.task == "cheetah_run" and "video_background" in agent.config.distractors
     assert action.shape == environment.action_space.shape and (np.abs(action) <= 1).all()
     assert any(name.startswith("video_background") for name in environment.unwrapped.noise_names)
@@ -250,4 +253,5 @@ def test_the_package_has_all_its_files_and_they_are_few_megabytes(monkeypatch):
     shipped = {path for path in (ROOT / "pretrained").rglob("*") if path.is_file() and path.name != ".lock"}
     shipped |= {*ROOT.rglob("*.c"), *ROOT.rglob("*.j2")}
     assert len(shipped) > 3 and shipped == {path for path in matched if path.is_file()}
-    assert sum(path.stat().st_size for path in shipped) < 8e6
+    for agent in (ROOT / "pretrained").iterdir():
+        assert sum(path.stat().st_size for path in agent.rglob("*") if path.is_file()) < 5e6, agent.name
