@@ -168,7 +168,7 @@ def evaluate_run(
         EnvironmentFailure: see `evaluate`.
     """
     for name, number, least in (("episodes", episodes, 1), ("workers", workers, 0), ("seed", seed, 0)):
-        if number is not None:
+        if (name, number) != ("seed", None):
             check_whole(name, number, least)
     with warnings.catch_warnings():
         if random:  # played beside the agent, which has warned

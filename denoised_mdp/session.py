@@ -254,7 +254,8 @@ def train(config: Config, stop: StopRequest | None = None) -> bool:
 
 def _lead(config: Config, stop: StopRequest) -> bool:
     refuse_large_batches(config)
-    refuse_missing(config)
+    if not checkpoints.list_steps(RunFolder(config.run_dir).checkpoints):  # else it may be complete, and needs nothing
+        refuse_missing(config)
     run = RunFolder.create(config.run_dir)
     if run.exported:
         raise UserError(f"{run.path} is an exported agent, which has weights alone. Choose another run_dir.")

@@ -116,7 +116,9 @@ def test_a_finished_run_asks_no_service(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setitem(mirrors.MIRRORS, "wandb", unreachable)
     assert train(tiny(tmp_path / "a"))
-    with shown():
+    with shown(), monkeypatch.context() as patch:
+        patch.setitem(mirrors.MIRRORS, "wandb", mirrors.WandB)
+        patch.setitem(sys.modules, "wandb", None)  # nor its package
         assert train(tiny(tmp_path / "a", "train.log_to=wandb"))
     assert "complete at step" in capsys.readouterr().out
     with pytest.raises(UserError, match="no route to host"):

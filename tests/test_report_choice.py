@@ -1,6 +1,7 @@
 """What a report compares: one estimator, one size of probe, one step; and what its groups are called."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -148,6 +149,11 @@ def test_a_folder_of_runs_stands_for_all_that_it_holds(tmp_path, capsys):
         find_runs([other.parent / ".hydra" / "none"])
     (tmp_path / "runs" / "config.yaml").write_text("name: my project\n")
     assert sorted(find_runs([tmp_path / "runs"])) == sorted(inside)
+    (tmp_path / "runs" / "checkpoints" / "step_100").mkdir(parents=True)
+    (tmp_path / "runs" / "metrics.jsonl").touch()
+    assert sorted(find_runs([tmp_path])) == sorted(inside), "another program's training"
+    shutil.rmtree(tmp_path / "runs" / "checkpoints")
+    (tmp_path / "runs" / "metrics.jsonl").unlink()
     (inside[0] / "config.yaml").write_text("seed: [")
     assert find_runs([inside[0]]) == inside[:1] and len(find_runs([tmp_path])) == 3, "it has a log: damaged"
     (tmp_path / "empty").mkdir()

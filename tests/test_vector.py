@@ -75,7 +75,9 @@ def test_a_worker_that_was_asked_before_shows_where_it_hangs_now():
         pool.reset([7])
         (worker,) = pool._workers
         os.kill(worker.process.pid, signal.SIGUSR1)
+        deadline = time.monotonic() + 60
         while "in _serve" not in worker._traceback():
+            assert time.monotonic() < deadline
             time.sleep(0.05)
         pool.step([np.zeros(1, np.float32)])
         pool.timeout = 2.0

@@ -44,7 +44,7 @@ def color_of(number: int) -> str:
 def colors_of(names: Iterable[str]) -> dict[str, str]:
     """One color for each compared method, in order: its own if it is one of `METHODS`, else a free one.
 
-    So a method looks the same in all pictures, whatever it is compared with; colors repeat if there are many.
+    So a method looks the same whatever it is compared with; colors repeat if there are many.
     """
     names = list(dict.fromkeys(names))
     fixed = {name: METHODS.index(name) for name in names if name in METHODS}

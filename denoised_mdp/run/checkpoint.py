@@ -266,8 +266,8 @@ def _read(path: Path, step: int, map_location: torch.device | str) -> dict[str, 
     except OSError as error:
         if error.errno in _FOR_NOW:  # it may be whole: to go on from an older one would destroy what came after that
             raise UserError(
-                f"{error.filename or path} cannot be read ({error.strerror}). Mend that and repeat the command; if it"
-                f" is lost, delete {path} to use the checkpoint before."
+                f"{error.filename or path} cannot be read ({error.strerror}). Mend that and repeat the command. Only if"
+                " it is lost, move its folder away: the run then goes on from the checkpoint before."
             ) from error
         raise _Damaged(f"{error.filename or path} cannot be read ({error.strerror})") from error
     except (*MALFORMED, SafetensorError) as error:

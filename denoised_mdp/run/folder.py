@@ -96,7 +96,7 @@ class RunFolder:
 
         Other programs have a ``config.yaml``, too. Who writes asks `is_ours`, which no damaged one is.
         """
-        if not os.path.isfile(self.config):
+        if not os.path.isfile(self.config) or _is_foreign(self.config):
             return False
         return os.path.lexists(self.metrics) or any(self.checkpoints.glob("step_*")) or is_ours(self.config)
 
@@ -252,8 +252,19 @@ def _weights_alone(checkpoint: Path) -> bool:
 
 def is_ours(config: Path) -> bool:
     """Whether a file is the configuration of a run of any version."""
+    return _options(config) >= _GROUPS
+
+
+def _is_foreign(config: Path) -> bool:
+    """Whether a file is another program's: it has options, and none of ours, which one that is cut off would have."""
+    options = _options(config)
+    return bool(options) and not options & {"run_dir", *_GROUPS}
+
+
+def _options(config: Path) -> set[object]:
+    """The top level of a configuration; empty if there is none."""
     try:
         tree = read_yaml(config)
     except (OSError, ValueError):
-        return False
-    return isinstance(tree, dict) and tree.keys() >= _GROUPS
+        return set()
+    return set(tree) if isinstance(tree, dict) else set()

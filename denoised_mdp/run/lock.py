@@ -65,7 +65,7 @@ def _lock_of_the_system(folder: Path, option: str) -> Iterator[None]:
             ) from error
         except OSError as error:  # some network file systems have no locks
             warnings.warn(
-                f"{folder} cannot be locked ({error.strerror}): no other process may write in it.", stacklevel=3
+                f"{folder} cannot be locked ({error.strerror}): no other process may write in it.", stacklevel=4
             )
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
@@ -78,14 +78,15 @@ def locked_by_another(folder: Path) -> bool:
 
     The calling process does not see its own lock.
     """
-    if os.path.realpath(folder / LOCK) in _LOCKED:  # closing any file of it would release the lock
-        return False
     place = 3 if sys.platform == "darwin" else 0  # of the type in the system's struct flock
     flock = ("qqihh" if place else "hhqqi4x"), [0] * 5
     flock[1][place] = fcntl.F_WRLCK
-    try:
-        with open(regular(folder / LOCK), "rb") as file:
-            answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(flock[0], *flock[1]))
-    except OSError:
-        return False
+    with _GUARD:  # no thread takes the lock meanwhile
+        if os.path.realpath(folder / LOCK) in _LOCKED:  # closing any file of it would release the lock
+            return False
+        try:
+            with open(regular(folder / LOCK), "rb") as file:
+                answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(flock[0], *flock[1]))
+        except OSError:
+            return False
     return struct.unpack(flock[0], answer)[place] != fcntl.F_UNLCK

@@ -63,8 +63,8 @@ def write_report(
     Raises:
         UserError: no folder is given, or one is not a run and holds none; or the page cannot be written.
     """
-    runs, probes = ([one] if isinstance(one, str | os.PathLike) else one for one in (runs, probes))
-    if not len(runs):
+    runs, probes = ([one] if isinstance(one, str | os.PathLike) else list(one) for one in (runs, probes))
+    if not runs:
         raise UserError("There is nothing to report: name at least one run, or a folder of runs.")
     if videos not in VIDEOS:
         raise UserError(f"Unknown choice of videos {videos!r}.{did_you_mean(videos, VIDEOS)}")
