@@ -15,6 +15,8 @@ from denoised_mdp.run.lock import LOCK, locked, locked_by_another
 
 _GROUPS = {"seed", "env", "train"}
 """options of every run's configuration; another program's config.yaml lacks some"""
+_OTHERS = {"run_dir", "preset", "distractors", "model", "policy", "agent", "replay"}
+"""more of them; a file that is none of ours has neither these nor those"""
 PRETRAINED = "pretrained:"
 """before the name of an agent that comes with the package; it stands for a run folder that is only read"""
 _PACKAGED = Path(__file__).parents[1] / "pretrained"
@@ -258,7 +260,7 @@ def is_ours(config: Path) -> bool:
 def _is_foreign(config: Path) -> bool:
     """Whether a file is another program's: it has options, and none of ours, which one that is cut off would have."""
     options = _options(config)
-    return bool(options) and not options & {"run_dir", *_GROUPS}
+    return bool(options) and not options & (_GROUPS | _OTHERS)
 
 
 def _options(config: Path) -> set[object]:
