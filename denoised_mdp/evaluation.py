@@ -167,9 +167,10 @@ def evaluate_run(
         UserError: there is no such run, checkpoint or split, or a number is not whole or too small.
         EnvironmentFailure: see `evaluate`.
     """
-    for name, number, least in (("episodes", episodes, 1), ("workers", workers, 0), ("seed", seed, 0)):
-        if (name, number) != ("seed", None):
-            check_whole(name, number, least)
+    check_whole("episodes", episodes, 1)
+    check_whole("workers", workers, 0)
+    if seed is not None:
+        check_whole("seed", seed, 0)
     with warnings.catch_warnings():
         if random:  # played beside the agent, which has warned
             warnings.simplefilter("ignore")

@@ -53,7 +53,7 @@ def build_parser(probes: bool = True) -> Parser:
     config = add_command(
         commands,
         "config",
-        lambda arguments: _config(arguments, arguments.against),
+        _config,
         "print a composed configuration as YAML, without training",
         keyed="overrides",
         examples=(
@@ -75,7 +75,7 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
             arguments.overrides.append(arguments.cfg)
         elif arguments.cfg != "job":
             raise UserError(f"argument --cfg: must be job, or nothing, not '{arguments.cfg}'.")
-        return _config(arguments, against=None)
+        return _print_config(arguments.overrides)
     if arguments.multirun or arguments.dry_run or any(map(of_grid, arguments.overrides)):
         from denoised_mdp.cli.sweep import show_grid, sweep
 
@@ -109,14 +109,21 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
     return 0
 
 
-def _config(arguments: argparse.Namespace, against: str | None) -> int:
-    from denoised_mdp.config import as_yaml, contrast, load_config
+def _config(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.config import contrast, load_config
 
-    config = load_config(arguments.overrides)
-    if against is not None:
-        print("".join(f"{line}\n" for line in contrast(load_config([f"preset={against}"]), config)), end="")
-    else:
-        print(as_yaml(config), end="")
+    if arguments.against is None:
+        return _print_config(arguments.overrides)
+    config, other = load_config(arguments.overrides), load_config([f"preset={arguments.against}"])
+    for line in contrast(other, config):
+        print(line)
+    return 0
+
+
+def _print_config(overrides: Sequence[str]) -> int:
+    from denoised_mdp.config import as_yaml, load_config
+
+    print(as_yaml(load_config(overrides)), end="")
     return 0
 
 

@@ -120,22 +120,27 @@ def differences(old: Config, new: Config) -> list[str]:
 
     Of another choice, such as ``model=``, the choice alone: most of its options differ as well.
     """
-    before, after = (dict(flatten(as_tree(config))) for config in (old, new))
-    chosen = [key for key in before if key.endswith(".name") and key in after and before[key] != after[key]]
+    found = _unlike(old, new)
+    chosen = [key for key, sides in found.items() if key.endswith(".name") and "absent" not in sides]
     implied = tuple(key.removesuffix("name") for key in chosen)
-    lines = [f"{key.removesuffix('.name')}: {before[key]} -> {after[key]}" for key in chosen]
-    for key in dict.fromkeys([*before, *after]):
-        values = [side.get(key, "absent") for side in (before, after)]
-        if key not in MAY_CHANGE and values[0] != values[1] and not key.startswith(implied):
-            lines.append(f"{key}: {as_text(values[0])} -> {as_text(values[1])}")
+    lines = [f"{key.removesuffix('.name')}: {found[key][0]} -> {found[key][1]}" for key in chosen]
+    for key, (a, b) in found.items():
+        if key not in MAY_CHANGE and not key.startswith(implied):
+            lines.append(f"{key}: {as_text(a)} -> {as_text(b)}")
     return lines
 
 
 def contrast(other: Config, config: Config) -> list[str]:
     """Return one line per option whose value differs, but for the run's folder: ``key: other's -> own``."""
-    before, after = (dict(flatten(as_tree(one))) for one in (other, config))
-    sides = {key: (before.get(key, "absent"), after.get(key, "absent")) for key in (*before, *after)}
-    return [f"{key}: {as_text(a)} -> {as_text(b)}" for key, (a, b) in sides.items() if a != b and key != "run_dir"]
+    found = _unlike(other, config).items()
+    return [f"{key}: {as_text(a)} -> {as_text(b)}" for key, (a, b) in found if key != "run_dir"]
+
+
+def _unlike(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
+    """The options whose values differ: dotted key -> both values, "absent" where a configuration has no such option."""
+    first, second = (dict(flatten(as_tree(config))) for config in (one, other))
+    sides = {key: (first.get(key, "absent"), second.get(key, "absent")) for key in (*first, *second)}
+    return {key: pair for key, pair in sides.items() if pair[0] != pair[1]}
 
 
 def key_of_difference(difference: str, config: Config) -> str:

@@ -185,7 +185,7 @@ def load(
     candidates, more = _checkpoints(folder), _checkpoints(also) if also else []
     steps = sorted({found for found, _ in candidates + more})
     if step is not None:
-        if not isinstance(step, int) or isinstance(step, bool):
+        if type(step) is not int:
             raise UserError(f"checkpoint={step!r}: must be a step, a whole number, or best.")
         candidates = [(found, path) for found, path in more + candidates if found == step]
     if not candidates:

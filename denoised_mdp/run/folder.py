@@ -16,7 +16,7 @@ from denoised_mdp.run.lock import LOCK, locked, locked_by_another
 _GROUPS = {"seed", "env", "train"}
 """options of every run's configuration; another program's config.yaml lacks some"""
 _OTHERS = {"run_dir", "preset", "distractors", "model", "policy", "agent", "replay"}
-"""more of them; a file that is none of ours has neither these nor those"""
+"""more of them; a file that has neither these nor those is none of ours, not even one that is cut off"""
 PRETRAINED = "pretrained:"
 """before the name of an agent that comes with the package; it stands for a run folder that is only read"""
 _PACKAGED = Path(__file__).parents[1] / "pretrained"
@@ -98,9 +98,12 @@ class RunFolder:
 
         Other programs have a ``config.yaml``, too. Who writes asks `is_ours`, which no damaged one is.
         """
-        if not os.path.isfile(self.config) or _is_foreign(self.config):
+        if not os.path.isfile(self.config):
             return False
-        return os.path.lexists(self.metrics) or any(self.checkpoints.glob("step_*")) or is_ours(self.config)
+        options = _options(self.config)
+        if options >= _GROUPS or (options and not options & (_GROUPS | _OTHERS)):  # ours, or another program's
+            return options >= _GROUPS
+        return os.path.lexists(self.metrics) or any(self.checkpoints.glob("step_*"))
 
     @property
     def trained(self) -> bool:
@@ -153,8 +156,12 @@ class RunFolder:
         if not run.is_run:
             beside = (config.parent for config in sorted(run.path.parent.glob("*/config.yaml")))
             runs = {folder.name: folder for folder in beside if RunFolder(folder).is_run}
-            lacks = "has no config.yaml of a run" if os.path.lexists(run.config) else "has no config.yaml"
-            there = ("is a file" if run.path.is_file() else lacks) if run.path.exists() else ""
+            if not run.path.exists():
+                problem = "does not exist"
+            elif run.path.is_file():
+                problem = "is a file"
+            else:
+                problem = "has no config.yaml" + " of a run" * os.path.lexists(run.config)
             near = nearest(run.path.name, runs)
             above = next(one for one in (run.path, *run.path.parents) if one.is_dir())
             hint = f"Did you mean '{runs[near]}'?" if near else f"'denoised-mdp status {above}' lists the runs there."
@@ -162,7 +169,7 @@ class RunFolder:
                 step = re.search(r"step_0*(\d+)$", run.path.name)
                 name = f"name that{f', with --checkpoint {step[1]}' if step else ''}"
                 hint = f"It is a part of the run {run.part_of}: {name}."
-            raise UserError(f"There is no run at {path}: it {there or 'does not exist'}. {hint}")
+            raise UserError(f"There is no run at {path}: it {problem}. {hint}")
         return run
 
     @property
@@ -255,12 +262,6 @@ def _weights_alone(checkpoint: Path) -> bool:
 def is_ours(config: Path) -> bool:
     """Whether a file is the configuration of a run of any version."""
     return _options(config) >= _GROUPS
-
-
-def _is_foreign(config: Path) -> bool:
-    """Whether a file is another program's: it has options, and none of ours, which one that is cut off would have."""
-    options = _options(config)
-    return bool(options) and not options & (_GROUPS | _OTHERS)
 
 
 def _options(config: Path) -> set[object]:

@@ -171,8 +171,9 @@ def best_step(run: RunFolder, until: float = math.inf) -> int:
         return steps[-1]
     rows = {row["step"]: row for row in evaluations(run) if row["step"] <= until}
     logged = {step: row["eval/return"] for step, row in rows.items()}
+    kept = checkpoints.list_steps(run.checkpoints)
     stored = {*checkpoints.list_steps(run.snapshots)}
-    stored |= {step for step in checkpoints.list_steps(run.checkpoints) if _as_evaluated(run, rows.get(step, {}))}
+    stored |= {step for step in kept if step in rows and _as_evaluated(run, rows[step])}
     returns = {step: value for step, value in logged.items() if step in stored}
     if not returns:
         raise UserError(
@@ -195,7 +196,7 @@ def _as_evaluated(run: RunFolder, row: Mapping[str, Any]) -> bool:
 
     Not where a run that ended there was made longer, and then stopped in the updates that follow: they replace it.
     """
-    counted = checkpoints.plain_values(run.checkpoints, row.get("step", 0)).get("counters")
+    counted = checkpoints.plain_values(run.checkpoints, row["step"]).get("counters")
     known = isinstance(counted, dict) and "updates" in counted and "eval/updates" in row  # not of earlier versions
     return not known or counted["updates"] == row["eval/updates"]
 

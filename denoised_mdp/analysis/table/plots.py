@@ -34,11 +34,12 @@ def draw_curves(table: Table, path: Path) -> Path:
     figure = new_figure(3.2 * len(table.tasks) + 0.3, 2.3 * len(table.variants) + 0.5)
     figure.set_layout_engine("constrained")
     panels = figure.subplots(len(table.variants), len(table.tasks), sharex=True, squeeze=False)
+    colors = colors_of(table.methods)
     for row, variant in zip(panels, table.variants, strict=True):
         for axes, task in zip(row, table.tasks, strict=True):
             plain_axes(axes, 8)
             axes.set_title(literal(f"{task}\n{variant}"), fontsize=8)
-            for method, color in colors_of(table.methods).items():
+            for method, color in colors.items():
                 runs = [entry.run for entry in table.group((task, variant), method)]
                 curves = [run.metrics["eval/return"] for run in runs if "eval/return" in run.metrics]
                 if not curves:
