@@ -257,24 +257,27 @@ def test_a_followers_gpu_is_the_one_of_its_place_on_its_machine(monkeypatch):
         followers._own_gpu(1, 2)
 
 
-def meeting(**environment):
+def meeting(by="followers._meet()", **environment):
     """What a process of its own says that tries to meet others: a failed attempt spoils all later ones of a process."""
-    code = "from datetime import timedelta; from denoised_mdp.agents import followers;"
-    code += "followers.MEETING = timedelta(seconds=2); followers._meet()"
+    code = "import threading; from datetime import timedelta; from denoised_mdp.agents import followers;"
+    code += f"followers.MEETING = timedelta(seconds=2); {by}"
     run = [sys.executable, "-c", code]
     return subprocess.run(run, env=os.environ | environment, capture_output=True, text=True, timeout=120).stderr
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_processes_that_do_not_meet_say_where(rank):
-    """The port of the first one is taken; the other finds nobody there."""
+IN_A_THREAD = "threading.Thread(target=followers._meet).start()"
+
+
+@pytest.mark.parametrize(("rank", "how"), [(0, {}), (1, {}), (0, {"by": IN_A_THREAD})])
+def test_processes_that_do_not_meet_say_where(rank, how):
+    """The port of the first one is taken; the other finds nobody there. A thread, too, may try."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         if rank == 0:
             taken.listen()
         port = taken.getsockname()[1]
         assert f"UserError: The run's processes do not meet at MASTER_ADDR:MASTER_PORT, 127.0.0.1:{port} (" in meeting(
-            **variables(rank, port)
+            **how, **variables(rank, port)
         )
 
 

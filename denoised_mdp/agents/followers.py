@@ -26,7 +26,7 @@ from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure
-from denoised_mdp.envs.workers import GUARD, UNGUARDED, without_stops
+from denoised_mdp.envs.workers import GUARD, STOPS, UNGUARDED, may_handle_signals, without_stops
 from denoised_mdp.errors import EnvironmentFailure, UserError, one_line
 from denoised_mdp.optim import parallel
 
@@ -81,7 +81,7 @@ def _meet() -> None:
     Raises:
         UserError: they do not meet.
     """
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL) if may_handle_signals() else None
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=MEETING))
         join(store=store, rank=rank, world_size=size)
@@ -94,7 +94,8 @@ def _meet() -> None:
             " GLOO_SOCKET_IFNAME, if set, names a network interface of each machine."
         ) from error
     finally:
-        signal.signal(signal.SIGINT, before)
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
@@ -275,8 +276,8 @@ def run_follower(number: int, processes: int, port: int | None = None) -> None:
 
 def _leave_signals_to_the_leader() -> None:
     """It stops the run, and then us."""
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in {*STOPS, signal.SIGUSR1}:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _receive() -> Any:

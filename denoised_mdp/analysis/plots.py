@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -36,20 +37,21 @@ NUMBERS_FROM = 0.4
 """inches of a cell that is wide enough for a number"""
 
 
-def color_of(number: int) -> str:
-    """The color of the n-th compared item, from 0; colors repeat."""
-    return PALETTE[number % len(PALETTE)]
-
-
 def colors_of(names: Iterable[str]) -> dict[str, str]:
-    """One color for each compared method, in order: its own if it is one of `METHODS`, else a free one.
+    """One color for each compared item, in order: that of the method which its name tells, else a free one.
 
-    So a method looks the same whatever it is compared with; colors repeat if there are many.
+    So a method of `METHODS` looks the same whatever it is compared with: "2b", or "cheetah_run · 2b" without it. Of
+    several items with one method, the first has its color. Colors repeat if there are many.
     """
     names = list(dict.fromkeys(names))
-    fixed = {name: METHODS.index(name) for name in names if name in METHODS}
+    fixed: dict[str, int] = {}
+    for name in sorted(names, key=lambda name: name not in METHODS):  # those that are a method's own name come first
+        told = [METHODS.index(word) for word in re.findall(r"[\w.=/-]+", name) if word in METHODS]
+        if told and told[0] not in fixed.values():
+            fixed[name] = told[0]
     free = itertools.chain((n for n in range(len(PALETTE)) if n not in fixed.values()), itertools.count())
-    return {name: color_of(fixed[name] if name in fixed else next(free)) for name in names}
+    numbers = [fixed[name] if name in fixed else next(free) for name in names]
+    return {name: PALETTE[number % len(PALETTE)] for name, number in zip(names, numbers, strict=True)}
 
 
 def new_figure(width: float, height: float) -> Figure:

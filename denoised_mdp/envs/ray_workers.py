@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 import traceback
 import zlib
@@ -19,7 +18,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from denoised_mdp.envs.workers import ONE_THREAD, about, call
+from denoised_mdp.envs.workers import ONE_THREAD, about, call, may_handle_signals
 from denoised_mdp.errors import UserError
 
 MOST_ENTRIES = 500
@@ -181,8 +180,8 @@ def _connected() -> Any:
     except ImportError as error:
         raise UserError("train.workers=ray needs a package: pip install 'denoised-mdp[ray]'.") from error
     if not ray.is_initialized():
-        main = threading.current_thread() is threading.main_thread()  # Python allows handlers only there; so does Ray
-        ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if main}
+        changed = (signal.SIGINT, signal.SIGTERM) if may_handle_signals() else ()
+        ours = {number: signal.getsignal(number) for number in changed}
         try:
             ray.init(log_to_driver=False, include_dashboard=False)
         except (ConnectionError, RuntimeError, ValueError) as error:

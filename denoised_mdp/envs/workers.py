@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -38,6 +39,11 @@ GUARD = (
 )
 STOPS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2") if hasattr(signal, name)}
 """signals that stop a run: meant for the process that workers serve, though terminals and schedulers tell all"""
+
+
+def may_handle_signals() -> bool:
+    """Whether this thread may say what signals do: Python lets the main thread alone."""
+    return threading.current_thread() is threading.main_thread()
 
 
 class Worker(Protocol):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 from collections.abc import Iterator
+
+from denoised_mdp.envs.workers import may_handle_signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
@@ -41,7 +42,7 @@ class StopRequest:
         return 128 + (self.signal or signal.SIGINT)
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
+        if may_handle_signals():
             self._previous = {
                 number: signal.signal(number, self._receive)
                 for number in SIGNALS

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from denoised_mdp.analysis.plots import DARK, FAINT, INK, color_of, literal, new_figure, plain_axes
+from denoised_mdp.analysis.plots import DARK, FAINT, INK, colors_of, literal, new_figure, plain_axes
 from denoised_mdp.envs.joints import Joint
 
 if TYPE_CHECKING:
@@ -141,8 +141,7 @@ def _lines(groups: Groups) -> dict[tuple[str, int], list[tuple[str, int, int]]]:
 
 
 def _style(groups: Groups, name: str, stack: int) -> dict:
-    names = list(dict.fromkeys(key[0] for key in groups))
-    return {"color": color_of(names.index(name)), "linestyle": DASHES.get(stack, "-.")}
+    return {"color": colors_of(key[0] for key in groups)[name], "linestyle": DASHES.get(stack, "-.")}
 
 
 def _label(name: str, stack: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from denoised_mdp.analysis.crossfit import confidence
+from denoised_mdp.analysis.plots import colors_of
 from denoised_mdp.analysis.report.data import Curve, RunData
 from denoised_mdp.config import MAY_CHANGE, differences
 from denoised_mdp.config.schema import Config
@@ -20,6 +21,8 @@ class Group:
 
     runs: list[RunData]
     name: str = ""
+    color: str = ""
+    """of its curves and its name"""
 
     @property
     def first(self) -> RunData:
@@ -49,6 +52,8 @@ def group_runs(runs: Sequence[RunData]) -> list[Group]:
     for group in groups:
         group.runs.sort(key=lambda run: run.seed or 0)
     _name(groups)
+    for group, color in zip(groups, colors_of(group.name for group in groups).values(), strict=True):
+        group.color = color
     return groups
 
 

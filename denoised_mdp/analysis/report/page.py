@@ -17,7 +17,6 @@ import jinja2
 
 from denoised_mdp import __version__
 from denoised_mdp.analysis.factor_tables import from_tree, headline_text, pooled
-from denoised_mdp.analysis.plots import color_of
 from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.report.choice import common_options, options_of, options_text, results_at_common_step, shown
 from denoised_mdp.analysis.report.data import RunData, check_probe_folders, read_run
@@ -89,17 +88,14 @@ def render(runs: Sequence[RunData], *, videos: str = "one", title: str | None = 
         "title": title or (groups[0].name if len(groups) == 1 else shared or f"{len(groups)} configurations compared"),
         "compared": len(groups) if len(groups) > 1 and (title or shared) else 0,
         "groups": [
-            {"name": group.name, "color": color_of(n), "count": len(group.runs), "overview": overview(group, compared)}
-            for n, group in enumerate(groups)
+            {"name": group.name, "color": group.color, "count": len(group.runs), "overview": overview(group, compared)}
+            for group in groups
         ],
         "compared_by": {probe: _options_text(runs, probe, options) for probe, options in compared.items()},
         "returns": plots(groups, RETURNS, common),
         "model": plots(groups, MODEL, common),
         "more": plots(groups, other_metrics(groups), common),
-        "sections": [
-            _section(group, number, videos, runs)
-            for number, group in track(list(enumerate(groups)), "drawing probes", "groups of runs")
-        ],
+        "sections": [_section(group, videos, runs) for group in track(groups, "drawing probes", "groups of runs")],
         "differences": differing_options(groups),
         "configurations": [(group.name, sorted(group.first.options().items())) for group in groups],
         "machines": [machine_row(run) for run in runs],
@@ -120,9 +116,9 @@ def _options_text(runs: Sequence[RunData], probe: str, options: str | None) -> s
     return options_text(trees[0]) if trees else ""
 
 
-def _section(group: Group, number: int, videos: str, everyone: Sequence[RunData]) -> dict[str, Any]:
+def _section(group: Group, videos: str, everyone: Sequence[RunData]) -> dict[str, Any]:
     """One group's part of the page: videos and probe results."""
-    section: dict[str, Any] = {"name": group.name, "color": color_of(number), "media": []}
+    section: dict[str, Any] = {"name": group.name, "color": group.color, "media": []}
     chosen = {"all": group.runs, "none": []}.get(videos, [])
     if videos == "one":
         chosen = [next((run for run in group.runs if run.media is not None), group.first)]

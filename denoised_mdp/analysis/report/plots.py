@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from denoised_mdp.analysis.factors import FactorMatrix
-from denoised_mdp.analysis.plots import COLORS, FAINT, color_of, factor_heat_map, literal, new_figure, plain_axes
+from denoised_mdp.analysis.plots import COLORS, FAINT, factor_heat_map, literal, new_figure, plain_axes
 from denoised_mdp.analysis.report.groups import Group, band
 
 SIZE = (4.3, 2.75)
@@ -38,8 +38,8 @@ def curves_plot(groups: Sequence[Group], metric: str, ylabel: str) -> str | None
     """
     figure, axes = _plot()
     extent: list[float] = []
-    for number, group in enumerate(groups):
-        curves, color = group.curves(metric), color_of(number)
+    for group in groups:
+        curves, color = group.curves(metric), group.color
         if not curves:
             continue
         steps, mean, half, count = band(curves)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from denoised_mdp.analysis.plots import DARK, FAINT, INK, LINE, color_of, legend_below, literal, new_figure, plain_axes
+from denoised_mdp.analysis.plots import DARK, FAINT, INK, LINE, colors_of, legend_below, literal, new_figure, plain_axes
 from denoised_mdp.analysis.report.parts import number_of
 from denoised_mdp.analysis.roles import SEEN, in_words
 
@@ -120,17 +120,17 @@ def map_figure(tree: Mapping[str, Any]) -> Figure:
         "A map of the agents: near ones order situations alike. Lines lead from the untrained network (hollow) through"
         " training; larger dots earn more.",
     )
-    groups = list(dict.fromkeys(agent["group"] for agent in agents))
+    colors = colors_of(agent["group"] for agent in agents)
     for run in dict.fromkeys(agent["run"] for agent in agents):
         own = sorted((i for i, agent in enumerate(agents) if agent["run"] == run), key=lambda i: agents[i]["step"])
-        color = color_of(groups.index(agents[own[0]]["group"]))
+        color = colors[agents[own[0]]["group"]]
         axes.plot(*places[own].T, color=color, linewidth=0.8, alpha=0.5)
         for i in own:
             size = 14 + 120 * max(0.0, scores[i] / top) if np.isfinite(scores[i]) else 18
             face = color if agents[i]["step"] else "white"
             axes.scatter(*places[i], s=size, color=face, edgecolors=color, alpha=0.85, zorder=3)
-    for number, group in enumerate(groups):
-        axes.scatter([], [], color=color_of(number), label=literal(group))
+    for group, color in colors.items():
+        axes.scatter([], [], color=color, label=literal(group))
     axes.legend(fontsize=8, frameon=False)
     axes.set(xticks=[], yticks=[])
     axes.set_aspect("equal", adjustable="datalim")
@@ -147,10 +147,10 @@ def training_figure(tree: Mapping[str, Any]) -> Figure:
     )
     left, right = figure.subplots(1, 2, sharey=True)
     rows = [row for row in tree["truth"] if (row["role"], row["truth"]) == (SEEN, "state")]
-    groups = list(dict.fromkeys(row["group"] for row in rows))
+    colors = colors_of(row["group"] for row in rows)
     for run in dict.fromkeys(row["run"] for row in rows):
         own = sorted((row for row in rows if row["run"] == run), key=lambda row: row["step"])
-        color = color_of(groups.index(own[0]["group"]))
+        color = colors[own[0]["group"]]
         values = [number_of(row["mutual_knn"]["value"]) for row in own]
         left.plot([row["step"] / 1000 for row in own], values, "o-", ms=3.5, linewidth=1, color=color, alpha=0.8)
         right.plot([number_of(row["score"]) for row in own], values, "o", ms=4, color=color, alpha=0.8)
@@ -159,8 +159,8 @@ def training_figure(tree: Mapping[str, Any]) -> Figure:
         axes.axhline(tree["chance"], color=FAINT, linestyle="--", linewidth=0.9)
         axes.set_xlabel(label)
     left.set_ylabel("share of common neighbours\n(dashed: chance)")
-    for number, group in enumerate(groups):
-        right.plot([], [], "o", color=color_of(number), label=literal(group))
+    for group, color in colors.items():
+        right.plot([], [], "o", color=color, label=literal(group))
     legend_below(figure, [right], columns=3, size=7.5)
     return figure
 
