@@ -37,12 +37,13 @@ def same_gradients(ours, theirs, inputs):
     torch.testing.assert_close(*pair)
 
 
+@pytest.mark.parametrize("rows", [(3, 2), ()])
 @pytest.mark.parametrize("silu", [True, False])
-def test_a_norm_is_its_equation(silu):
+def test_a_norm_is_its_equation(silu, rows):
     torch.manual_seed(0)
     norm = RMSNorm(5, silu=silu).double()
     norm.scale.data.uniform_(0.5, 2.0)
-    x = torch.randn(3, 2, 5, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(*rows, 5, dtype=torch.float64, requires_grad=True)
     plain = rms(x, norm.scale)
     same_gradients(norm(x), F.silu(plain) if silu else plain, [x, norm.scale])
     assert torch.equal(norm(torch.zeros(1, 5, dtype=torch.float64)), torch.zeros(1, 5, dtype=torch.float64))

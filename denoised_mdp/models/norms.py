@@ -63,7 +63,7 @@ class _RMSNorm(torch.autograd.Function):
         normal, factor, scale = ctx.saved_tensors
         if ctx.silu:
             gradient = torch.ops.aten.silu_backward(gradient, normal * scale)  # [..., size]
-        to_scale = (gradient * normal).flatten(0, -2).sum(0)  # [size]
+        to_scale = (gradient * normal).reshape(-1, len(scale)).sum(0)  # [size]
         gradient = gradient * scale
         shared = _mean(gradient * normal).to(gradient.dtype)  # [..., 1 or size]
         return torch.addcmul(gradient, normal, shared, value=-1.0) * factor, to_scale, None
