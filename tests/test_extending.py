@@ -94,6 +94,25 @@ def test_without_ground_truth_probes_say_so(folder, monkeypatch, capsys):
     assert told.count("no probes in this run") == 1, told
 
 
+def test_the_example_of_parts_trains_resumes_exactly_and_is_probed(folder):
+    """A distractor, a policy and a table together; each is what its rule says."""
+    program, (setting, train, probe) = blocks("A distractor, a policy, a table")
+    (folder / "my_env.py").write_text(blocks("Your own Gymnasium environment")[0])
+    (folder / "my_parts.py").write_text(program)
+    table = re.search(r"```yaml\n(name: two_parts.*?)```", TEXT, re.DOTALL)[1]
+    (folder / "two_parts.yaml").write_text(table)
+    exact = [*train, "policy.candidates=4", "policy.horizon=2", "train.deterministic=true", "train.total_steps=300"]
+    exact += ["train.eval_every=0", "train.render_every=0", "train.probe_every=0"]
+    parts = [[*exact, "run_dir=runs/in_parts", f"train.total_steps={steps}"] for steps in (270, 300)]
+    others = [["compare", "runs/in_parts", "runs/at_once"], [*train, "distractors.fog.density=2"]]
+    commands = [train, probe, *parts, [*exact, "run_dir=runs/at_once"], *others]
+    done = run_all(commands, folder, **dict(word.split("=") for word in setting))
+    assert done.stdout.endswith(f"exit codes {[0] * 6 + [2]}\n"), done.stdout + done.stderr
+    assert "Distractor fog: density must be a number, at least 0 and at most 1, not 2" in done.stderr
+    unknown = run(["status", "runs/fog"], folder)
+    assert unknown.returncode == 1 and "known once DENOISED_MDP_PLUGINS names its module" in unknown.stdout
+
+
 def test_the_example_of_a_probe_runs_and_reports(folder):
     program, (setting, probe, report) = blocks("A probe")
     (folder / "my_probe.py").write_text(program)
@@ -112,6 +131,7 @@ def test_the_example_of_a_probe_runs_and_reports(folder):
 def test_the_example_of_an_agent_trains_acts_and_resumes_exactly(folder):
     program, (setting, *commands) = blocks("An agent")
     (folder / "my_agent.py").write_text(program)
+    (folder / "my_probe.py").write_text(blocks("A probe")[0])  # both are named
     *_, extended = commands
     whole = [*extended, "run_dir=runs/whole", "train.deterministic=true"]
     exact = [[*command, "run_dir=runs/parts", "train.deterministic=true"] for command in (commands[0], extended)]

@@ -54,7 +54,8 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
     said = dict(word.partition("=")[::2] for word in words if of_grid(word))
     if not (source := said.pop("sweep", "")):
         raise UserError(
-            f"sweep=NAME is missing: name one of {', '.join(choices('sweep'))}, or a YAML file of your own."
+            f"sweep=NAME is missing: name one of {', '.join(choices('sweep'))}, or a YAML file of your own. (--dry-run"
+            " lists the runs of such a grid alone, not those of --multirun.)"
         )
     tree = _read(source)
     axes = {key: Axis(key, values, f"sweep={source}") for key, values in tree["axes"].items()}
