@@ -76,6 +76,7 @@ def test_the_anchor_is_the_critics_crop_and_the_positive_a_new_one(monkeypatch):
     monkeypatch.setattr(agent, "augment", lambda pictures: drawn.append(augment(pictures)) or drawn[-1])
     monkeypatch.setattr(agent, "logits", lambda *pair: asked.append(pair) or logits(*pair))
     agent.update(tiny_batch(agent))
+    assert len(drawn) == 3
     now, following, positive = drawn
     assert asked[0][0] is now and asked[0][1] is positive
     assert now.shape == positive.shape == (6, 9, 26, 26) and not torch.equal(now, positive)

@@ -27,6 +27,8 @@ def plant(monkeypatch, where, right, wrong):
     owner = getattr(module, owners[0]) if owners else module
     original = getattr(owner, name)
     source = textwrap.dedent(inspect.getsource(original))
+    # Compiled outside of its class, such a function always raises: a test would notice even no error at all.
+    assert "super()" not in source, f"{where} calls super(), which has no class here: plant a value that it reads"
     assert source.count(right) == 1, f"{where} was rewritten: plant this error in its new text instead of {right!r}"
     edited, names = source.replace(right, wrong), {}
     exec(compile(edited, where, "exec", __future__.annotations.compiler_flag), vars(module), names)
@@ -209,6 +211,11 @@ UPDATE_ERRORS = {  # name: (policy, function, right, wrong)
 def rows(table):
     """The rows of a table as parameters of a test."""
     return [pytest.param(*row, id=name) for name, row in table.items()]
+
+
+def test_no_error_is_planted_where_any_would_show(monkeypatch):
+    with pytest.raises(AssertionError, match=r"calls super\(\)"):
+        plant(monkeypatch, "agents.curl:CURL.add_optimizers", "contrastive_lr", "contrastive_lr")
 
 
 @pytest.mark.parametrize(("name", "where", "right", "wrong"), rows(LATENT_ERRORS))
