@@ -48,9 +48,10 @@ def test_distance_is_quadratic_near_zero_and_linear_beyond_one():
 
 @pytest.mark.parametrize("probabilistic", [False, True])
 def test_losses_by_their_definition(probabilistic):
-    """One pair and one feature at a time, from the equations."""
+    """One pair and one feature at a time, from the equations; gradients too, where the metric's target is a number."""
     net, data, order = models(probabilistic, members=3), batch(), torch.randperm(B)
     noise = torch.randn(B, F, dtype=torch.float64)
+    phi, following, reward = data["features"].requires_grad_(), data["following"].tolist(), data["reward"].tolist()
     given = [data[name] for name in ("features", "action", "reward")]
     loss, between = net.metric_loss(*given, order, 0.9)
     fitted = net.model_loss(*given, data["following"], 1, noise)
@@ -58,26 +59,30 @@ def test_losses_by_their_definition(probabilistic):
     def huber(x):
         return 0.5 * x * x if abs(x) < 1 else abs(x) - 0.5
 
-    phi, reward = data["features"].tolist(), data["reward"].tolist()
     total = apart = likelihood = 0.0
     for member in range(3):
-        mean, std = (part.tolist() for part in net.transitions[member](data["features"], data["action"]))
+        means, stds = net.transitions[member](phi, data["action"])
+        mean, std = means.tolist(), stds.tolist()
         for i, j in enumerate(order.tolist()):
             for k in range(F):
                 if probabilistic:
                     future = ((mean[i][k] - mean[j][k]) ** 2 + (std[i][k] - std[j][k]) ** 2) ** 0.5
                 else:
                     future = huber(mean[i][k] - mean[j][k])
-                d = huber(phi[i][k] - phi[j][k])
+                d = huber(phi[i, k] - phi[j, k])  # moves both
                 total += (d - huber(reward[i] - reward[j]) - 0.9 * future) ** 2 / (3 * B * F)
-                apart += abs(phi[i][k] - phi[j][k]) / (3 * B * F)
-                error = (mean[i][k] - data["following"][i, k].item()) / std[i][k]
-                likelihood += (0.5 * error**2 + torch.tensor(std[i][k]).log().item()) / (3 * B * F)
-    assert loss.item() == pytest.approx(total, rel=1e-6) and between.item() == pytest.approx(apart, rel=1e-6)
-    mean, std = net.transitions[1](data["features"], data["action"])
-    sample = mean + std * noise if probabilistic else mean
-    of_reward = (net.reward(sample).squeeze(-1) - data["reward"]).square().mean()
-    assert (fitted - of_reward).item() == pytest.approx(likelihood, rel=1e-5)
+                apart += (phi[i, k] - phi[j, k]).abs().detach() / (3 * B * F)
+                error = (means[i, k] - following[i][k]) / stds[i, k]
+                likelihood += (0.5 * error**2 + stds[i, k].log()) / (3 * B * F)
+    torch.testing.assert_close((loss, between), (total, apart))
+    torch.testing.assert_close(torch.autograd.grad(loss, phi), torch.autograd.grad(total, phi))
+
+    mean, std = net.transitions[1](phi, data["action"])
+    sample = mean + std * noise if probabilistic else mean  # R's error reaches P and phi through it
+    wanted = likelihood + (net.reward(sample).squeeze(-1) - data["reward"]).square().mean()
+    torch.testing.assert_close(fitted, wanted)
+    taught = [phi, *net.parameters()]
+    torch.testing.assert_close(torch.autograd.grad(fitted, taught), torch.autograd.grad(wanted, taught))
 
 
 def test_stds_lie_between_their_limits():
@@ -214,6 +219,18 @@ ERRORS = {  # name: (function, right, wrong, test)
     "std-for-nothing": ("Bisimulation.model_loss", " + std.log()", "", "losses_by_their_definition"),
     "mean-for-sample": ("Bisimulation.model_loss", "std[member] * noise", "0 * noise", "losses_by_their_definition"),
     "linear-distance": ("distance", "F.smooth_l1_loss", "F.l1_loss", "losses_by_their_definition"),
+    "partners-stay": (
+        "Bisimulation.metric_loss",
+        "between = distance(features, features[order])",
+        "between = distance(features, features[order].detach())",
+        "losses_by_their_definition",
+    ),
+    "reward-teaches-itself-alone": (
+        "Bisimulation.model_loss",
+        "self.reward(predicted)",
+        "self.reward(predicted.detach())",
+        "losses_by_their_definition",
+    ),
     "whole-metric": (
         "DBC.auxiliary",
         "metric_weight * metric",
