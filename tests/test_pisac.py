@@ -53,7 +53,9 @@ def test_first_weights_are_glorots_but_the_last():
 
 
 def test_the_loss_by_its_definition():
-    z, e, b, later = codes()
+    """Its gradients too: all three means learn, and e through the sample as well."""
+    e, b, later = means = [mean.requires_grad_() for mean in codes()[1:]]
+    z = e + torch.randn(B, C, dtype=torch.float64)
     density = lambda mean, code: Independent(Normal(mean, 1.0), 1).log_prob(code)  # noqa: E731
     beta, wanted, information = 0.01, 0.0, 0.0
     for i in range(B):
@@ -64,6 +66,8 @@ def test_the_loss_by_its_definition():
     loss, bound = bottleneck_loss(z, e, b, later, beta)
     torch.testing.assert_close(loss, wanted / B)
     torch.testing.assert_close(bound, information / B)
+    found, expected = (torch.autograd.grad(total, means, materialize_grads=True) for total in (loss, wanted / B))
+    torch.testing.assert_close(found, expected)
 
 
 def test_equal_futures_tell_nothing_and_distant_ones_everything():
@@ -269,6 +273,24 @@ ERRORS = {  # name: (function, right, wrong, test)
     "without-log-K": ("bottleneck_loss", " + math.log(len(code))", "", "the_loss_by_its_definition"),
     "over-codes": ("bottleneck_loss", "logsumexp(1)", "logsumexp(0)", "the_loss_by_its_definition"),
     "further-in-full": ("bottleneck_loss", "FURTHER * beta", "beta", "the_loss_by_its_definition"),
+    "further-future-stays": (
+        "bottleneck_loss",
+        "log_density(code, later)",
+        "log_density(code, later.detach())",
+        "the_loss_by_its_definition",
+    ),
+    "present-learns-by-the-sample-alone": (
+        "bottleneck_loss",
+        "log_density(code, forward)",
+        "log_density(code, forward.detach())",
+        "the_loss_by_its_definition",
+    ),
+    "future-is-not-compressed": (
+        "bottleneck_loss",
+        "log_e - own",
+        "log_e - own.detach()",
+        "the_loss_by_its_definition",
+    ),
     "same-rewards": (
         "PISAC.auxiliary",
         "reward[i : i + HORIZON]",
