@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from pixel_case import SIZE, changed, lively_agent, reached, tiny_agent, tiny_batch, tiny_step, weights, whole_batch
 from small_runs import lines, run_in_parts, tiny
 
@@ -54,6 +55,33 @@ def test_initial_weights_are_orthogonal_and_those_of_convolutions_in_the_middle_
     torch.testing.assert_close(product, torch.eye(narrow).double(), atol=1e-5, rtol=0)
     for target, source in ((agent.target_encoder, agent.encoder), (agent.target_critics, agent.critics)):
         assert all(map(torch.equal, target.state_dict().values(), source.state_dict().values()))
+
+
+def test_encoder_actor_and_critics_written_out():
+    """Convolutions and hidden layers end in ReLU; a head is a linear layer and LayerNorm."""
+    agent = lively_agent("sac_pixels")
+    pictures, action = torch.rand(3, 9, SIZE, SIZE).double(), torch.rand(3, 2).double()
+
+    def linear(x, layer):
+        return F.linear(x, layer.weight, layer.bias)
+
+    def head(x, part):
+        return F.layer_norm(linear(x, part.linear), (8,), part.norm.weight, part.norm.bias)
+
+    def mlp(x, net):
+        first, second = net.hidden
+        return linear(F.relu(linear(F.relu(linear(x, first)), second)), net.output)
+
+    x = pictures
+    for stride, layer in zip((2, 1, 1, 1), agent.encoder.convolutions, strict=True):
+        x = F.relu(F.conv2d(x, layer.weight, layer.bias, stride))
+    hidden = x.flatten(1)
+    phi = head(hidden, agent.encoder.head)
+    torch.testing.assert_close(agent.encoder(pictures), phi)
+    mean, raw = mlp(head(hidden, agent.actor.head), agent.actor.net).chunk(2, 1)
+    torch.testing.assert_close(agent.actor(hidden), (mean, torch.exp(-10 + 6 * (torch.tanh(raw) + 1))))
+    values = [mlp(torch.cat((phi, action), 1), net)[:, 0] for net in agent.critics.nets]
+    torch.testing.assert_close(agent.critics(phi, action), torch.stack(values))
 
 
 def test_the_critics_teach_the_encoder_and_the_actor_does_not():

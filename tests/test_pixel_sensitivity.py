@@ -15,6 +15,7 @@ BELLMAN = test_pixel_sac.test_the_critic_loss_is_the_soft_bellman_error
 ROUTES = test_pixel_sac.test_the_critics_teach_the_encoder_and_the_actor_does_not
 DELAY = test_pixel_sac.test_actor_temperature_and_targets_move_in_every_second_update
 OPTIMIZERS = test_pixel_sac.test_optimizers_are_those_of_the_publications
+WRITTEN_OUT = test_pixel_sac.test_encoder_actor_and_critics_written_out
 BRUTE = test_transitions.test_every_transition_is_the_one_of_its_episode
 BILINEAR = test_curl.test_logits_are_bilinear_and_keys_are_the_target_encoders
 
@@ -41,6 +42,8 @@ ERRORS = {  # name: (function, right, wrong, test, its arguments: tmp_path is a 
         OPTIMIZERS,
         ("curl",),
     ),
+    "elu-in-the-encoder": ("models.pixels:PixelEncoder.convolve", "F.relu(", "F.elu(", WRITTEN_OUT, ()),
+    "elu-in-actor-and-critics": ("models.norms:activation", "nn.ReLU(", "nn.ELU(", WRITTEN_OUT, ()),
     "over-the-end": (TRANSITIONS, "(~is_first[ahead])", "(is_first[ahead] | True)", BRUTE, ("tmp_path", 3, 1, True)),
     "undiscounted": (TRANSITIONS, "powers * same", "same", BRUTE, ("tmp_path", 3, 3, False)),
     "bootstraps-from-the-dead": (TRANSITIONS, " * alive", "", BRUTE, ("tmp_path", 3, 1, False)),
