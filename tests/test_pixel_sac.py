@@ -224,6 +224,24 @@ def test_with_a_shift_all_pictures_are_learned_from_as_cut(name, monkeypatch):
     assert {how[:3] for how in asked} == {(-3, 3, SIZE)}
 
 
+@pytest.mark.parametrize("overrides", [("sac_pixels", "agent.shift=3"), ("pisac", "agent.shift=3"), ("curl",)])
+def test_every_picture_is_cut_on_its_own(overrides, monkeypatch):
+    """In other places than the rest of its batch, and after an action in other places than before it."""
+    agent, cut, places = tiny_agent(*overrides), pixel_sac.random_cut, []
+    line = torch.arange(SIZE, dtype=torch.uint8)
+    grid = torch.stack(torch.meshgrid(line, line, indexing="ij"), -1)  # [H, W, 2], each pixel's row and column
+
+    def recorded(pictures, *how):
+        given = cut(torch.cat((pictures, grid.expand(len(pictures), -1, -1, -1)), -1), *how)
+        places.append([tuple(place) for place in given[:, SIZE // 2, SIZE // 2, -2:].tolist()])
+        return given[..., :-2]
+
+    monkeypatch.setattr(pixel_sac, "random_cut", recorded)
+    agent.update(tiny_batch(agent))
+    assert len(places) >= 2 and all(len(set(of_a_call)) > 1 for of_a_call in places)
+    assert len(set(map(tuple, places))) == len(places), "calls differ"
+
+
 def test_acting_samples_only_where_it_explores():
     agent = tiny_agent("sac_pixels")
     picture = np.zeros((SIZE, SIZE, 3), np.uint8)

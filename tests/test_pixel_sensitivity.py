@@ -16,6 +16,7 @@ ROUTES = test_pixel_sac.test_the_critics_teach_the_encoder_and_the_actor_does_no
 DELAY = test_pixel_sac.test_actor_temperature_and_targets_move_in_every_second_update
 OPTIMIZERS = test_pixel_sac.test_optimizers_are_those_of_the_publications
 WRITTEN_OUT = test_pixel_sac.test_encoder_actor_and_critics_written_out
+CUTS = test_pixel_sac.test_every_picture_is_cut_on_its_own
 BRUTE = test_transitions.test_every_transition_is_the_one_of_its_episode
 BILINEAR = test_curl.test_logits_are_bilinear_and_keys_are_the_target_encoders
 
@@ -44,6 +45,16 @@ ERRORS = {  # name: (function, right, wrong, test, its arguments: tmp_path is a 
     ),
     "elu-in-the-encoder": ("models.pixels:PixelEncoder.convolve", "F.relu(", "F.elu(", WRITTEN_OUT, ()),
     "elu-in-actor-and-critics": ("models.norms:activation", "nn.ReLU(", "nn.ELU(", WRITTEN_OUT, ()),
+    "one-cut-before-and-after": (
+        UPDATE,
+        "now, following = self.augment(step.now), self.augment(step.following)",
+        "state, now = self.random.get_state(), self.augment(step.now)\n"
+        "    self.random.set_state(state)\n"
+        "    following = self.augment(step.following)",
+        CUTS,
+        (("sac_pixels", "agent.shift=3"), "monkeypatch"),
+    ),
+    "one-cut-for-all": ("models.frames:random_cut", "(2, len(pictures))", "(2, 1)", CUTS, (("curl",), "monkeypatch")),
     "over-the-end": (TRANSITIONS, "(~is_first[ahead])", "(is_first[ahead] | True)", BRUTE, ("tmp_path", 3, 1, True)),
     "undiscounted": (TRANSITIONS, "powers * same", "same", BRUTE, ("tmp_path", 3, 3, False)),
     "bootstraps-from-the-dead": (TRANSITIONS, " * alive", "", BRUTE, ("tmp_path", 3, 1, False)),
