@@ -96,6 +96,25 @@ def test_of_a_goal_a_camera_that_follows_the_body_shows_where_it_is_from_there(m
     assert make("reacher_easy").world.unwrapped.signal_kinds[-3:] == ("scalar",) * 3
 
 
+@pytest.mark.parametrize("camera", [0, 2])  # one follows all that moves, one the torso
+def test_of_two_free_bodies_a_camera_that_follows_shows_no_place(make, camera):
+    """Moved together they stand still in the picture, before a matte that shows no floor."""
+    world = make("quadruped_fetch", camera=camera).world.unwrapped
+    world.reset(seed=0)
+    kinds = dict(zip(world.signal_names, world.signal_kinds, strict=True))
+    for root in ("root", "ball_root"):
+        assert [kinds[f"qpos/{root}/{number}"] for number in range(3)] == ["unseen", "unseen", "scalar"]
+    physics = world._physics
+    before = world.frame_and_background()
+    for root in ("root", "ball_root"):
+        physics.named.data.qpos[root][:2] += 0.5
+    physics.forward()
+    after = world.frame_and_background()
+    body = ~(before[1] | after[1])
+    assert body.any() and (before[1] != after[1]).mean() < 0.005
+    assert (abs(after[0].astype(int) - before[0])[body].max(-1) > 40).mean() < 0.02  # lamps stay behind
+
+
 def test_how_a_plain_ball_is_turned_is_unseen_and_how_a_peg_is_turned_is_not(make):
     for task, name, unseen in (("manipulator_bring_ball", "ball_y", True), ("manipulator_bring_peg", "peg_y", False)):
         world = make(task).world.unwrapped

@@ -264,6 +264,8 @@ def test_quadrants_are_complete_and_those_of_the_paper(make):
         relevant = kind in ("video_background", "noisy_sensor")
         assert quadrant == (SIGNAL if kind in ("qpos", "qvel") else RELEVANT_NOISE if relevant else NOISE)
     assert plain["video_background/clip"] == plain["camera_jitter/dx"] == NOISE
+    dead = make("cheetah_run", distractors={"video_background": {}, "noisy_sensor": {"strength": 0}}).quadrants
+    assert dead["video_background/clip"] == dead["noisy_sensor/offset"] == NOISE
     assert make("reacher_easy").quadrants["target/x"] == RELEVANT_NOISE
     for factor in factors(noisy):  # the probes' factors agree
         names = noisy.signal_names if factor.source == "signal" else noisy.noise_names

@@ -14,8 +14,9 @@ from denoised_mdp.envs.dmc import EPISODE_FIELDS, DMCEnv
 from denoised_mdp.errors import UserError
 
 
-def test_faithful_quality_draws_what_dm_control_draws():
-    env = DMCEnv("cheetah_run", quality="faithful")
+@pytest.mark.parametrize("task", ["cheetah_run", "quadruped_escape"])  # the latter measures distances by rays
+def test_faithful_quality_draws_what_dm_control_draws(task):
+    env = DMCEnv(task, quality="faithful")
     env.reset(seed=0)
     theirs = env._physics.render(64, 64, camera_id=0)
     np.testing.assert_array_equal(env.frame(), theirs)

@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 import pytest
 from conftest import assert_plain
@@ -408,3 +409,29 @@ def test_every_number_has_its_quadrant(make):
     assert drawer["qpos/drawer_joint"] == "controllable, relevant"
     assert drawer["qpos/green_button"] == drawer["hue/green"] == "controllable, irrelevant"
     assert drawer["tv/green"] == drawer["button_noise/green"] == "uncontrollable, irrelevant"
+
+
+@pytest.mark.parametrize(("task", "decisive"), [("open_slide", "slide_joint"), ("ball_in_shelf", "ball")])
+def test_only_a_dense_reward_depends_on_blocks_that_should_stay(task, decisive):
+    world = RoboDeskEnv(task)
+    world.reset(seed=0)
+    solved = world._data.joint(decisive).qpos
+    solved[:2] = (0.3, 1.1) if task == "ball_in_shelf" else 0.6
+    earned = []
+    for shift in (0.0, 0.2):
+        world._data.joint("flat_block").qpos[1] += shift
+        mujoco.mj_forward(world._model, world._data)
+        situation = world.situation()
+        earned.append((world._task.reward(situation, "dense"), world._task.reward(situation, "sparse")))
+    assert earned[0][0] > earned[1][0] and earned[0][1] == earned[1][1] == 1
+    for reward in ("dense", "sparse", "success"):
+        irrelevant = RoboDeskEnv(task, reward=reward).quadrants
+        assert f"qpos/{decisive}*" not in irrelevant
+        assert ("qpos/flat_block*" in irrelevant) == (reward != "dense")
+
+
+def test_the_hue_is_seen_where_there_is_a_television():
+    for television in (False, True):
+        world = RoboDeskEnv("open_drawer", television=television)
+        assert world.signal_kinds[-1] == ("scalar" if television else "unseen")
+        assert len(world.signal_kinds) == len(world.signal_names)

@@ -218,6 +218,19 @@ def test_links_to_folders_are_folders_and_none_counts_twice(tmp_path):
     assert sorted(path.name for path in found) == ["0.mkv", "1.mkv"]
 
 
+def test_links_to_one_file_are_one_clip(tmp_path):
+    """Else the same pictures may be in both splits."""
+    files = [write_video(tmp_path / f"{number}.mkv", 3) for number in range(4)]
+    for number, path in enumerate(files):
+        (tmp_path / f"alias{number}.mkv").symlink_to(path)
+        (tmp_path / f"again{number}.mkv").symlink_to(tmp_path / f"alias{number}.mkv")
+    for clips in (tmp_path, tmp_path / "*.mkv"):
+        train, test = (find_videos(str(clips), split) for split in ("train", "test"))
+        assert sorted(path.resolve() for path in (*train, *test)) == files
+    with pytest.warns(UserWarning, match="only clip"):
+        assert find_videos(str(tmp_path / "*0.mkv"), "test") == [files[0]]
+
+
 def test_pipes_and_devices_are_no_videos(tmp_path):
     """To open one waits for its other end, or never ends: from a folder, by a pattern, by a link, and by name."""
     folder = tmp_path / "clips"

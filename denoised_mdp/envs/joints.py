@@ -14,10 +14,11 @@ def joint_kinds(model: mujoco.MjModel, camera: int | str) -> tuple[str, ...]:
     """Return a kind for every number of ``qpos``, then of ``qvel``, as a camera sees them.
 
     A hinge without limits is an angle; one that only turns a plain ball is unseen. A camera that follows a body does
-    not show where the body is, only its pose: horizontal positions of the root are unseen. Its height counts as seen,
-    as it is where there is a floor.
+    not show where the body is, only its pose: horizontal positions of the root are unseen, and so are those of other
+    free bodies, of which it shows at most how far from the first they are. Heights count as seen, as they are where
+    there is a floor.
     """
-    followed = _followed_body(model, camera)
+    followed = _followed_roots(model, camera)
     kinds, velocities = [], ["scalar"] * model.nv
     for index in range(model.njnt):
         kind = mujoco.mjtJoint(model.jnt_type[index])
@@ -37,16 +38,15 @@ def joint_kinds(model: mujoco.MjModel, camera: int | str) -> tuple[str, ...]:
 
 def hides_place(model: mujoco.MjModel, camera: int | str) -> bool:
     """Whether the camera travels with a body, so that a picture does not show where both are."""
-    followed = _followed_body(model, camera)
+    followed = _followed_roots(model, camera)
     return any(_travels(model, index, followed) for index in range(model.njnt))
 
 
-def _travels(model: mujoco.MjModel, joint: int, followed: int) -> bool:
-    """Whether a joint moves horizontally the root of the body that the camera follows, 0 for none."""
-    if not followed or model.body_rootid[followed] != model.jnt_bodyid[joint]:
-        return False
+def _travels(model: mujoco.MjModel, joint: int, followed: Collection[int]) -> bool:
+    """Whether a joint moves horizontally a root that the camera follows, or, if it follows any, another free body."""
     kind, horizontal = mujoco.mjtJoint(model.jnt_type[joint]), abs(model.jnt_axis[joint][2]) < 0.5
-    return kind == mujoco.mjtJoint.mjJNT_FREE or (kind == mujoco.mjtJoint.mjJNT_SLIDE and horizontal)
+    slides = kind == mujoco.mjtJoint.mjJNT_SLIDE and horizontal and model.jnt_bodyid[joint] in followed
+    return slides or (kind == mujoco.mjtJoint.mjJNT_FREE and len(followed) > 0)
 
 
 def _turns_plain_ball(model: mujoco.MjModel, joint: int) -> bool:
@@ -113,14 +113,13 @@ def visible_joints(model: mujoco.MjModel, camera: int | str, names: Collection[s
     return tuple(joint for joint in found if joint.kind != "unseen")
 
 
-def _followed_body(model: mujoco.MjModel, camera: int | str) -> int:
-    """Return the body that the camera moves with, 0 for none."""
+def _followed_roots(model: mujoco.MjModel, camera: int | str) -> set[int]:
+    """Return the roots of the bodies that the camera moves with."""
     number = model.camera(camera).id if model.ncam and camera != -1 else -1  # -1: the free camera
     kinds = mujoco.mjtCamLight
     if number < 0 or model.cam_mode[number] in (kinds.mjCAMLIGHT_TARGETBODY, kinds.mjCAMLIGHT_TARGETBODYCOM):
-        return 0
+        return set()
     body = int(model.cam_bodyid[number])
     if body == 0 and model.cam_mode[number] == kinds.mjCAMLIGHT_TRACKCOM:  # of all that moves
-        roots = {int(model.body_rootid[moved]) for moved in model.jnt_bodyid}
-        return roots.pop() if len(roots) == 1 else 0
-    return body
+        return {int(model.body_rootid[moved]) for moved in model.jnt_bodyid}
+    return {int(model.body_rootid[body])} if body else set()

@@ -30,6 +30,7 @@ import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs import make_env
+from denoised_mdp.envs.distractors.base import distractors_of
 from denoised_mdp.envs.options import named_distractors
 from denoised_mdp.errors import UserError, did_you_mean
 
@@ -179,7 +180,7 @@ class PairedWorlds:
         source = self.env.unwrapped.world
         core = source.unwrapped
         state = getattr(core, "get_physics_state", core.get_state)()
-        originals = _distractors(source)
+        originals = distractors_of(source)
         begins, self._begun = self.env.unwrapped.begun != self._begun, self.env.unwrapped.begun
         for name, variant in self.worlds.items():
             if name in self._fresh:
@@ -191,7 +192,7 @@ class PairedWorlds:
             if self._seeds[name] is None:
                 if hasattr(own, "copy_noise"):  # a world that makes noise of its own
                     own.copy_noise(core)
-                for kind, distractor in _distractors(world).items():
+                for kind, distractor in distractors_of(world).items():
                     if kind in originals and (begins or _moves(distractor) == _moves(originals[kind])):
                         distractor.copy_noise(originals[kind])
 
@@ -247,15 +248,6 @@ def _roll(first: Mapping[str, tuple], step: Callable, actions: Sequence[np.ndarr
         )
         for name, pairs in rows.items()
     }
-
-
-def _distractors(world: gym.Env) -> dict[str, gym.Env]:
-    """Return the distractors around a world, by name."""
-    found = {}
-    while isinstance(world, gym.Wrapper):
-        found[world.name] = world
-        world = world.env
-    return found
 
 
 def _moves(distractor: gym.Env) -> bool:

@@ -11,6 +11,7 @@ from fnmatch import fnmatch
 
 import gymnasium as gym
 
+from denoised_mdp.envs.distractors.base import distractors_of
 from denoised_mdp.envs.factors import NOISE, QUADRANTS, RELEVANT_NOISE, SIGNAL
 
 
@@ -26,7 +27,8 @@ def quadrants_of(env: gym.Env) -> dict[str, str]:
     for names, default in ((env.signal_names, SIGNAL), (env.noise_names, NOISE)):
         for name in names:
             found[name] = next((value for pattern, value in exceptions.items() if fnmatch(name, pattern)), default)
-    if any(name.startswith("noisy_sensor/") for name in env.noise_names):
+    sensor = distractors_of(env.world).get("noisy_sensor")
+    if sensor is not None and sensor.options.strength > 0:
         coupled = ("noisy_sensor/", "video_background/")
         found |= {name: RELEVANT_NOISE for name in found if name.startswith(coupled)}
     return found

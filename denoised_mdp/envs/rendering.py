@@ -50,6 +50,7 @@ class Renderer:
         self._rgb = np.empty((height, width, 3), np.uint8)
         self._depth = np.empty((height, width), np.float32)
         self._option = mujoco.MjvOption()
+        self._option.flags[mujoco.mjtVisFlag.mjVIS_RANGEFINDER] = False  # dm_control draws no rays either
         self._scene = mujoco.MjvScene(model, maxgeom=2000)
         if quality == "fast":
             self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False

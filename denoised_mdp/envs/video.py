@@ -211,6 +211,10 @@ def find_videos(clips: str, split: str) -> list[Path]:
         files = [root] if root.is_file() else _videos_under(root)
     if not files:
         raise UserError(f"There are no videos at {clips} (looked for {', '.join(sorted(SUFFIXES))}).")
+    once: dict[Path, Path] = {}  # links to one file must not be in both splits
+    for path in sorted(files):
+        once.setdefault(path.resolve(), path)
+    files = list(once.values())
     if len(files) == 1:
         warnings.warn(f"{files[0]} is the only clip: training and test share it.", stacklevel=2)
         return files

@@ -123,6 +123,15 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
         """Restore what `_get_noise` returned."""
 
 
+def distractors_of(world: gym.Env) -> dict[str, gym.Env]:
+    """Return the distractors around a world, by name."""
+    found = {}
+    while isinstance(world, gym.Wrapper):
+        found[world.name] = world
+        world = world.env
+    return found
+
+
 class SmoothWalk:
     """The smooth random walk W(dimensions, scale) of Wang et al. 2022: random pushes and a restoring force.
 

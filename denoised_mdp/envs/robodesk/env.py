@@ -184,8 +184,8 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
     @property
     def signal_kinds(self) -> tuple[str, ...]:
         """What a camera sees of each number of the signal, see `denoised_mdp.envs.factors`."""
-        kinds = joint_kinds(self._model, 0)
-        return (*kinds, *["scalar"] * (len(self.signal_names) - len(kinds)))
+        hue = "scalar" if self.room else "unseen"  # of the television's picture
+        return (*joint_kinds(self._model, 0), *["scalar"] * 3, hue)
 
     @property
     def joints(self) -> tuple[Joint, ...]:
@@ -196,7 +196,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
     def quadrants(self) -> dict[str, str]:
         """Exceptions from "signal is relevant, noise is not", see `denoised_mdp.envs.factors`."""
         joints = [self._model.joint(index).name for index in range(self._model.njnt)]
-        irrelevant = [name for name in joints if name not in (*ARM, *FINGERS, *self._task.joints)]
+        irrelevant = [name for name in joints if name not in (*ARM, *FINGERS, *self._task.relevant(self._reward))]
         found = {f"q{kind}/{name}*": CONTROLLABLE for name in irrelevant for kind in ("pos", "vel")}
         if self._task.channel is None:
             return found | {"hue/*": CONTROLLABLE}

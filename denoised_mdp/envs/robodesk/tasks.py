@@ -64,13 +64,19 @@ class Task:
     """A dense reward, a measure of success, and the joints (besides the arm's) that they depend on.
 
     `success` is true or false; a television task has none and measures the colour of the screen instead, in [0, 1].
-    `channel` is the colour of the television that the task is about, None for others.
+    `channel` is the colour of the television that the task is about, None for others. `decisive` are the joints that
+    success depends on, None for all.
     """
 
     dense: Callable[[Situation], float]
     success: Callable[[Situation], float]
     joints: tuple[str, ...]
     channel: int | None = None
+    decisive: tuple[str, ...] | None = None
+
+    def relevant(self, kind: str) -> tuple[str, ...]:
+        """Return the joints, besides the arm's, that a `kind` of reward depends on."""
+        return self.joints if kind == "dense" or self.decisive is None else self.decisive
 
     def reward(self, situation: Situation, kind: str) -> float:
         """Return the reward of one step, in [0, 1]; `kind` "sparse" or "success" returns the success."""
@@ -107,7 +113,7 @@ def _slide(s: Situation) -> float:
     return 0.9 * opening + 0.1 * stayed
 
 
-_SLIDE = Task(_slide, lambda s: s.joints["slide_joint"] > 0.55, ("slide_joint", *BLOCKS))
+_SLIDE = Task(_slide, lambda s: s.joints["slide_joint"] > 0.55, ("slide_joint", *BLOCKS), decisive=("slide_joint",))
 _DRAWER = Task(
     lambda s: 0.75 * abs(s.joints["drawer_joint"]) / 0.3 + 0.25 * s.near("drawer"),
     lambda s: s.joints["drawer_joint"] < -0.2,
@@ -162,7 +168,7 @@ def _in_shelf(block: str) -> Task:
         shelved = 0.33 * s.near(block) + 0.33 * close + 0.34 * success(s)
         return 0.5 * shelved + sum(0.25 * (1 - s.moved(other) / 5) for other in _others(block))
 
-    return Task(dense, success, BLOCKS)
+    return Task(dense, success, BLOCKS, decisive=(block,))
 
 
 def _lift(block: str) -> Task:
