@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -279,6 +280,13 @@ def test_processes_that_do_not_meet_say_where(rank, how):
         assert f"UserError: The run's processes do not meet at MASTER_ADDR:MASTER_PORT, 127.0.0.1:{port} (" in meeting(
             **how, **variables(rank, port)
         )
+
+
+def test_a_follower_in_a_thread_leaves_signals_as_they_are():
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(followers._leave_signals_to_the_leader).result()
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize("more", [{"MASTER_PORT": "abc"}, {"MASTER_PORT": "99999"}, {"GLOO_SOCKET_IFNAME": "nope0"}])

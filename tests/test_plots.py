@@ -7,7 +7,9 @@ def test_a_method_has_one_color_whatever_it_is_compared_with():
     blue, red = PALETTE[METHODS.index("2b")], PALETTE[METHODS.index("dreamer")]
     assert colors_of(["dreamer", "2b"]) == {"dreamer": red, "2b": blue}
     assert colors_of(["a task · dreamer · sac", "a task · 2b"]) == {"a task · dreamer · sac": red, "a task · 2b": blue}
-    assert colors_of(["runs/2b_old", "dreamer"])["runs/2b_old"] == blue  # another name: the first that is free
+    own = PALETTE[len(METHODS) :]
+    assert colors_of(["runs/2b_old", "dreamer"])["runs/2b_old"] == own[0]  # another name: of no method
+    assert colors_of(["walker · 2b", "cheetah · 2b"]) == {"walker · 2b": blue, "cheetah · 2b": own[0]}
 
 
 def test_two_items_with_one_method_differ_and_its_own_name_has_its_color():

@@ -228,7 +228,14 @@ def test_links_to_one_file_are_one_clip(tmp_path):
         train, test = (find_videos(str(clips), split) for split in ("train", "test"))
         assert sorted(path.resolve() for path in (*train, *test)) == files
     with pytest.warns(UserWarning, match="only clip"):
-        assert find_videos(str(tmp_path / "*0.mkv"), "test") == [files[0]]
+        assert find_videos(str(tmp_path / "*0.mkv"), "test") == [files[0]]  # the file, not a link to it
+    for split in ("train", "test"):
+        write_video(tmp_path / "both" / split / f"{split}.mkv", 3)
+    (tmp_path / "both" / "train" / "alias.mkv").symlink_to(tmp_path / "both" / "train" / "train.mkv")
+    assert len(find_videos(str(tmp_path / "both"), "train")) == 1
+    (tmp_path / "both" / "test" / "alias.mkv").symlink_to(tmp_path / "both" / "train" / "train.mkv")
+    with pytest.warns(UserWarning, match="training and test share 1 clips"):
+        assert len(find_videos(str(tmp_path / "both"), "test")) == 2
 
 
 def test_pipes_and_devices_are_no_videos(tmp_path):

@@ -275,7 +275,9 @@ def run_follower(number: int, processes: int, port: int | None = None) -> None:
 
 
 def _leave_signals_to_the_leader() -> None:
-    """It stops the run, and then us."""
+    """It stops the run, and then us. In a thread, signals are the program's, whose handlers stay."""
+    if not may_handle_signals():
+        return
     for number in {*STOPS, signal.SIGUSR1}:
         signal.signal(number, signal.SIG_IGN)
 

@@ -26,7 +26,7 @@ ROLE_COLORS = {SEEN: COLORS["x"], REST: COLORS["y"], "all": COLORS["all"], "enco
 DARK = LinearSegmentedColormap.from_list("dark", ["#f6f8fb", "#cfe0f2", "#7fb0dc", "#2f76ba", "#0d2f5e"])
 PALETTE = ("#1f5fa8", "#e4572e", "#3a9d6b", "#6c5b9e", "#b8860b", "#0e8ba0", "#c2477f", "#5a6b2f", "#8a94a0", "#7a4b2a")
 """of curves that are compared"""
-METHODS = ("2b", "dreamer", "2c", "repo", "tia", "curl", "dbc")
+METHODS = ("2b", "dreamer", "2c", "repo", "tia", "curl", "dbc", "pisac", "sac_pixels")
 """methods with colors of their own, in the order of `PALETTE`"""
 PART_LABELS = {UNTRAINED: "un-\ntrained"}
 NARROWEST, CELL, ROW, LINE_HEIGHT, TITLE, FOOT = 4.4, 0.56, 0.225, 0.21, 0.62, 0.72
@@ -41,7 +41,8 @@ def colors_of(names: Iterable[str]) -> dict[str, str]:
     """One color for each compared item, in order: that of the method which its name tells, else a free one.
 
     So a method of `METHODS` looks the same whatever it is compared with: "2b", or "cheetah_run · 2b" without it. Of
-    several items with one method, the first has its color. Colors repeat if there are many.
+    several items with one method, the first has its color. A color of another method is free only after all others, and
+    colors repeat if there are many.
     """
     names = list(dict.fromkeys(names))
     fixed: dict[str, int] = {}
@@ -49,7 +50,8 @@ def colors_of(names: Iterable[str]) -> dict[str, str]:
         told = [METHODS.index(word) for word in re.findall(r"[\w.=/-]+", name) if word in METHODS]
         if told and told[0] not in fixed.values():
             fixed[name] = told[0]
-    free = itertools.chain((n for n in range(len(PALETTE)) if n not in fixed.values()), itertools.count())
+    order = (*range(len(METHODS), len(PALETTE)), *range(len(METHODS)))
+    free = itertools.chain((n for n in order if n not in fixed.values()), itertools.count())
     numbers = [fixed[name] if name in fixed else next(free) for name in names]
     return {name: PALETTE[number % len(PALETTE)] for name, number in zip(names, numbers, strict=True)}
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -197,7 +197,7 @@ def find_videos(clips: str, split: str) -> list[Path]:
     if clips == "kinetics" or clips.startswith("kinetics:"):
         return _find_kinetics(split, clips.partition(":")[2] or KINETICS_CLASS)
     if glob.has_magic(clips) and not os.path.exists(os.path.expanduser(clips)):  # a folder may be called [a]
-        files = [path for path in map(Path, glob.glob(os.path.expanduser(clips), recursive=True)) if _is_video(path)]
+        files = _once(map(Path, glob.glob(os.path.expanduser(clips), recursive=True)))
     else:
         root = Path(os.path.expanduser(clips))
         if not (root.is_file() or root.is_dir()):  # neither is a pipe or a device, from which a read may never return
@@ -206,15 +206,16 @@ def find_videos(clips: str, split: str) -> list[Path]:
                 f"There are no clips at {root}: {what}. env.clips takes a folder, a file, a pattern,"
                 " procedural or kinetics."
             )
-        if all(_videos_under(root / name) for name in SPLITS):
-            return _videos_under(root / split)
+        parts = {name: _videos_under(root / name) for name in SPLITS}
+        if all(parts.values()):
+            if shared := set.intersection(*({path.resolve() for path in part} for part in parts.values())):
+                warnings.warn(
+                    f"training and test share {len(shared)} clips of {root}, such as {min(shared)}.", stacklevel=2
+                )
+            return parts[split]
         files = [root] if root.is_file() else _videos_under(root)
     if not files:
         raise UserError(f"There are no videos at {clips} (looked for {', '.join(sorted(SUFFIXES))}).")
-    once: dict[Path, Path] = {}  # links to one file must not be in both splits
-    for path in sorted(files):
-        once.setdefault(path.resolve(), path)
-    files = list(once.values())
     if len(files) == 1:
         warnings.warn(f"{files[0]} is the only clip: training and test share it.", stacklevel=2)
         return files
@@ -230,7 +231,7 @@ def _rank(path: Path) -> float:
 
 
 def _videos_under(folder: Path) -> list[Path]:
-    """The videos in a folder and its subfolders, links to others included; each folder once."""
+    """The videos in a folder and its subfolders, links to others included; each folder and file once."""
     found, seen = [], set()
     for place, inner, files in os.walk(folder, followlinks=True):
         about = os.stat(place)
@@ -239,8 +240,16 @@ def _videos_under(folder: Path) -> list[Path]:
             continue
         seen.add((about.st_dev, about.st_ino))
         inner.sort()  # so that it does not depend on the disk which of two links counts
-        found += [path for path in map(Path(place).joinpath, files) if _is_video(path)]
-    return sorted(found)
+        found += map(Path(place).joinpath, files)
+    return _once(found)
+
+
+def _once(paths: Iterable[Path]) -> list[Path]:
+    """The videos among these paths, sorted. Of links to one file one counts, else it may be in both splits."""
+    found: dict[Path, Path] = {}
+    for path in sorted(filter(_is_video, paths), key=lambda path: (path.is_symlink(), path)):
+        found.setdefault(path.resolve(), path)
+    return sorted(found.values())
 
 
 def _is_video(path: Path) -> bool:

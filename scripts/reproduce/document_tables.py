@@ -22,7 +22,11 @@ from denoised_mdp.analysis.table.write import markdown
 from denoised_mdp.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "docs/denoising.md", "results/hour/README.md", "results/quickstart/README.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/denoising.md",
+    *(f"results/{name}/README.md" for name in ("hour", "longer", "quickstart")),
+)
 BLOCK = re.compile(r"(<!-- table (\w+):[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -35,11 +39,13 @@ class Column:
     task: str
     variant: str
     arm: str
+    seed: str | None = None
+    """the only one, if given"""
 
     def rows(self) -> list[Row]:
         """Their rows, in order of the seeds."""
-        found = cells(rows_of(ROOT / "results" / self.folder))
-        return found.get((self.task, self.variant), {}).get(self.arm, [])
+        found = cells(rows_of(ROOT / "results" / self.folder)).get((self.task, self.variant), {}).get(self.arm, [])
+        return [row for row in found if self.seed in (None, row["seed"])]
 
 
 @functools.cache
@@ -143,6 +149,10 @@ LONGER = [
     for task, model, arm in ((TASKS[0], "2b", "2b"), (TASKS[0], "Dreamer", "dreamer"), (TASKS[1], "2b", "2b"))
     for folder, steps in (("evidence", "150,000"), ("hour", "300,000"))
 ]
+LONGEST = [
+    Column(f"{steps} steps", folder, TASKS[1], "video_background", "2b", seed="2")
+    for folder, steps in (("evidence", "150,000"), ("hour", "300,000"), ("longer", "450,000"))
+]
 JITTER = [
     Column(f"{model}, {where}", *CHEETAH, variant, arm)
     for variant, where in (("video_background_camera_jitter", "video and jitter"), ("camera_jitter", "jitter"))
@@ -165,6 +175,7 @@ TABLES = {
     "floor": Table(FLOOR, SHORT | {"return_best": BEST}),
     "twice": Table(LONGER, {name: SHORT.get(name, BEST) for name in TWICE}),
     "hour": Table(LONGER, SHORT | {"return_best": BEST, "cpu_hours": ""}),
+    "longer": Table(LONGEST, {name: SHORT.get(name, BEST) for name in (*TWICE, "action_change")}, each=False),
     "jitter": Table(JITTER, SHORT | {"action_change": "", "return_best": BEST}),
     "rivals": Table(RIVALS, SHORT | {"action_ratio": "", "cpu_hours": ""}),
     "quickstart": Table([QUICKSTART], ALL),
