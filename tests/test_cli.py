@@ -31,6 +31,16 @@ def run(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, **options)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["report", "a"], ["table", "a"], ["render", "a"], ["export", "a"], ["bench"], ["probe", "factors", "a"]],
+)
+def test_outputs_may_be_in_the_home_folder(words, monkeypatch, tmp_path):
+    """After ``--output=``, no shell says where that is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cli.build_parser().parse_args([*words, "--output=~/b"]).output == tmp_path / "b"
+
+
 def test_help_of_train_names_every_option_and_choice(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["train", "--help"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import os
 import re
 import shlex
 import sys
@@ -135,11 +136,16 @@ def form(pattern: str, allowed: str) -> Callable[[str], str]:
     return parse
 
 
+def expanded(text: str) -> Path:
+    """A path, with ``~`` expanded: a shell does not do that after ``--output=``."""
+    return Path(os.path.expanduser(text))
+
+
 def add_runs(parser: argparse.ArgumentParser, *, several: bool) -> None:
     """Add the folder of a run, or of several."""
     parser.add_argument(
         "runs" if several else "run",
-        type=Path,
+        type=expanded,
         nargs="+" if several else None,
         metavar="RUN",
         help="folder of a run, e.g. runs/quickstart, or pretrained:cheetah_run_video",
@@ -215,7 +221,7 @@ def _typed(kind: Any, limits: Mapping[str, Any], number: bool) -> Callable[[str]
             allowed = str(error).removesuffix(" or null")  # which no text stands for
             raise argparse.ArgumentTypeError(f"must be {allowed}, not '{text}'") from None
 
-    return Path if kind in (Path, Path | None) else parse
+    return expanded if kind in (Path, Path | None) else parse
 
 
 def add_options(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from denoised_mdp.cli.arguments import add_command, add_count, add_options, positive
+from denoised_mdp.cli.arguments import add_command, add_count, add_options, expanded, positive
 from denoised_mdp.errors import UserError, did_you_mean
 
 SHELLS = ("bash", "zsh", "fish")  # that completion knows
@@ -38,7 +37,7 @@ def add_machine_commands(commands: argparse._SubParsersAction) -> None:
     bench.add_argument(
         "--rows", default="10000,100000", metavar="NUMBERS", help="rows of the replays; default: %(default)s"
     )
-    bench.add_argument("--output", type=Path, metavar="FILE", help="write all numbers there as JSON")
+    bench.add_argument("--output", type=expanded, metavar="FILE", help="write all numbers there as JSON")
     completion = add_command(
         commands,
         "completion",

@@ -13,6 +13,7 @@ from denoised_mdp.cli.arguments import (
     add_command,
     add_runs,
     add_weights,
+    expanded,
     first_probe,
     natural,
     positive,
@@ -57,7 +58,7 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     _add_episodes(render, 2)
     add_weights(render)
     render.add_argument(
-        "--output", type=Path, metavar="PATH", help="where to write PATH.png and PATH.mp4 (default: in RUN/videos)"
+        "--output", type=expanded, metavar="PATH", help="where to write PATH.png and PATH.mp4 (default: in RUN/videos)"
     )
     render.add_argument(
         "--hero", action="store_true", help="large images for a web page: PATH.png and a small animated PATH.webp"
@@ -73,7 +74,7 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     )
     add_runs(export, several=False)
     export.add_argument(
-        "--output", type=Path, required=True, metavar="FOLDER", help="a new folder, or an earlier export"
+        "--output", type=expanded, required=True, metavar="FOLDER", help="a new folder, or an earlier export"
     )
     add_checkpoint(export)
 
@@ -91,8 +92,8 @@ def _add_compare(commands: argparse._SubParsersAction) -> None:
         "tell whether two runs are identical, or where they differ",
         ". Metrics, weights, replay and all other state are compared bit by bit. The exit code is 1 if they differ.",
     )
-    compare.add_argument("first", type=Path, metavar="RUN_A", help="folder of a run")
-    compare.add_argument("second", type=Path, metavar="RUN_B", help="folder of another run")
+    compare.add_argument("first", type=expanded, metavar="RUN_A", help="folder of a run")
+    compare.add_argument("second", type=expanded, metavar="RUN_B", help="folder of another run")
     compare.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest of each")
 
 
@@ -105,7 +106,7 @@ def _add_status(commands: argparse._SubParsersAction) -> None:
         ". The exit code is 1 if one has failed or is damaged.",
         examples=("denoised-mdp status runs/sweep",),
     )
-    status.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folder of a run or of runs")
+    status.add_argument("folders", type=expanded, nargs="+", metavar="FOLDER", help="folder of a run or of runs")
 
 
 def _add_report(commands: argparse._SubParsersAction) -> None:
@@ -122,9 +123,9 @@ def _add_report(commands: argparse._SubParsersAction) -> None:
             "denoised-mdp report runs/sweep",
         ),
     )
-    report.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run or of runs")
+    report.add_argument("runs", type=expanded, nargs="+", metavar="RUN", help="folder of a run or of runs")
     report.add_argument(
-        "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="default: %(default)s"
+        "-o", "--output", type=expanded, default=Path("report.html"), metavar="FILE", help="default: %(default)s"
     )
     _add_probe_folders(report)
     report.add_argument(
@@ -140,7 +141,7 @@ def _add_probe_folders(parser: argparse.ArgumentParser) -> None:
     """Add where else results of probes lie."""
     parser.add_argument(
         "--probes",
-        type=Path,
+        type=expanded,
         action="append",
         default=[],
         metavar="FOLDER",
@@ -163,9 +164,9 @@ def _add_table(commands: argparse._SubParsersAction) -> None:
             "denoised-mdp table runs/grid --step 205000 --by model.name,policy.name,model.kl.beta",
         ),
     )
-    table.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="folder of a run or of runs")
+    table.add_argument("folders", type=expanded, nargs="+", metavar="FOLDER", help="folder of a run or of runs")
     table.add_argument(
-        "-o", "--output", type=Path, default=Path("table"), metavar="FOLDER", help="default: %(default)s"
+        "-o", "--output", type=expanded, default=Path("table"), metavar="FOLDER", help="default: %(default)s"
     )
     table.add_argument("--step", type=positive, metavar="N", help="score runs there (default: at their common end)")
     table.add_argument("--by", metavar="KEYS", help="options that tell methods apart; default: model.name,policy.name")
