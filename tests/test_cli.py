@@ -32,8 +32,7 @@ def run(*arguments, **options):
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["report", "a"], ["table", "a"], ["render", "a"], ["export", "a"], ["bench"], ["probe", "factors", "a"]],
+    "words", [["report", "a"], ["table", "a"], ["render", "a"], ["export", "a"], ["bench"], ["probe", "factors", "a"]]
 )
 def test_outputs_may_be_in_the_home_folder(words, monkeypatch, tmp_path):
     """After ``--output=``, no shell says where that is."""

@@ -1,5 +1,6 @@
 """docs/extending.md: its example runs as it stands there, and a module of the working directory is a plug-in."""
 
+import dataclasses
 import importlib
 import json
 import os
@@ -16,8 +17,10 @@ import yaml
 from denoised_mdp.agents.registry import AGENTS, build_agent
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, schema
+from denoised_mdp.models.structure import LatentSpec
 
 TEXT = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
+TABLE = re.search(r"```yaml\n(name: two_parts.*?)```", TEXT, re.DOTALL)[1]
 ROOT = str(Path(__file__).parents[1])
 
 
@@ -99,8 +102,7 @@ def test_the_example_of_parts_trains_resumes_exactly_and_is_probed(folder):
     program, (setting, train, probe) = blocks("A distractor, a policy, a table")
     (folder / "my_env.py").write_text(blocks("Your own Gymnasium environment")[0])
     (folder / "my_parts.py").write_text(program)
-    table = re.search(r"```yaml\n(name: two_parts.*?)```", TEXT, re.DOTALL)[1]
-    (folder / "two_parts.yaml").write_text(table)
+    (folder / "two_parts.yaml").write_text(TABLE)
     exact = [*train, "policy.candidates=4", "policy.horizon=2", "train.deterministic=true", "train.total_steps=300"]
     exact += ["train.eval_every=0", "train.render_every=0", "train.probe_every=0"]
     parts = [[*exact, "run_dir=runs/in_parts", f"train.total_steps={steps}"] for steps in (270, 300)]
@@ -111,6 +113,14 @@ def test_the_example_of_parts_trains_resumes_exactly_and_is_probed(folder):
     assert "Distractor fog: density must be a number, at least 0 and at most 1, not 2" in done.stderr
     unknown = run(["status", "runs/fog"], folder)
     assert unknown.returncode == 1 and "known once DENOISED_MDP_PLUGINS names its module" in unknown.stdout
+
+
+def test_the_keys_of_a_table_are_those_of_a_latent():
+    section = TEXT.partition("The keys of a row:\n")[2].partition("\n#")[0]
+    named = {
+        key for row in section.splitlines() for key in re.findall(r"`(\w+)`", row.partition("|")[2].partition("|")[0])
+    }
+    assert named == {field.name for field in dataclasses.fields(LatentSpec)} - {"name"}
 
 
 def test_the_example_of_a_probe_runs_and_reports(folder):

@@ -14,7 +14,8 @@ import torch
 from denoised_mdp.envs import cache as cache_module
 from denoised_mdp.envs import make_env, video
 from denoised_mdp.envs.procedural import FRAMES, procedural_clip
-from denoised_mdp.envs.video import Stream, find_videos, open_clips, shuffled
+from denoised_mdp.envs.video import Stream, open_clips, shuffled
+from denoised_mdp.envs.video_files import find_videos
 from denoised_mdp.errors import UserError
 
 

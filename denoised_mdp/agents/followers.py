@@ -26,7 +26,7 @@ from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure
-from denoised_mdp.envs.workers import GUARD, STOPS, UNGUARDED, may_handle_signals, without_stops
+from denoised_mdp.envs.workers import ALL_STOPS, GUARD, UNGUARDED, may_handle_signals, without_stops
 from denoised_mdp.errors import EnvironmentFailure, UserError, one_line
 from denoised_mdp.optim import parallel
 
@@ -278,7 +278,7 @@ def _leave_signals_to_the_leader() -> None:
     """It stops the run, and then us. In a thread, signals are the program's, whose handlers stay."""
     if not may_handle_signals():
         return
-    for number in {*STOPS, signal.SIGUSR1}:
+    for number in ALL_STOPS:
         signal.signal(number, signal.SIG_IGN)
 
 

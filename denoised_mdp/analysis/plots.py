@@ -51,9 +51,8 @@ def colors_of(names: Iterable[str]) -> dict[str, str]:
         if told and told[0] not in fixed.values():
             fixed[name] = told[0]
     order = (*range(len(METHODS), len(PALETTE)), *range(len(METHODS)))
-    free = itertools.chain((n for n in order if n not in fixed.values()), itertools.count())
-    numbers = [fixed[name] if name in fixed else next(free) for name in names]
-    return {name: PALETTE[number % len(PALETTE)] for name, number in zip(names, numbers, strict=True)}
+    free = itertools.chain((n for n in order if n not in fixed.values()), itertools.cycle(range(len(PALETTE))))
+    return {name: PALETTE[fixed[name] if name in fixed else next(free)] for name in names}
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -23,7 +23,8 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, configure_acting, precision_name, resolve_device
 from denoised_mdp.envs.actions import Actions
 from denoised_mdp.envs.options import DISTRACTORS
-from denoised_mdp.envs.video import SPLITS, open_clips
+from denoised_mdp.envs.video import open_clips
+from denoised_mdp.envs.video_files import SPLITS
 from denoised_mdp.envs.workers import about
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import duration

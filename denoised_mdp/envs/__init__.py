@@ -122,7 +122,7 @@ def _check_numbers(size: Any, action_repeat: Any, episode_steps: Any, clips_seed
 
 def _check_clips(clips: Any, split: Any) -> None:
     """Refuse what names no clips; whether they can be read shows when they are opened."""
-    from denoised_mdp.envs.video import check_split
+    from denoised_mdp.envs.video_files import check_split
 
     if not isinstance(clips, str) or not clips.strip():  # an empty path would be the working directory
         raise UserError(f"clips must be a text or a path, such as 'procedural' or a folder, not {clips!r}.")

@@ -1,13 +1,12 @@
-"""Background clips: found in folders, cached decoded in memory maps, joined into streams."""
+"""Background clips: cached decoded in memory maps, joined into streams."""
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,17 +19,13 @@ from denoised_mdp.envs.procedural import CLIPS as PROCEDURAL_CLIPS
 from denoised_mdp.envs.procedural import FRAMES as PROCEDURAL_FRAMES
 from denoised_mdp.envs.procedural import VERSION as PROCEDURAL_VERSION
 from denoised_mdp.envs.procedural import procedural_clip
-from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.envs.video_files import ALL, SPLITS, check_split, find_videos
+from denoised_mdp.errors import UserError
 from denoised_mdp.progress import Phase
 from denoised_mdp.seeding import generator
 
-SPLITS = ("train", "test")
-ALL = "all"  # both splits
-SUFFIXES = {".avi", ".flv", ".gif", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv", ".webm", ".wmv"}
-TEST_SHARE = 0.2  # approximate share of the files, where a folder has no train/ and test/
 CACHE_VERSION = 1
 FAMILY = 1_000_000  # procedural clips of one seed are numbered from a multiple of this
-KINETICS_CLASS = "driving_car"
 UNREADABLE: set[str] = set()
 """keys of the clips of which this process has warned"""
 
@@ -184,96 +179,9 @@ def open_clips(clips: str, split: str, size: int, color: bool, frames: int, resi
         raise UserError(f"Cannot look for videos at {clips} ({error}).") from error
 
 
-def check_split(split: str) -> None:
-    """Raise UserError when there is no such split."""
-    if split not in (*SPLITS, ALL):
-        raise UserError(f"Unknown split {split!r} of the clips.{did_you_mean(split, (*SPLITS, ALL))}")
-
-
-def find_videos(clips: str, split: str) -> list[Path]:
-    """Return the sorted video files of a split, see `open_clips`."""
-    if split == ALL:
-        return sorted({path for part in SPLITS for path in find_videos(clips, part)})
-    if clips == "kinetics" or clips.startswith("kinetics:"):
-        return _find_kinetics(split, clips.partition(":")[2] or KINETICS_CLASS)
-    if glob.has_magic(clips) and not os.path.exists(os.path.expanduser(clips)):  # a folder may be called [a]
-        files = _once(map(Path, glob.glob(os.path.expanduser(clips), recursive=True)))
-    else:
-        root = Path(os.path.expanduser(clips))
-        if not (root.is_file() or root.is_dir()):  # neither is a pipe or a device, from which a read may never return
-            what = "neither a file nor a folder" if root.exists() else "no such file or folder"
-            raise UserError(
-                f"There are no clips at {root}: {what}. env.clips takes a folder, a file, a pattern,"
-                " procedural or kinetics."
-            )
-        parts = {name: _videos_under(root / name) for name in SPLITS}
-        if all(parts.values()):
-            if shared := set.intersection(*({path.resolve() for path in part} for part in parts.values())):
-                warnings.warn(
-                    f"training and test share {len(shared)} clips of {root}, such as {min(shared)}.", stacklevel=2
-                )
-            return parts[split]
-        files = [root] if root.is_file() else _videos_under(root)
-    if not files:
-        raise UserError(f"There are no videos at {clips} (looked for {', '.join(sorted(SUFFIXES))}).")
-    if len(files) == 1:
-        warnings.warn(f"{files[0]} is the only clip: training and test share it.", stacklevel=2)
-        return files
-    files.sort(key=_rank)
-    testing = sum(_rank(path) < TEST_SHARE for path in files)
-    testing = min(max(testing, 1), len(files) - 1)
-    return sorted(files[:testing] if split == "test" else files[testing:])
-
-
-def _rank(path: Path) -> float:
-    """Return a number in [0, 1) that depends on the file's name alone."""
-    return int(hashlib.sha256(os.fsencode(path.name)).hexdigest()[:12], 16) / 16**12
-
-
-def _videos_under(folder: Path) -> list[Path]:
-    """The videos in a folder and its subfolders, links to others included; each folder and file once."""
-    found, seen = [], set()
-    for place, inner, files in os.walk(folder, followlinks=True):
-        about = os.stat(place)
-        if (about.st_dev, about.st_ino) in seen:
-            inner.clear()  # a link to where this walk has been
-            continue
-        seen.add((about.st_dev, about.st_ino))
-        inner.sort()  # so that it does not depend on the disk which of two links counts
-        found += map(Path(place).joinpath, files)
-    return _once(found)
-
-
-def _once(paths: Iterable[Path]) -> list[Path]:
-    """The videos among these paths, sorted. Of links to one file one counts, else it may be in both splits."""
-    found: dict[Path, Path] = {}
-    for path in sorted(filter(_is_video, paths), key=lambda path: (path.is_symlink(), path)):
-        found.setdefault(path.resolve(), path)
-    return sorted(found.values())
-
-
-def _is_video(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and path.is_file()
-
-
 def _printable(path: Path | str) -> str:
     """Return a path with bytes that are not UTF-8, which Python holds in halves of characters, as \\xNN."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
-
-
-def _find_kinetics(split: str, name: str) -> list[Path]:
-    """Return the clips of one class of Kinetics-400; Wang et al. 2022 use driving_car."""
-    root = os.environ.get("KINETICS_DIR")
-    if not root:
-        raise UserError(f"Clips 'kinetics' need KINETICS_DIR: the folder with train/{name}/*.mp4.")
-    parts = ("train",) if split == "train" else ("val", "test")
-    folders = [Path(root) / part / name for part in parts]
-    for folder in folders:
-        if files := _videos_under(folder):
-            return files
-    present = sorted(path.name for part in parts for path in (Path(root) / part).glob("*") if path.is_dir())
-    hint = did_you_mean(name, present) if present else " Check KINETICS_DIR."
-    raise UserError(f"There are no videos in {' or '.join(map(str, folders))}.{hint}")
 
 
 def _file(path: Path, size: int, color: bool, frames: int, resize: str) -> Clip:

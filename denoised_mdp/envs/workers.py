@@ -39,6 +39,8 @@ GUARD = (
 )
 STOPS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2") if hasattr(signal, name)}
 """signals that stop a run: meant for the process that workers serve, though terminals and schedulers tell all"""
+ALL_STOPS = STOPS | {signal.SIGUSR1}
+"""the same, and one that in a worker asks for a trace"""
 
 
 def may_handle_signals() -> bool:

@@ -6,9 +6,7 @@ import contextlib
 import signal
 from collections.abc import Iterator
 
-from denoised_mdp.envs.workers import may_handle_signals
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+from denoised_mdp.envs.workers import ALL_STOPS, may_handle_signals
 
 
 class Stop(BaseException):
@@ -45,7 +43,7 @@ class StopRequest:
         if may_handle_signals():
             self._previous = {
                 number: signal.signal(number, self._receive)
-                for number in SIGNALS
+                for number in ALL_STOPS
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
             }
         return self

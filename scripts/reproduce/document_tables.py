@@ -123,7 +123,7 @@ SHORT = {
     "return_late": "mean of the last four evaluations",
     "random": "",
 }
-BEST = "best weights in 20 other episodes"
+LONG = SHORT | {"return_best": "best weights in 20 other episodes"}
 EVIDENCE = (
     *("return", "return_unseen", "return_late", "return_best", "random", "recall", "recall_untrained"),
     *("leakage", "leakage_untrained", "action_change", "action_ratio", "nats_x", "nats_y", "cpu_hours"),
@@ -169,14 +169,15 @@ TABLES = {
         each=False,
     ),
     **{
-        task: Table(strong(task), dict.fromkeys(EVIDENCE, "") | {"return_best": BEST}, intervals=True) for task in TASKS
+        task: Table(strong(task), dict.fromkeys(EVIDENCE, "") | {"return_best": LONG["return_best"]}, intervals=True)
+        for task in TASKS
     },
     "lead": Differences({f"`{task}`": [PAIRS[task]] for task in TASKS} | {"both tasks": list(PAIRS.values())}, LEAD),
-    "floor": Table(FLOOR, SHORT | {"return_best": BEST}),
-    "twice": Table(LONGER, {name: SHORT.get(name, BEST) for name in TWICE}),
-    "hour": Table(LONGER, SHORT | {"return_best": BEST, "cpu_hours": ""}),
-    "longer": Table(LONGEST, {name: SHORT.get(name, BEST) for name in (*TWICE, "action_change")}, each=False),
-    "jitter": Table(JITTER, SHORT | {"action_change": "", "return_best": BEST}),
+    "floor": Table(FLOOR, LONG),
+    "twice": Table(LONGER, {name: LONG[name] for name in TWICE}),
+    "hour": Table(LONGER, LONG | {"cpu_hours": ""}),
+    "longer": Table(LONGEST, {name: LONG[name] for name in (*TWICE, "action_change")}, each=False),
+    "jitter": Table(JITTER, LONG | {"action_change": ""}),
     "rivals": Table(RIVALS, SHORT | {"action_ratio": "", "cpu_hours": ""}),
     "quickstart": Table([QUICKSTART], ALL),
 }
