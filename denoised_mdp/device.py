@@ -89,7 +89,8 @@ def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
         backend.allow_tf32 = train.precision == "tf32"  # PyTorch would let convolutions
     if train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(train.deterministic)
+    # As torch.use_deterministic_algorithms, which imports all of PyTorch's compiler: as long as PyTorch itself takes.
+    torch.set_deterministic_debug_mode("error" if train.deterministic else "default")
     if train.precision == "bf16" and not has_fast_bf16(device):
         what = "processor" if device.type == "cpu" else "GPU"
         told = f"train.precision=bf16: this {what} multiplies bf16 slowly; auto takes float32 here."

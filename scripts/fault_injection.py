@@ -218,5 +218,4 @@ def run() -> int:
 
 if __name__ == "__main__":
     assert session and tensorboard  # imported here, so that the forked processes need not
-    torch.use_deterministic_algorithms(True)  # imports much as well
     sys.exit(run())

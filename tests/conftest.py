@@ -178,7 +178,7 @@ def make(cache):
 def nondeterministic_again():
     """A run with train.deterministic=true changes the whole process."""
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ def run(tmp_path_factory):
     stop_after_units(session.trainer, 57)
     session.trainer.run_to_end()
     session.close()
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
     assert session.collector.observations[0] is not None and session.collector.carry is not None
     return path
 

@@ -35,7 +35,7 @@ def whole(tmp_path_factory):
     """The run that nobody disturbed."""
     path = tmp_path_factory.mktemp("whole") / "run"
     assert train(tiny(path, *SHORT))
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
     return path
 
 

@@ -615,7 +615,7 @@ def test_probing_while_training_is_logged_and_changes_nothing(tmp_path):
     assert strip(again) == strip(found)
     weights = [denoised_mdp.load(path, device="cpu").state_dict() for path in (probed, plain, parts)]
     assert all(torch.equal(weights[0][name], other[name]) for other in weights[1:] for name in weights[0])
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ SHORT = ["policy.hidden=8", "train.eval_every=0", "train.probe_every=0", "train.
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("finished") / "run"
     assert train(tiny(path, *SHORT, "train.total_steps=120"))
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
     return path
 
 

@@ -18,7 +18,7 @@ from denoised_mdp.envs.toy import TerminatingToyEnv
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.evaluation import evaluate
 from denoised_mdp.models.latent import Latent
-from denoised_mdp.optim import adam, optimize
+from denoised_mdp.optim import Adam, optimize
 from denoised_mdp.replay.ring import Replay
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
@@ -94,7 +94,7 @@ def test_the_head_learns_where_the_toy_ends():
     config = small_config("dreamer")
     config.model.reward_hidden = 32
     model = build_agent(config, 2, can_terminate=True).world_model
-    layout, optimizer = model.initial(1).layout, adam(model.continuation.parameters(), lr=1e-2, eps=1e-7)
+    layout, optimizer = model.initial(1).layout, Adam(model.continuation.parameters(), lr=1e-2, eps=1e-7)
 
     def latent(signals):
         state = torch.zeros(len(signals), layout.state_size)

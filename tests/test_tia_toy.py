@@ -10,7 +10,7 @@ from denoised_mdp.models.losses import KLWeights
 from denoised_mdp.models.networks import MLP
 from denoised_mdp.models.structure import LatentSpec, Table
 from denoised_mdp.models.tia import TIA
-from denoised_mdp.optim import adam
+from denoised_mdp.optim import Adam
 
 SIDE, FEATURES, B, LR = 8, 24, 32, 3e-3
 
@@ -45,7 +45,7 @@ def tia(adversary_weight: float) -> TIA:
     model.alone = Flat(features, pixels, (3, SIDE, SIDE))
     groups = {"x": [model.x, model.rewards["x"]], "y": [model.y, model.alone], "decoders": [model.decoders, model.mask]}
     for name, modules in groups.items():
-        model.optimizers[name] = adam((p for module in modules for p in module.parameters()), lr=LR, eps=1e-7)
+        model.optimizers[name] = Adam((p for module in modules for p in module.parameters()), lr=LR, eps=1e-7)
     return model
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from denoised_mdp.agents.pixel_sac import PixelSAC
 from denoised_mdp.agents.transitions import Transitions
 from denoised_mdp.config.agents import CURLConfig
-from denoised_mdp.optim import adam, optimize
+from denoised_mdp.optim import Adam, optimize
 
 
 class CURL(PixelSAC):
@@ -28,7 +28,7 @@ class CURL(PixelSAC):
         """With one for the contrastive loss."""
         super().add_optimizers()
         trained = [*self.encoder.parameters(), self.similarity]
-        self._optimizers["contrastive"] = adam(trained, lr=self.options.contrastive_lr)
+        self._optimizers["contrastive"] = Adam(trained, lr=self.options.contrastive_lr)
 
     def logits(self, now: Tensor, positive: Tensor) -> Tensor:
         """q W k^T of all pairs, minus the largest of each row: crops [B, 3 k, S, S] each -> [B, B].

@@ -16,7 +16,7 @@ from denoised_mdp.agents.pixel_sac import PixelSAC
 from denoised_mdp.agents.transitions import Transitions
 from denoised_mdp.config.agents import DBCConfig
 from denoised_mdp.models.frames import pick
-from denoised_mdp.optim import adam, clipped_step, differentiate
+from denoised_mdp.optim import Adam, clipped_step, differentiate
 
 WEIGHT_DECAY = 1e-7
 """of the models"""
@@ -42,8 +42,8 @@ class DBC(PixelSAC):
     def add_optimizers(self) -> None:
         """With one of the encoder and one of the models, for the loss of both."""
         super().add_optimizers()
-        self._optimizers["encoder"] = adam(self.encoder.parameters(), lr=self.options.encoder_lr)
-        self._optimizers["models"] = adam(self.models.parameters(), lr=self.options.model_lr, weight_decay=WEIGHT_DECAY)
+        self._optimizers["encoder"] = Adam(self.encoder.parameters(), lr=self.options.encoder_lr)
+        self._optimizers["models"] = Adam(self.models.parameters(), lr=self.options.model_lr, weight_decay=WEIGHT_DECAY)
 
     def auxiliary(
         self, batch: dict[str, Tensor], step: Transitions, now: Tensor, following: Tensor

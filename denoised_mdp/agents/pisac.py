@@ -21,7 +21,7 @@ from denoised_mdp.models import kernels
 from denoised_mdp.models.frames import pick, stack_frames
 from denoised_mdp.models.networks import MLP, convolve
 from denoised_mdp.models.pixels import PixelActor, PixelEncoder
-from denoised_mdp.optim import adam, optimize, soft_update
+from denoised_mdp.optim import Adam, optimize, soft_update
 
 HORIZON = 3
 """decisions between present and future"""
@@ -60,9 +60,9 @@ class PISAC(PixelSAC):
         """With one for the predictive loss."""
         super().add_optimizers()
         options = self.options
-        self._optimizers["temperature"] = adam([self.log_temperature], lr=options.temperature_lr)
+        self._optimizers["temperature"] = Adam([self.log_temperature], lr=options.temperature_lr)
         trained = [p for part in (self.encoder, self.present, self.future) for p in part.parameters()]
-        self._optimizers["predictive"] = adam(trained, lr=options.predictive_lr)
+        self._optimizers["predictive"] = Adam(trained, lr=options.predictive_lr)
 
     def actor_input(self, hidden: Tensor) -> Tensor:
         """phi [N, F]."""

@@ -23,7 +23,7 @@ from denoised_mdp.envs.actions import Actions
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.frames import center_cut, random_cut, stack_frames, to_unit
 from denoised_mdp.models.pixels import PixelActor, PixelEncoder, initialize
-from denoised_mdp.optim import adam, optimize, soft_update, without_gradients
+from denoised_mdp.optim import Adam, optimize, soft_update, without_gradients
 from denoised_mdp.policies.critics import Critics
 
 CHUNK = 256
@@ -80,9 +80,9 @@ class PixelSAC(Agent):
         """Make the optimizers, of weights that are where they stay."""
         options = self.options
         trained = [*self.encoder.parameters(), *self.critics.parameters()]
-        self._optimizers["critics"] = adam(trained, lr=options.critic_lr)
-        self._optimizers["actor"] = adam(self.actor.parameters(), lr=options.actor_lr)
-        self._optimizers["temperature"] = adam([self.log_temperature], lr=options.temperature_lr, betas=(0.5, 0.999))
+        self._optimizers["critics"] = Adam(trained, lr=options.critic_lr)
+        self._optimizers["actor"] = Adam(self.actor.parameters(), lr=options.actor_lr)
+        self._optimizers["temperature"] = Adam([self.log_temperature], lr=options.temperature_lr, betas=(0.5, 0.999))
 
     def compute_in(self, dtype: torch.dtype | None) -> None:
         """See `Agent.compute_in`: the convolutions alone. Features may be close; they need all bits, as do values."""

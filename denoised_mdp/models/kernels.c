@@ -150,21 +150,15 @@ INLINE void norm_rows_back(const void *gradient, const void *x, const float *sca
 }
 
 /* CALL with a constant size where it is a usual small one: a loop over so few is unrolled. */
-#define SIZES(size, half)               \
-    switch (size) {                     \
-    case 6: CALL(6, half); break;       \
-    case 8: CALL(8, half); break;       \
-    case 12: CALL(12, half); break;     \
-    case 16: CALL(16, half); break;     \
-    case 24: CALL(24, half); break;     \
-    case 32: CALL(32, half); break;     \
-    default: CALL(size, half);          \
-    }
-#define EITHER(size)                    \
-    if (half) {                         \
-        SIZES(size, 1)                  \
-    } else {                            \
-        SIZES(size, 0)                  \
+#define SIZES(size)               \
+    switch (size) {               \
+    case 6: CALL(6); break;       \
+    case 8: CALL(8); break;       \
+    case 12: CALL(12); break;     \
+    case 16: CALL(16); break;     \
+    case 24: CALL(24); break;     \
+    case 32: CALL(32); break;     \
+    default: CALL(size);          \
     }
 #define PART(t) const long first = rows * t / threads, last = rows * (t + 1) / threads
 
@@ -174,8 +168,8 @@ void rms_norm(const void *x, const float *scale, void *y, long rows, int size, i
 #pragma omp parallel for schedule(static, 1) num_threads(threads) if (threads > 1)
     for (int t = 0; t < threads; t++) {
         PART(t);
-#define CALL(size, half) norm_rows(x, scale, y, first, last, size, silu, half)
-        EITHER(size)
+#define CALL(size) norm_rows(x, scale, y, first, last, size, silu, half)
+        SIZES(size)
 #undef CALL
     }
 }
@@ -188,8 +182,8 @@ void rms_norm_back(const void *gradient, const void *x, const float *scale, void
     for (int t = 0; t < threads; t++) {
         PART(t);
         float *own = to_scale + (long)t * size;
-#define CALL(size, half) norm_rows_back(gradient, x, scale, to_x, own, first, last, size, silu, half)
-        EITHER(size)
+#define CALL(size) norm_rows_back(gradient, x, scale, to_x, own, first, last, size, silu, half)
+        SIZES(size)
 #undef CALL
     }
 }
@@ -310,8 +304,8 @@ void response_norm(const void *x, const float *gamma, const float *beta, const f
 {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long picture = 0; picture < pictures; picture++) {
-#define CALL(channels, half) responses(x, gamma, beta, tau, y, picture, pixels, channels, half)
-        EITHER(channels)
+#define CALL(channels) responses(x, gamma, beta, tau, y, picture, pixels, channels, half)
+        SIZES(channels)
 #undef CALL
     }
 }
@@ -324,9 +318,9 @@ void response_norm_back(const void *gradient, const void *x, const float *gamma,
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long picture = 0; picture < pictures; picture++) {
         float *own = to_parameters + picture * 3 * channels;
-#define CALL(channels, half) \
+#define CALL(channels) \
     responses_back(gradient, x, gamma, beta, tau, to_x, own, picture, pixels, channels, half)
-        EITHER(channels)
+        SIZES(channels)
 #undef CALL
     }
 }

@@ -18,7 +18,7 @@ from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.losses import HALF_LOG_2PI, kl_per_latent, one_sided_kls, scalar_nll
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.models.structure import Table
-from denoised_mdp.optim import adam, optimize
+from denoised_mdp.optim import Adam, optimize
 
 if TYPE_CHECKING:
     from denoised_mdp.config.schema import Config
@@ -59,7 +59,7 @@ class RePo(DenoisedModel):
         rest = [parameter for name, parameter in self.named_parameters() if not name.startswith("decoder.")]
         self.optimizers["model"] = self.make_optimizer(rest)
         self.log_beta = nn.Parameter(torch.tensor(math.log(initial_beta)))
-        self.optimizers["dual"] = adam([self.log_beta], lr=dual_lr, eps=eps)
+        self.optimizers["dual"] = Adam([self.log_beta], lr=dual_lr, eps=eps)
         if decoder:
             self.optimizers["decoder"] = self.make_optimizer(self.decoder.parameters())
         else:

@@ -7,21 +7,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from denoised_mdp.optim.adam import Adam
 from denoised_mdp.optim.laprop import LaProp
 from denoised_mdp.optim.muon import Muon
 from denoised_mdp.optim.parallel import average
-
-
-def adam(
-    parameters: Iterable[nn.Parameter],
-    *,
-    lr: float,
-    eps: float = 1e-8,
-    betas: tuple[float, float] = (0.9, 0.999),
-    weight_decay: float = 0.0,
-) -> torch.optim.Adam:
-    """Adam as one kernel over each parameter; the same steps as PyTorch's default, several times sooner."""
-    return torch.optim.Adam(parameters, lr=lr, eps=eps, betas=betas, weight_decay=weight_decay, fused=True)
 
 
 def make_optimizer(
@@ -33,14 +22,14 @@ def make_optimizer(
     agc: float | None = None,
     warmup: int = 0,
 ) -> torch.optim.Optimizer:
-    """Adam, `LaProp` or `Muon`. agc: see `clip_adaptively`, done before every step. warmup: of `LaProp`."""
+    """`Adam`, `LaProp` or `Muon`. agc: see `clip_adaptively`, done before every step. warmup: of `LaProp`."""
     optimizer: torch.optim.Optimizer
     if name == "laprop":
         optimizer = LaProp(parameters, lr=lr, eps=eps, warmup=warmup)
     elif name == "muon":
         optimizer = Muon(parameters, lr=lr, eps=eps)
     else:
-        optimizer = adam(parameters, lr=lr, eps=eps)
+        optimizer = Adam(parameters, lr=lr, eps=eps)
     if agc is not None:
         for group in optimizer.param_groups:
             group["agc"] = agc

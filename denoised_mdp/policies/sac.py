@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
-from denoised_mdp.optim import adam, make_optimizer, optimize, soft_update, without_gradients
+from denoised_mdp.optim import Adam, make_optimizer, optimize, soft_update, without_gradients
 from denoised_mdp.optim.parallel import normal
 from denoised_mdp.policies.actor import make_actor
 from denoised_mdp.policies.base import Policy
@@ -61,7 +61,7 @@ class SACPolicy(Policy):
         for net, lr in (("actor", actor_lr), ("critics", critic_lr)):
             descent = {"lr": lr, "eps": eps, "name": optimizer, "agc": agc, "warmup": warmup}
             self.add_optimizer(net, make_optimizer(getattr(self, net).parameters(), **descent))
-        self.add_optimizer("temperature", adam([self.log_temperature], lr=temperature_lr, eps=eps))
+        self.add_optimizer("temperature", Adam([self.log_temperature], lr=temperature_lr, eps=eps))
 
     def draw_noise(
         self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None

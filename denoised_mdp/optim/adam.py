@@ -1,0 +1,40 @@
+"""Adam as one kernel, and optimizers that begin without PyTorch's compiler.
+
+To keep `torch.compile` out of its optimizers, PyTorch imports all of it when the first one is made, and again where
+Adam steps: that takes nearly as long as importing PyTorch itself. Nothing here is compiled. The names below are
+internal to PyTorch; in a version that has others, programs only start later.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+for _name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+    _method = inspect.unwrap(getattr(torch.optim.Optimizer, _name))
+    _method.__dynamo_disable = _method
+
+
+class Adam(torch.optim.Adam):
+    """Adam as one kernel over each parameter; the same steps as PyTorch's default, several times sooner."""
+
+    _plain_step = staticmethod(inspect.unwrap(torch.optim.Adam.step))
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        eps: float = 1e-8,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+    ):
+        super().__init__(parameters, lr=lr, eps=eps, betas=betas, weight_decay=weight_decay, fused=True)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step of every parameter that has a gradient."""
+        self._plain_step(self)
