@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from reproducing import script
 
-from denoised_mdp.analysis.table.statistics import interval, mean
+from denoised_mdp.analysis.table.statistics import difference, interval
 from denoised_mdp.errors import UserError
 
 
@@ -60,7 +60,7 @@ def test_a_lead_is_a_difference_of_means_with_an_interval_from_three_seeds_on(do
     head, _, earned, unknown = documents.Differences(pairs, {"return": "earned", "recall": "known"}).lines()
     assert head == "| difference of means [95 % interval] | a | b | both |" and unknown == "| known | - | - | - |"
     sides = [[np.array(runs["a", arm], float)] for arm in ("2b", "dreamer")]
-    value, low, high = interval(lambda one, other: mean(one) - mean(other), *sides)
+    value, low, high = interval(difference, *sides)
     assert value == 26 and low < 26 < high
     assert earned == f"| earned | 26 [{low:.0f}, {high:.0f}] | 3 | {(26 + 3) / 2:.0f} |"
 

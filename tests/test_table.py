@@ -15,7 +15,16 @@ from denoised_mdp.analysis.plots import legend_below
 from denoised_mdp.analysis.report.data import RunData, Speed, read_run
 from denoised_mdp.analysis.table.cells import make_table
 from denoised_mdp.analysis.table.plots import draw_seeds, levels_of
-from denoised_mdp.analysis.table.statistics import improvement, interval, iqm, mean, median, profile, widening
+from denoised_mdp.analysis.table.statistics import (
+    difference,
+    improvement,
+    interval,
+    iqm,
+    mean,
+    median,
+    profile,
+    widening,
+)
 from denoised_mdp.analysis.table.write import aggregates, by_variant, core_hours, improvements, per_run, write_table
 from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
@@ -49,7 +58,22 @@ def test_statistics_agree_with_the_authors_package():
     assert improvement(SCORES, OTHER) == pytest.approx(metrics.probability_of_improvement(one, two))
 
 
-@pytest.mark.parametrize("statistic", [mean, median, iqm])
+def test_intervals_of_means_and_of_their_differences_are_students():
+    one, two = np.array([3.0, 5.0, 4.5, 9.0]), np.array([1.0, 2.5, 0.5])
+    given = scipy.stats.ttest_1samp(one, 0.0).confidence_interval()
+    assert interval(mean, [one]) == pytest.approx((one.mean(), *given))
+    given = scipy.stats.ttest_ind(one, two, equal_var=False).confidence_interval()
+    assert interval(difference, [one], [two]) == pytest.approx((one.mean() - two.mean(), *given))
+    value, low, high = interval(difference, [one, 10 * one], [two, 10 * two])
+    assert value == pytest.approx(5.5 * (one.mean() - two.mean()))
+    squares = [scale**2 * task.var(ddof=1) / len(task) for scale in (0.5, 5.0) for task in (one, two)]  # of halves
+    freedom = sum(squares) ** 2 / sum(square**2 / n for square, n in zip(squares, (3, 2, 3, 2), strict=True))
+    half = scipy.stats.t.ppf(0.975, freedom) * math.sqrt(sum(squares))
+    assert (low, high) == pytest.approx((value - half, value + half))
+    assert interval(mean, [one], within=(4.0, 7.0))[1:] == (4.0, 7.0)
+
+
+@pytest.mark.parametrize("statistic", [median, iqm])
 def test_intervals_are_those_of_all_resamples(statistic):
     """Two tasks of 3 runs have 27 x 27 equally likely resamples within tasks."""
     tasks = [np.array([0.0, 1.0, 4.0]), np.array([10.0, 20.0, 50.0])]
@@ -108,10 +132,10 @@ def test_the_interval_of_a_ratio_is_that_of_its_logarithm():
 
 @pytest.mark.parametrize("sizes", [(3,), (5,), (3, 3, 3), (3, 8)])
 def test_intervals_contain_the_truth_as_often_as_they_say(sizes):
-    """Of the mean of few normal scores; percentiles alone contain it in 0.76 (3 runs) to 0.9 of the cases."""
+    """Of few normal scores; percentiles alone contain it in 0.76 (3 runs) to 0.9 of the cases."""
     rng, hits, trials = np.random.default_rng(0), 0, 400
     for _ in range(trials):
-        _, low, high = interval(mean, [rng.normal(size=size) for size in sizes], count=400)
+        _, low, high = interval(median, [rng.normal(size=size) for size in sizes], count=400)
         hits += low <= 0 <= high
     assert 0.92 <= hits / trials <= 0.99
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common import read
-from evidence_numbers import METRICS, Row, cells, difference, digits_of, ends, known, metric_lines, text_of, with_late
+from evidence_numbers import METRICS, Row, cells, digits_of, ends, known, metric_lines, text_of, with_late
 
 from denoised_mdp.analysis.results import write_whole
+from denoised_mdp.analysis.table.statistics import difference
 from denoised_mdp.analysis.table.write import markdown
 from denoised_mdp.errors import UserError
 
@@ -124,6 +125,7 @@ SHORT = {
     "random": "",
 }
 LONG = SHORT | {"return_best": "best weights in 20 other episodes"}
+Y_TOO = {"signal_from_y": "", "invariance_y": ""}
 EVIDENCE = (
     *("return", "return_unseen", "return_late", "return_best", "random", "recall", "recall_untrained"),
     *("leakage", "leakage_untrained", "action_change", "action_ratio", "nats_x", "nats_y", "cpu_hours"),
@@ -159,11 +161,14 @@ JITTER = [
     for model, arm in (("2b", "2b"), ("Dreamer", "dreamer"))
 ]
 PAIRS = {task: tuple(strong(task)[:2]) for task in TASKS}
-LEAD = {name: SHORT[name] for name in ("return", "return_unseen", "return_late", "recall", "leakage", "action_change")}
+LEAD = {
+    name: LONG[name]
+    for name in ("return", "return_unseen", "return_late", "return_best", "recall", "leakage", "action_change")
+}
 TABLES = {
     "summary": Table(
         [replace(one, head=f"`{one.task}`, {one.head}") for task in TASKS for one in strong(task)[:2]],
-        {name: SHORT[name] for name in LEAD if name != "action_change"}
+        {name: label for name, label in LEAD.items() if name not in ("return_best", "action_change")}
         | {"action_ratio": "action ratio (low is good)", "random": ""},
         intervals=True,
         each=False,
@@ -173,11 +178,11 @@ TABLES = {
         for task in TASKS
     },
     "lead": Differences({f"`{task}`": [PAIRS[task]] for task in TASKS} | {"both tasks": list(PAIRS.values())}, LEAD),
-    "floor": Table(FLOOR, LONG),
+    "floor": Table(FLOOR, LONG | Y_TOO),
     "twice": Table(LONGER, {name: LONG[name] for name in TWICE}),
     "hour": Table(LONGER, LONG | {"cpu_hours": ""}),
     "longer": Table(LONGEST, {name: LONG[name] for name in (*TWICE, "action_change")}, each=False),
-    "jitter": Table(JITTER, LONG | {"action_change": ""}),
+    "jitter": Table(JITTER, LONG | {"action_change": ""} | Y_TOO),
     "rivals": Table(RIVALS, SHORT | {"action_ratio": "", "cpu_hours": ""}),
     "quickstart": Table([QUICKSTART], ALL),
 }

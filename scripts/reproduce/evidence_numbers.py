@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from denoised_mdp.analysis.table.statistics import FEWEST, improvement, interval, iqm, mean
-from denoised_mdp.analysis.table.write import markdown, with_interval
+from denoised_mdp.analysis.table.statistics import FEWEST, difference, improvement, interval, iqm, mean
+from denoised_mdp.analysis.table.write import markdown, share_text, with_interval
 
 Row = Mapping[str, str]
 Arms = dict[str, list[Row]]
@@ -51,8 +51,9 @@ LATE = 4
 LIMITS = {"recall": (0.0, 1.0), "leakage": (0.0, 1.0), "action_change": (0.0, 2.0)}
 """metric -> where it can lie; others: at 0 or above, where no value is below"""
 HOW = (
-    "Intervals: of a bootstrap over runs, stratified by task and widened for few runs; of a ratio, on a logarithmic"
-    " scale; none where all resamples agree, as where every run of one arm is above every run of the other."
+    "Intervals: Student's t for means and differences; for others a bootstrap over runs, stratified by task and"
+    " widened for few runs; of a ratio, on a logarithmic scale; none where all resamples agree, as where every run of"
+    " one arm is above every run of the other."
 )
 FIRST = "2b"
 """the arm, and all whose names begin with it, that are compared with each other arm"""
@@ -107,11 +108,6 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, list
             numbers |= {metric: values(runs, metric).tolist() for metric in METRICS}
             tree.setdefault(task, {}).setdefault(variant, {})[arm] = numbers
     return tree
-
-
-def difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean of the first minus that of the second, over tasks."""
-    return mean(first) - mean(second)
 
 
 def ratio(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> np.ndarray:
@@ -227,7 +223,10 @@ def metric_lines(
 
 
 def seeds_text(runs: Sequence[Row], metric: str, intervals: bool = True, each: bool = True) -> str:
-    """Mean over seeds, its interval, and `each` seed's value in parentheses if there are several; a dash if none is."""
+    """Mean over seeds, its interval, and `each` seed's value in parentheses if there are several; a dash if none is.
+
+    Without each seed's value, of how many the mean is, if not of all.
+    """
     own, digits = known(runs, metric), digits_of(metric)
     if not len(own):
         return "-"
@@ -236,7 +235,7 @@ def seeds_text(runs: Sequence[Row], metric: str, intervals: bool = True, each: b
         return texts[0]
     within = limits_of(metric, [own])
     whole = with_interval(mean, [own], digits=digits, within=within) if intervals else f"{own.mean():,.{digits}f}"
-    return f"{whole} ({', '.join(texts)})" if each else whole
+    return f"{whole} ({', '.join(texts)})" if each else whole + share_text(len(own), len(runs))
 
 
 def compared_text(line: Mapping[str, Any]) -> list[str]:

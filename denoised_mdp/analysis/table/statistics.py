@@ -1,9 +1,11 @@
-"""Aggregates of scores over tasks and runs, with stratified bootstrap intervals (Agarwal et al., NeurIPS 2021).
+"""Aggregates of scores over tasks and runs, with 95 % intervals (Agarwal et al., NeurIPS 2021).
 
-The definitions are those of the authors' package ``rliable``. Here tasks may have different numbers of runs, every
-random number comes from the generator that is given (the package draws from NumPy's global one), and intervals are
-widened for few runs: the percentiles alone contain the mean of three normal scores three times out of four.
-Scores are one float array of runs per task.
+The definitions are those of the authors' package ``rliable``. Intervals of a mean, and of a difference of means, are
+Student's t with the degrees of freedom of Welch and Satterthwaite; those of other statistics are that package's
+stratified bootstrap, widened for few runs: its percentiles alone contain the mean of three normal scores three times
+out of four, and jump, since resamples of few runs have few values. Here tasks may have different numbers of runs, and
+every random number comes from the generator that is given (the package draws from NumPy's global one). Scores are one
+float array of runs per task.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from scipy.special import stdtrit
 from scipy.stats import trim_mean
 
 from denoised_mdp.analysis.crossfit import student_over_normal
@@ -31,6 +34,11 @@ def iqm(tasks: Scores) -> np.ndarray:
 def mean(tasks: Scores) -> np.ndarray:
     """Mean over tasks of the mean over runs. [..., runs] each -> [...]."""
     return np.mean([task.mean(-1) for task in tasks], 0)
+
+
+def difference(first: Scores, second: Scores) -> np.ndarray:
+    """`mean` of the first method minus that of the second. [..., runs] each -> [...]."""
+    return mean(first) - mean(second)
 
 
 def median(tasks: Scores) -> np.ndarray:
@@ -57,19 +65,36 @@ def resampled(tasks: Scores, rng: np.random.Generator, count: int = RESAMPLES) -
 def widening(*methods: Scores, relative: bool = False) -> float:
     """Factor of a bootstrap's deviations that makes its interval one of Student's t: see `interval`.
 
-    Resampling n runs underestimates a standard error by sqrt((n - 1) / n) and has normal quantiles. The degrees of
-    freedom of several tasks and methods are those of Welch and Satterthwaite. relative: of the logarithm of a ratio, to
-    which each method's errors count in relation to its mean.
+    Resampling n runs underestimates a standard error by sqrt((n - 1) / n) and has normal quantiles. relative: of the
+    logarithm of a ratio, to which each method's errors count in relation to its mean.
     """
     counts = np.array([len(task) for scores in methods for task in scores])  # [tasks of all methods]
-    errors = np.array([task.var(ddof=1) for scores in methods for task in scores]) / counts  # squared standard errors
+    errors = _squared_errors(methods)  # [tasks of all methods]
     if relative:
         sums = [sum(task.mean() for task in scores) for scores in methods]  # [methods]
         errors = errors / np.repeat(np.square(sums), [len(scores) for scores in methods])  # [tasks of all methods]
     if not errors.any():
         return 1.0
-    freedom = errors.sum() ** 2 / (errors**2 / (counts - 1)).sum()
-    return math.sqrt(counts.min() / (counts.min() - 1)) * student_over_normal(freedom)
+    return math.sqrt(counts.min() / (counts.min() - 1)) * student_over_normal(_freedom(errors, counts))
+
+
+def _squared_errors(methods: Sequence[Scores]) -> np.ndarray:
+    """Squared standard errors of the mean of each task of each method, [tasks of all methods]."""
+    return np.array([task.var(ddof=1) / len(task) for scores in methods for task in scores])
+
+
+def _freedom(errors: np.ndarray, counts: np.ndarray) -> float:
+    """Degrees of freedom of a sum of means of `counts` runs with these squared errors (Welch 1947)."""
+    return float(errors.sum() ** 2 / (errors**2 / (counts - 1)).sum())
+
+
+def _student(methods: Sequence[Scores]) -> float:
+    """Half the 95 % interval of `mean` or `difference`; nan where no run differs from another of its task."""
+    counts = np.array([len(task) for scores in methods for task in scores])  # [tasks of all methods]
+    errors = _squared_errors(methods) / len(methods[0]) ** 2  # [tasks of all methods]
+    if not errors.any():
+        return math.nan
+    return float(stdtrit(_freedom(errors, counts), 0.975) * math.sqrt(errors.sum()))
 
 
 def interval(
@@ -82,15 +107,20 @@ def interval(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`statistic` of the methods' scores, and its 95 % interval; nan where there is none.
 
-    The interval is that of a percentile bootstrap, stratified by task, widened for few runs. There is none where a task
-    has too few runs, nor where all resamples have one value, as the share of won comparisons where all are won: how far
-    that is from the truth, resampling cannot say. within: where the statistic can lie; the interval is cut there. log:
-    widen its logarithm, as that of a ratio of means, whose errors are factors; none where it is not positive.
+    That of `mean` and `difference` is Student's t. Others have a percentile bootstrap, stratified by task, widened for
+    few runs. There is none where a task has too few runs, nor where all resamples have one value, as the share of won
+    comparisons where all are won: how far that is from the truth, resampling cannot say. within: where the statistic
+    can lie; the interval is cut there. log: widen its logarithm, as that of a ratio of means, whose errors are factors;
+    none where it is not positive.
     """
     value = statistic(*methods)
     nothing = np.full_like(value, math.nan)
     if any(len(task) < FEWEST for scores in methods for task in scores):
         return value, nothing, nothing
+    if statistic in (mean, difference):
+        half = _student(methods)
+        low, high = np.clip((value - half, value + half), *within)
+        return value, low, high
     rng = np.random.default_rng(seed)
     values = statistic(*(resampled(scores, rng, count) for scores in methods))  # [count, ...]
     to, back = (np.log, np.exp) if log else (np.positive, np.positive)
