@@ -109,3 +109,17 @@ def test_the_picture_of_a_world_without_distractors(ring):
     alone = {name: vars(one) | {"paired": {}} for name, one in ring.items()}
     texts = [text.get_text() for text in distance_figure(alone).axes[1].texts]
     assert texts == ["this environment has no distractors"]
+
+
+@pytest.mark.parametrize("steps", [0.0, 0.2, 5e4])
+def test_no_line_leaves_the_picture(ring, steps):
+    """Of a representation that has collapsed, or breaks the bound."""
+    name, *_ = ring
+    lags = dict.fromkeys(ring[name].lags, (steps, steps, steps))
+    axes = distance_figure(
+        {key: vars(one) | ({"lags": lags} if key == name else {}) for key, one in ring.items()}
+    ).axes[0]
+    low, high = axes.get_ylim()
+    shown = [line.get_ydata() for line in axes.lines]
+    assert len(shown) == len(ring) + 1 and all(low < value < high for line in shown for value in line)
+    assert steps == 0 or set(axes.lines[0].get_ydata()) == {steps}

@@ -14,6 +14,8 @@ from denoised_mdp.analysis.plots import FAINT, INK, ROLE_COLORS, literal, new_fi
 from denoised_mdp.analysis.roles import in_words
 
 COLORS = ROLE_COLORS | {STATE: INK, "pixels": "#b8860b"}
+LEAST = 0.01
+"""steps that a picture tells from none"""
 
 
 def distance_figure(parts: Mapping[str, Mapping[str, Any]], title: str = "") -> Figure:
@@ -35,19 +37,26 @@ def distance_figure(parts: Mapping[str, Mapping[str, Any]], title: str = "") -> 
 
 
 def _lags(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Median steps over k, with each part's rank correlation below; the diagonal is the bound."""
+    """Median steps over k, with each part's rank correlation below; the diagonal is the bound.
+
+    A representation that has collapsed lies far below 1, one that breaks the bound above it: all are in view.
+    """
+    shown = []
     for name, one in parts.items():
-        lags = {int(k): middle for k, (_, middle, _) in one["lags"].items()}
+        lags = {int(k): max(middle, LEAST) for k, (_, middle, _) in one["lags"].items()}
+        shown += lags.values()
         agrees = one["rank_correlation"]
         label = in_words(name) + ("" if name == STATE or agrees is None else f" (rank corr. {agrees:.2f})")
         axes.plot(list(lags), list(lags.values()), "o-", color=COLORS[name], markersize=3, lw=1.6, label=literal(label))
     ticks = list(lags)
     axes.plot(ticks, ticks, linestyle=(0, (4, 3)), color=FAINT, linewidth=1, label="k steps, the bound")
     axes.set(xscale="log", yscale="log", xlabel="k decisions", ylabel="steps, median over held-out episodes")
-    for axis in (axes.xaxis, axes.yaxis):
+    low, high = min(0.45, 0.8 * min(shown)), 1.3 * max(ticks[-1], *shown)
+    for axis, more in ((axes.xaxis, ()), (axes.yaxis, (LEAST, 0.1, 1000, 10_000))):
         axis.set_minor_locator(NullLocator())
-        axis.set_ticks(ticks, ticks)
-    axes.set_ylim(0.45, 1.3 * ticks[-1])
+        marks = sorted({*ticks, *(mark for mark in more if low <= mark <= high)})
+        axis.set_ticks(marks, marks)
+    axes.set_ylim(low, high)
     axes.set_title("How far is a situation k decisions later?")
     _legend(axes, columns=2)
 
