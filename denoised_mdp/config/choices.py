@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from functools import cache
@@ -77,15 +78,24 @@ def _files(group: str) -> tuple[str, ...]:
 
 def read_file(name: str) -> dict[str, Any]:
     """Return what a file of ``configs/`` says; nothing where there is none."""
-    from omegaconf import OmegaConf
-
     group, _, choice = name.partition("/")
     file = config_folder() / f"{name}.yaml"
     if group == "model" and choice in TABLES:
         file = TABLES[choice]
         if not file.is_file():
             raise UserError(f"The table of latents {file} is gone: put it back.")
-    return OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    seen = file.stat()
+    return copy.deepcopy(_parsed(file, seen.st_mtime_ns, seen.st_size))
+
+
+@cache
+def _parsed(file: Path, changed: int, size: int) -> dict[str, Any]:
+    """What a file says that was last changed then: runs of a grid are composed of the same few files."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(OmegaConf.load(file))
 
 
 @cache
