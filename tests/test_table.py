@@ -36,6 +36,9 @@ OTHER = [np.array([2.0, 2.0, 8.0]), np.array([4.0, 1.0, 11.0]), np.array([5.0, 0
 def test_statistics_are_their_definitions():
     together = sorted(np.concatenate(SCORES))
     assert iqm(SCORES) == np.mean(together[3:9]), "12 runs: the lowest and the highest 3 are left out"
+    for count in range(3, 10):
+        runs = np.random.default_rng(count).normal(size=(2, count))
+        assert iqm([runs]) == pytest.approx(scipy.stats.trim_mean(runs, 0.25, axis=-1)), "as rliable"
     assert mean(SCORES) == pytest.approx((3.25 + 4.5 + 6.25) / 3)
     assert median(SCORES) == 4.5
     levels = np.array([0.0, 3.0, 9.5])

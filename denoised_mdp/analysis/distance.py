@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
 
 from denoised_mdp.analysis.qrl import QRL, learn_distance
 from denoised_mdp.analysis.quasimetric import IQE, relu_network
@@ -111,6 +110,8 @@ def measure_distances(
     parts: name -> features [n, F]; `STATE` is the reference. episode: of each row [n]. tested: whether a row is held
     out [n], the same for all rows of an episode. worlds: other world -> part -> features of the held-out rows [m, F].
     """
+    from scipy.stats import spearmanr  # takes a second
+
     random = generator(seed, "distance pairs")
     pairs = random.choice(np.flatnonzero(tested), (2, PAIRS))  # [2, PAIRS]
     lags = {k: _apart(episode, tested, k) for k in LAGS}

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.special import stdtrit
-from scipy.stats import trim_mean
 
 from denoised_mdp.analysis.crossfit import student_over_normal
 
@@ -28,7 +27,9 @@ FEWEST = 3
 
 def iqm(tasks: Scores) -> np.ndarray:
     """Interquartile mean: of the middle half of all runs of all tasks. [..., runs] each -> [...]."""
-    return trim_mean(np.concatenate(tasks, -1), 0.25, axis=-1)
+    runs = np.sort(np.concatenate(tasks, -1), -1)  # [..., runs of all tasks]
+    cut = runs.shape[-1] // 4
+    return runs[..., cut : runs.shape[-1] - cut].mean(-1)
 
 
 def mean(tasks: Scores) -> np.ndarray:
