@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, TypeVar
@@ -66,18 +66,12 @@ class Registry(MutableMapping[str, Value]):
         Raises:
             UserError: the name cannot stand on the command line, or something else has it.
         """
+        noun = f"an {self.what}" if self.what[0] in "aeiou" else f"a {self.what}"
         if not isinstance(name, str) or not re.fullmatch(r"\w*[^\W\d]\w*", name):
-            raise UserError(f"{name!r} cannot name a {self.what}: use letters, digits and underscores.")
+            raise UserError(f"{name!r} cannot name {noun}: use letters, digits and underscores.")
         if name in self.entries and self.entries[name] != value:
-            raise UserError(f"There is a {self.what} {name!r} already: choose another name.")
+            raise UserError(f"There is {noun} {name!r} already: choose another name.")
         self.entries[name] = value
-
-
-def refuse_another(what: str, known: Mapping[str, Any], name: str, value: Any) -> None:
-    """Raise UserError if a name stands for something else already. what: the noun."""
-    if known.get(name, value) is not value:
-        article = "an" if what[0] in "aeiou" else "a"
-        raise UserError(f"There is {article} {what} {name!r} already: choose another name.")
 
 
 def load_plugins() -> None:

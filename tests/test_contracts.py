@@ -301,7 +301,7 @@ def test_the_name_of_a_built_in_part_stays_its_own():
     with pytest.raises(UserError, match="There is a policy 'sac' already"):
         register_policy("sac", WithHead, SACConfig)
     with pytest.raises(UserError, match="There is an agent 'curl' already"):
-        register_agent("curl", PixelSAC, PixelSACConfig)
+        register_agent("curl", PixelSAC, CURLConfig)
     with pytest.raises(UserError, match="distractor 'bare': its options are not a dataclass"):
         register_distractor(SimpleNamespace(name="bare", Options=None))
     assert "bare" not in DISTRACTORS
@@ -448,6 +448,26 @@ def test_a_plug_in_that_fails_is_no_damage_of_runs(tmp_path, monkeypatch, capsys
         assert main(command) == 2
         error = capsys.readouterr().err
         assert "broken_plugin: cannot be imported: ValueError: so it is" in error and ".." not in error
+
+
+def test_an_agent_is_built_where_nothing_has_looked_for_plug_ins_yet(monkeypatch):
+    """As in a process that learns a part of each batch: it gets a configuration and reads none."""
+
+    @dataclass
+    class Options(SACConfig):
+        name: str = "mine"
+
+    plugin = SimpleNamespace(load=lambda: lambda: register_policy("mine", SACPolicy, Options))
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [plugin])
+    monkeypatch.setattr(plugins, "_state", {"loaded": False, "error": None})
+    config = load_config(TINY)
+    config.policy = Options(hidden=8)
+    del POLICIES["mine"], schema.POLICIES["mine"]
+    monkeypatch.setattr(plugins, "_state", {"loaded": False, "error": None})
+    try:
+        assert isinstance(build_agent(config, 2).policy, SACPolicy)
+    finally:
+        del POLICIES["mine"], schema.POLICIES["mine"]
 
 
 def test_a_run_of_a_missing_plug_in_says_what_to_set(tmp_path, capsys):

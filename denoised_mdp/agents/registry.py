@@ -20,17 +20,13 @@ from denoised_mdp.models.base import WorldModel
 from denoised_mdp.models.registry import MODELS
 from denoised_mdp.optim import parameters_of
 from denoised_mdp.options import check_options
-from denoised_mdp.plugins import refuse_another
+from denoised_mdp.plugins import Registry
 from denoised_mdp.policies import POLICIES, Policy
 from denoised_mdp.seeding import torch_seed
 
-AGENTS: dict[str, type[Agent]] = {
-    "world_model": WorldModelAgent,
-    "sac_pixels": PixelSAC,
-    "curl": CURL,
-    "dbc": DBC,
-    "pisac": PISAC,
-}
+AGENTS: Registry[type[Agent]] = Registry(
+    "agent", {"world_model": WorldModelAgent, "sac_pixels": PixelSAC, "curl": CURL, "dbc": DBC, "pisac": PISAC}
+)
 
 
 def build_agent(
@@ -81,10 +77,9 @@ def register_agent(name: str, agent: type[Agent], options: type[AgentConfig]) ->
     Raises:
         UserError: another agent has the name, or the options cannot be options.
     """
-    refuse_another("agent", AGENTS, name, agent)
     check_options(options, f"agent={name}", name=name)
+    AGENTS.register(name, agent)
     schema.AGENTS.register(name, options)
-    AGENTS[name] = agent
 
 
 def register_policy(name: str, policy: type[Policy], options: type) -> None:
@@ -95,10 +90,9 @@ def register_policy(name: str, policy: type[Policy], options: type) -> None:
     Raises:
         UserError: another policy has the name, or the options cannot be options.
     """
-    refuse_another("policy", POLICIES, name, policy)
     check_options(options, f"policy={name}", name=name)
+    POLICIES.register(name, policy)
     schema.POLICIES.register(name, options)
-    POLICIES[name] = policy
 
 
 def register_model(name: str, model: type[WorldModel], options: type) -> None:
@@ -109,7 +103,6 @@ def register_model(name: str, model: type[WorldModel], options: type) -> None:
     Raises:
         UserError: another model has the name, or the options cannot be options.
     """
-    refuse_another("model", MODELS, name, model)
     check_options(options, f"kind: {name}", kind=name)
+    MODELS.register(name, model)
     schema.MODELS.register(name, options)
-    MODELS[name] = model

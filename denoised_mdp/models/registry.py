@@ -4,5 +4,6 @@ from denoised_mdp.models.base import WorldModel
 from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.repo import RePo
 from denoised_mdp.models.tia import TIA
+from denoised_mdp.plugins import Registry
 
-MODELS: dict[str, type[WorldModel]] = {"denoised": DenoisedModel, "repo": RePo, "tia": TIA}
+MODELS: Registry[type[WorldModel]] = Registry("model", {"denoised": DenoisedModel, "repo": RePo, "tia": TIA})
