@@ -8,7 +8,8 @@ from typing import Any
 
 from numpy.random import Generator
 
-from denoised_mdp.agents.followers import Leader, joined, launched, run_follower
+from denoised_mdp.agents.followers import Leader, joined, run_follower
+from denoised_mdp.agents.launch import launched
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.collector import Collector, Overlap, Sequential
 from denoised_mdp.config import as_tree, save_config

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from small_runs import TINY, lines, run_in_parts, tiny
 
 from denoised_mdp.agents import followers
-from denoised_mdp.agents.followers import Leader, launched
+from denoised_mdp.agents.followers import Leader
+from denoised_mdp.agents.launch import launched, own_gpu
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import EnvironmentFailure, UserError
@@ -251,11 +252,11 @@ def test_a_followers_gpu_is_the_one_of_its_place_on_its_machine(monkeypatch):
             here.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
             for name, value in told.items():
                 here.setenv(name, value)
-            assert followers._own_gpu(number, 8) == expected
+            assert own_gpu(number, 8) == expected
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UserError, match="train.processes=2: each process needs a GPU of its own, and PyTorch finds 1"):
-        followers._own_gpu(1, 2)
+        own_gpu(1, 2)
 
 
 def meeting(by="followers._meet()", **environment):
@@ -408,3 +409,42 @@ def test_a_process_that_cannot_start_is_not_waited_for(tmp_path, monkeypatch):
     config = tiny(tmp_path / "a", *TWO)
     with pytest.raises(EnvironmentFailure, match="exit code 7"):
         Leader(build_agent(config, 2), config, actions=2)
+
+
+def unbuildable(number: int, processes: int, port: int) -> None:
+    """A follower that lacks a part of the agent, for example."""
+
+    def lacking(*arguments, **options):
+        raise KeyError("mine")
+
+    followers.build_agent = lacking
+    followers.run_follower(number, processes, port)
+
+
+def test_a_process_that_cannot_build_the_agent_ends_the_run_before_it_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr(followers, "run_follower", unbuildable)
+    config = tiny(tmp_path / "a", *TWO)
+    with pytest.raises(EnvironmentFailure, match="train.processes could not build the agent"):
+        Leader(build_agent(config, 2), config, actions=2).close()
+    assert not dist.is_initialized()
+
+
+def test_followers_get_the_state_by_way_of_the_host(tmp_path, monkeypatch):
+    """Tensors of the leader's GPU would come to lie there once more for every follower."""
+
+    class OnGPU(torch.Tensor):
+        def cpu(self):
+            return self.as_subclass(torch.Tensor)
+
+    config, sent = tiny(tmp_path / "a", *TWO), []
+    agent = build_agent(config, 2)
+    state = agent.state()
+    agent.state = lambda: {**state, "weights": {name: w.as_subclass(OnGPU) for name, w in state["weights"].items()}}
+    monkeypatch.setattr(followers, "launched", lambda processes: 0)
+    monkeypatch.setattr(followers, "_hand_out", sent.extend)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    Leader(agent, config, actions=2)
+    assert len(sent) == 2
+    for _, _, given in sent:
+        assert {type(weight) for weight in given["weights"].values()} == {torch.Tensor}
+        assert given["optimizers"].keys() == state["optimizers"].keys()

@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import multiprocessing
 import os
-import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,8 +20,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from denoised_mdp.agents.base import Agent
+from denoised_mdp.agents.launch import check_gpus, launched, own_gpu
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure
@@ -34,35 +35,7 @@ PATIENCE = timedelta(days=30)
 """how long a follower waits for work: the leader may evaluate, render or wait for environments meanwhile"""
 MEETING = timedelta(minutes=10)
 """how long processes that something else has started wait for one another"""
-VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-
-
-def launched(processes: int) -> int | None:
-    """The number of this process among those that something else has started; None where we start them.
-
-    ``torchrun`` has, or whoever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as ``srun`` on several nodes.
-
-    Raises:
-        UserError: it has started another number than `processes`.
-    """
-    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-    if not by_torchrun and (processes == 1 or not os.environ.keys() >= VARIABLES):
-        return None
-    started, by = _number("WORLD_SIZE"), "torchrun has started" if by_torchrun else "WORLD_SIZE tells of"
-    if started != processes:
-        raise UserError(f"{by} {started} processes: set train.processes={started}.")
-    return _number("RANK")
-
-
-def _number(variable: str) -> int:
-    """The whole number that an environment variable holds."""
-    text = os.environ.get(variable)
-    if text is None:
-        raise UserError(f"{variable} is not set, though TORCHELASTIC_RUN_ID is: start with torchrun, or unset that.")
-    if not re.fullmatch("[0-9]{1,9}", text):
-        raise UserError(f"{variable}={text}: must be a whole number.")
-    return int(text)
 
 
 def join(**group: Any) -> None:
@@ -128,29 +101,6 @@ def _hand_out(work: list[Any]) -> Any:
     return own[0]
 
 
-def _check_gpus(processes: int, here: int) -> None:
-    """Refuse more processes of one machine, `here`, than it has GPUs: NCCL cannot exchange gradients within one."""
-    if here > (found := torch.cuda.device_count()):
-        raise UserError(
-            f"train.processes={processes}: each process needs a GPU of its own, and PyTorch finds {found} for {here} of"
-            f" them. Start {found} on this machine, or set train.device=cpu."
-        )
-
-
-def _own_gpu(number: int, processes: int) -> str:
-    """The GPU of a follower that something else has started: that of its place on its machine.
-
-    torchrun tells the place. Without it, SLURM may show each process a GPU of its own alone, or all of its machine;
-    by hand, each machine has as many processes as GPUs.
-    """
-    if "LOCAL_RANK" in os.environ:
-        place = _number("LOCAL_RANK")
-        _check_gpus(processes, place + 1)
-        return f"cuda:{place}"
-    place = _number("SLURM_LOCALID") if "SLURM_LOCALID" in os.environ else number
-    return f"cuda:{place % max(1, torch.cuda.device_count())}"
-
-
 class Leader:
     """Learns together with `processes` - 1 followers, which it starts unless they have `joined`.
 
@@ -160,7 +110,7 @@ class Leader:
 
     Raises:
         UserError: there are fewer GPUs than processes on this machine.
-        EnvironmentFailure: a process died as it started.
+        EnvironmentFailure: a process died as it started, or as it built its copy.
     """
 
     def __init__(self, agent: Agent, config: Config, **how: Any):
@@ -170,9 +120,13 @@ class Leader:
         try:
             if launched(self.processes) is None:
                 if agent.device.type == "cuda":
-                    _check_gpus(self.processes, self.processes)
+                    check_gpus(self.processes, self.processes)
                 self._start_followers()
-            _hand_out([(config, how, agent.state())] * self.processes)
+            # Of a GPU's tensors, every follower would make copies on that GPU, which is ours.
+            state = tree_map_only(Tensor, lambda tensor: tensor.cpu(), agent.state())
+            with _all_there("could not build the agent. What it has printed says why."):
+                _hand_out([(config, how, state)] * self.processes)
+                dist.barrier()
         except BaseException:  # else they would wait for us, and the end of this process for theirs
             for process in self._started:
                 if process.pid is not None:  # it was started
@@ -217,15 +171,9 @@ class Leader:
             for part, own in zip(parts, columns, strict=True):
                 part[name] = own.clone()  # else the whole batch would be sent with it
         self._in_step = False
-        try:
+        with _all_there("has died. The same command continues from the last checkpoint."):
             part, policy = _hand_out([(part, policy) for part in parts])
             metrics = _update(self._update, part, policy)
-        except RuntimeError as error:
-            if not _gone(error):
-                raise
-            raise EnvironmentFailure(
-                "One of the run's train.processes has died. The same command continues from the last checkpoint."
-            ) from error
         self._in_step = True
         return metrics
 
@@ -260,10 +208,12 @@ def run_follower(number: int, processes: int, port: int | None = None) -> None:
         config, how, state = first
         device, dtype = configure(config.train)
         if device.type == "cuda":
-            gpu = f"cuda:{number}" if port is not None else _own_gpu(number, processes)
+            gpu = f"cuda:{number}" if port is not None else own_gpu(number, processes)
             device, dtype = configure(replace(config.train, device=gpu))
         agent = build_agent(config, **how, device=device, dtype=dtype)
         agent.restore(state)
+        del first, state  # a whole copy of the agent
+        dist.barrier()  # the leader waits until all are built
         while (work := _receive()) is not None:
             _update(agent.update, *work)
         dist.barrier()
@@ -294,6 +244,17 @@ def _update(update: Any, batch: dict[str, Tensor], policy: bool) -> dict[str, Te
         metrics = {name: value.detach().clone() for name, value in update(batch, policy=policy).items()}
         parallel.average(metrics.values())
     return metrics
+
+
+@contextlib.contextmanager
+def _all_there(otherwise: str) -> Iterator[None]:
+    """Turn the error of an exchange with a process that is gone into an EnvironmentFailure. otherwise: what it did."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _gone(error):
+            raise
+        raise EnvironmentFailure(f"One of the run's train.processes {otherwise}") from error
 
 
 def _gone(error: RuntimeError) -> bool:
