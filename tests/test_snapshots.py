@@ -17,9 +17,10 @@ from denoised_mdp.evaluation import evaluate_run, evaluation_seeds
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.diff import compare
 from denoised_mdp.run.folder import RunFolder
-from denoised_mdp.run.load import load_run
+from denoised_mdp.run.load import load_run, prepare
+from denoised_mdp.run.nan_check import NanCheck
 from denoised_mdp.run.pretrained import export
-from denoised_mdp.session import Session
+from denoised_mdp.session import Session, train
 
 
 def test_snapshots_keep_every_stage_and_a_resumed_run_writes_the_same(tmp_path):
@@ -72,6 +73,27 @@ def test_snapshots_of_steps_that_are_trained_anew_are_gone(tmp_path):
     run_in_parts(tiny(tmp_path / "a", "train.snapshot_every=0"))
     assert checkpoint.list_steps(folder.checkpoints)[-1] == 200
     assert checkpoint.list_steps(folder.snapshots) == [80, 120, 160]
+
+
+def test_snapshots_of_a_run_without_a_checkpoint_are_not_deleted_without_a_word(tmp_path, monkeypatch):
+    """It has crashed; where checkpoints are written, little can be lost."""
+    config = tiny(tmp_path / "a", "train.snapshot_every=80", "train.checkpoint_every=0", "train.eval_every=0")
+    run, whole = RunFolder(config.run_dir), NanCheck.add
+
+    def crash(self, step, *rest):
+        assert step < 120
+        whole(self, step, *rest)
+
+    with monkeypatch.context() as here, pytest.raises(AssertionError):
+        here.setattr(NanCheck, "add", crash)
+        train(config)
+    assert checkpoint.list_steps(run.snapshots) == [80] and not checkpoint.list_steps(run.checkpoints)
+    with pytest.raises(UserError, match="snapshots up to step 80, which a new start would delete. Choose another"):
+        train(config)
+    assert checkpoint.list_steps(run.snapshots) == [80]
+    config.train.checkpoint_every = 100
+    with pytest.warns(UserWarning, match="snapshots up to step 80, which this new start deletes"):
+        prepare(config, run)
 
 
 def test_no_snapshots_unless_asked_for(tmp_path):

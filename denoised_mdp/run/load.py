@@ -29,7 +29,8 @@ def prepare(config: Config, run: RunFolder) -> bool:
     Returns whether there is anything to do: a run that was made longer since stays as it is.
 
     Raises:
-        UserError: it holds a run with another configuration, or one that has lost its checkpoints.
+        UserError: it holds a run with another configuration, or one that has lost its checkpoints, or never writes one
+            and has snapshots.
     """
     before = read_config(run.config) if run.config.exists() else None
     changed = differences(before, config) if before else []
@@ -46,7 +47,14 @@ def prepare(config: Config, run: RunFolder) -> bool:
                 f"{run.path} holds the log of a run of another configuration ({'; '.join(changed)}), which has no"
                 f" checkpoint yet. Choose another run_dir, or move {run.metrics} away to start over."
             )
-        save_config(config, run.config)  # an earlier start in this folder failed: nothing is lost
+        if snapshots := checkpoints.list_steps(run.snapshots):
+            found = f"{run.path} has no checkpoint to go on from, but snapshots up to step {snapshots[-1]:,}, which"
+            if not config.train.checkpoint_every:
+                raise UserError(
+                    f"{found} a new start would delete. Choose another run_dir, or move {run.snapshots} away."
+                )
+            warnings.warn(f"{found} this new start deletes", stacklevel=2)
+        save_config(config, run.config)  # an earlier start in this folder failed: nothing else is lost
         checkpoints.expect_first(run.checkpoints)
         return True
     if changed:
