@@ -16,7 +16,7 @@ from denoised_mdp.evaluation import EvaluationResult
 from denoised_mdp.progress import Training
 from denoised_mdp.replay.batches import Batches
 from denoised_mdp.run.logger import Logger
-from denoised_mdp.run.nan_check import NanCheck, scalars
+from denoised_mdp.run.nan_check import NanCheck, NonFiniteError, scalars
 from denoised_mdp.run.signals import Stop, StopRequest
 
 Hook = Callable[["Trainer"], None]
@@ -35,7 +35,7 @@ class Trainer:
         batches: takes rows, gives batches.
         logger: takes metrics.
         hooks: what comes due, by the names of `schedule.every`. ``save`` is also called when the loop ends, or a hook
-            is interrupted or fails with more than a `UserError`.
+            is interrupted or fails.
         stop: ends the loop when requested.
         schedule: when updates and hooks are due.
         nan_check: looks at rewards and metrics.
@@ -125,16 +125,18 @@ class Trainer:
         self.tell()
 
     def run_hook(self) -> None:
-        """Run the first pending hook; if a stop, a failing environment or a defect ends it, save that it is due."""
+        """Run the first pending hook; if a stop, a mistake or a defect ends it, save that it is due."""
         name, *self.pending = self.pending
         try:
             self.hooks[name](self)
-        except UserError:  # the machine or a file refuses, so probably a checkpoint as well
+        except NonFiniteError:  # the last checkpoint is the last that is good
             raise
-        except (Stop, Exception):
+        except (Stop, Exception) as error:
             self.pending = [name, *self.pending]
+            refused = [UserError] if isinstance(error, UserError) else []  # by a full disk, perhaps, as a save is then
             if name != "save":
-                self.hooks["save"](self)
+                with contextlib.suppress(*refused):
+                    self.hooks["save"](self)
             raise
         self.tell()
 

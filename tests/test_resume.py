@@ -184,6 +184,28 @@ def test_a_failure_that_a_stop_has_caused_is_the_stop():
         pytest.fail("begun after the request")
 
 
+def test_a_signal_just_before_work_that_it_may_abandon_abandons_it():
+    """It comes when `at_once` has looked whether there was one."""
+    from denoised_mdp.run.signals import Stop
+
+    class Late(StopRequest):
+        @property
+        def requested(self):
+            before = vars(self)["requested"]
+            if not before:
+                self._receive(signal.SIGTERM, None)
+            return before
+
+        @requested.setter
+        def requested(self, value):
+            vars(self)["requested"] = value
+
+    stop = Late()
+    with pytest.raises(Stop), stop.at_once():
+        pytest.fail("played to its end")
+    assert not stop._at_once and stop.exit_code == 128 + signal.SIGTERM
+
+
 def test_a_run_saved_before_an_option_existed_continues(tmp_path):
     """Neither its config.yaml nor its checkpoints know the option: it had its default."""
     path = tmp_path / "run"

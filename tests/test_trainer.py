@@ -17,6 +17,7 @@ from denoised_mdp.evaluation import evaluate, evaluation_seeds
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.nan_check import NonFiniteError
 from denoised_mdp.session import Session, train
 
 
@@ -155,6 +156,42 @@ def test_what_was_due_and_is_switched_off_is_not_due_when_the_run_goes_on(tmp_pa
         with contextlib.closing(Session(tiny(tmp_path / "run", *more), RunFolder.create(config.run_dir))) as going_on:
             going_on.trainer.restore({**going_on.trainer.state(), "pending": ["evaluate", "save"]})
             assert going_on.trainer.pending == expected
+
+
+@pytest.mark.parametrize(
+    "error", [UserError("no clips"), RuntimeError("a defect"), NonFiniteError("nan", RunFolder("a"))]
+)
+def test_a_hook_that_fails_is_saved_as_due(tmp_path, error):
+    """Also where the user can mend what failed; not with weights that are bad, nor by a save that failed itself."""
+    saved = []
+
+    def fail(trainer):
+        raise error
+
+    trainer = bare_trainer(
+        tiny(tmp_path / "a"), hooks={"evaluate": fail, "save": lambda one: saved.append(one.pending)}
+    )
+    trainer.pending = ["evaluate", "save"]
+    with pytest.raises(type(error), match=str(error)):
+        trainer.run_hook()
+    assert saved == ([] if isinstance(error, NonFiniteError) else [["evaluate", "save"]])
+    trainer.hooks["save"], trainer.pending = lambda one: saved.append(0) or fail(one), ["save"]
+    with pytest.raises(type(error), match=str(error)):
+        trainer.run_hook()
+    assert saved.count(0) == 1
+
+
+def test_a_save_that_is_refused_hides_no_error_that_led_to_it(tmp_path):
+    def fail(text):
+        def run(trainer):
+            raise UserError(text)
+
+        return run
+
+    trainer = bare_trainer(tiny(tmp_path / "a"), hooks={"evaluate": fail("no clips"), "save": fail("the disk is full")})
+    trainer.pending = ["evaluate"]
+    with pytest.raises(UserError, match="no clips"):
+        trainer.run_hook()
 
 
 def test_two_lines_of_python_act(finished):

@@ -65,10 +65,10 @@ class StopRequest:
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
         """Let a request raise `Stop` in this block, whose work must be restartable."""
-        if self.requested:
-            raise Stop
-        self._at_once = True
         try:
+            self._at_once = True
+            if self.requested:  # asked when armed: no signal falls between
+                raise Stop
             yield
         except Exception as error:
             if self.requested:  # child processes got the signal too, and their end looks like a failure
