@@ -83,7 +83,7 @@ class Session:
                 hooks["log"].spent -= log.get("cpu_seconds", 0.0)  # what earlier processes spent and did not log
             warn_of_another_precision(state["precision"], self.precision)
             logger = Logger(run.path, step, log["lines"], log["events"])
-        parts.callback(logger.close)
+        parts.push(logger)
         checkpoints.delete_after(run.snapshots, step)  # the log was cut there too: what follows may differ from them
         batches = self._build_batches(parts, state, random)
         if config.train.processes > 1:  # the others begin with the weights that are restored by now
@@ -233,8 +233,15 @@ class Session:
             "config": as_tree(self.config),
         }
 
-    def close(self) -> None:
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
         """Release the environments and the files."""
+        self._open.__exit__(*error)
+
+    def close(self) -> None:
+        """The same, of a session that has not failed."""
         self._open.close()
 
 
@@ -273,7 +280,7 @@ def _train(config: Config, run: RunFolder, stop: StopRequest) -> bool:
     with stop.at_once():
         session = Session(config, run, stop)
     trainer = session.trainer
-    with contextlib.closing(session):
+    with session:
         save_config(config, run.config)  # what may change in a continued run, once its checkpoint has loaded
         session.announce()
         if trainer.done:

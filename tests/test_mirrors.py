@@ -1,6 +1,7 @@
 """Services that get a copy of the metrics; the real ones are asked where they are installed."""
 
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -15,6 +16,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.progress import shown
 from denoised_mdp.run import mirrors
 from denoised_mdp.run.diff import compare
+from denoised_mdp.run.nan_check import NanCheck
 from denoised_mdp.session import train
 
 
@@ -22,7 +24,7 @@ class Recorder:
     """A service that keeps what it gets, and fails at its n-th call."""
 
     def __init__(self, config, fails: int = 10**9):
-        self.got, self.closed, self.fails = [], 0, fails
+        self.got, self.closed, self.fails = [], [], fails
 
     def log(self, step, numbers):
         self.fails -= 1
@@ -30,15 +32,15 @@ class Recorder:
             raise ConnectionError("no route to host")
         self.got.append({"step": step, **numbers})
 
-    def close(self):
-        self.closed += 1
+    def close(self, failed):
+        self.closed.append(failed)
 
 
 def test_a_service_gets_every_line_and_changes_nothing(tmp_path, monkeypatch):
     service = Recorder(None)
     monkeypatch.setitem(mirrors.MIRRORS, "wandb", lambda config: service)
     assert train(tiny(tmp_path / "a", "train.log_to=wandb")) and train(tiny(tmp_path / "b"))
-    assert service.got == lines(tmp_path / "a") and len(service.got) > 3 and service.closed == 1
+    assert service.got == lines(tmp_path / "a") and len(service.got) > 3 and service.closed == [False]
     assert not [part for part in compare(tmp_path / "a", tmp_path / "b") if part.difference]
 
 
@@ -72,8 +74,43 @@ def test_a_service_that_fails_ends_nothing(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         careful.log(3, {"a": 3.0})
-        careful.close()
+        careful.close(False)
     assert service.got == [{"step": 1, "a": 1.0}]
+
+
+def test_a_service_learns_how_the_run_ended(tmp_path, monkeypatch):
+    """A stop is no failure: the same command continues."""
+    failing, stopped = Recorder(None), Recorder(None)
+
+    def defect(*arguments):
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as here, pytest.raises(RuntimeError, match="a defect"):
+        here.setitem(mirrors.MIRRORS, "wandb", lambda config: failing)
+        here.setattr(NanCheck, "add", defect)
+        train(tiny(tmp_path / "a", "train.log_to=wandb"))
+    stopped.log = lambda step, numbers: os.kill(os.getpid(), signal.SIGTERM)
+    monkeypatch.setitem(mirrors.MIRRORS, "wandb", lambda config: stopped)
+    assert not train(tiny(tmp_path / "b", "train.log_to=wandb"))
+    assert (failing.closed, stopped.closed) == ([True], [False])
+
+
+def test_services_show_how_a_run_ended_and_that_it_goes_on(tmp_path, monkeypatch):
+    told = []
+    about = SimpleNamespace(info=SimpleNamespace(run_id="a", experiment_id="7"), experiment_id="7")
+    client = SimpleNamespace(
+        get_experiment_by_name=lambda name: about,
+        search_runs=lambda *arguments: [about],
+        update_run=lambda run, status: told.append(status),
+        set_terminated=lambda run, status: told.append(status),
+    )
+    run = SimpleNamespace(define_metric=lambda *a, **o: None, finish=lambda exit_code: told.append(exit_code))
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda: client))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **about: run))
+    for kind in ("mlflow", "wandb"):
+        for failed in (True, False):
+            mirrors.mirror_of(load_config([*TINY, f"train.log_to={kind}", f"run_dir={tmp_path}"])).close(failed)
+    assert told == ["RUNNING", "FAILED", "RUNNING", "FINISHED", 1, 0]
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch, capsys):

@@ -216,7 +216,7 @@ def test_a_session_that_fails_while_it_is_built_closes_what_it_opened(tmp_path, 
     closed = []
     for kind in (session.Collector, session.Rings, session.Logger):
         real = kind.close
-        monkeypatch.setattr(kind, "close", lambda self, kind=kind, real=real: closed.append(kind) or real(self))
+        monkeypatch.setattr(kind, "close", lambda self, k=kind, r=real, **how: closed.append(k) or r(self, **how))
 
     def fail(*_, **__):
         raise RuntimeError("late")

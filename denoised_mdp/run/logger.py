@@ -74,7 +74,7 @@ class Logger:
 
         run_dir = Path(run_dir)
         self.mirror: Mirror | None = None
-        """gets the metrics as well; the logger closes it"""
+        """gets the metrics as well, and how the run ended; the logger closes it"""
         self.path = run_dir / "metrics.jsonl"
         with self._disk_errors():
             kept = [] if resume_step is None else _lines_until(self.path, resume_step, lines)
@@ -138,12 +138,16 @@ class Logger:
     def _event_files(self) -> list[Path]:
         return _event_files(self._tensorboard)
 
-    def close(self) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+        """Close the files; the mirror learns whether an error leaves the block: neither a stop nor Ctrl-C is one."""
+        self.close(failed=kind is not None and issubclass(kind, Exception))
+
+    def close(self, failed: bool = False) -> None:
         """Close the files, without errors: what counts was flushed, and an error in flight says more."""
         with contextlib.suppress(OSError), contextlib.closing(self._writer):
             self._file.close()
         if self.mirror is not None:
-            self.mirror.close()
+            self.mirror.close(failed)
         if threading.excepthook == self._thread_failed:
             threading.excepthook = self._hook_before
 

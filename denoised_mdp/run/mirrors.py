@@ -27,8 +27,8 @@ class Mirror(Protocol):
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """The metrics of one environment step."""
 
-    def close(self) -> None:
-        """Send what is left."""
+    def close(self, failed: bool) -> None:
+        """Send what is left, and whether an error has ended the run; one that was stopped has not failed."""
 
 
 class WandB:
@@ -46,9 +46,9 @@ class WandB:
         """See `Mirror`."""
         self.run.log({"step": step, **numbers})
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """See `Mirror`."""
-        self.run.finish()
+        self.run.finish(exit_code=int(failed))
 
 
 class MLflow:
@@ -62,6 +62,7 @@ class MLflow:
         folder = os.path.realpath(config.run_dir)
         runs = self.client.search_runs([experiment], f"tags.run_dir = {quoted(folder)}")
         self.id = runs[0].info.run_id if runs else self._create(experiment, folder, config)
+        self.client.update_run(self.id, "RUNNING")  # one that goes on has the status of its last end
 
     def _experiment(self) -> str:
         """The experiment of all runs; the first run makes it, and of several that begin at once one is first."""
@@ -85,9 +86,9 @@ class MLflow:
         for name, value in numbers.items():
             self.client.log_metric(self.id, re.sub(r"[^/\w.\- ]", "_", name), value, step=step)  # as MLflow wants them
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """See `Mirror`."""
-        self.client.set_terminated(self.id)
+        self.client.set_terminated(self.id, "FAILED" if failed else "FINISHED")
 
 
 def quoted(text: str) -> str:
@@ -114,9 +115,9 @@ class Careful:
         """See `Mirror`."""
         self._try("log", step, numbers)
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """See `Mirror`."""
-        self._try("close")
+        self._try("close", failed)
 
     def _try(self, what: str, *arguments: Any) -> None:
         try:
