@@ -200,6 +200,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def still_at(path: Path, file: int) -> bool:
+    """Whether a path leads to the file that is open as `file`: nobody has deleted, replaced or moved it."""
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
 def remedy(error: OSError) -> str:
     """What to do about a file that cannot be written, as the beginning of a sentence."""
     if error.errno == errno.ENOSPC:

@@ -4,7 +4,9 @@ import contextlib
 import io
 import json
 import math
+import os
 import resource
+import shutil
 import time
 
 import numpy as np
@@ -188,6 +190,23 @@ def test_a_new_run_begins_anew(tmp_path, restart):
         logger.close()
     assert lines(tmp_path) == [{"step": 3, "a": 0}]
     assert steps(tmp_path, "a") == [3]
+
+
+@pytest.mark.parametrize("how", ["replace", "delete"])
+def test_a_log_that_is_replaced_while_it_is_written_is_no_silent_loss(tmp_path, how):
+    """As an editor, ``sed -i`` and ``rsync`` replace a file: later lines would go to the one that is gone."""
+    logger = Logger(tmp_path)
+    logger.log(1, {"a": 1})
+    logger.flush()
+    if how == "replace":
+        shutil.copy(logger.path, tmp_path / "copy")
+        os.replace(tmp_path / "copy", logger.path)
+    else:
+        logger.path.unlink()
+    logger.log(2, {"a": 2})
+    with pytest.raises(UserError, match="metrics.jsonl was deleted, replaced or moved .* run the same command again"):
+        logger.flush()
+    logger.close()
 
 
 def test_a_full_disk_is_one_message(tmp_path):

@@ -7,7 +7,6 @@ system has it: a map of a file larger than memory fetches one page per fault.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
 import math
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from denoised_mdp.errors import UserError
-from denoised_mdp.files import regular, remedy, sync_folder
+from denoised_mdp.files import regular, remedy, still_at, sync_folder
 
 Layout = dict[str, tuple[np.dtype, tuple[int, ...]]]
 """column -> dtype and shape of one row, in the order in which the columns of a row are written"""
@@ -228,13 +227,11 @@ class _File:
 
     def flush(self) -> None:
         os.fsync(self._file)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(self._file), os.stat(self._path)):
-                return
-        raise UserError(
-            f"{self._path} was deleted, replaced or moved while it was written. Put the folder back as it was and run"
-            " the same command again: it continues from the last checkpoint. Else start in a new run_dir."
-        )
+        if not still_at(self._path, self._file):
+            raise UserError(
+                f"{self._path} was deleted, replaced or moved while it was written. Put the folder back as it was and"
+                " run the same command again: it continues from the last checkpoint. Else start in a new run_dir."
+            )
 
     def close(self) -> None:
         os.close(self._file)

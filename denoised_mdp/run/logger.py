@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from denoised_mdp.errors import UserError
-from denoised_mdp.files import json_lines, remedy, replace_file, sync_folder
+from denoised_mdp.files import json_lines, remedy, replace_file, still_at, sync_folder
 from denoised_mdp.run.mirrors import Mirror
 
 
@@ -120,10 +120,19 @@ class Logger:
             self._writer.file_writer.add_summary(Summary(value=[shown]), step)
 
     def flush(self) -> None:
-        """Sync everything to disk. Call it before saving a checkpoint."""
+        """Sync everything to disk. Call it before saving a checkpoint.
+
+        Raises:
+            UserError: the disk is full, or metrics.jsonl is not the file that was written.
+        """
         with self._disk_errors():
             self._file.flush()
             os.fsync(self._file.fileno())
+            if not still_at(self.path, self._file.fileno()):  # its lines go to a file that nobody can find
+                raise UserError(
+                    f"{self.path} was deleted, replaced or moved while it was written, as editors do. Put back what"
+                    " was moved and run the same command again: it continues from the last checkpoint."
+                )
             self._writer.flush()
             for path in set(self._event_files()) - self._earlier:
                 with open(path, "rb") as file:
