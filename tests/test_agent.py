@@ -49,6 +49,23 @@ def test_the_carry_holds_the_action_that_was_returned():
             assert np.array_equal(carry.action.float().numpy(), action[None])
 
 
+def test_the_carry_has_its_copy_of_the_action_before_anything_waits(monkeypatch):
+    """On a GPU, what is queued after the wait for the host's copy may not be done when another thread reads it."""
+    done = []
+
+    class Watched(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            done.append(func.__name__)
+            return super().__torch_function__(func, types, args, kwargs)
+
+    agent = small_agent()
+    choose = agent.choose
+    monkeypatch.setattr(agent, "choose", lambda *arguments: choose(*arguments).as_subclass(Watched))
+    agent.act(observations(1))
+    assert "clone" in done and done.index("clone") < done.index("cpu")
+
+
 @pytest.mark.parametrize("explore", [0.0, 0.25, 0.5, 3.0])
 def test_exploration_adds_noise_of_its_std_to_a_sample_and_clips(explore):
     agent, frames = small_agent(), observations(4)

@@ -365,6 +365,7 @@ def test_a_run_stopped_anywhere_continues_exactly(tmp_path, overrides):
         (["agent=curl", "agent.shift=4"], "agent.shift=4: give a crop or a shift"),
         (["agent=curl", "train.processes=2"], "train.processes=2: agent=curl learns in one process"),
         (["agent=sac_pixels", "train.cuda_graph=true"], "train.cuda_graph=true: agent=sac_pixels"),
+        (["agent=sac_pixels", "train.policy_after=9"], "train.policy_after=9: agent=sac_pixels learns nothing before"),
         (["agent=dbc", "agent.n_step=3"], "agent.n_step=3: agent=dbc compares single steps"),
         (["agent=pisac", "train.batch_size=1"], "train.batch_size=1: agent=pisac tells futures apart"),
         (["agent.contrastive_lr=1"], "only agent=curl has this option"),

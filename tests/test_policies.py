@@ -12,7 +12,7 @@ from denoised_mdp.models.losses import KLWeights
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.optim import without_gradients
 from denoised_mdp.options import arguments
-from denoised_mdp.policies import POLICIES, Policy
+from denoised_mdp.policies import POLICIES
 from denoised_mdp.policies.actor import Actor
 from denoised_mdp.policies.imagination import lambda_returns
 from denoised_mdp.policies.sac import SACPolicy
@@ -220,9 +220,22 @@ def test_sac_target_uses_the_next_action_at_the_next_latent():
     torch.testing.assert_close(policy.critic_loss(batch, noise), expected)
 
 
-def test_every_policy_speaks_the_protocol():
-    for kind in POLICIES.values():
-        assert issubclass(kind, Policy)
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_speaks_the_protocol(name):
+    """It acts with and without chance, in one row and in many, and its update answers with detached finite numbers."""
+    agent = small_agent()
+    policy = POLICIES[name](agent.mdp, **arguments(schema.POLICIES[name](hidden=8))).double()
+    batch = policy_batch(agent)
+    noise = torch.randn(3, 2, dtype=torch.float64)
+    sampled, mode = policy.act(batch.features[0], noise), policy.act(batch.features[0], None)
+    for action in (sampled, mode):
+        assert action.shape == noise.shape and action.abs().max() <= 1
+    assert not torch.equal(sampled, mode) and torch.equal(sampled, policy.act(batch.features[0], noise))
+    assert policy.modes(batch.features).shape == batch.action.shape
+    with without_gradients(agent.world_model):
+        metrics = policy.update(batch, agent.mdp, torch.Generator().manual_seed(0))
+    assert metrics and policy.optimizers
+    assert all(value.numel() == 1 and value.isfinite() and not value.requires_grad for value in metrics.values())
 
 
 @pytest.mark.parametrize("initial_std", [1e-3, 1.0, 5.0, 99.9, 100.0, 800.0])

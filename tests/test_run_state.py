@@ -84,6 +84,7 @@ def replay(**other):
         counters(updates=10**30),
         counters(updates="4"),
         counters(step_before=[1]),
+        counters(step_before=None),
         counters(updates=float("inf")),
         {"pending": "save"},
         {"pending": ["close"]},

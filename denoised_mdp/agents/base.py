@@ -169,8 +169,9 @@ class Agent(nn.Module, ABC):
         if explore:
             drawn = self._noise(len(images), self.actions.size, generator)  # [B, A]
             action = explored(action, explore, drawn, discrete=self.actions.discrete)
+        kept = action.clone()  # first: the copy to the host waits for a GPU, which then has made both
         given = action.float().cpu().numpy().copy()  # else the carry and the caller would share it
-        return (given[0] if single else given), carry.after(action.clone())
+        return (given[0] if single else given), carry.after(kept)
 
     @abstractmethod
     def observe(

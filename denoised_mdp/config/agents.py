@@ -82,6 +82,11 @@ class PixelSACConfig(AgentConfig):
             raise UserError(f"agent.shift={self.shift}: give a crop or a shift, not both (agent.crop=null).")
         if config.train.processes > 1:
             raise UserError(f"train.processes={config.train.processes}: agent={self.name} learns in one process.")
+        if config.train.policy_after and self.name == "sac_pixels":  # what extends it may have another loss
+            raise UserError(
+                f"train.policy_after={config.train.policy_after}: agent={self.name} learns nothing before its policy"
+                " does; set it to 0."
+            )
         if config.train.cuda_graph:
             raise UserError(f"train.cuda_graph=true: agent={self.name} cannot be captured; set it to false.")
 

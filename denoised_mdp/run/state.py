@@ -70,7 +70,7 @@ STATE = {
     "discrete": lambda value: isinstance(value, bool),
     "can_terminate": lambda value: isinstance(value, bool),
     "precision": lambda value: isinstance(value, str),
-    "counters": {"step": _is_whole, "step_before": (_is_none, _is_whole), "updates": _is_whole},
+    "counters": {"step": _is_whole, "step_before": _is_whole, "updates": _is_whole},
     "episode_return": [_is_number],
     "last_return": (_is_none, _is_number),
     "block": _is_any,
