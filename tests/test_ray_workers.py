@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from faulty_envs import Faulty
-from small_runs import run_in_parts, tiny
+from small_runs import TINY, run_in_parts, tiny
 from test_vector import TOY, play
 
+from denoised_mdp.cli.main import main
 from denoised_mdp.collector import Collector
 from denoised_mdp.envs import make_env, ray_workers
 from denoised_mdp.envs.ray_workers import Host, Journal, RayWorker, checksum
@@ -165,6 +166,14 @@ def test_without_ray_one_line_says_what_to_install(tmp_path, monkeypatch):
         train(tiny(tmp_path / "a", "train.workers=ray", "train.collect_workers=1"))
     with pytest.raises(UserError, match="train.collect_workers or train.eval_workers"):
         tiny(tmp_path / "a", "train.workers=ray")
+
+
+def test_without_ray_a_run_is_refused_before_it_collects(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    words = [*TINY, "train.workers=ray", "train.eval_workers=1", f"run_dir={tmp_path / 'runs' / 'a'}"]
+    assert main(["train", *words]) == 2 and main(["doctor", *words]) == 1
+    assert all("pip install 'denoised-mdp[ray]'" in text for text in capsys.readouterr())
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("in_a_thread", [False, True])

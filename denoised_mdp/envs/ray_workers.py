@@ -13,6 +13,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import gymnasium as gym
@@ -173,12 +174,21 @@ class RayWorker:
             self._ray.kill(self._actor)
 
 
-def _connected() -> Any:
-    """The module ``ray``, connected to a cluster. Signals stay ours: Ray would end the process at once."""
+def ray_module() -> Any:
+    """The module ``ray``.
+
+    Raises:
+        UserError: it is not installed.
+    """
     try:
-        import ray
+        return import_module("ray")
     except ImportError as error:
         raise UserError("train.workers=ray needs a package: pip install 'denoised-mdp[ray]'.") from error
+
+
+def _connected() -> Any:
+    """The module ``ray``, connected to a cluster. Signals stay ours: Ray would end the process at once."""
+    ray = ray_module()
     if not ray.is_initialized():
         changed = (signal.SIGINT, signal.SIGTERM) if may_handle_signals() else ()
         ours = {number: signal.getsignal(number) for number in changed}
