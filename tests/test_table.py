@@ -228,7 +228,6 @@ def test_a_run_that_failed_at_its_start_does_not_keep_the_others_from_the_table(
         (["train.total_steps=960"], "different lengths .* --step"),
         (["train.eval_episodes=3"], "evaluated differently: train.eval_episodes is 2 and 3"),
         (["env.episode_steps=30"], "evaluated differently: env.episode_steps"),
-        (["env.quality=faithful", "model=dreamer"], "evaluated differently: env.quality"),
         (["model.kl.beta=0.5"], "differ in model.kl.beta: 1.0 -> 0.5.*--by model.name,policy.name,model.kl.beta"),
         (["train.prefill_steps=300", "seed=4"], "differ in train.prefill_steps"),
         (["seed=0"], "one seed"),
@@ -238,6 +237,19 @@ def test_what_cannot_be_compared_is_refused(tmp_path, other, said):
     grid(tmp_path, methods=("2b",), seeds=(0,))
     make_run(tmp_path / "z", "seed=1", *other, returns=(0.0, 1.0), step=240)
     with pytest.raises(UserError, match=said):
+        table_of(tmp_path)
+
+
+def test_what_neither_run_uses_may_differ(tmp_path):
+    """The environment has one quality; and nothing shows clips where there is no video."""
+    grid(tmp_path, methods=("2b",), seeds=(0,))
+    make_run(tmp_path / "z", "seed=1", "env.quality=faithful", returns=(0.0, 1.0), step=240)
+    make_run(tmp_path / "d", "seed=0", "model=dreamer", "env.quality=faithful", returns=(0.0, 1.0), step=240)
+    assert len(table_of(tmp_path).entries) == 3
+    for seed, clips in enumerate(("procedural:1", "procedural:2")):
+        words = [f"seed={seed}", "distractors=video_background", f"env.clips={clips}"]
+        make_run(tmp_path / clips, *words, returns=(0.0, 1.0), step=240)
+    with pytest.raises(UserError, match="evaluated differently: env.clips is procedural:1 and procedural:2"):
         table_of(tmp_path)
 
 

@@ -98,3 +98,47 @@ def test_agents_without_a_model_have_segments_of_their_own():
     ]
     with pytest.raises(UserError, match="a segment of 2 rows, as agent=sac_pixels needs"):
         load_config([*given[:2], "replay.capacity=2"])
+
+
+VIDEO = "distractors=video_background"
+
+
+@pytest.mark.parametrize(
+    ("words", "last", "said"),
+    [
+        ("distractors=none", "env.clips=procedural:3", ": no chosen distractor shows clips"),
+        (VIDEO, "env.clips=procedural:3", None),
+        ("env=robodesk distractors=tv", "env.clips=procedural:3", None),
+        ("env=toy", "env.camera=1", ": env=toy does not take it"),
+        ("env=toy", "env.quality=faithful", ": env=toy does not take it"),
+        ("env=dmc", "env.quality=faithful", None),
+        ("train.eval_every=0", "train.eval_episodes=3", ": train.eval_every is 0"),
+        ("train.eval_every=0", "train.eval_workers=2", ": train.eval_every is 0"),
+        ("train.eval_episodes=3", "train.eval_workers=4", " beyond 3: train.eval_episodes is 3"),
+        ("train.collect_envs=2", "train.collect_workers=3", " beyond 2: train.collect_envs is 2"),
+        ("train.collect_envs=2", "train.collect_workers=2", None),
+        ("train.device=cpu", "train.cuda_graph=true", ": train.device is cpu"),
+        ("train.device=cuda", "train.cuda_graph=true", None),
+        (
+            f"{VIDEO} distractors.video_background.dynamic=false",
+            "distractors.video_background.start=continue",
+            ": the place of a still picture (dynamic=false) is always drawn",
+        ),
+        (VIDEO, "distractors.video_background.start=continue", None),
+    ],
+)
+def test_options_of_environments_and_training_without_effect(words, last, said):
+    given = ["preset=debug", "distractors=none", *words.split(), last]
+    expected = [] if said is None else [f"{last} changes nothing{said}."]
+    assert [line for line in without_effect(load_config(given), given) if line.startswith(last)] == expected
+    assert not without_effect(load_config(given), given[:1]), "nobody gave it"
+
+
+def test_config_and_doctor_say_what_changes_nothing(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("denoised_mdp.bench.doctor.environment_maker", lambda config, foreground: lambda: None)
+    words = ["preset=debug", "env=toy", "env.camera=1", f"run_dir={tmp_path}/new"]
+    note = "note: env.camera=1 changes nothing: env=toy does not take it.\n"
+    for more in ([], ["--against", "debug"]):
+        assert main(["config", *words, *more]) == 0
+        assert capsys.readouterr().err == f"denoised-mdp: {note}"
+    assert main(["doctor", *words]) == 0 and note in capsys.readouterr().out

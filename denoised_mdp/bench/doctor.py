@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -41,9 +41,9 @@ LONG_RUN = 48 * 3600  # seconds
 MANY_ROWS = 20_000_000  # rows learned from in a run; no CPU needs days for fewer
 
 
-def doctor(config: Config) -> int:
-    """Print all measurements, then one line per problem; return 1 if there are problems, else 0."""
-    return Doctor(config).examine()
+def doctor(config: Config, notes: Sequence[str] = ()) -> int:
+    """Print all measurements, then `notes` and one line per problem; return 1 if there are problems, else 0."""
+    return Doctor(config, notes).examine()
 
 
 def days_on_a_cpu(config: Config) -> str | None:
@@ -73,10 +73,10 @@ def days_on_a_cpu(config: Config) -> str | None:
 class Doctor:
     """Examines one configuration on this machine; `problems` stop a run, `notes` are worth knowing."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, notes: Sequence[str] = ()):
         self.config = config
         self.problems: list[str] = []
-        self.notes: list[str] = []
+        self.notes = [*notes]
 
     def examine(self) -> int:
         """Run all checks; a failed check becomes a problem, and the others continue."""

@@ -64,8 +64,9 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.overrides)
     from denoised_mdp.bench.doctor import doctor
+    from denoised_mdp.config.effect import without_effect
 
-    return doctor(config)
+    return doctor(config, without_effect(config, arguments.overrides))
 
 
 def _bench(arguments: argparse.Namespace) -> int:

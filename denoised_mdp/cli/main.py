@@ -13,7 +13,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from denoised_mdp import __version__, progress
 from denoised_mdp.cli.arguments import Parser, add_command, add_options, first_probe, suggest
@@ -22,6 +22,9 @@ from denoised_mdp.cli.machine import add_machine_commands
 from denoised_mdp.cli.probe import add_probe_commands
 from denoised_mdp.cli.runs import add_run_commands
 from denoised_mdp.errors import MACHINE_ERRORS, OUT_OF_MEMORY, EnvironmentFailure, UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from denoised_mdp.config.schema import Config
 
 # How Python, NumPy and PyTorch refuse to hold so much.
 TOO_LARGE = f"{OUT_OF_MEMORY}|calculation overflowed|array is too big|[Mm]aximum allowed (size|dimension)"
@@ -88,13 +91,13 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
 
     config = load_config(arguments.overrides)  # a typo is answered before PyTorch is imported
     from denoised_mdp.bench.doctor import days_on_a_cpu
-    from denoised_mdp.config.effect import without_effect
     from denoised_mdp.run.checkpoint import list_steps
     from denoised_mdp.run.folder import RunFolder
     from denoised_mdp.run.signals import StopRequest
     from denoised_mdp.session import train
 
-    for text in [*without_effect(config, arguments.overrides), *filter(None, [days_on_a_cpu(config)])]:
+    _tell_without_effect(config, arguments.overrides)
+    if text := days_on_a_cpu(config):
         _tell(f"note: {text}")
     stop = StopRequest(last=owns_process)
     with progress.shown():
@@ -117,14 +120,24 @@ def _config(arguments: argparse.Namespace) -> int:
     config, other = load_config(arguments.overrides), load_config([f"preset={arguments.against}"])
     for line in contrast(other, config):
         print(line)
+    _tell_without_effect(config, arguments.overrides)
     return 0
 
 
 def _print_config(overrides: Sequence[str]) -> int:
     from denoised_mdp.config import as_yaml, load_config
 
-    print(as_yaml(load_config(overrides)), end="")
+    config = load_config(overrides)
+    print(as_yaml(config), end="")
+    _tell_without_effect(config, overrides)
     return 0
+
+
+def _tell_without_effect(config: Config, overrides: Sequence[str]) -> None:
+    from denoised_mdp.config.effect import without_effect
+
+    for text in without_effect(config, overrides):
+        _tell(f"note: {text}")
 
 
 def _train_help() -> str:

@@ -8,6 +8,9 @@ from denoised_mdp.config.models import ModelConfig
 from denoised_mdp.config.overrides import split
 from denoised_mdp.config.policies import BackpropConfig, ReinforceConfig, SACConfig
 from denoised_mdp.config.schema import Config
+from denoised_mdp.config.training import TrainConfig
+from denoised_mdp.envs.options import DISTRACTORS
+from denoised_mdp.envs.suites import SUITES
 
 
 def without_effect(config: Config, overrides: Sequence[str]) -> list[str]:
@@ -15,17 +18,52 @@ def without_effect(config: Config, overrides: Sequence[str]) -> list[str]:
 
     A preset or a sweep may set such options for all its methods alike, so they are no mistake.
     """
-    reasons = _reasons(config)
+    reasons = unused(config)
     given = dict(split(word) for word in overrides)
-    return [f"{key}={value} changes nothing: {reasons[key]}." for key, value in given.items() if key in reasons]
+    return [f"{key}={value} changes nothing{reasons[key]}." for key, value in given.items() if key in reasons]
 
 
-def _reasons(config: Config) -> dict[str, str]:
-    """The options that this run does not use, and why not."""
-    if not config.agent.has_model:  # options of a model are refused there
+def unused(config: Config) -> dict[str, str]:
+    """The options that this run does not use, or not all of their value, and why not: what ends "changes nothing"."""
+    if config.agent.has_model:  # else options of a model are refused
+        reasons = _of_the_policy(config.policy) | _of_the_model(config.model)
+    else:
         rows = config.batch_spec.segment_length
-        return {"train.segment_length": f"agent={config.agent.name} learns from segments of {rows} rows"}
-    return _of_the_policy(config.policy) | _of_the_model(config.model)
+        reasons = {"train.segment_length": f"agent={config.agent.name} learns from segments of {rows} rows"}
+    reasons |= _of_the_environment(config) | _of_training(config.train)
+    return _beyond(config.train) | {key: f": {why}" for key, why in reasons.items()}
+
+
+def _of_the_environment(config: Config) -> dict[str, str]:
+    suite, distractors = config.env.suite, config.distractors
+    reasons = {
+        f"env.{name}": f"env={suite} does not take it"
+        for name in ("camera", "quality")
+        if name not in SUITES[suite].takes
+    }
+    if not any(DISTRACTORS[name].shows_clips for name in distractors):
+        reasons["env.clips"] = "no chosen distractor shows clips"
+    if not distractors.get("video_background", {}).get("dynamic", True):
+        reasons["distractors.video_background.start"] = "the place of a still picture (dynamic=false) is always drawn"
+    return reasons
+
+
+def _of_training(train: TrainConfig) -> dict[str, str]:
+    reasons = {}
+    if train.eval_every == 0:
+        reasons |= dict.fromkeys(("train.eval_episodes", "train.eval_workers"), "train.eval_every is 0")
+    if train.cuda_graph and train.device == "cpu":
+        reasons["train.cuda_graph"] = "train.device is cpu"
+    return reasons
+
+
+def _beyond(train: TrainConfig) -> dict[str, str]:
+    """More processes than environments to run in them."""
+    reasons = {}
+    for key, limit in (("collect_workers", "collect_envs"), ("eval_workers", "eval_episodes")):
+        if getattr(train, key) > (most := getattr(train, limit)):
+            reasons[f"train.{key}"] = f" beyond {most}: train.{limit} is {most}"
+    return reasons
 
 
 def _of_the_policy(policy: BackpropConfig | ReinforceConfig | SACConfig) -> dict[str, str]:

@@ -12,6 +12,7 @@ from denoised_mdp.analysis.report.data import RunData
 from denoised_mdp.config import as_tree, differences, key_of_difference
 from denoised_mdp.config.choices import all_options, unknown
 from denoised_mdp.config.compose import flatten
+from denoised_mdp.config.effect import unused
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import as_text
 from denoised_mdp.errors import UserError
@@ -157,7 +158,8 @@ def _pair(one: Entry, other: Entry) -> str:
 def _refuse_other_protocol(one: Entry, other: Entry) -> None:
     """Two runs in a cell must have been evaluated alike, whatever their methods."""
     options = [dict(flatten(as_tree(entry.run.config))) for entry in (one, other)]
-    for key in {**options[0], **options[1]}:
+    ignored = _unused(one, other)
+    for key in (key for key in {**options[0], **options[1]} if key not in ignored):
         values = [as_text(side.get(key, "absent")) for side in options]
         if values[0] != values[1] and (key in PROTOCOL or key.startswith("distractors.")):
             raise UserError(
@@ -167,13 +169,19 @@ def _refuse_other_protocol(one: Entry, other: Entry) -> None:
 
 def _refuse_other_settings(one: Entry, other: Entry, by: Sequence[str]) -> None:
     """Two runs of a method in a cell must differ in the seed, and in nothing else that is learned from."""
-    changed = differences(one.run.config, dataclasses.replace(other.run.config, seed=one.run.config.seed))
-    if changed:
+    found = differences(one.run.config, dataclasses.replace(other.run.config, seed=one.run.config.seed))
+    ignored = _unused(one, other)
+    if changed := [line for line in found if key_of_difference(line, one.run.config) not in ignored]:
         more = ",".join((*by, key_of_difference(changed[0], one.run.config)))
         raise UserError(
             f"{_pair(one, other)} are both '{one.method}', but differ in {changed[0]}. Tell them apart with"
             f" --by {more}, or leave one out."
         )
+
+
+def _unused(one: Entry, other: Entry) -> set[str]:
+    """Options that neither of two runs uses."""
+    return unused(one.run.config).keys() & unused(other.run.config).keys()
 
 
 def _nearby(run: RunData, budget: int) -> str:
