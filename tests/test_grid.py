@@ -78,7 +78,12 @@ def test_the_command_line_chooses_values_and_adds_those_of_an_option(grid):
         (["nope=1"], {}, "unknown option"),
         ([], {"axes": {"seed": 3}}, "a list of values"),
         ([], {"axes": {"seed": {"a": 3}}}, "names with options"),
-        ([], {"axis": {}}, "options and axes"),
+        ([], {"axis": {}}, "unknown part 'axis'; a grid has options and axes .* and runs"),
+        ([], {"runs": {}}, "runs={}; a grid has .* runs .a list"),
+        ([], {"options": {"hydra/launcher": "ray"}}, "it sets hydra/launcher; give that on the command line"),
+        ([], {"options": {"hydra": {"launcher": "ray"}}}, "it sets hydra.launcher; give that"),
+        (["train.seed=1"], {"axes": {"a": {"b": {"train": {"seed": 1}}}}}, "unknown option"),
+        (["train.updates=1"], {"axes": {"a": {"b": {"train": {"updates": 2}}}}}, "the axis a sets it"),
         ([], {"runs": ["a"]}, "each of its runs"),
         ([], {"runs": [{"sed": 1}]}, "Did you mean 'seed'"),
         ([], {"runs": [{"seed": 5}]}, "runs: seed: there is no '5'"),
@@ -98,6 +103,33 @@ def test_a_mistake_is_one_line(grid, words, parts, said):
     with pytest.raises(UserError, match=said) as raised:
         read_grid(words)
     assert "\n" not in str(raised.value)
+
+
+def test_an_empty_file_is_one_line(tmp_path):
+    (tmp_path / "mine.yaml").write_text("# nothing yet")
+    with pytest.raises(UserError, match="it is empty; a grid has options and axes"):
+        read_grid([f"sweep={tmp_path / 'mine.yaml'}"])
+
+
+def test_options_may_be_nested_as_in_a_saved_configuration(grid):
+    shaking = {"camera_jitter": {"strength": 0.5, "dynamic": False}, "video_background": None}
+    options = OPTIONS | {"train": {"batch_size": 3, "updates": 1}, "distractors": {"camera_jitter": {"strength": 2}}}
+    noise = {
+        "usual": {"train": {"updates": 2}},
+        "none": {"distractors": "none"},
+        "both": {"distractors": shaking, "model": {"kl": {"beta": 0.25}}},
+    }
+    word = grid(options=options, axes={"noise": noise}, runs=[{}])
+    usual, none, both = (load_config([*job.overrides]) for job in read_grid([word, "train.batch_size=4"])[1])
+    assert usual.distractors["camera_jitter"]["strength"] == 2 and none.distractors == {}, "with its options"
+    assert [config.train.updates for config in (usual, none, both)] == [2, 1, 1]
+    assert {config.train.batch_size for config in (usual, none, both)} == {4}
+    jitter = both.distractors["camera_jitter"]
+    assert (jitter["strength"], jitter["dynamic"], both.model.kl.beta) == (0.5, False, 0.25)
+    assert list(both.distractors) == ["video_background", "camera_jitter"]
+    for option in ("distractors=none", "distractors.camera_jitter.strength=1"):
+        with pytest.raises(UserError, match="the axis noise sets it"):
+            read_grid([word, option])
 
 
 def test_spaces_are_no_part_of_a_value(grid):

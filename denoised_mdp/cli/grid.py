@@ -2,7 +2,7 @@
 
 A file has up to three parts::
 
-    options: {preset: quickstart}                     # of every run
+    options: {preset: quickstart, train: {batch_size: 20}}     # of every run; dotted, train.batch_size: 20, is the same
     axes:                                             # all combinations, the first axis outermost
       method: {denoised: {model: 2b}, dreamer: {model: dreamer}}    # names, and the options that each means
       seed: [0, 1, 2]                                 # or values of the option that has the axis' name
@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from denoised_mdp.cli.words import words_of_group
 from denoised_mdp.config.choices import ALIASES, GROUPS, choices, config_folder
 from denoised_mdp.config.overrides import is_hydra, split, value_of
-from denoised_mdp.config.validate import as_text
+from denoised_mdp.config.validate import as_text, shown
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.files import read_yaml
 
@@ -62,8 +63,9 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
     if not axes:
         raise UserError(f"sweep={source}: it has no axes. To train one run, give its options to 'denoised-mdp train'.")
     parts = [tree["options"], *(part for axis in axes.values() for part in axis.values.values())]
-    if any("run_dir" in part for part in parts):
-        raise UserError(f"sweep={source}: it sets run_dir; give that on the command line.")
+    for key in _keys(*parts):
+        if key == "run_dir" or is_hydra(key):
+            raise UserError(f"sweep={source}: it sets {key}; give that on the command line.")
     for word, text in said.items():
         key = word.removeprefix("sweep.")
         _known(key, axes, word).choose([name.strip() for name in text.strip("[] ").split(",")])
@@ -75,8 +77,7 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
             _known(key, axes, f"sweep={source}: runs")
         for combination in itertools.product(*(axis.of(block) for axis in axes.values())):
             names, parts = zip(*combination, strict=True)
-            own = (f"{key}={as_text(value)}" for part in (tree["options"], *parts) for key, value in part.items())
-            job = Job("-".join(names), (*own, *shared))
+            job = Job("-".join(names), (*_words(tree["options"], *parts), *shared))
             if jobs.setdefault(job.name, job) != job:  # else one of them would not be trained, without a word
                 raise UserError(f"sweep={source}: two different runs would be named {job.name}. Rename a value.")
     if not jobs:
@@ -125,6 +126,23 @@ class Axis:
         return [(label, self.values[name]) for label, name in zip(labels, names, strict=True)]
 
 
+def _words(*parts: Mapping[str, Any]) -> list[str]:
+    """Parts as words of a command line: later ones win, and distractors replace earlier ones with their options."""
+    said: dict[str, list[str]] = {}
+    for key, value in (pair for part in parts for pair in part.items()):
+        pairs = words_of_group(key, value) if isinstance(value, Mapping) else [(key, as_text(value))]
+        if key == "distractors":
+            said[key] = [f"{inner}={text}" for inner, text in pairs]
+        else:
+            said |= {inner: [f"{inner}={text}"] for inner, text in pairs}
+    return [*itertools.chain.from_iterable(said.values())]
+
+
+def _keys(*parts: Mapping[str, Any]) -> list[str]:
+    """The options that parts set, dotted."""
+    return [word.partition("=")[0] for part in parts for word in _words(part)]
+
+
 def _known(name: str, known: Mapping[str, Any], where: str) -> Any:
     if name not in known:
         raise UserError(f"{where}: there is no {name!r}.{did_you_mean(name, known)}")
@@ -135,7 +153,8 @@ def _refuse_axes(shared: Sequence[str], axes: Mapping[str, Axis]) -> None:
     """Refuse options of the command line that would undo what an axis sets in these runs, or have several values."""
     for key, text in map(split, shared):
         for axis in axes.values():
-            set_by_it = {ALIASES.get(own, own) for name in axis.chosen or axis.values for own in axis.values[name]}
+            parts = (axis.values[name] for name in axis.chosen or axis.values)
+            set_by_it = {ALIASES.get(own, own) for own in _keys(*parts)}
             if any(_overlap(key, own) for own in set_by_it):
                 raise UserError(f"{key}={text}: the axis {axis.key} sets it; choose with sweep.{axis.key}=...")
         value_of(key, text)
@@ -161,10 +180,15 @@ def _read(source: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"sweep={source}: it cannot be read ({error}).") from error
     kinds = {"options": Mapping, "axes": Mapping, "runs": list}
-    whole = {"options": {}, "axes": {}, "runs": [{}], **(tree if isinstance(tree, Mapping) else {"": tree})}
+    form = "a grid has options and axes (groups) and runs (a list)"
+    if not isinstance(tree, Mapping):
+        raise UserError(f"sweep={source}: {'it is empty' if tree is None else 'it has no parts'}; {form}.")
+    whole = {"options": {}, "axes": {}, "runs": [{}], **tree}
     for key, part in whole.items():
-        if key not in kinds or not isinstance(part, kinds[key]):
-            raise UserError(f"sweep={source}: it has options and axes (groups) and runs (a list); see {__name__}.")
+        if key not in kinds:
+            raise UserError(f"sweep={source}: unknown part '{key}'; {form}.")
+        if not isinstance(part, kinds[key]):
+            raise UserError(f"sweep={source}: {key}={shown(part)}; {form}.")
     if not all(isinstance(block, Mapping) for block in whole["runs"]):
         raise UserError(f"sweep={source}: each of its runs names values of axes, as in {{method: dreamer}}.")
     return whole

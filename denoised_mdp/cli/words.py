@@ -7,6 +7,7 @@ import os
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from denoised_mdp.config import MAY_CHANGE, expanded, load_config
 from denoised_mdp.config.choices import GROUPS
@@ -77,8 +78,16 @@ def _pairs(key: str, text: str) -> list[tuple[str, str]]:
     if key != "distractors":
         return [(key, text)]
     sets = distractor_sets(text)
-    options = [(f"{key}.{name}", as_text(value)) for name, value in flatten(sets[0]) if value != {}]
-    return [(key, ",".join(f"[{','.join(names)}]" for names in sets)), *options]
+    return [(key, ",".join(f"[{','.join(names)}]" for names in sets)), *words_of_group(key, sets[0])[1:]]
+
+
+def words_of_group(key: str, options: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A group of options, however deep, as keys and values of a command line; distractors: their names come first."""
+    names = []
+    if key == "distractors":  # of one that has its defaults, the name alone
+        names = [(key, f"[{','.join(map(str, options))}]")]
+        options = {name: own for name, own in options.items() if own}
+    return names + [(inner, as_text(value)) for inner, value in flatten(options, f"{key}.")]
 
 
 def _add(key: str, text: str, result: list[str], fixed: dict[str, str]) -> None:
