@@ -43,6 +43,21 @@ class Boxed(Ball):
         return observation, np.array([reward], np.float32), *others
 
 
+class Sized(Ball):
+    """Must be told its size."""
+
+    def __init__(self, width, *, height, render_mode=None):
+        super().__init__(render_mode)
+
+
+class Old(Ball):
+    """Steps as in old versions of Gym."""
+
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
 class Pairs(Ball):
     """Its rewards are two numbers."""
 

@@ -10,6 +10,7 @@ from denoised_mdp.bench import doctor, estimate
 from denoised_mdp.bench.doctor import Doctor, days_on_a_cpu
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, save_config
+from denoised_mdp.errors import EnvironmentFailure
 from denoised_mdp.progress import duration
 from denoised_mdp.replay.ring import Replay
 from denoised_mdp.run.logger import data_size
@@ -61,6 +62,20 @@ def test_problems_are_one_line_each_and_the_other_checks_go_on(tmp_path, capsys)
     assert code == 1 and len(problems) == 1
     assert re.search(r"needs [\d.]+ PB \(1[\d,]{18,} bytes\)", problems[0]) and "replay.capacity" in problems[0]
     assert "\nupdate" in text
+
+
+GYM = ["preset=debug", "env=gym", "distractors=none"]
+
+
+def test_a_faulty_environment_is_a_problem_and_the_other_checks_go_on(tmp_path, capsys):
+    code, text = examine(tmp_path, capsys, *GYM, "env.id=gym_envs:Old")
+    problems = [line for line in text.splitlines() if line.startswith("PROBLEM: ")]
+    assert code == 1 and "\nupdate" in text and len(problems) == 2
+    assert all("gym_envs:Old raised an error while it was" in line and "unpack" in line for line in problems)
+    with pytest.raises(EnvironmentFailure, match="gym_envs:Old raised an error while its actions were timed"):
+        estimate.Hours().of(load_config([*GYM, "env.id=gym_envs:Old"]))
+    code, text = examine(tmp_path, capsys, *GYM, "env.id=gym_envs:Sized")
+    assert code == 1 and "PROBLEM: gym_envs:Sized needs arguments (width, height): write a function" in text
 
 
 def test_acting_elsewhere_is_examined(tmp_path, capsys, monkeypatch):

@@ -184,6 +184,8 @@ def test_a_run_that_cannot_be_put_back_can_be_stopped_between_updates_again_and_
         ("no_such_module:make", "No module named 'no_such_module'"),
         ("gym_envs:Bal", "no function 'Bal'"),
         ("gym_envs:number", "returns int, not a gymnasium.Env"),
+        ("builtins:dict", "returns dict, not a gymnasium.Env"),
+        ("gym_envs:Sized", "needs arguments (width, height): write a function without arguments"),
         ("gym_envs:Blind", "neither the observation (Box of float64 [1]) nor render() is a picture"),
         ("gym_envs:Sheet", "actions of shape [2, 3]"),
         ("gym_envs:Unlimited", "actions without limits"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -26,7 +27,7 @@ from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.video import open_clips
 from denoised_mdp.envs.video_files import SPLITS
 from denoised_mdp.envs.workers import about
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import EnvironmentFailure, UserError, blamed
 from denoised_mdp.progress import duration
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.environments import environment_maker
@@ -94,13 +95,13 @@ class Doctor:
             kind = DISTRACTORS[name]
             if kind.shows_clips:
                 self.attempt(functools.partial(self.check_clips, options, kind.clip_size or config.env.size))
-        environment = self.attempt(environment_maker(config, foreground=config.foreground))
+        environment = self.attempt(environment_maker(config, foreground=config.foreground), "while it was made")
         if environment is not None:
-            action_seconds = self.attempt(lambda: self.check_environment(environment))
-            self.attempt(lambda: self.check_repeats(environment))
+            action_seconds = self.attempt(lambda: self.check_environment(environment), "while it was timed")
+            self.attempt(lambda: self.check_repeats(environment), "while it was to repeat itself")
             shape, actions, can_terminate = about(environment)
             self.attempt(lambda: self.check_replay(shape, actions, can_terminate))
-            environment.close()
+            self.attempt(environment.close, "while it was closed")
             build = functools.partial(build_agent, config, actions, can_terminate=can_terminate)
             agent = build(device=device, dtype=dtype)
             self.show_parameters(agent)
@@ -110,13 +111,19 @@ class Doctor:
             self.check_speed(agent, player, action_seconds)
         return self.verdict()
 
-    def attempt(self, check: Callable):
-        """Return `check()`; None if it finds that the run could not start."""
+    def attempt(self, check: Callable, playing: str | None = None):
+        """Return `check()`; None if it finds that the run could not start.
+
+        playing: of a check that asks the environment, whose errors are problems as well: what it did then.
+        """
+        task = self.config.env.task
         try:
-            return check()
-        except UserError as error:
-            if str(error) not in self.problems:
-                self.problems.append(str(error))
+            with blamed(f"{task} raised an error {playing}") if playing else contextlib.nullcontext():
+                return check()
+        except (UserError, EnvironmentFailure) as error:
+            text = error.in_a_line() if isinstance(error, EnvironmentFailure) else str(error)
+            if text not in self.problems:
+                self.problems.append(text)
             return None
 
     def check_machine(self) -> None:

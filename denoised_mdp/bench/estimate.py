@@ -15,6 +15,7 @@ import torch
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure
+from denoised_mdp.errors import blamed
 from denoised_mdp.evaluation import MAX_PARALLEL
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.machine import random_batch
@@ -110,17 +111,18 @@ def _learner_seconds(config: Config) -> tuple[float, float]:
 
 def _action_seconds(config: Config, actions: int = 20) -> float:
     """CPU seconds of an action of the environment, with its frame."""
-    environment = environment_maker(config, foreground=config.foreground)()
-    environment.reset(seed=config.seed)
-    environment.action_space.seed(config.seed)
-    actions = min(actions, config.episode_rows - 1)
-    began = time.process_time()
-    act = random_actions(environment)
-    for _ in range(actions):
-        act()
-    seconds = (time.process_time() - began) / actions
-    environment.close()
-    return seconds
+    with blamed(f"{config.env.task} raised an error while its actions were timed"):
+        environment = environment_maker(config, foreground=config.foreground)()
+        environment.reset(seed=config.seed)
+        environment.action_space.seed(config.seed)
+        actions = min(actions, config.episode_rows - 1)
+        began = time.process_time()
+        act = random_actions(environment)
+        for _ in range(actions):
+            act()
+        seconds = (time.process_time() - began) / actions
+        environment.close()
+        return seconds
 
 
 def random_actions(environment: gym.Env) -> Callable[[], None]:

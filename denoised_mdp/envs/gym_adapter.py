@@ -200,6 +200,14 @@ def make_gym(task: str, size: int) -> gym.Env:
     with contextlib.suppress(UserError):  # of a machine without OpenGL, which not every environment needs
         import_module("denoised_mdp.envs.gl")  # chooses MuJoCo's, before somebody imports mujoco
     spec, create = find_gym(task)
+    known = () if spec is None else spec.kwargs
+    if missing := [
+        one.name for one in _parameters(create) if _required(one) and one.name not in (*known, "render_mode")
+    ]:
+        raise UserError(
+            f"{task} needs arguments ({', '.join(missing)}): write a function without arguments that returns the"
+            " environment, and name that one."
+        )
     options: dict[str, Any] = {}
     if _accepts(create, "render_mode"):
         options["render_mode"] = "rgb_array"
@@ -252,9 +260,20 @@ def find_gym(task: str) -> tuple[gym.envs.registration.EnvSpec | None, Callable[
         raise UserError(f"{task} is registered, but not there: {error}.") from error
 
 
+def _parameters(function: Callable) -> list[inspect.Parameter]:
+    """Of a function or class; none where Python cannot tell, as of some that are written in C."""
+    try:
+        return [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        return []
+
+
+def _required(one: inspect.Parameter) -> bool:
+    return one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+
+
 def _accepts(function: Callable, name: str) -> bool:
-    parameters = inspect.signature(function).parameters.values()
-    return any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
+    return any(one.name == name or one.kind is one.VAR_KEYWORD for one in _parameters(function))
 
 
 def _is_picture(space: gym.Space) -> bool:
