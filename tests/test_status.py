@@ -147,6 +147,34 @@ def test_a_run_is_damaged_when_no_checkpoint_is_whole(tmp_path, size):
     assert seen.state == "damaged" and "All its checkpoints are damaged" in seen.error
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "state.json"])
+def test_a_checkpoint_whose_json_is_garbled_is_not_whole(tmp_path, name):
+    run_units(tiny(tmp_path / "a"), 10**9)
+    newest, *others = sorted((tmp_path / "a" / "checkpoints").glob(f"step_*/{name}"), reverse=True)
+    assert status_of(tmp_path / "a").state == "finished" and others
+    newest.write_bytes(others[0].read_bytes() if name == "manifest.json" else b"{")
+    assert status_of(tmp_path / "a").state == "stopped", "training would go on from the one before"
+    for file in others:
+        file.write_text("{")
+    assert status_of(tmp_path / "a").state == "damaged"
+
+
+def test_a_run_that_has_lost_its_configuration_is_damaged(tmp_path, capsys):
+    runs = tmp_path / "runs"
+    make_run(runs / "b")
+    run_units(tiny(runs / "a"), 10**9)
+    (runs / "a" / "config.yaml").unlink()
+    assert main(["status", str(runs)]) == 1
+    shown = capsys.readouterr().out
+    assert "1 damaged, 1 stopped" in shown and f"{runs / 'a' / 'config.yaml'} is gone: restore that file" in shown
+    assert main(["evaluate", str(runs / "a")]) == 2
+    assert f"{runs / 'a'} has lost its config.yaml: restore that file" in capsys.readouterr().err
+    assert main(["table", str(runs), "-o", str(tmp_path / "table")]) == 2
+    assert "a/config.yaml is gone: restore that file from a copy. Or leave this run out." in capsys.readouterr().err
+    assert main(["report", str(runs), "-o", str(tmp_path / "page.html")]) == 0
+    assert "config.yaml is gone" in (tmp_path / "page.html").read_text()
+
+
 def test_what_cannot_be_read_is_unknown(tmp_path):
     run = make_run(tmp_path / "a")
     (run / "metrics.jsonl").write_text("{")

@@ -36,8 +36,6 @@ _FOR_NOW = {
 }
 """errors of reading that say nothing of what is in a file"""
 _NONE_YET = ".none"
-
-
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """raised by using plain values of unexpected types"""
 
@@ -215,19 +213,20 @@ def list_steps(folder: Path | str) -> list[int]:
 
 
 def newest_seen_whole(folder: Path | str) -> int | None:
-    """The step of the newest checkpoint whose tensors are as long as their header says, which alone is read."""
-    return next((step for step, path in _checkpoints(Path(folder)) if _as_long_as_it_says(path)), None)
+    """The step of the newest checkpoint that seems whole: of its tensors, only the header and the length are read."""
+    return next((step for step, path in _checkpoints(Path(folder)) if _seems_whole(path, step)), None)
 
 
-def _as_long_as_it_says(path: Path) -> bool:
-    path = path / "tensors.safetensors"
+def _seems_whole(path: Path, step: int) -> bool:
     try:
-        with path.open("rb") as file:
+        read_json(path / "state.json")
+        of_this_step = read_json(path / "manifest.json")["step"] == step
+        with (tensors := path / "tensors.safetensors").open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        return path.stat().st_size == 8 + length + max(ends, default=0)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
+        return of_this_step and tensors.stat().st_size == 8 + length + max(ends, default=0)
+    except (OSError, *MALFORMED):
         return False
 
 

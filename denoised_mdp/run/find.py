@@ -12,7 +12,7 @@ from denoised_mdp.run.folder import RunFolder, is_pretrained
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """The runs among these folders and, at any depth, inside the others; each one once.
+    """The runs among these folders and, at any depth, inside the others; each one once. One may be `RunFolder.lost`.
 
     Raises:
         UserError: a folder is not a run and holds none, or a plug-in cannot be imported.
@@ -27,7 +27,7 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
                 names.clear()
                 continue
             seen.add(real)
-            if "config.yaml" in files and RunFolder(path).is_run:
+            if RunFolder(path).is_run if "config.yaml" in files else "checkpoints" in names and RunFolder(path).lost:
                 inside.append(Path(path))
                 names.clear()  # a run holds no other runs
             names[:] = sorted(name for name in names if not name.startswith("."))  # not Hydra's records

@@ -106,6 +106,11 @@ class RunFolder:
         return os.path.lexists(self.metrics) or any(self.checkpoints.glob("step_*"))
 
     @property
+    def lost(self) -> bool:
+        """Whether it holds checkpoints of ours, and its configuration is gone."""
+        return not os.path.lexists(self.config) and any(self.checkpoints.glob("step_*/manifest.json"))
+
+    @property
     def trained(self) -> bool:
         """Whether it holds anything of a training: a file that only one writes, or a checkpoint to go on from."""
         others = set(self.own) - {self.config, self.checkpoints, self.path / LOCK}
@@ -153,6 +158,8 @@ class RunFolder:
         if not isinstance(path, str | os.PathLike):
             raise UserError(f"A run is given as the path of its folder, not as {path!r}.")
         run = cls(path)
+        if run.lost:
+            raise UserError(f"{path} has lost its config.yaml: restore that file from a copy.")
         if not run.is_run:
             beside = (config.parent for config in sorted(run.path.parent.glob("*/config.yaml")))
             runs = {folder.name: folder for folder in beside if RunFolder(folder).is_run}

@@ -93,9 +93,11 @@ def read_run(path: Path, extra: Sequence[Path] = ()) -> RunData:
     """Read one run folder; `extra` are further folders with probe results (``probe ... --output``).
 
     Raises:
-        UserError: the folder is not a run.
+        UserError: the folder is not a run, not even one that has lost its configuration.
     """
-    folder = RunFolder.existing(path)
+    folder = RunFolder(path)
+    if not folder.lost:
+        RunFolder.existing(path)
     run = RunData(Path(path))
     try:
         run.config = read_config(folder.config)
