@@ -101,7 +101,7 @@ def read_config(path: str | os.PathLike) -> Config:
     Options that the run does not know, because they came later, have their defaults.
     """
     file = Path(path) / "config.yaml" if Path(path).is_dir() else Path(path)
-    if Path(path).name == file.name and not file.exists():
+    if Path(path).name == "config.yaml" and not file.exists():
         raise UserError(f"{path} is gone: restore that file from a copy.")
     if not file.is_file():
         raise UserError(f"{path} is not a run folder: it has no config.yaml. Give the folder of a training.")
