@@ -610,6 +610,18 @@ def test_a_distractor_of_ones_own_is_one_class():
         del DISTRACTORS["fog"]
 
 
+def test_the_task_of_a_preset_is_none_of_another_suite():
+    """A suite's own first task counts; other options of the preset stay."""
+    config = load_config(["preset=quickstart", "env=toy"])
+    assert (config.env.task, config.env.episode_steps, config.env.action_repeat) == ("dot", 100, 4)
+    assert load_config(["preset=quickstart", "env=robodesk", "distractors=tv"]).env.task == "tv_green_hue"
+    assert load_config(["preset=paper/walker_walk_noiseless", "env=dmc"]).env.task == "walker_walk"
+    with pytest.raises(UserError, match="Name an environment: env.id="):
+        load_config(["preset=quickstart", "env=gym", "distractors=none"])
+    with pytest.raises(UserError, match="none of suite 'toy': choose suite 'dmc'"):
+        load_config(["env=toy", "env.task=cheetah_run"])
+
+
 def test_a_suite_says_itself_which_tasks_take_no_distractors():
     """Their names mean nothing in another suite."""
     register_suite("mine", lambda **_: None, ["counting", "bare"], {}, ["camera_jitter"], undistracted=["bare"])

@@ -28,7 +28,7 @@ def compose(overrides: list[str]) -> dict[str, Any]:
     """Return the composed configuration with all interpolations resolved.
 
     The result has the keys of `Config`. What a preset says of a distractor does not apply where the command line
-    chooses others.
+    chooses others; its task does not where the command line chooses another suite.
 
     Raises:
         UserError: not ``key=value``, an unknown key, an unknown choice, or several values.
@@ -56,6 +56,9 @@ def merge(said: dict[str, Any]) -> Any:
         said.pop(group, None) or base.get(group, {}).get(choice) or getattr(getattr(default, group), choice)
         for group, choice in CHOICE.items()
     )
+    world = base.get("env", {})
+    if suite != world.get("suite", default.env.suite):  # the task of the preset is none of it
+        base = base | {"env": {key: value for key, value in world.items() if key != "task"}}
     table = read_file(f"model/{model}")
     kind = table.get("kind", "denoised")
     if kind not in MODELS:
