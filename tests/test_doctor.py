@@ -1,7 +1,9 @@
 """The doctor: true counts and sizes, and one line for each problem."""
 
 import re
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -173,3 +175,22 @@ def test_clips_of_a_distractor_that_does_not_say_how_long_it_plays_are_counted(c
     examined = Doctor(load_config([*TINY]))
     examined.check_clips({}, 16)
     assert not examined.problems and "clips, train" in capsys.readouterr().out
+
+
+def test_environments_that_collect_together_are_asked_together():
+    """Acting is a small part of a run then: one call for all of them."""
+    config = load_config([*TINY, "train.collect_envs=3"])
+    seen = []
+    agent = SimpleNamespace(act=lambda pictures: seen.append(tuple(pictures.shape)))
+    estimate.acting_seconds(agent, {"observation": np.zeros((2, 1, 8, 8, 6), np.uint8)}, config, 1)
+    assert seen == [(3, 8, 8, 3)]
+    train, env = config.train, config.env
+    assert estimate.project(config, 0, 0.5, 0.6)["collecting"] == pytest.approx(
+        train.total_steps / env.action_repeat * 0.7
+    )
+
+
+@pytest.mark.parametrize(("workers", "said"), [(0, False), (1, True)])
+def test_what_the_estimate_leaves_out_is_said(tmp_path, capsys, workers, said):
+    _, text = examine(tmp_path, capsys, f"train.collect_workers={workers}")
+    assert ("worker processes and overlap are not counted" in text) is said

@@ -17,7 +17,7 @@ import torch
 
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
-from denoised_mdp.bench.estimate import median_seconds, project, random_actions, update_on_one_thread
+from denoised_mdp.bench.estimate import acting_seconds, median_seconds, project, random_actions, update_on_one_thread
 from denoised_mdp.bench.repeatable import unrepeatable
 from denoised_mdp.config import differences, read_config
 from denoised_mdp.config.schema import Config
@@ -231,7 +231,7 @@ class Doctor:
 
         update()  # the first one allocates
         update_seconds = median_seconds(update, 3)
-        acting = median_seconds(lambda: player.act(batch["observation"][0, 0, ..., :3]), 10)
+        acting = acting_seconds(player, batch, config, 10)
         _row("update", f"{update_seconds:.3g} s ({spec.batch_size} segments of {spec.segment_length} rows)")
         self.show_memory(agent.device)
 
@@ -239,6 +239,8 @@ class Doctor:
         total, shares = sum(parts.values()), ", ".join(f"{name} {duration(part)}" for name, part in parts.items())
         _row("whole run", f"about {duration(total)} ({total / 3600:.1f} h): {shares}")
         _row("", f"{train.total_steps:,} steps, {config.updates_due(train.total_steps):,} updates")
+        if train.collect_workers or train.eval_workers:
+            _row("", "worker processes and overlap are not counted: with them it takes less")
         if total > LONG_RUN:
             self.notes.append("This run takes days here: use a GPU, or try preset=quickstart on a CPU first.")
 

@@ -7,11 +7,13 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import gymnasium as gym
+import numpy as np
 import torch
 
+from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure
@@ -26,14 +28,15 @@ ACTIONS = 6  # dimensions of an action; they hardly change the cost of an update
 def project(config: Config, update: float, action: float, acting: float) -> dict[str, float]:
     """Return the seconds of a whole run in its parts: learning, collecting, evaluating.
 
-    update, action, acting: seconds of one update, of one action of the environment, and of choosing it.
+    Worker processes and overlap are not counted. update, action, acting: seconds of one update, of one action of one
+    environment, and of choosing those of all environments that collect, which are chosen together.
     """
     train, env = config.train, config.env
     rounds = -(-train.eval_episodes // MAX_PARALLEL)  # of episodes that are played side by side
     evaluation = env.episode_steps / env.action_repeat * (train.eval_episodes * action + rounds * acting)
     return {
         "learning": config.updates_due(train.total_steps) * update,
-        "collecting": train.total_steps / env.action_repeat * (action + acting),
+        "collecting": train.total_steps / env.action_repeat * (action + acting / train.collect_envs),
         "evaluating": config.evaluations * evaluation,
     }
 
@@ -79,7 +82,7 @@ class Hours:
         """Hours of a whole run."""
         train = config.train
         learner = (config.agent, config.model, config.policy, config.picture_shape, config.batch_spec)
-        learner += (train.device, train.precision, train.threads)
+        learner += (train.device, train.precision, train.threads, train.collect_envs)
         update, acting = self._once(repr(learner), lambda: _learner_seconds(config))
         place = repr((config.env, config.distractors, config.foreground))
         (action,) = self._once(place, lambda: (_action_seconds(config),))
@@ -92,12 +95,12 @@ class Hours:
 
 
 def _learner_seconds(config: Config) -> tuple[float, float]:
-    """Seconds of an update, and of choosing an action."""
+    """Seconds of an update, and of choosing actions, see `acting_seconds`."""
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         device, dtype = configure(config.train)
         agent, batch = build_agent(config, ACTIONS, device=device, dtype=dtype), random_batch(config, ACTIONS)
-        acting = median_seconds(lambda: agent.act(batch["observation"][0, 0, ..., :3]), 5)
+        acting = acting_seconds(agent, batch, config, 5)
         if device.type == "cpu":
             return update_on_one_thread(config, rows=20, repeats=3)[0] / torch.get_num_threads(), acting
 
@@ -107,6 +110,14 @@ def _learner_seconds(config: Config) -> tuple[float, float]:
 
         update()  # the first one allocates
         return median_seconds(update, 3), acting
+
+
+def acting_seconds(agent: Agent, batch: Mapping[str, np.ndarray], config: Config, repeats: int) -> float:
+    """Seconds of choosing the actions of all environments that collect, which see pictures of a batch."""
+    pictures = batch["observation"][..., :3]
+    pictures = pictures.reshape(-1, *pictures.shape[2:])
+    pictures = pictures[np.arange(config.train.collect_envs) % len(pictures)]
+    return median_seconds(lambda: agent.act(pictures), repeats)
 
 
 def _action_seconds(config: Config, actions: int = 20) -> float:
