@@ -4,6 +4,10 @@
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# Many containers set it. Then every start would compile PyTorch and all else anew: 12 CPU seconds instead of 5. pip
+# would compile all that there is, of which a fifth is ever imported.
+unset PYTHONDONTWRITEBYTECODE
+
 find_python() {
     local candidate
     for candidate in ${PYTHON:-python3 python python3.12 python3.11 python3.10}; do
@@ -40,9 +44,6 @@ install_package() {
     # The model files of RoboDesk, without the old packages that only its code needs; all else works without them.
     "${install[@]}" --constraint constraints.txt --no-deps robodesk ||
         echo "set-up: env=robodesk will not work until: pip install --no-deps robodesk==1.0.0" >&2
-    # Compiled now, on all cores (pip takes one): where PYTHONDONTWRITEBYTECODE is set, as in many containers, every
-    # start would compile all again. Some packages have files for other Pythons, which fail.
-    .venv/bin/python -m compileall -q -j 0 -x '/tests?/' .venv/lib denoised_mdp >/dev/null || true
 }
 
 renders() {
