@@ -84,7 +84,8 @@ def test_commands_refuse_before_they_work(tmp_path, monkeypatch):
         render.render_run(tmp_path, below)
     with pytest.raises(UserError, match=r"train_000000100.png cannot be written \(Not a directory\)"):
         render.render_run(tmp_path)
-    for nameless in ("", ".", "..", "/"):
+    (tmp_path / "folder").mkdir()
+    for nameless in ("", ".", "..", "/", f"{tmp_path / 'folder'}/", tmp_path / "folder.png"):
         with pytest.raises(UserError, match="--output=.*: name the pictures, e.g. "):
             render.render_run(tmp_path, nameless)
     with pytest.raises(UserError, match=r"below cannot be written \(Not a directory\). Choose another --output."):

@@ -143,10 +143,10 @@ def files(stem: Path, hero: bool = False) -> list[Path]:
     """The paths of the still and of the moving picture; the suffix of either is no part of the stem.
 
     Raises:
-        UserError: the stem has no name.
+        UserError: the stem has no name, or is a folder.
     """
     stem = stem.with_suffix("") if stem.suffix in (".png", ".webp", ".mp4") else stem
-    if stem.name in ("", ".."):
+    if stem.name in ("", "..") or stem.is_dir():  # beside a folder, nobody would look for them
         raise UserError(f"--output={stem}: name the pictures, e.g. {stem / 'pictures'}.")
     return [stem.with_name(stem.name + suffix) for suffix in (".png", ".webp" if hero else ".mp4")]
 
