@@ -348,6 +348,8 @@ def test_paths_need_no_quotes(path):
             ["model.kind cannot be set by itself", "model=2b|2c|confounder|dreamer|four_blocks|repo|tia"],
         ),
         (["model.kl_limit=2"], ["only model=repo has this option"]),
+        (["model.x=5"], ["model.x=5: must be a group of options"]),
+        (["model.kl=5"], ["model.kl=5: must be a group of options"]),
         (["model=repo", "model.kl_limit=0"], ["model.kl_limit=0", "greater than 0"]),
         (["policy.tau=0.1"], ["policy=sac"]),
         (["policy=sac", "policy.horizon=3"], ["policy=backprop|reinforce"]),

@@ -15,6 +15,7 @@ from typing import Any
 from denoised_mdp.config.choices import latent_names, latents, read_file
 from denoised_mdp.config.overrides import split, value_of
 from denoised_mdp.config.schema import AGENTS, MODELS, POLICIES, Config
+from denoised_mdp.config.validate import shown
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.suites import SUITES
 from denoised_mdp.errors import UserError, did_you_mean
@@ -94,9 +95,7 @@ def merge(said: dict[str, Any]) -> Any:
             raise UserError(f"{key}: this run has no such distractor. Add distractors={path[0]}.")
         if group == "model" and path[0] in set(latent_names()) - set(latents(model)):
             raise UserError(f"{key}: model={model} has no latent {path[0]}, it has {', '.join(latents(model))}.")
-        for name in reversed((group, *path)):
-            value = {name: value}
-        tree = _layered(tree, value)
+        tree = _with_option(tree, key, value)
     return OmegaConf.create(tree)
 
 
@@ -109,6 +108,18 @@ def _layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
             below = before if isinstance(before, Mapping) else {}
             tree[key] = _layered(below, value) if isinstance(value, Mapping) else value
     return tree
+
+
+def _with_option(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The tree with another value of one option, by its dotted key."""
+    before: Any = tree
+    for name in key.split("."):
+        before = before.get(name) if isinstance(before, Mapping) else None
+    if isinstance(before, Mapping) and not isinstance(value, Mapping):
+        raise UserError(f"{key}={shown(value)}: must be a group of options.")
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return _layered(tree, value)
 
 
 def _refuse_model(keys: Iterable[str], agent: str) -> None:
