@@ -13,6 +13,7 @@ import torch
 
 from denoised_mdp.envs import cache as cache_module
 from denoised_mdp.envs import make_env, video
+from denoised_mdp.envs.decoding import UnreadableVideo, decode
 from denoised_mdp.envs.procedural import FRAMES, procedural_clip
 from denoised_mdp.envs.video import Stream, open_clips, shuffled
 from denoised_mdp.envs.video_files import find_videos
@@ -52,6 +53,16 @@ def write_noise(path, frames=3, height=50, width=90):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(image, "rgb24").reformat(format="bgr0")))
         container.mux(stream.encode())
     return images
+
+
+def test_sound_alone_has_no_pictures(tmp_path):
+    with av.open(str(tmp_path / "a.mp4"), "w") as container:
+        stream = container.add_stream("aac", rate=8000, layout="mono")
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+        sound.rate = 8000
+        container.mux([*stream.encode(sound), *stream.encode()])
+    with pytest.raises(UnreadableVideo, match="it has no pictures"):
+        decode(tmp_path / "a.mp4", 16, True, 10)
 
 
 def open_two(folder, **options):

@@ -20,7 +20,7 @@ def decode(path: Path, size: int, color: bool, frames: int, resize: str = "antia
     "bilinear" for backgrounds, "nearest" for the television.
 
     Raises:
-        UnreadableVideo: the file is not a video, or is damaged.
+        UnreadableVideo: the file is not a video, has sound alone, or is damaged.
     """
     import av  # heavy, and needless for procedural clips
 
@@ -28,6 +28,8 @@ def decode(path: Path, size: int, color: bool, frames: int, resize: str = "antia
     pixels = "rgb24" if color else "gray"
     try:
         with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise UnreadableVideo("it has no pictures")
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             for frame in container.decode(stream):
