@@ -311,6 +311,19 @@ def test_options_tell_methods_apart_and_a_step_makes_lengths_equal(tmp_path):
         table_of(tmp_path, step=240, by=["model.kl.bet"])
 
 
+@pytest.mark.parametrize(
+    ("by", "said"),
+    [
+        ("", "--by : name options, such as model.name,policy.name"),
+        ("model.name,", "--by model.name,: name options"),
+        ("model.name,sed", "--by sed: unknown option"),
+    ],
+)
+def test_keys_are_checked_before_runs_are_read(tmp_path, capsys, by, said):
+    assert main(["table", str(tmp_path / "none"), "--by", by]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_mean_is_a_line_only_where_all_seeds_count():
     """One run ends at 480, the other at 720, where the mean of those left jumps from 15 to 30."""
     axes = Figure().subplots()

@@ -253,14 +253,15 @@ def _status(arguments: argparse.Namespace) -> int:
 def _table(arguments: argparse.Namespace) -> int:
     from denoised_mdp.analysis.report.data import check_probe_folders, read_run
     from denoised_mdp.analysis.results import make_folder
-    from denoised_mdp.analysis.table.cells import BY, make_table
+    from denoised_mdp.analysis.table.cells import BY, check_keys, make_table
     from denoised_mdp.analysis.table.write import write_table
     from denoised_mdp.run.find import find_runs
 
     check_probe_folders(arguments.probes)
+    by = BY if arguments.by is None else [key.strip() for key in arguments.by.split(",")]
+    check_keys(by)
     with shown():
         runs = [read_run(path, arguments.probes) for path in track(find_runs(arguments.folders), "reading", "runs")]
-        by = arguments.by.split(",") if arguments.by else BY
         table = make_table(runs, arguments.step, by)
         paths = write_table(table, make_folder(arguments.output))
     for line in table.missing:

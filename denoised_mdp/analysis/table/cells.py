@@ -110,6 +110,15 @@ def make_table(runs: Sequence[RunData], step: int | None = None, by: Sequence[st
     return table
 
 
+def check_keys(by: Sequence[str]) -> None:
+    """Raise UserError for a key that no run can have; of a run, a model may have latents that no table has here."""
+    for key in by:
+        if not key:
+            raise UserError(f"--by {','.join(by)}: name options, such as {','.join(BY)}.")
+        if key not in all_options() and not key.startswith("model."):
+            raise UserError(f"--by {key}: {unknown(key)}")
+
+
 def variant_name(distractors: Sequence[str]) -> str:
     """The distractors of a run as a row's name."""
     return " + ".join(name.replace("_", " ") for name in distractors) or "noiseless"
