@@ -24,7 +24,7 @@ from denoised_mdp.config.choices import GROUPS, choices
 from denoised_mdp.config.compose import explain, merge
 from denoised_mdp.config.overrides import QUOTED, is_hydra, split, value_of
 from denoised_mdp.config.schema import Config
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.run.folder import RunFolder
 
 HYDRA = {  # one folder per job, the same for the same command, so that a sweep can continue
@@ -101,6 +101,10 @@ def launch(arguments: Sequence[str], job: Callable[[Any], None]) -> None:
             if group == "hydra/launcher" and name in LAUNCHERS:
                 needs = f"needs a plug-in of Hydra: pip install 'denoised-mdp[{LAUNCHERS[name]}]'"
                 raise UserError(f"hydra/launcher={name} {needs}.") from error
+            if group == "hydra/launcher":
+                raise UserError(
+                    f"hydra/launcher={name}: unknown launcher.{did_you_mean(name, ['basic', *LAUNCHERS])}"
+                ) from error
             raise UserError(explain(error)) from error
         except OSError as error:
             raise UserError(f"The sweep's folder cannot be used ({error}). Choose another run_dir.") from error
