@@ -58,6 +58,14 @@ class Old(Ball):
         return observation, reward, terminated, info
 
 
+class Unrewarded(Ball):
+    """Its rewards are None."""
+
+    def step(self, action):
+        observation, _, *others = super().step(action)
+        return observation, None, *others
+
+
 class Pairs(Ball):
     """Its rewards are two numbers."""
 

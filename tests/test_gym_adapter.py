@@ -40,10 +40,11 @@ def test_a_reward_is_one_number():
     for action in actions_for(plain, 3):
         reward = boxed.step(action)[1]
         assert type(reward) is float and reward == pytest.approx(plain.step(action)[1])
-    pairs = make_env("gym_envs:Pairs", suite="gym", size=64)
-    pairs.reset()
-    with pytest.raises(UserError, match=r"gym_envs:Pairs: step\(\) returns a reward that is no number but ndarray"):
-        pairs.step(actions_for(pairs, 1)[0])
+    for name, kind in (("Pairs", "ndarray"), ("Unrewarded", "NoneType")):
+        wrong = make_env(f"gym_envs:{name}", suite="gym", size=64)
+        wrong.reset()
+        with pytest.raises(UserError, match=rf"{name}: step\(\) returns a reward that is no number but {kind}"):
+            wrong.step(actions_for(wrong, 1)[0])
 
 
 @pytest.mark.parametrize("name", ["Picky", "PickyInDoubles"])

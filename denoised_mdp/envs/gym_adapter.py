@@ -190,7 +190,7 @@ class GymWorld(World, gym.utils.EzPickle):
 def _number(name: str, reward: Any) -> float:
     """A reward, perhaps as an array of one number."""
     try:
-        return np.asarray(reward, np.float64).item()
+        return float(np.asarray(reward).item())
     except (TypeError, ValueError):
         raise UserError(f"{name}: step() returns a reward that is no number but {type(reward).__name__}.") from None
 
