@@ -105,6 +105,11 @@ def test_existing_names_the_nearest_run(tmp_path):
     with pytest.raises(UserError, match="no run at nowhere/at/all: .* 'denoised-mdp status .' lists"):
         RunFolder.existing("nowhere/at/all")
     assert not (tmp_path / "cheeta_run").exists()
+    (tmp_path / "my runs").mkdir()
+    with pytest.raises(UserError, match="'denoised-mdp status '.*/my runs'' lists"):
+        RunFolder.existing(tmp_path / "my runs" / "a")
+    with pytest.raises(UserError, match="'denoised-mdp train 'run_dir=.*/my runs/NAME'' begins one"):
+        find_runs([tmp_path / "my runs"])
 
 
 def test_a_run_may_lie_in_the_users_home(tmp_path, monkeypatch):

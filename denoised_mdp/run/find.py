@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,5 +43,6 @@ def _refuse(folder: RunFolder) -> None:
     if folder.held and not folder.config.is_file():  # one of another program is no loss
         raise UserError(f"{folder.path} has lost its config.yaml: restore that file from a copy.")
     if folder.path.is_dir() and not folder.part_of:
-        raise UserError(f"{folder.path} holds no run yet: 'denoised-mdp train run_dir={folder.path}/NAME' begins one.")
+        command = f"'denoised-mdp train {shlex.quote(f'run_dir={folder.path}/NAME')}'"
+        raise UserError(f"{folder.path} holds no run yet: {command} begins one.")
     RunFolder.existing(folder.path)  # raises with the reason

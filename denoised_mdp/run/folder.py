@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 
 from denoised_mdp.errors import UserError, nearest, refusing
 from denoised_mdp.files import read_json, read_yaml, regular, replacing, unfinished_name
@@ -171,7 +172,11 @@ class RunFolder:
                 problem = "has no config.yaml" + " of a run" * os.path.lexists(run.config)
             near = nearest(run.path.name, runs)
             above = next(one for one in (run.path, *run.path.parents) if one.is_dir())
-            hint = f"Did you mean '{runs[near]}'?" if near else f"'denoised-mdp status {above}' lists the runs there."
+            hint = (
+                f"Did you mean '{runs[near]}'?"
+                if near
+                else f"'denoised-mdp status {quote(str(above))}' lists the runs there."
+            )
             if run.path.exists() and run.part_of:
                 step = re.search(r"step_0*(\d+)$", run.path.name)
                 name = f"name that{f', with --checkpoint {step[1]}' if step else ''}"
