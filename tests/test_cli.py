@@ -330,6 +330,15 @@ def test_a_configuration_is_set_against_a_preset(capsys):
     assert {"seed: 0 -> 3", "model.kl.beta: 0.125 -> 0.5", "model.name: 2b -> 2c"} <= set(lines)
     assert any(line.startswith("model.z.state: absent -> ") for line in lines)
     assert not any("run_dir" in line or "policy." in line for line in lines)
+    debug = ["config", "preset=debug", "--against", "debug"]
+    assert cli.main([*debug, "distractors=none"]) == 0
+    assert capsys.readouterr().out == "distractors: video_background -> none\n"
+    assert cli.main([*debug, "distractors=video_background,camera_jitter"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "distractors: video_background -> video_background, camera_jitter"
+    assert "distractors.camera_jitter.strength: absent -> 1.0" in lines and not any(
+        "video_b" in one for one in lines[1:]
+    )
     assert cli.main(["config", "--against", "papre"]) == 2 and "preset=papre: unknown choice" in capsys.readouterr().err
 
 

@@ -133,9 +133,16 @@ def differences(old: Config, new: Config) -> list[str]:
 
 
 def contrast(other: Config, config: Config) -> list[str]:
-    """Return one line per option whose value differs, but for the run's folder: ``key: other's -> own``."""
-    found = _unlike(other, config).items()
-    return [f"{key}: {as_text(a)} -> {as_text(b)}" for key, (a, b) in found if key != "run_dir"]
+    """Return one line per option whose value differs, but for the run's folder: ``key: other's -> own``.
+
+    Of distractors that are there no more, the names alone.
+    """
+    found, names = _unlike(other, config), [", ".join(each.distractors) or "none" for each in (other, config)]
+    left_out = [("run_dir",), ("distractors",)]
+    left_out += [("distractors", name) for name in other.distractors if name not in config.distractors]
+    kept = {key: sides for key, sides in found.items() if tuple(key.split(".")[:2]) not in left_out}
+    chosen = {"distractors": tuple(names)} if names[0] != names[1] else {}
+    return [f"{key}: {as_text(a)} -> {as_text(b)}" for key, (a, b) in (chosen | kept).items()]
 
 
 def _unlike(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
