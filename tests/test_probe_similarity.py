@@ -390,7 +390,8 @@ def test_bad_rosters_get_one_line(runs, tmp_path, capsys):
         (["similarity", runs[0], "--episodes", "4", "--steps", "20"], "--k from 2 to 3"),
         (["similarity", runs[0], "--episodes", "3", "--steps", "20", "--k", "2"], "give more --episodes or --steps."),
         (["similarity", "no/such/run"], "no/such/run"),
-        (["equivalence", runs[0], "--episodes", "2"], "at least 3"),
+        (["equivalence", runs[0], "--episodes", "2"], "argument --episodes: must be a whole number, at least 3"),
+        (["factors", runs[0], "--episodes", "1"], "argument --episodes: must be a whole number, at least 3"),
         (["equivalence", runs[0], "--steps", "5"], "--steps"),
     ):
         capsys.readouterr()

@@ -28,6 +28,7 @@ CANNOT_IMAGINE = "this model cannot imagine rewards: it has no signatures of its
 class Options(EpisodeOptions):
     """Options of ``probe equivalence``."""
 
+    episodes: int = option(12, "held-out episodes", low=3)
     worlds: int = option(3, "seeds of the distractors", low=2)
     sequences: int = option(64, "random action sequences from each state, 0: no signatures", low=0)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Options(EpisodeOptions):
     """Options of ``probe factors``."""
 
-    episodes: int = option(36, "held-out episodes", low=1)
+    episodes: int = option(36, "held-out episodes", low=3)
     steps: int = option(200, "actions per episode", low=1)
     split: str = option(
         "train",
