@@ -191,8 +191,11 @@ def test_a_connection_that_an_environment_lost_is_its_failure(monkeypatch, error
         "from denoised_mdp.session import train; train(load_config([*TINY, 'run_dir=run', 'train.eval_workers=1']))",
         "from denoised_mdp.session import train; train(load_config([*TINY, 'run_dir=run', 'train.processes=2']))",
         "from denoised_mdp.envs.vector import EnvironmentPool; EnvironmentPool(dict, 1, workers=1)",
+        "from denoised_mdp.envs.vector import EnvironmentPool\n"
+        "try: EnvironmentPool(dict, 1, workers=1)\n"
+        "except SystemExit: print('goes on')\n",
     ],
-    ids=["workers", "followers", "pool"],
+    ids=["workers", "followers", "pool", "careless"],
 )
 def test_a_script_that_its_workers_would_begin_anew_says_what_to_do(tmp_path, work):
     """Each worker imports it; the worker says so in a line, and so does the script that waits for it."""
@@ -206,6 +209,7 @@ def test_a_script_that_its_workers_would_begin_anew_says_what_to_do(tmp_path, wo
     assert done.returncode == 1 and worker_module.GUARD in lines, done.stderr
     assert lines[-1] == f"denoised_mdp.errors.UserError: {worker_module.GUARD}", done.stderr
     assert done.stderr.count("Traceback") == 1, done.stderr  # the script's own
+    assert "goes on" not in done.stdout
 
 
 def test_an_interrupt_while_workers_import_is_not_theirs(capfd):

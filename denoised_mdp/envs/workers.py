@@ -79,7 +79,7 @@ def refuse_unguarded() -> None:
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself looks for it
         print(GUARD, file=sys.stderr, flush=True)
-        raise SystemExit(UNGUARDED)
+        os._exit(UNGUARDED)  # a script may catch whatever could be raised
 
 
 def call(environment: gym.Env, command: str, argument: Any) -> Any:
