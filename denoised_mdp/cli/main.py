@@ -172,8 +172,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns the exit code: 0; 1 for problems that the doctor found, and for runs that differ; 2 for a mistake in the
-    input, or a full disk and the like; 3 for numbers that are not finite; 4 for an environment that failed
-    in a worker process, with its traceback; 128 + the signal's number when a run was stopped by one, 130 when another
+    input, or a full disk and the like; 3 for numbers that are not finite; 4 for an environment that failed,
+    with its traceback; 128 + the signal's number when a run was stopped by one, 130 when another
     command was interrupted, 141 when its output was no longer read. Defects of ours are raised.
     """
     owns_process = argv is None
