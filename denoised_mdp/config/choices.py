@@ -20,10 +20,13 @@ from denoised_mdp.options import walk
 ALIASES = {"env.id": "env.task"}  # what an environment of Gymnasium calls the same
 # groups whose choices need no file
 REGISTRIES = {"env": SUITES, "distractors": DISTRACTORS, "agent": AGENTS, "policy": POLICIES}
-CHOSEN = ("env.suite", "agent.name", "model.name", "model.kind", "policy.name")
-"""options that are what was chosen by their group, and cannot be set by themselves"""
+CHOICE = {"env": "suite", "agent": "name", "model": "name", "policy": "name"}
+"""group -> its option that says what was chosen"""
+KINDS = {"agent": ("name", AGENTS), "policy": ("name", POLICIES), "model": ("kind", MODELS)}
+"""group whose options depend on the choice -> its option that says which it has, and all that there are"""
+CHOSEN = {f"{group}.{name}" for group, name in [*CHOICE.items(), *((key, name) for key, (name, _) in KINDS.items())]}
+"""options that follow from the choice of their group, and cannot be set by themselves"""
 GROUPS = ("env", "distractors", "agent", "model", "policy", "preset")
-KINDS = {"agent": AGENTS, "policy": POLICIES, "model": MODELS}  # groups whose options depend on the choice
 HELP = " 'denoised-mdp train --help' lists them."
 
 
@@ -112,7 +115,7 @@ def latent_names() -> tuple[str, ...]:
 def all_options() -> dict[str, tuple[Any, Mapping[str, Any]]]:
     """Return default, and help and limits, of every option that can be set, by its dotted key."""
     groups = [("", Config())]
-    for group, kinds in KINDS.items():
+    for group, (_, kinds) in KINDS.items():
         groups += [(f"{group}.", kind()) for kind in kinds.values()]
     groups += [(f"distractors.{name}.", kind.Options()) for name, kind in DISTRACTORS.items()]
     groups += [(f"model.{name}.", LatentSpec(name)) for name in latent_names()]
@@ -134,7 +137,7 @@ def check_key(key: str) -> None:
 def unknown(key: str) -> str:
     """Say of a key that the configuration does not have what could be meant."""
     what, end, keys = f"unknown option '{one_line(key, 200)}'", key.rpartition(".")[2], list(all_options())
-    for group, kinds in KINDS.items():
+    for group, (_, kinds) in KINDS.items():
         owners = [name for name, kind in kinds.items() if key in (known for known, *_ in walk(kind(), f"{group}."))]
         if owners:
             return f"{what}: only {group}={'|'.join(owners)} has this option."

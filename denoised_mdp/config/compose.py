@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from denoised_mdp.config.choices import latent_names, latents, read_file
+from denoised_mdp.config.choices import CHOICE, latent_names, latents, read_file
 from denoised_mdp.config.overrides import split, value_of
 from denoised_mdp.config.schema import AGENTS, MODELS, POLICIES, Config
 from denoised_mdp.config.validate import shown
@@ -20,9 +20,6 @@ from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.suites import SUITES
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.options import defaults
-
-# the option of a group that says what was chosen
-CHOICE = {"env": "suite", "agent": "name", "model": "name", "policy": "name"}
 
 
 def compose(overrides: list[str]) -> dict[str, Any]:
@@ -53,10 +50,11 @@ def merge(said: dict[str, Any]) -> Any:
 
     preset = said.get("preset", "none")
     base, default, keys = read_file(f"preset/{preset}"), Config(), list(said)
-    suite, agent, model, policy = (
-        said.pop(group, None) or base.get(group, {}).get(choice) or getattr(getattr(default, group), choice)
+    names = {
+        group: said.pop(group, None) or base.get(group, {}).get(choice) or getattr(getattr(default, group), choice)
         for group, choice in CHOICE.items()
-    )
+    }
+    suite, agent, model, policy = names.values()
     world = base.get("env", {})
     if suite != world.get("suite", default.env.suite):  # the task of the preset is none of it
         base = base | {"env": {key: value for key, value in world.items() if key != "task"}}
@@ -81,7 +79,7 @@ def merge(said: dict[str, Any]) -> Any:
         read_file(f"agent/{agent}"),
         base,
         *map(read_file, chosen),
-        {"env": {"suite": suite}, "agent": {"name": agent}, "model": {"name": model}, "policy": {"name": policy}},
+        {group: {choice: names[group]} for group, choice in CHOICE.items()},
     )
     before = tree["distractors"]
     chosen = said.pop("distractors", before)

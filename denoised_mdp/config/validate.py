@@ -7,8 +7,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from denoised_mdp.config.choices import unknown
-from denoised_mdp.config.schema import AGENTS, MODELS, POLICIES, ModelConfig
+from denoised_mdp.config.choices import KINDS, unknown
+from denoised_mdp.config.schema import Config, ModelConfig
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError, did_you_mean, one_line
 from denoised_mdp.models.structure import LatentSpec
@@ -38,12 +38,8 @@ def build(kind: Any, tree: Any, path: str = "") -> Any:
             continue
         if key not in fields:
             raise UserError(unknown(f"{path}{key}"))
-        if f"{path}{key}" == "agent":
-            values[key] = build(_chosen("agent.name", AGENTS, "world_model", value), value, "agent.")
-        elif f"{path}{key}" == "policy":
-            values[key] = build(_chosen("policy.name", POLICIES, "backprop", value), value, "policy.")
-        elif f"{path}{key}" == "model":
-            values[key] = build(_chosen("model.kind", MODELS, "denoised", value), value, "model.")
+        if f"{path}{key}" in KINDS:
+            values[key] = build(_chosen(key, value), value, f"{key}.")
         elif f"{path}{key}" == "distractors":
             values[key] = _distractors(value or {})
         elif dataclasses.is_dataclass(hints[key]):
@@ -68,12 +64,12 @@ def _distractors(tree: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def _chosen(key: str, known: Mapping[str, type], default: str, tree: Any) -> type:
-    """The class of options of a group that says in `key` which one it has; `default` where it does not."""
-    group, _, field = key.partition(".")
-    name = tree.get(field, default) if isinstance(tree, Mapping) else tree
+def _chosen(group: str, tree: Any) -> type:
+    """The class of options of a group, which says itself which one it has; the usual one where it does not."""
+    field, known = KINDS[group]
+    name = tree.get(field, getattr(getattr(Config(), group), field)) if isinstance(tree, Mapping) else tree
     if not isinstance(name, str) or name not in known:
-        raise UserError(f"{key}={shown(name)}: unknown {group}.{did_you_mean(name, known)}{PLUGIN}")
+        raise UserError(f"{group}.{field}={shown(name)}: unknown {group}.{did_you_mean(name, known)}{PLUGIN}")
     return known[name]
 
 
