@@ -22,6 +22,7 @@ from denoised_mdp.plugins import import_path
 from denoised_mdp.seeding import generator, generator_state, restore_generator
 
 NOTHING = np.zeros(0, np.float32)
+VARIABLE = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 class GymWorld(World, gym.utils.EzPickle):
@@ -200,10 +201,9 @@ def make_gym(task: str, size: int) -> gym.Env:
     with contextlib.suppress(UserError):  # of a machine without OpenGL, which not every environment needs
         import_module("denoised_mdp.envs.gl")  # chooses MuJoCo's, before somebody imports mujoco
     spec, create = find_gym(task)
-    known = () if spec is None else spec.kwargs
-    if missing := [
-        one.name for one in _parameters(create) if _required(one) and one.name not in (*known, "render_mode")
-    ]:
+    known = ("render_mode", *(() if spec is None else spec.kwargs))
+    required = [one for one in _parameters(create) if one.default is one.empty and one.kind not in VARIABLE]
+    if missing := [one.name for one in required if one.name not in known]:
         raise UserError(
             f"{task} needs arguments ({', '.join(missing)}): write a function without arguments that returns the"
             " environment, and name that one."
@@ -266,10 +266,6 @@ def _parameters(function: Callable) -> list[inspect.Parameter]:
         return [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
         return []
-
-
-def _required(one: inspect.Parameter) -> bool:
-    return one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
 
 
 def _accepts(function: Callable, name: str) -> bool:
