@@ -153,7 +153,7 @@ LONGER = [
 ]
 LONGEST = [
     Column(f"{steps} steps", folder, TASKS[1], "video_background", "2b", seed="2")
-    for folder, steps in (("evidence", "150,000"), ("hour", "300,000"), ("longer", "450,000"))
+    for folder, steps in (("evidence", "150,000"), ("hour", "300,000"), ("longer", "600,000"))
 ]
 JITTER = [
     Column(f"{model}, {where}", *CHEETAH, variant, arm)
@@ -181,7 +181,9 @@ TABLES = {
     "floor": Table(FLOOR, LONG | Y_TOO),
     "twice": Table(LONGER, {name: LONG[name] for name in TWICE}),
     "hour": Table(LONGER, LONG | {"cpu_hours": ""}),
-    "longer": Table(LONGEST, {name: LONG[name] for name in (*TWICE, "action_change")}, each=False),
+    "longer": Table(
+        LONGEST, {name: LONG[name] for name in (*TWICE, "action_change")} | {"action_ratio": ""}, each=False
+    ),
     "jitter": Table(JITTER, LONG | {"action_change": ""} | Y_TOO),
     "rivals": Table(RIVALS, SHORT | {"action_ratio": "", "cpu_hours": ""}),
     "quickstart": Table([QUICKSTART], ALL),
