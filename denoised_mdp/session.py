@@ -83,7 +83,7 @@ class Session:
                 hooks["log"].spent -= log.get("cpu_seconds", 0.0)  # what earlier processes spent and did not log
             warn_of_another_precision(state["precision"], self.precision)
             logger = Logger(run.path, step, log["lines"], log["events"])
-        parts.push(logger)
+        parts.enter_context(logger)
         checkpoints.delete_after(run.snapshots, step)  # the log was cut there too: what follows may differ from them
         batches = self._build_batches(parts, state, random)
         if config.train.processes > 1:  # the others begin with the weights that are restored by now

@@ -133,10 +133,14 @@ class Trainer:
             raise
         except (Stop, Exception) as error:
             self.pending = [name, *self.pending]
-            refused = [UserError] if isinstance(error, UserError) else []  # by a full disk, perhaps, as a save is then
-            if name != "save":
-                with contextlib.suppress(*refused):
+            try:
+                if name != "save":
                     self.hooks["save"](self)
+            except NonFiniteError:
+                raise
+            except UserError:  # of a full disk, perhaps, which was the first error as well
+                if not isinstance(error, UserError):
+                    raise
             raise
         self.tell()
 

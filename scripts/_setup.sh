@@ -4,8 +4,8 @@
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Many containers set it. Then every start would compile PyTorch and all else anew: 12 CPU seconds instead of 5. pip
-# would compile all that there is, of which a fifth is ever imported.
+# Many containers set this variable. Then every start would compile PyTorch and all else anew: 12 CPU seconds instead of 5.
+# So what these scripts import stays compiled. pip would compile all that there is, of which a fifth is ever imported.
 unset PYTHONDONTWRITEBYTECODE
 
 find_python() {

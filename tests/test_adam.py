@@ -46,7 +46,8 @@ for name in ("adam", "laprop", "muon"):
     optimizer.load_state_dict(optimizer.state_dict())
 configure(TrainConfig(device="cpu"))
 assert not torch.are_deterministic_algorithms_enabled()
-sys.exit("torch._dynamo" in sys.modules)
+if "torch._dynamo" in sys.modules:
+    sys.exit(f"PyTorch {torch.__version__} imports its compiler: see optim/adam.py")
 """
     where = Path(__file__).parent.parent
     run = subprocess.run([sys.executable, "-c", program], cwd=where, capture_output=True, text=True)

@@ -88,4 +88,4 @@ def test_a_run_leaves_no_settings_to_the_next_one_of_its_process():
         assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (threads, False)
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")

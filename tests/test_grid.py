@@ -132,6 +132,42 @@ def test_options_may_be_nested_as_in_a_saved_configuration(grid):
             read_grid([word, option])
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "third", "key", "value"),
+    [
+        (
+            {"distractors": {"camera_jitter": {"strength": 2}}},
+            {"distractors.camera_jitter.strength": 1},
+            {"distractors": {"camera_jitter": {"strength": 3}}},
+            "distractors",
+            3,
+        ),
+        (
+            {"env.id": "cheetah_run"},
+            {"env.task": "walker_walk"},
+            {"env.id": "reacher_easy"},
+            "env.task",
+            "reacher_easy",
+        ),
+        (
+            {"distractors": "camera_jitter", "distractors.camera_jitter.strength": 2},
+            {"distractors": "none"},
+            {},
+            "",
+            None,
+        ),
+    ],
+)
+def test_of_an_option_that_is_said_again_the_last_counts(grid, first, second, third, key, value):
+    axes = {"one": {"a": first}, "two": {"a": second}, "three": {"a": third}}
+    ((job,),) = (read_grid([grid(options={"preset": "debug"}, axes=axes, runs=[{}])])[1],)
+    config = load_config([*job.overrides])
+    if key == "distractors":
+        assert config.distractors["camera_jitter"]["strength"] == value
+    else:
+        assert config.env.task == value if key else config.distractors == {}
+
+
 def test_spaces_are_no_part_of_a_value(grid):
     assert names(grid(), "sweep.method=dreamer", "sweep.seed=[0, 1]") == ["dreamer-seed=0", "dreamer-seed=1"]
 

@@ -25,7 +25,15 @@ from denoised_mdp.analysis.table.statistics import (
     profile,
     widening,
 )
-from denoised_mdp.analysis.table.write import aggregates, by_variant, core_hours, improvements, per_run, write_table
+from denoised_mdp.analysis.table.write import (
+    aggregates,
+    by_variant,
+    core_hours,
+    improvements,
+    interval_text,
+    per_run,
+    write_table,
+)
 from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
 
@@ -74,6 +82,16 @@ def test_intervals_of_means_and_of_their_differences_are_students():
     half = scipy.stats.t.ppf(0.975, freedom) * math.sqrt(sum(squares))
     assert (low, high) == pytest.approx((value - half, value + half))
     assert interval(mean, [one], within=(4.0, 7.0))[1:] == (4.0, 7.0)
+    value, low, high = interval(difference, [one, one], [two])
+    squares = [one.var(ddof=1) / 16, one.var(ddof=1) / 16, two.var(ddof=1) / 3]  # half of two means of 4, and one of 3
+    freedom = sum(squares) ** 2 / sum(square**2 / n for square, n in zip(squares, (3, 3, 2), strict=True))
+    assert high - low == pytest.approx(2 * scipy.stats.t.ppf(0.975, freedom) * math.sqrt(sum(squares)))
+
+
+def test_an_end_just_below_0_is_shown_to_be():
+    assert interval_text(78.0, -0.42, 156.4, 0) == "78 [-0.4, 156]"
+    assert interval_text(-0.001, -0.1, 0.0, 2) == "-0.001 [-0.10, 0.00]"
+    assert interval_text(0.2, math.nan, math.nan, 0) == "0"
 
 
 @pytest.mark.parametrize("statistic", [median, iqm])

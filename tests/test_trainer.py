@@ -194,6 +194,23 @@ def test_a_save_that_is_refused_hides_no_error_that_led_to_it(tmp_path):
         trainer.run_hook()
 
 
+def test_bad_numbers_that_a_save_finds_are_told_first(tmp_path):
+    def fail(error):
+        def run(trainer):
+            raise error
+
+        return run
+
+    hooks = {
+        "evaluate": fail(UserError("no clips")),
+        "save": fail(NonFiniteError("the loss is nan", RunFolder(tmp_path))),
+    }
+    trainer = bare_trainer(tiny(tmp_path / "a"), hooks=hooks)
+    trainer.pending = ["evaluate"]
+    with pytest.raises(NonFiniteError, match="the loss is nan"):
+        trainer.run_hook()
+
+
 def test_two_lines_of_python_act(finished):
     agent = denoised_mdp.load(finished, device="cpu")
     env = environment_maker(tiny(finished))()

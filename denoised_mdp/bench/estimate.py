@@ -29,7 +29,8 @@ def project(config: Config, update: float, action: float, acting: float) -> dict
     """Return the seconds of a whole run in its parts: learning, collecting, evaluating.
 
     Worker processes and overlap are not counted. update, action, acting: seconds of one update, of one action of one
-    environment, and of choosing those of all environments that collect, which are chosen together.
+    environment, and of choosing those of all environments that collect, which are chosen together; those of episodes
+    that are evaluated side by side are taken to cost the same.
     """
     train, env = config.train, config.env
     rounds = -(-train.eval_episodes // MAX_PARALLEL)  # of episodes that are played side by side

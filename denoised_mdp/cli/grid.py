@@ -132,9 +132,13 @@ def _words(*parts: Mapping[str, Any]) -> list[str]:
     for key, value in (pair for part in parts for pair in part.items()):
         pairs = words_of_group(key, value) if isinstance(value, Mapping) else [(key, as_text(value))]
         if key == "distractors":
-            said[key] = [f"{inner}={text}" for inner, text in pairs]
+            said = {other: words for other, words in said.items() if not other.startswith("distractors.")}
+            groups = {key: [f"{inner}={text}" for inner, text in pairs]}
         else:
-            said |= {inner: [f"{inner}={text}"] for inner, text in pairs}
+            groups = {ALIASES.get(inner, inner): [f"{inner}={text}"] for inner, text in pairs}
+        for name, words in groups.items():
+            said.pop(name, None)  # the last one counts, where it stands
+            said[name] = words
     return [*itertools.chain.from_iterable(said.values())]
 
 

@@ -1,21 +1,24 @@
 """Adam as one kernel, and optimizers that begin without PyTorch's compiler.
 
 To keep `torch.compile` out of its optimizers, PyTorch imports all of it when the first one is made, and again where
-Adam steps: that takes nearly as long as importing PyTorch itself. Nothing here is compiled. The names below are
-internal to PyTorch; in a version that has others, programs only start later.
+Adam steps: that takes nearly as long as importing PyTorch itself. Nothing here is compiled; a program of yours that
+compiles code around an optimizer's methods is on its own. The names below are internal to PyTorch; in a version that
+has others, programs only start later.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
 for _name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
     _method = inspect.unwrap(getattr(torch.optim.Optimizer, _name))
-    _method.__dynamo_disable = _method
+    with contextlib.suppress(AttributeError):  # one that is not a function of Python
+        _method.__dynamo_disable = _method
 
 
 class Adam(torch.optim.Adam):
@@ -35,6 +38,6 @@ class Adam(torch.optim.Adam):
         super().__init__(parameters, lr=lr, eps=eps, betas=betas, weight_decay=weight_decay, fused=True)
 
     @torch.no_grad()
-    def step(self) -> None:
-        """One step of every parameter that has a gradient."""
-        self._plain_step(self)
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step of every parameter that has a gradient; see `torch.optim.Adam.step`."""
+        return self._plain_step(self, closure)

@@ -147,6 +147,9 @@ class Logger:
     def _event_files(self) -> list[Path]:
         return _event_files(self._tensorboard)
 
+    def __enter__(self) -> Logger:
+        return self
+
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         """Close the files; the mirror learns whether an error leaves the block: neither a stop nor Ctrl-C is one."""
         self.close(failed=kind is not None and issubclass(kind, Exception))

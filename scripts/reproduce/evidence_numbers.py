@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from denoised_mdp.analysis.table.statistics import FEWEST, difference, improvement, interval, iqm, mean
-from denoised_mdp.analysis.table.write import markdown, share_text, with_interval
+from denoised_mdp.analysis.table.write import interval_text, markdown, share_text, with_interval
 
 Row = Mapping[str, str]
 Arms = dict[str, list[Row]]
@@ -246,5 +246,4 @@ def compared_text(line: Mapping[str, Any]) -> list[str]:
 
 def text_of(found: Mapping[str, float], digits: int) -> str:
     """A value with its interval, if it has one."""
-    bounds = "" if math.isnan(found["low"]) else f" [{found['low']:.{digits}f}, {found['high']:.{digits}f}]"
-    return f"{found['value']:.{digits}f}{bounds}"
+    return interval_text(found["value"], found["low"], found["high"], digits)

@@ -51,8 +51,8 @@ COLUMNS = {
 }
 """of the table of a cell: metric -> head"""
 NOTES = (
-    "Mean over seeds [95 % interval, stratified bootstrap over runs, widened for few], from three runs on. IQM: mean of"
-    " the middle half of the runs of all distractors. A dash: not known, or not defined. (2 of 3): of so many runs.",
+    f"Mean over seeds [95 % interval], from three runs on. {numbers.HOW} IQM: mean of the middle half of the"
+    " runs of all distractors. A dash: not known, or not defined. (2 of 3): of so many runs.",
     f"Above random: runs whose mean return of 10 episodes exceeds that of the run's random actions by {ERRORS} standard"
     " errors of the difference.",
     "Recall and leakage: R² of the signal and of the noise from what the policy sees, by ridge regression. Untrained:"

@@ -189,8 +189,9 @@ def _refuse_other_settings(one: Entry, other: Entry, by: Sequence[str]) -> None:
 
 
 def _unused(one: Entry, other: Entry) -> set[str]:
-    """Options that neither of two runs uses."""
-    return unused(one.run.config).keys() & unused(other.run.config).keys()
+    """Options that neither of two runs uses; how they were evaluated counts also where a run no longer is."""
+    both = unused(one.run.config).keys() & unused(other.run.config).keys()
+    return {key for key in both if not key.startswith("train.eval_")}
 
 
 def _nearby(run: RunData, budget: int) -> str:

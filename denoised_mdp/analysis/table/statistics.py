@@ -92,7 +92,10 @@ def _freedom(errors: np.ndarray, counts: np.ndarray) -> float:
 def _student(methods: Sequence[Scores]) -> float:
     """Half the 95 % interval of `mean` or `difference`; nan where no run differs from another of its task."""
     counts = np.array([len(task) for scores in methods for task in scores])  # [tasks of all methods]
-    errors = _squared_errors(methods) / len(methods[0]) ** 2  # [tasks of all methods]
+    tasks = np.repeat(
+        [len(scores) for scores in methods], [len(scores) for scores in methods]
+    )  # [tasks of all methods]
+    errors = _squared_errors(methods) / tasks**2  # [tasks of all methods]
     if not errors.any():
         return math.nan
     return float(stdtrit(_freedom(errors, counts), 0.975) * math.sqrt(errors.sum()))

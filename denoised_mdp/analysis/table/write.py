@@ -183,8 +183,19 @@ def with_interval(
     value, low, high = interval(statistic, *methods, within=within)
     if digits is None:
         digits = 0 if abs(value) >= 1 else 2
-    bounds = f" [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(low) else ""
-    return f"{value:.{digits}f}{bounds}"
+    return interval_text(value, low, high, digits)
+
+
+def interval_text(value: float, low: float, high: float, digits: int) -> str:
+    """A value with its interval, if it has one (nan: none)."""
+    bounds = f" [{_rounded(low, digits)}, {_rounded(high, digits)}]" if math.isfinite(low) else ""
+    return f"{_rounded(value, digits)}{bounds}"
+
+
+def _rounded(value: float, digits: int) -> str:
+    """So many digits after the point; more where a number below 0 would look like 0, since the side of 0 matters."""
+    text = f"{value:.{digits}f}"
+    return _rounded(value, digits + 1) if float(text) == 0 and value < 0 and digits < 4 else text
 
 
 def share_text(known: int, runs: int) -> str:
