@@ -32,8 +32,9 @@ from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import fitting, newest_state, prepare, refuse_too_few_rows
 from denoised_mdp.run.logger import Logger, data_size
 from denoised_mdp.run.machine import record_start, refuse_large_batches
-from denoised_mdp.run.mirrors import mirror_of, refuse_missing
+from denoised_mdp.run.mirrors import mirror_of
 from denoised_mdp.run.nan_check import NanCheck
+from denoised_mdp.run.packages import refuse_missing
 from denoised_mdp.run.signals import Stop, StopRequest
 from denoised_mdp.seeding import generator, generator_state, restore_generator
 from denoised_mdp.trainer import Trainer

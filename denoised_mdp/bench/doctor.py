@@ -34,7 +34,7 @@ from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.logger import data_size
 from denoised_mdp.run.machine import GIB, peak_memory, random_batch, refuse_large_batches, total_memory
-from denoised_mdp.run.mirrors import refuse_missing
+from denoised_mdp.run.packages import refuse_missing
 
 FRAMES = 1000  # that clips should fill, of a distractor that does not say how many
 SLOW_ACTION = 0.02  # seconds; a paper-sized run would spend three hours in the environment

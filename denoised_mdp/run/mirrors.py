@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from denoised_mdp.config import as_tree
 from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.schema import Config
-from denoised_mdp.envs.ray_workers import ray_module
 from denoised_mdp.errors import UserError, one_line
 
 PROJECT = "denoised-mdp"
@@ -132,12 +131,14 @@ class Careful:
 MIRRORS = {"wandb": WandB, "mlflow": MLflow}
 
 
-def refuse_missing(config: Config) -> None:
-    """Raise UserError if a package that ``train.log_to`` or ``train.workers`` needs cannot be imported."""
-    if config.train.workers == "ray":
-        ray_module()
-    if package := getattr(MIRRORS.get(config.train.log_to), "package", None):
-        _module(package)
+def service_module(config: Config) -> Any:
+    """The module of the service that ``train.log_to`` names; None without one.
+
+    Raises:
+        UserError: it cannot be imported.
+    """
+    package = getattr(MIRRORS.get(config.train.log_to), "package", None)
+    return _module(package) if package else None
 
 
 def mirror_of(config: Config) -> Mirror | None:
