@@ -136,10 +136,8 @@ class Trainer:
             try:
                 if name != "save":
                     self.hooks["save"](self)
-            except NonFiniteError:
-                raise
-            except UserError:  # of a full disk, perhaps, which was the first error as well
-                if not isinstance(error, UserError):
+            except UserError as refused:  # of a full disk, perhaps, which was the first error as well
+                if isinstance(refused, NonFiniteError) or not isinstance(error, UserError):
                     raise
             raise
         self.tell()

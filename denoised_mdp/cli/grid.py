@@ -77,7 +77,8 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
             _known(key, axes, f"sweep={source}: runs")
         for combination in itertools.product(*(axis.of(block) for axis in axes.values())):
             names, parts = zip(*combination, strict=True)
-            job = Job("-".join(names), (*_words(tree["options"], *parts), *shared))
+            own = (f"{key}={text}" for key, text in _pairs(tree["options"], *parts))
+            job = Job("-".join(names), (*own, *shared))
             if jobs.setdefault(job.name, job) != job:  # else one of them would not be trained, without a word
                 raise UserError(f"sweep={source}: two different runs would be named {job.name}. Rename a value.")
     if not jobs:
@@ -126,25 +127,22 @@ class Axis:
         return [(label, self.values[name]) for label, name in zip(labels, names, strict=True)]
 
 
-def _words(*parts: Mapping[str, Any]) -> list[str]:
-    """Parts as words of a command line: later ones win, and distractors replace earlier ones with their options."""
-    said: dict[str, list[str]] = {}
+def _pairs(*parts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Dotted keys and values of a command line. Later ones win; distractors replace earlier ones and their options."""
+    said: dict[str, tuple[str, str]] = {}
     for key, value in (pair for part in parts for pair in part.items()):
-        pairs = words_of_group(key, value) if isinstance(value, Mapping) else [(key, as_text(value))]
         if key == "distractors":
-            said = {other: words for other, words in said.items() if not other.startswith("distractors.")}
-            groups = {key: [f"{inner}={text}" for inner, text in pairs]}
-        else:
-            groups = {ALIASES.get(inner, inner): [f"{inner}={text}"] for inner, text in pairs}
-        for name, words in groups.items():
+            said = {name: pair for name, pair in said.items() if name.partition(".")[0] != key}
+        for pair in words_of_group(key, value) if isinstance(value, Mapping) else [(key, as_text(value))]:
+            name = ALIASES.get(pair[0], pair[0])
             said.pop(name, None)  # the last one counts, where it stands
-            said[name] = words
-    return [*itertools.chain.from_iterable(said.values())]
+            said[name] = pair
+    return [*said.values()]
 
 
 def _keys(*parts: Mapping[str, Any]) -> list[str]:
     """The options that parts set, dotted."""
-    return [word.partition("=")[0] for part in parts for word in _words(part)]
+    return [key for part in parts for key, _ in _pairs(part)]
 
 
 def _known(name: str, known: Mapping[str, Any], where: str) -> Any:

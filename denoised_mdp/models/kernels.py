@@ -25,7 +25,7 @@ from denoised_mdp.files import cache_folder
 SOURCE = Path(__file__).with_suffix(".c")
 # Sums in any order, as PyTorch's; numbers that are none or infinite stay so.
 MATHEMATICS = "-fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -freciprocal-math"
-# -O3 is no faster here, and takes four times as long to compile.
+# -O3 is no faster here, and takes more than three times as long to compile.
 FLAGS = f"-O2 -ftree-vectorize -march=native {MATHEMATICS} -fopenmp -shared -fPIC".split()
 WHOLE_VECTORS = "-mprefer-vector-width=512"
 """where there is AVX-512: compilers otherwise use half of it"""

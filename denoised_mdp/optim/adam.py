@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,16 +27,8 @@ class Adam(torch.optim.Adam):
 
     _plain_step = staticmethod(inspect.unwrap(torch.optim.Adam.step))
 
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        eps: float = 1e-8,
-        betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.0,
-    ):
-        super().__init__(parameters, lr=lr, eps=eps, betas=betas, weight_decay=weight_decay, fused=True)
+    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, **options: Any):
+        super().__init__(parameters, lr=lr, fused=True, **options)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:

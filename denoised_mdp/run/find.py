@@ -28,7 +28,8 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
                 names.clear()
                 continue
             seen.add(real)
-            if RunFolder(path).is_run if "config.yaml" in files else "checkpoints" in names and RunFolder(path).lost:
+            run = RunFolder(path)
+            if run.is_run if "config.yaml" in files else "checkpoints" in names and run.lost:
                 inside.append(Path(path))
                 names.clear()  # a run holds no other runs
             names[:] = sorted(name for name in names if not name.startswith("."))  # not Hydra's records

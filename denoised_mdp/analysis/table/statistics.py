@@ -69,8 +69,7 @@ def widening(*methods: Scores, relative: bool = False) -> float:
     Resampling n runs underestimates a standard error by sqrt((n - 1) / n) and has normal quantiles. relative: of the
     logarithm of a ratio, to which each method's errors count in relation to its mean.
     """
-    counts = np.array([len(task) for scores in methods for task in scores])  # [tasks of all methods]
-    errors = _squared_errors(methods)  # [tasks of all methods]
+    errors, counts = _squared_errors(methods)  # [tasks of all methods] each
     if relative:
         sums = [sum(task.mean() for task in scores) for scores in methods]  # [methods]
         errors = errors / np.repeat(np.square(sums), [len(scores) for scores in methods])  # [tasks of all methods]
@@ -79,9 +78,10 @@ def widening(*methods: Scores, relative: bool = False) -> float:
     return math.sqrt(counts.min() / (counts.min() - 1)) * student_over_normal(_freedom(errors, counts))
 
 
-def _squared_errors(methods: Sequence[Scores]) -> np.ndarray:
-    """Squared standard errors of the mean of each task of each method, [tasks of all methods]."""
-    return np.array([task.var(ddof=1) / len(task) for scores in methods for task in scores])
+def _squared_errors(methods: Sequence[Scores]) -> tuple[np.ndarray, np.ndarray]:
+    """Squared standard errors of the mean of each task of each method, and its runs: [tasks of all methods] each."""
+    counts = np.array([len(task) for scores in methods for task in scores])  # [tasks of all methods]
+    return np.array([task.var(ddof=1) for scores in methods for task in scores]) / counts, counts
 
 
 def _freedom(errors: np.ndarray, counts: np.ndarray) -> float:
@@ -91,11 +91,8 @@ def _freedom(errors: np.ndarray, counts: np.ndarray) -> float:
 
 def _student(methods: Sequence[Scores]) -> float:
     """Half the 95 % interval of `mean` or `difference`; nan where no run differs from another of its task."""
-    counts = np.array([len(task) for scores in methods for task in scores])  # [tasks of all methods]
-    tasks = np.repeat(
-        [len(scores) for scores in methods], [len(scores) for scores in methods]
-    )  # [tasks of all methods]
-    errors = _squared_errors(methods) / tasks**2  # [tasks of all methods]
+    errors, counts = _squared_errors(methods)  # [tasks of all methods] each
+    errors = errors / np.array([len(scores) for scores in methods for _ in scores]) ** 2  # [tasks of all methods]
     if not errors.any():
         return math.nan
     return float(stdtrit(_freedom(errors, counts), 0.975) * math.sqrt(errors.sum()))
