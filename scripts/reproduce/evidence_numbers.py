@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from denoised_mdp.analysis.table.statistics import FEWEST, difference, improvement, interval, iqm, mean
+from denoised_mdp.analysis.table.statistics import FEWEST, difference, improvement, interval, iqm, mean, ratio
 from denoised_mdp.analysis.table.write import interval_text, markdown, share_text, with_interval
 
 Row = Mapping[str, str]
@@ -51,9 +51,9 @@ LATE = 4
 LIMITS = {"recall": (0.0, 1.0), "leakage": (0.0, 1.0), "action_change": (0.0, 2.0)}
 """metric -> where it can lie; others: at 0 or above, where no value is below"""
 HOW = (
-    "Intervals: Student's t for means and differences; for others a bootstrap over runs, stratified by task and"
-    " widened for few runs; of a ratio, on a logarithmic scale; none where all resamples agree, as where every run of"
-    " one arm is above every run of the other."
+    "Intervals: Student's t for means, differences and the logarithm of a ratio; for others a bootstrap over runs,"
+    " stratified by task and widened for few runs, and none where all resamples agree, as where every run of one arm is"
+    " above every run of the other."
 )
 FIRST = "2b"
 """the arm, and all whose names begin with it, that are compared with each other arm"""
@@ -110,12 +110,6 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, list
     return tree
 
 
-def ratio(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean of the first, divided by that of the second, over tasks; nan where that is 0."""
-    below = mean(second)
-    return np.divide(mean(first), below, out=np.full_like(below, math.nan), where=below > 0)
-
-
 COMPARISONS: dict[str, Callable] = {"difference": difference, "ratio": ratio, "improvement": improvement}
 """`improvement`: the probability that a run of the first has more than one of the second"""
 BOUNDS = {"difference": (-math.inf, math.inf), "ratio": (0.0, math.inf), "improvement": (0.0, 1.0)}
@@ -128,7 +122,7 @@ def ends(
     within: tuple[float, float] = (-math.inf, math.inf),
 ) -> dict[str, float]:
     """A statistic and its 95 % interval, of scores [runs] per task; within: see `interval`."""
-    found = interval(statistic, *methods, within=within, log=statistic is ratio)
+    found = interval(statistic, *methods, within=within)
     return dict(zip(("value", "low", "high"), map(float, found), strict=True))
 
 

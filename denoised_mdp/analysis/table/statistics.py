@@ -1,11 +1,11 @@
 """Aggregates of scores over tasks and runs, with 95 % intervals (Agarwal et al., NeurIPS 2021).
 
-The definitions are those of the authors' package ``rliable``. Intervals of a mean, and of a difference of means, are
-Student's t with the degrees of freedom of Welch and Satterthwaite; those of other statistics are that package's
-stratified bootstrap, widened for few runs: its percentiles alone contain the mean of three normal scores three times
-out of four, and jump, since resamples of few runs have few values. Here tasks may have different numbers of runs, and
-every random number comes from the generator that is given (the package draws from NumPy's global one). Scores are one
-float array of runs per task.
+The definitions are those of the authors' package ``rliable``. Intervals of a mean, of a difference of means and of the
+logarithm of a ratio of means are Student's t with the degrees of freedom of Welch and Satterthwaite; those of other
+statistics are that package's stratified bootstrap, widened for few runs: its percentiles alone contain the mean of
+three normal scores three times out of four, and jump, since resamples of few runs have few values. Here tasks may have
+different numbers of runs, and every random number comes from the generator that is given (the package draws from
+NumPy's global one). Scores are one float array of runs per task.
 """
 
 from __future__ import annotations
@@ -42,6 +42,12 @@ def difference(first: Scores, second: Scores) -> np.ndarray:
     return mean(first) - mean(second)
 
 
+def ratio(first: Scores, second: Scores) -> np.ndarray:
+    """`mean` of the first method over that of the second; nan where that is not positive. [..., runs] -> [...]."""
+    below = mean(second)
+    return np.divide(mean(first), below, out=np.full_like(below, math.nan), where=below > 0)
+
+
 def median(tasks: Scores) -> np.ndarray:
     """Median over tasks of the mean over runs. [..., runs] each -> [...]."""
     return np.median([task.mean(-1) for task in tasks], 0)
@@ -63,16 +69,12 @@ def resampled(tasks: Scores, rng: np.random.Generator, count: int = RESAMPLES) -
     return [task[rng.integers(len(task), size=(count, len(task)))] for task in tasks]
 
 
-def widening(*methods: Scores, relative: bool = False) -> float:
+def widening(*methods: Scores) -> float:
     """Factor of a bootstrap's deviations that makes its interval one of Student's t: see `interval`.
 
-    Resampling n runs underestimates a standard error by sqrt((n - 1) / n) and has normal quantiles. relative: of the
-    logarithm of a ratio, to which each method's errors count in relation to its mean.
+    Resampling n runs underestimates a standard error by sqrt((n - 1) / n) and has normal quantiles.
     """
     errors, counts = _squared_errors(methods)  # [tasks of all methods] each
-    if relative:
-        sums = [sum(task.mean() for task in scores) for scores in methods]  # [methods]
-        errors = errors / np.repeat(np.square(sums), [len(scores) for scores in methods])  # [tasks of all methods]
     if not errors.any():
         return 1.0
     return math.sqrt(counts.min() / (counts.min() - 1)) * student_over_normal(_freedom(errors, counts))
@@ -89,10 +91,14 @@ def _freedom(errors: np.ndarray, counts: np.ndarray) -> float:
     return float(errors.sum() ** 2 / (errors**2 / (counts - 1)).sum())
 
 
-def _student(methods: Sequence[Scores]) -> float:
-    """Half the 95 % interval of `mean` or `difference`; nan where no run differs from another of its task."""
+def _student(methods: Sequence[Scores], relative: bool = False) -> float:
+    """Half the 95 % interval of `mean` or `difference`; nan where no run differs from another of its task.
+
+    relative: of the logarithm of `ratio`, to which each method's errors count in relation to its mean.
+    """
     errors, counts = _squared_errors(methods)  # [tasks of all methods] each
-    errors = errors / np.array([len(scores) for scores in methods for _ in scores]) ** 2  # [tasks of all methods]
+    units = [len(scores) * (float(mean(scores)) if relative else 1.0) for scores in methods]  # [methods]
+    errors = errors / np.repeat(units, [len(scores) for scores in methods]) ** 2  # [tasks of all methods]
     if not errors.any():
         return math.nan
     return float(stdtrit(_freedom(errors, counts), 0.975) * math.sqrt(errors.sum()))
@@ -104,15 +110,14 @@ def interval(
     seed: int = 0,
     count: int = RESAMPLES,
     within: tuple[float, float] = (-math.inf, math.inf),
-    log: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`statistic` of the methods' scores, and its 95 % interval; nan where there is none.
 
-    That of `mean` and `difference` is Student's t. Others have a percentile bootstrap, stratified by task, widened for
-    few runs. There is none where a task has too few runs, nor where all resamples have one value, as the share of won
-    comparisons where all are won: how far that is from the truth, resampling cannot say. within: where the statistic
-    can lie; the interval is cut there. log: widen its logarithm, as that of a ratio of means, whose errors are factors;
-    none where it is not positive.
+    That of `mean` and `difference` is Student's t, and so is that of the logarithm of a positive `ratio`, with the
+    errors to first order. Others have a percentile bootstrap, stratified by task, widened for few runs. There is none
+    where a task has too few runs, nor where all resamples have one value, as the share of won comparisons where all are
+    won: how far that is from the truth, resampling cannot say. within: where the statistic can lie; the interval is cut
+    there.
     """
     value = statistic(*methods)
     nothing = np.full_like(value, math.nan)
@@ -122,12 +127,14 @@ def interval(
         half = _student(methods)
         low, high = np.clip((value - half, value + half), *within)
         return value, low, high
+    if statistic is ratio:
+        if not value > 0:
+            return value, nothing, nothing
+        factor = np.exp(_student(methods, relative=True))
+        low, high = np.clip((value / factor, value * factor), *within)
+        return value, low, high
     rng = np.random.default_rng(seed)
     values = statistic(*(resampled(scores, rng, count) for scores in methods))  # [count, ...]
-    to, back = (np.log, np.exp) if log else (np.positive, np.positive)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        middle, wider = to(value), widening(*methods, relative=log)  # [...], a number
-        ends = back(middle + wider * (to(np.percentile(values, (2.5, 97.5), axis=0)) - middle))  # [2, ...]
-    told = (np.ptp(values, 0) > 0) & np.isfinite(middle)  # [...]
-    low, high = np.where(told, ends, nothing).clip(*within)
+    ends = value + widening(*methods) * (np.percentile(values, (2.5, 97.5), axis=0) - value)  # [2, ...]
+    low, high = np.where(np.ptp(values, 0) > 0, ends, nothing).clip(*within)
     return value, low, high
