@@ -8,6 +8,8 @@ from conftest import actions_for, assert_plain
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import check_distractors, make_env, tasks
 from denoised_mdp.envs.distractors import SmoothWalk, translate
+from denoised_mdp.envs.factors import factors
+from denoised_mdp.envs.pixels import PixelEnv
 from denoised_mdp.envs.sensors import SENSORS, WITHOUT_SENSOR
 from denoised_mdp.envs.toy import CountingEnv, ToyEnv, make_toy
 from denoised_mdp.errors import UserError
@@ -318,6 +320,33 @@ def test_video_strength_blends_with_the_original_background(make):
     assert np.abs(half - (none / 2 + full / 2)).max() <= 0.51
 
 
+def test_what_a_video_hides_is_no_factor(make):
+    """In the picture, it changes nothing; what shows does."""
+    for strength, there, gone in ((0, "texture", "video"), (0.5, "texture video", ""), (1, "video", "texture")):
+        env = make("dot", suite="toy", distractors={"video_background": {"strength": strength}})
+        env.reset(seed=0)
+        names = " ".join(factor.name for factor in factors(env))
+        assert all(word in names for word in there.split()) and all(word not in names for word in gone.split())
+        video, toy, before = env.world, env.world.unwrapped, env.observe()
+        toy._phase = (toy._phase + 0.3) % 1
+        assert (env.observe() == before).all() == ("texture" in gone)
+        before = env.observe()
+        video._index = (video._index + 50) % 1000
+        assert (env.observe() == before).all() == ("video" in gone)
+
+
+def test_worlds_get_clipped_actions():
+    class Recorder(ToyEnv):
+        def step(self, action):
+            self.given = action
+            return super().step(action)
+
+    env = PixelEnv(Recorder(size=16))
+    env.reset(seed=0)
+    env.step([5.0, -0.5])
+    np.testing.assert_array_equal(env.world.given, [1.0, -0.5])
+
+
 def test_grayscale_is_one_brightness_and_color_is_not(make):
     for color in (False, True):
         env = make("cheetah_run", distractors={"video_background": {"frames": 300, "color": color}})
@@ -420,6 +449,10 @@ BAD = [
     (("stack",), {"suite": "robodesk", "reward": 5}, "Unknown reward 5"),
     (("stack",), {"suite": "robodesk", "camera": 1.0}, "no camera 1.0"),
     (("stack",), {"suite": "robodesk", "camera": True}, "no camera True"),
+    (("stack",), {"suite": "robodesk", "camera": np.array([1, 2])}, "no camera array"),
+    ((3,), {"suite": "gym"}, "Name an environment"),
+    (("cheetah_run",), {"foreground": "no"}, "foreground must be True or False, not 'no'"),
+    (("cheetah_run",), {"distractors": {"camera_jitter": {"strength": 1e300}}}, "strength .*at most 10"),
     (("cheetah_run",), {"distractors": [{"camera_jitter": {"strength": 0.5}}]}, "given as name and options"),
     (("cheetah_run",), {"distractors": 3}, "given as name and options"),
     (("cheetah_run",), {"distractors": {"camera_jitter": 3}}, "given as name and options"),

@@ -98,6 +98,27 @@ def test_body_color_shifts_bodies_and_not_targets(make):
     assert frame[body, 0].mean() < plain[body, 0].mean() and frame[body, 2].mean() > plain[body, 2].mean()
 
 
+def test_body_color_shifts_strings_and_marks_on_bodies(make):
+    env = make("ball_in_cup_catch", distractors={"body_color": {}})
+    env.reset(seed=0)
+    world, shown = env.world.unwrapped, {}
+
+    def record(scene, model, data):
+        drawn = scene.geoms[: scene.ngeom]
+        shown.update({(geom.objtype, geom.objid, geom.segid): geom.rgba.copy() for geom in drawn})
+
+    world.stage.append(record)
+    world.frame()
+    plain = dict(shown)
+    world.stage.clear()
+    place(env.world, red=-0.3, blue=0.3)
+    with env.world._on_stage():
+        world.stage.append(record)
+        world.frame()
+    changed = {key[0] for key in plain if (shown[key] != plain[key]).any()}
+    assert changed == {mujoco.mjtObj.mjOBJ_TENDON, mujoco.mjtObj.mjOBJ_SITE, mujoco.mjtObj.mjOBJ_GEOM}
+
+
 def test_brightness_is_the_log_of_the_gain_of_every_light(make):
     env = make("cheetah_run", distractors={"lighting": {}})
     env.reset(seed=0)

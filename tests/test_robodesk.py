@@ -159,6 +159,20 @@ def test_inverse_kinematics_reaches_its_target(axis, sign):
         np.testing.assert_array_equal(env._data.qpos, before)
 
 
+def test_a_simulation_that_diverges_ends_the_run_and_not_the_environment(make):
+    """MuJoCo would go on from the model's own pose."""
+    for env in (make("tv_green_hue"), make_env("cheetah_run")):
+        env.reset(seed=0)
+        state, action = env.get_state(), np.zeros(env.action_space.shape)
+        world = env.world.unwrapped
+        (world._data if hasattr(world, "_data") else world._physics.data).qvel[5] = 1e12
+        with pytest.raises(UserError, match=f"The simulation of {world.task_name} has diverged"):
+            env.step(action)
+        env.set_state(state)
+        assert np.isfinite(env.step(action)[1])
+        env.close()
+
+
 def test_inverse_kinematics_iterates_as_dm_control():
     """Where the rounding errors in the null space of dm_control's least squares are cut off, to the last digits."""
     from dm_control import mujoco as dm
@@ -285,7 +299,7 @@ def test_the_lamps_joint_is_read_and_not_the_buttons():
 def test_the_reward_reads_the_rounded_texture():
     world = RoboDeskEnv("tv_green_hue")
     world.reset(seed=0)
-    world.picture = np.random.default_rng(0).integers(0, 256, (60, 120, 3), dtype=np.uint8)
+    world.show_on_tv(lambda: np.random.default_rng(0).integers(0, 256, (60, 120, 3), dtype=np.uint8))
     world._data.qpos[world._lights[1]] = -0.001
     hue, green = 0.75 * 0.2, world.picture[..., 1].astype(float)
     texture = np.rint(green * (1 - hue) + 255 * hue).repeat(2, 0)  # [120, 120]

@@ -399,6 +399,17 @@ def test_button_noise_of_a_paired_world_has_its_own_strength(make):
         np.testing.assert_allclose(error, values["original"], rtol=1e-6)
 
 
+@pytest.mark.parametrize(("task", "count"), [("open_drawer", 1), ("tv_green_hue", 4)])
+def test_the_television_draws_what_camera_and_reward_see_and_no_more(make, monkeypatch, task, count):
+    env = make({"tv": {"frames": 100}}, task=task, action_repeat=4)
+    drawn, draw = [], TV.picture
+    monkeypatch.setattr(TV, "picture", lambda tv: [drawn.append(1), draw(tv)][1])
+    env.reset(seed=0)
+    drawn.clear()
+    env.step(np.zeros(5))
+    assert len(drawn) == count
+
+
 def test_clips_differ_between_splits_and_seeds(make):
     pictures = []
     for options in ({}, {"split": "test"}, {"clips_seed": 3}):

@@ -135,9 +135,10 @@ def test_the_room():
 def test_the_television_is_upright_and_not_mirrored():
     env = RoboDeskEnv("tv_green_hue")
     env.reset(seed=0)
-    env.picture = np.zeros((60, 120, 3), np.uint8)
-    env.picture[30:, :60] = 255, 0, 0  # lower left
-    env.picture[30:, 60:] = 0, 0, 255  # lower right
+    picture = np.zeros((60, 120, 3), np.uint8)
+    picture[30:, :60] = 255, 0, 0  # lower left
+    picture[30:, 60:] = 0, 0, 255  # lower right
+    env.show_on_tv(lambda: picture)
     frame = env.frame().astype(int)
     env.close()
     left, right, above = frame[36:48, 15:35], frame[36:48, 65:85], frame[2:12, 20:76]

@@ -1,5 +1,6 @@
 """Clips: decoding, splits, cache, streams and the procedural default."""
 
+import errno
 import io
 import json
 import os
@@ -200,6 +201,8 @@ def test_kinetics_folder(tmp_path, monkeypatch):
     write_video(tmp_path / "val/driving_car/b.mkv", 1)
     write_video(tmp_path / "train/other/c.mkv", 1)
     assert [path.name for path in find_videos("kinetics", "train")] == ["a.mkv"]
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    monkeypatch.setenv("KINETICS_DIR", f"~/{tmp_path.name}")
     assert [path.name for path in find_videos("kinetics", "test")] == ["b.mkv"]
     assert [path.name for path in find_videos("kinetics", "all")] == ["a.mkv", "b.mkv"]
     assert [path.name for path in find_videos("kinetics:other", "train")] == ["c.mkv"]
@@ -336,6 +339,27 @@ def test_clips_are_decoded_once_and_again_when_a_file_changes(tmp_path, monkeypa
     open_two(tmp_path)[0].frames()
     assert len(decoded) == 3
     assert not [*cache.glob("*.tmp")]
+
+
+def test_environments_of_a_process_share_open_clips(tmp_path):
+    write_video(tmp_path / "a.mkv", 3)
+    [one], [other] = (open_clips(str(tmp_path), "all", 16, False, 3) for _ in range(2))
+    first, again = one.frames(), other.frames()
+    assert first is again, "a memory map holds a file open, and a process may have 1024 of them"
+    del first, again
+    assert not len(cache_module._OPEN)
+
+
+def test_too_many_open_files_are_told_as_such(monkeypatch, tmp_path):
+    def full(*arguments, **options):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    write_video(tmp_path / "a.mkv", 3)
+    [clip] = open_clips(str(tmp_path), "all", 16, False, 3)
+    clip.frames()
+    monkeypatch.setattr(np.lib.format, "open_memmap", full)
+    with pytest.raises(UserError, match="Allow this process more open files"):
+        clip.frames()
 
 
 def test_an_unwritable_cache_is_a_user_error(tmp_path, monkeypatch):

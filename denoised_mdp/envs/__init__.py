@@ -72,6 +72,8 @@ def make_env(
 
     _check_numbers(size, action_repeat, episode_steps, clips_seed, seed)
     _check_clips(clips, split)
+    if not isinstance(foreground, bool):
+        raise UserError(f"foreground must be True or False, not {foreground!r}.")
     if render_mode not in (None, "rgb_array"):
         raise UserError(f"There is no render_mode {render_mode!r}: use 'rgb_array'.")
     check_task(task, suite)

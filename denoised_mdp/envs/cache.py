@@ -7,6 +7,7 @@ import os
 import stat
 import uuid
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,9 @@ import numpy as np
 
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import cache_folder, remedy
+
+_OPEN: weakref.WeakValueDictionary[tuple, np.ndarray] = weakref.WeakValueDictionary()
+"""the memory maps of this process that are in use, by place, number and age of their files: each holds a file open"""
 
 
 def cached(key: str, make: Callable[[], np.ndarray], fits: Callable[[np.ndarray], bool]) -> np.ndarray:
@@ -33,7 +37,7 @@ def cached(key: str, make: Callable[[], np.ndarray], fits: Callable[[np.ndarray]
                     if path.exists():
                         warnings.warn(f"{path} of the clip cache is damaged: making it again.", stacklevel=2)
                     _store(path, make())
-                    array = np.load(path, mmap_mode="r")
+                    array = _stored(path, lambda _: True)
     except OSError as error:
         mend = remedy(error) if error.errno else "Delete it if it is there, else make room"  # numpy's have no number
         reason = f"Cannot use {path} of the clip cache ({error})"
@@ -45,14 +49,19 @@ def _stored(path: Path, fits: Callable[[np.ndarray], bool]) -> np.ndarray | None
     """Return the array of a file as a memory map; None if the file is missing or holds something else."""
     if not _is_there(path):
         return None
+    about = path.stat()
+    name = (str(path), about.st_ino, about.st_mtime_ns, about.st_size)
     try:
-        array = np.lib.format.open_memmap(path, mode="r")
+        if (array := _OPEN.get(name)) is None:
+            array = np.lib.format.open_memmap(path, mode="r")
     except OSError:
         raise
     except Exception:  # numpy's reader raises all kinds of errors about damaged headers
         return None
-    is_whole = array.offset + array.nbytes == path.stat().st_size
-    return array if is_whole and fits(array) else None
+    if array.offset + array.nbytes != about.st_size or not fits(array):
+        return None
+    _OPEN[name] = array
+    return array
 
 
 def _is_there(path: Path) -> bool:

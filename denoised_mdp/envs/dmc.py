@@ -13,7 +13,7 @@ from denoised_mdp.envs.gl import close_first_at_exit
 from denoised_mdp.envs.joints import Joint, coordinate_names, hides_place, joint_kinds, visible_joints
 from denoised_mdp.envs.rendering import Renderer, check_view, gl_errors  # first: it chooses the GL backend
 from denoised_mdp.envs.sensors import SENSORS
-from denoised_mdp.envs.world import World
+from denoised_mdp.envs.world import World, diverged
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.seeding import generator
 
@@ -157,7 +157,10 @@ class DMCEnv(World, gym.utils.EzPickle):
         """Apply `action` [A] in [-1, 1] for one control step."""
         action = self._action_center + self._action_scale * np.clip(np.asarray(action, np.float64), -1, 1)
         self._task.before_step(action, self._physics)
-        self._physics.step(self._substeps)
+        try:
+            self._physics.step(self._substeps)
+        except control.PhysicsError as error:
+            raise diverged(self.task_name) from error
         self._task.after_step(self._physics)
         with self._shifted_sensor() if self.reward_sensor_offset else contextlib.nullcontext():
             reward = float(self._task.get_reward(self._physics))

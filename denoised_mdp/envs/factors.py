@@ -1,8 +1,8 @@
 """The ground truth of an environment as factors that a picture can show: the targets of probes.
 
-Numbers that no camera shows (frame and clip numbers, how far a filmed body has travelled) are left out. Circular
-numbers are encoded so that equal pictures have equal values. Each factor has one of the four kinds of information of
-Wang et al. 2022, Figure 1 and Table D.1.
+Numbers that no camera shows (frame and clip numbers, how far a filmed body has travelled, what a distractor hides) are
+left out. Circular numbers are encoded so that equal pictures have equal values. Each factor has one of the four kinds
+of information of Wang et al. 2022, Figure 1 and Table D.1.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 import gymnasium as gym
 import numpy as np
 
+from denoised_mdp.envs.distractors.base import distractors_of
 from denoised_mdp.errors import UserError
 
 QUADRANTS = {
@@ -94,8 +95,10 @@ def factors(env: gym.Env) -> list[Factor]:
     world = env.unwrapped.world.unwrapped  # without distractors
     signal, noise = env.unwrapped.signal_names, env.unwrapped.noise_names
     signal_kinds = getattr(world, "signal_kinds", ("scalar",) * len(signal))
+    hidden = {pattern: "unseen" for one in distractors_of(env.unwrapped.world).values() for pattern in one.hides}
+    kinds = hidden | NOISE_KINDS
     noise_kinds = [
-        next((kind for pattern, kind in NOISE_KINDS.items() if fnmatch(name, pattern)), "scalar") for name in noise
+        next((kind for pattern, kind in kinds.items() if fnmatch(name, pattern)), "scalar") for name in noise
     ]
     return _group("signal", signal, signal_kinds, env.unwrapped.quadrants) + _group(
         "noise", noise, noise_kinds, env.unwrapped.quadrants

@@ -100,6 +100,7 @@ def _find_kinetics(split: str, name: str) -> list[Path]:
     root = os.environ.get("KINETICS_DIR")
     if not root:
         raise UserError(f"Clips 'kinetics' need KINETICS_DIR: the folder with train/{name}/*.mp4.")
+    root = os.path.expanduser(root)
     parts = ("train",) if split == "train" else ("val", "test")
     folders = [Path(root) / part / name for part in parts]
     for folder in folders:

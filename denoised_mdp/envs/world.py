@@ -7,9 +7,19 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from denoised_mdp.errors import UserError
+
 
 class CannotRestore(Exception):
     """A world cannot be put back into the state of a checkpoint: whoever plays it begins a new episode."""
+
+
+def diverged(task: str) -> UserError:
+    """What to raise where a task's simulation has left the numbers that it can go on from."""
+    return UserError(
+        f"The simulation of {task} has diverged: a position, velocity or acceleration is huge or no number. Repeat the"
+        " command to go on from the last checkpoint; if it comes back, use another seed in a new run_dir."
+    )
 
 
 class World(gym.Env):
@@ -19,9 +29,10 @@ class World(gym.Env):
     signal), `signal`, `frame`, `get_state` and `set_state`; for background videos and ``model.target=foreground`` also
     `frame_and_background`.
 
-    `reset(seed=...)` restarts all random streams from the seed; `step` returns truncated=True after as many steps as
-    the suite's `episode_steps`. `get_state` holds all that decides what comes next, as dicts, lists, arrays, numbers
-    and texts; `denoised_mdp.seeding.generator_state` makes such a tree of a generator.
+    `reset(seed=...)` restarts all random streams from the seed. `step` takes numbers [A] in [-1, 1], and returns
+    truncated=True after as many steps as the suite's `episode_steps`. `get_state` holds all that decides what comes
+    next, as dicts, lists, arrays, numbers and texts; `denoised_mdp.seeding.generator_state` makes such a tree of a
+    generator.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 25}

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from denoised_mdp.envs.distractors.base import SmoothWalk, WalkingDistractor
+from denoised_mdp.envs.distractors.base import MOST, SmoothWalk, WalkingDistractor
 from denoised_mdp.options import option
 
 
@@ -69,7 +69,8 @@ class Appearance(WalkingDistractor):
 class BodyColor(Appearance):
     """Shifts the colour of everything that can move in red, green and blue, clipped to [0, 1].
 
-    Targets and other objects fixed to the world keep their colours.
+    That is the bodies' geoms and sites, skins and tendons. Targets and other objects fixed to the world keep their
+    colours.
     """
 
     name = "body_color"
@@ -79,17 +80,24 @@ class BodyColor(Appearance):
     class Options:
         """Options of the distractor."""
 
-        strength: float = option(1.0, "scale of the shift; 1: about 0.2 of the range per channel; 0: none", low=0)
+        strength: float = option(
+            1.0, "scale of the shift; 1: about 0.2 of the range per channel; 0: none", low=0, high=MOST
+        )
         dynamic: bool = option(True, "true: it changes all the time; false: it is drawn once per episode")
 
     def dress(self, scene, model, data) -> None:
-        """Shift the colours of moving geoms and of skins."""
+        """Shift the colours of what moves."""
         shift = self.noise_values()
-        moves = model.body_weldid[model.geom_bodyid] != 0
-        geom, skin = 5, 11  # mjtObj.mjOBJ_GEOM, mjtObj.mjOBJ_SKIN
+        geom, site, skin, tendon = 5, 6, 11, 18  # of mjtObj
+        fixed = model.body_weldid == 0  # [bodies]
+        bodies = {geom: model.geom_bodyid, site: model.site_bodyid}
         for index in range(scene.ngeom):
             drawn = scene.geoms[index]
-            if (drawn.objtype == geom and moves[drawn.objid]) or drawn.objtype == skin:
+            if drawn.objtype in bodies:
+                moves = not fixed[bodies[drawn.objtype][drawn.objid]]
+            else:
+                moves = drawn.objtype in (skin, tendon)
+            if moves:
                 drawn.rgba[:3] = np.clip(drawn.rgba[:3] + shift, 0, 1)
 
 
@@ -107,7 +115,9 @@ class Lighting(Appearance):
     class Options:
         """Options of the distractor."""
 
-        strength: float = option(1.0, "scale of the changes; 1: brightness by about a quarter; 0: none", low=0)
+        strength: float = option(
+            1.0, "scale of the changes; 1: brightness by about a quarter; 0: none", low=0, high=MOST
+        )
         dynamic: bool = option(True, "true: they change all the time; false: they are drawn once per episode")
 
     def dress(self, scene, model, data) -> None:
@@ -140,7 +150,10 @@ class CameraPose(Appearance):
         """Options of the distractor."""
 
         strength: float = option(
-            1.0, "scale of the movement; 1: about 9 degrees of azimuth, 6 of elevation and roll; 0: none", low=0
+            1.0,
+            "scale of the movement; 1: about 9 degrees of azimuth, 6 of elevation and roll; 0: none",
+            low=0,
+            high=MOST,
         )
         dynamic: bool = option(True, "true: it moves all the time; false: it is placed once per episode")
 

@@ -11,6 +11,9 @@ import numpy as np
 from denoised_mdp.errors import UserError
 from denoised_mdp.seeding import generator, generator_state, restore_generator
 
+MOST = 10.0
+"""upper limit of strengths that are 1 as in the paper: far beyond, pictures are black and lights overflow"""
+
 
 class Distractor(gym.Wrapper, gym.utils.EzPickle):
     """Base of all distractors: seeding, state and recursion through the wrapped environment.
@@ -36,6 +39,8 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
     """it takes `clips`, `split` and `clips_seed` of `make_env` as well"""
     clip_size: int | None = None
     """pixels to which it shrinks its clips; None: those of an observation"""
+    hides: tuple[str, ...] = ()
+    """patterns of names of the noise, its own or another's, that no picture shows under it"""
     part_of_task = False
     """the task is another without it, so that it stays where distractors are taken away"""
     Options: type

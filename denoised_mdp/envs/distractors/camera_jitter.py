@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from denoised_mdp.envs.distractors.base import SmoothWalk, WalkingDistractor
+from denoised_mdp.envs.distractors.base import MOST, SmoothWalk, WalkingDistractor
 from denoised_mdp.options import option
 
 
@@ -26,7 +26,7 @@ class CameraJitter(WalkingDistractor):
         """Options of the distractor."""
 
         strength: float = option(
-            1.0, "scale of the movement; 1: about 9 pixels at 64x64, as in the paper; 0: none", low=0
+            1.0, "scale of the movement; 1: about 9 pixels at 64x64, as in the paper; 0: none", low=0, high=MOST
         )
         dynamic: bool = option(True, "true: it moves all the time; false: it is placed once per episode")
 

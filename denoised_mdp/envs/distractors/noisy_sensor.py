@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from denoised_mdp.envs.distractors.base import Distractor
+from denoised_mdp.envs.distractors.base import MOST, Distractor
 from denoised_mdp.envs.distractors.video_background import VideoBackground
 from denoised_mdp.errors import UserError
 from denoised_mdp.options import option
@@ -32,7 +32,7 @@ class NoisySensor(Distractor):
     class Options:
         """Options of the distractor."""
 
-        strength: float = option(1.0, "scale of the disturbance; 0: none", low=0)
+        strength: float = option(1.0, "scale of the disturbance; 0: none", low=0, high=MOST)
 
     def __init__(self, env: gym.Env, **options: Any):
         super().__init__(env, ("offset",), options)

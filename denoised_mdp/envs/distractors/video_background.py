@@ -77,6 +77,7 @@ class VideoBackground(Distractor):
         self.matte, frames = self.options.matte, self.options.frames
         if self.matte == "paper":
             self.matte = "blue_ge" if getattr(env.unwrapped, "task_name", None) == "walker_walk" else "blue"
+        self.hides = {0.0: (f"{self.name}/*",), 1.0: ("texture/*",)}.get(self.options.strength, ())
         self._source = (clips, split, clips_seed, frames)
         found = open_clips(clips, split, env.size, self.options.color, frames, self.options.resize)
         self._clips = shuffled(found, clips_seed)

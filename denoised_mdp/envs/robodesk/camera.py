@@ -59,7 +59,7 @@ def choose_view(camera: int | str, room: bool) -> View:
     Raises:
         UserError: no such camera.
     """
-    number = CAMERAS.index(camera) if camera in CAMERAS else camera
+    number = CAMERAS.index(camera) if isinstance(camera, str) and camera in CAMERAS else camera
     if isinstance(number, bool) or not isinstance(number, Integral) or number not in range(len(CAMERAS)):
         names = ", ".join(f"{index} ({name})" for index, name in enumerate(CAMERAS))
         raise UserError(f"RoboDesk has no camera {camera!r}. Choose one of: {names}.")

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs.distractors import Distractor, SmoothWalk
+from denoised_mdp.envs.distractors.base import MOST
 from denoised_mdp.options import option
 
 COLORS = ("red", "green", "blue")
@@ -79,7 +80,7 @@ class ButtonNoise(SceneDistractor):
     class Options:
         """Options of the distractor."""
 
-        strength: float = option(1.0, "scale of the errors; 0: none", low=0)
+        strength: float = option(1.0, "scale of the errors; 0: none", low=0, high=MOST)
 
     def __init__(self, env: gym.Env, **options: Any):
         super().__init__(env, COLORS, options)
@@ -124,8 +125,8 @@ class MovingLights(SceneDistractor):
     class Options:
         """Options of the distractor."""
 
-        swing: float = option(1.0, "scale of the lights' circles; 0: they stand still", low=0)
-        flicker: float = option(1.0, "scale of the changes of brightness; 0: steady light", low=0)
+        swing: float = option(1.0, "scale of the lights' circles; 0: they stand still", low=0, high=MOST)
+        flicker: float = option(1.0, "scale of the changes of brightness; 0: steady light", low=0, high=MOST)
 
     def __init__(self, env: gym.Env, **options: Any):
         factors = tuple(f"light_{k}/{what}" for k in range(3) for what in ("x", "y", "brightness"))
@@ -188,7 +189,7 @@ class CameraShake(SceneDistractor):
     class Options:
         """Options of the distractor."""
 
-        strength: float = option(1.0, "scale of the movement; 0: none", low=0)
+        strength: float = option(1.0, "scale of the movement; 0: none", low=0, high=MOST)
 
     def __init__(self, env: gym.Env, **options: Any):
         super().__init__(env, tuple(f"{what}_{axis}" for what in ("eye", "target") for axis in "xyz"), options)

@@ -6,7 +6,7 @@ MuJoCo; only the model files of the package `robodesk` are used. Distractors are
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import gymnasium as gym
@@ -34,7 +34,7 @@ from denoised_mdp.envs.robodesk.scene import (
 from denoised_mdp.envs.robodesk.tasks import PRESSED, REWARDS, Situation, find_task
 from denoised_mdp.envs.robodesk.tv import GRAY
 from denoised_mdp.envs.suites import tasks
-from denoised_mdp.envs.world import World
+from denoised_mdp.envs.world import World, diverged
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.seeding import generator, generator_state, restore_generator
 
@@ -53,6 +53,7 @@ START_SHIFTS = {
 }
 HUE_GAIN = 0.75
 CONTROLLABLE = "controllable, irrelevant"
+_DIVERGED = [mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC]
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _SHARED = int(_STATE) & ~int(mujoco.mjtState.mjSTATE_XFRC_APPLIED)  # has one size with and without a television
 
@@ -137,7 +138,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (len(self.signal_names),), np.float32)
 
         self.sensor_error: np.ndarray | None = None
-        self.picture = np.full((*TV_PIXELS, 3), GRAY, np.uint8)
+        self.show_on_tv(lambda: np.full((*TV_PIXELS, 3), GRAY, np.uint8))
         self.lighting = STILL_LIGHTING
         self.camera_shift = np.zeros(3), np.zeros(3)
 
@@ -172,8 +173,17 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
             data.qfrc_applied[:9] = data.qfrc_bias[:9]  # gravity compensation of the arm
             mujoco.mj_step2(model, data)
             mujoco.mj_step1(model, data)
+        self._check_divergence()
         self._steps += 1
         return self.signal(), self._earn(), False, self._steps >= self.episode_steps, {}
+
+    def _check_divergence(self) -> None:
+        """Refuse to go on where MuJoCo has put all bodies back where the model has them, as it does then."""
+        warnings = [self._data.warning[kind] for kind in _DIVERGED]
+        if any(warning.number for warning in warnings):
+            for warning in warnings:
+                warning.number = 0
+            raise diverged(self.task_name)
 
     def signal(self) -> np.ndarray:
         """Return the true state, float32 [S], see `signal_names`."""
@@ -205,6 +215,17 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
     def sensors(self) -> np.ndarray:
         """Return the readings of the three button sensors [3]: 0 up, 1 down, plus their error."""
         return self._travel() if self.sensor_error is None else self._travel() + self.sensor_error
+
+    def show_on_tv(self, draw: Callable[[], np.ndarray]) -> None:
+        """Put another picture on the television, uint8 [60, 120, 3]; `draw` makes it, when it is first needed."""
+        self._draw, self._picture = draw, None
+
+    @property
+    def picture(self) -> np.ndarray:
+        """The television's picture before the buttons change its colour, uint8 [60, 120, 3]."""
+        if self._picture is None:
+            self._picture = self._draw()
+        return self._picture
 
     def screen(self) -> np.ndarray:
         """Return the television's picture, coloured by the buttons, uint8 [60, 120, 3]."""
@@ -257,7 +278,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
 
     def situation(self) -> Situation:
         """Return the current state as the reward sees it."""
-        screen = self.screen().mean(0).mean(0) / 255  # [3]
+        screen = self.screen().mean(0).mean(0) / 255 if self._task.channel is not None else np.full(3, np.nan)  # [3]
         joints = {name: float(self._data.qpos[address]) for name, address in self._joints.items()}
         return Situation(self._data.site_xpos[self._hand], self._places, self._start, joints, screen)
 

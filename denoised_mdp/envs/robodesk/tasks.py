@@ -32,7 +32,7 @@ class Situation:
         places: name -> position [3] of blocks, buttons (``red_button``...) and handles (``drawer``, ``slide``).
         start: block -> its position [3] when the episode began.
         joints: name -> position of drawer, slide and lamps (``red_light``...), which rise as their buttons go down.
-        screen: mean of the red, green and blue texture on the television, each in [0, 1].
+        screen: mean of the red, green and blue texture on the television, each in [0, 1]; nan where no reward sees it.
     """
 
     hand: np.ndarray

@@ -30,7 +30,7 @@ class TV(SceneDistractor):
     """
 
     name = "tv"
-    needs = ("picture",)
+    needs = ("show_on_tv",)
     shows_clips = True
     clip_size = 60  # rows of the picture
     part_of_task = True
@@ -102,7 +102,7 @@ class TV(SceneDistractor):
         self._roll = (self._roll + 1) % self._columns
 
     def _show(self) -> None:
-        self.unwrapped.picture = self.picture()
+        self.unwrapped.show_on_tv(self.picture)
 
     def _get_noise(self) -> dict:
         clips = [[clip.identity for clip in stream.clips] for stream in self._streams]
