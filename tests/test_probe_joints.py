@@ -243,6 +243,14 @@ def test_pictures_cut_nothing(relative):
     assert figure.axes[0].get_ylim()[1] > 1.03 * max(1, relative)
 
 
+def test_names_of_folders_are_no_formulas(tmp_path):
+    joints = [Joint("desk_$_$", "rad", "scalar", (0,))]
+    curve, name = Curve(np.array([1]), np.array([[0.2]]), np.ones(1)), "Denoised 2b · a$_$"
+    groups = {(name, 1, size): [SimpleNamespace(curve=curve, encoder=name, stack=1, size=size)] for size in (10, 20)}
+    for kind, figure in figures(groups, joints, name).items():
+        figure.savefig(tmp_path / f"{kind}.png")
+
+
 def test_runs_that_differ_in_their_seed_share_a_name(tmp_path):
     options = [[], ["seed=1"], ["model=dreamer"], ["model.kl.beta=0.5"], ["model.kl.beta=0.5", "seed=7"]]
     configs = [load_config([*TASK, *own]) for own in options]

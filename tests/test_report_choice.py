@@ -77,6 +77,11 @@ def test_comparisons_with_other_runs_are_all_shown(tmp_path):
     read = read_run(run)
     found = [tree["runs"] for _, tree in shown([read], [read], "similarity")]
     assert found == [["a", "b"], ["a", "c"]] and len(shown([read], [read], "health")) == 1
+    best = tree | {"runs": ["a", "c"], "checkpoint": "best"}  # the best of "c" may be of another step than its newest
+    path.with_name("similarity_4.json").write_text(json.dumps(best))
+    read = read_run(run)
+    found = [(tree["runs"], tree.get("checkpoint")) for _, tree in shown([read], [read], "similarity")]
+    assert sorted(map(str, found)) == sorted(map(str, [(["a", "b"], None), (["a", "c"], None), (["a", "c"], "best")]))
 
 
 def test_what_a_sample_cannot_tell_is_said_and_not_averaged(tmp_path):

@@ -71,6 +71,14 @@ def test_what_changes_something_is_not_named(model, key):
     assert not equal(weights_after(given), weights_after(words))
 
 
+def test_of_the_strategies_only_one_is_another_without_noise():
+    words = [*TINY, "model=dreamer"]
+    given, other = ([*words, f"model.kl.free_nats_strategy={strategy}"] for strategy in ("B", "mean"))
+    assert any("strategy=B changes nothing" in line for line in without_effect(load_config(given), given))
+    assert equal(weights_after(given), weights_after(words))
+    assert not any("strategy" in line for line in without_effect(load_config(other), other))
+
+
 def test_a_run_begins_with_what_changes_nothing(monkeypatch, capsys):
     monkeypatch.setattr("denoised_mdp.session.train", lambda config, stop: True)
     assert main(["train", "preset=debug", "policy.late_after=3", "model=repo", "model.kl.dyn=1"]) == 0

@@ -51,6 +51,8 @@ class PixelSACConfig(AgentConfig):
 
     name: str = option("sac_pixels", "what learns and acts (choose it with agent=...)", choices=("sac_pixels",))
     has_model: ClassVar[bool] = False
+    compares: ClassVar[str] = ""
+    """what of a batch it compares with one another, if it does"""
     frames: int = option(3, "stacked frames", low=1)
     n_step: int = option(1, "rewards of a target before it bootstraps", low=1)
     crop: int | None = option(
@@ -87,6 +89,10 @@ class PixelSACConfig(AgentConfig):
                 f"train.policy_after={config.train.policy_after}: agent={self.name} learns nothing before its policy"
                 " does; set it to 0."
             )
+        if self.compares and config.train.batch_size < 2:
+            raise UserError(
+                f"train.batch_size=1: agent={self.name} compares {self.compares} of a batch; give at least 2."
+            )
         if config.train.cuda_graph:
             raise UserError(f"train.cuda_graph=true: agent={self.name} cannot be captured; set it to false.")
 
@@ -96,6 +102,7 @@ class CURLConfig(PixelSACConfig):
     """CURL: pixel SAC whose encoder also learns to recognize another crop of the same picture."""
 
     name: str = option("curl", "what learns and acts (choose it with agent=...)", choices=("curl",))
+    compares: ClassVar[str] = "pictures"
     crop: int | None = option(84, "side of the random crops to learn from; acting uses the center crop", low=24)
     contrastive_lr: float = option(1e-3, "learning rate of the encoder for the contrastive loss", above=0)
 
@@ -111,6 +118,7 @@ class DBCConfig(PixelSACConfig):
     """DBC: pixel SAC whose encoder also learns distances of a bisimulation metric."""
 
     name: str = option("dbc", "what learns and acts (choose it with agent=...)", choices=("dbc",))
+    compares: ClassVar[str] = "pictures"
     members: int = option(1, "size of the ensemble of transition models", low=1)
     probabilistic: bool = option(False, "these models predict a std as well")
     model_hidden: int = option(512, "width of the models of features and reward", low=1)
@@ -130,6 +138,7 @@ class PISACConfig(PixelSACConfig):
     """PI-SAC: pixel SAC whose encoder also learns to predict the next three decisions, compressed."""
 
     name: str = option("pisac", "what learns and acts (choose it with agent=...)", choices=("pisac",))
+    compares: ClassVar[str] = "futures"
     hidden: int = option(256, "width of the actor and the critics", low=1)
     actor_lr: float = option(3e-4, "learning rate of the actor", above=0)
     critic_lr: float = option(3e-4, "learning rate of the critics and the encoder", above=0)
@@ -148,9 +157,3 @@ class PISACConfig(PixelSACConfig):
     def batch_spec(self, config: Config) -> BatchSpec:
         """Five rows: present, the future after three decisions, and the one after four."""
         return BatchSpec(max(self.n_step + 1, 5), config.train.batch_size, lead=self.frames - 1)
-
-    def check(self, config: Config) -> None:
-        """See `AgentConfig.check`."""
-        super().check(config)
-        if config.train.batch_size < 2:
-            raise UserError("train.batch_size=1: agent=pisac tells futures apart; give at least 2.")

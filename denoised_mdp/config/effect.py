@@ -89,6 +89,8 @@ def _of_the_model(model: ModelConfig) -> dict[str, str]:
     if not any(row.beta == model.kl.beta for row in noise):
         why = "each latent that is noise has its own beta" if noise else f"no latent of model={model.name} is noise"
         reasons["model.kl.beta"] = why
+    if not noise and model.kl.free_nats_strategy == "B":
+        reasons["model.kl.free_nats_strategy"] = f"without a latent that is noise, as in model={model.name}, B is A"
     if len(noise) == len(rows):
         for key in ("free_nats", "free_nats_strategy"):
             reasons[f"model.kl.{key}"] = f"no latent of model={model.name} is signal (free)"

@@ -141,9 +141,10 @@ class KLWeights:
 class KLSchedule(nn.Module):
     """How weights of the KL move with the updates.
 
-    warmup: updates in which all weights grow from 0, so that latents may learn to see before it costs. relax: factor
-    of the signal's weight after `relax_after` updates. A strong background leaves the signal while that is dear; once
-    the noise latents hold it, a cheaper signal can take in what is worth few nats, such as a thin body.
+    warmup: updates in which alpha grows from 0, so that latents may learn to see before it costs; not the separate
+    weight of the priors (`KLWeights.dyn`), which teaches them. relax: factor of the signal's weight after `relax_after`
+    updates. A strong background leaves the signal while that is dear; once the noise latents hold it, a cheaper signal
+    can take in what is worth few nats, such as a thin body.
     """
 
     def __init__(self, *, warmup: int, relax: float, relax_after: int):
@@ -158,7 +159,7 @@ class KLSchedule(nn.Module):
             self.updates.add_(1)  # in place: a graph replays it
 
     def weights(self) -> tuple[Scalar, Scalar]:
-        """Factors of all weights, and of the signal's alone, in the current update, which is the first after 1 step."""
+        """Factors of alpha, and of the signal's share of it, in the current update, which is the first after 1 step."""
         share = (self.updates / self.warmup).clamp(max=1.0) if self.warmup else 1.0
         signal = torch.where(self.updates > self.relax_after, self.relax, 1.0) if self.relax != 1 else 1.0
         return share, signal

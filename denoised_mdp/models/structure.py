@@ -58,8 +58,8 @@ class Table:
 
     Raises:
         ValueError: a name that means something else; a row stands before one of its parents or before a row of an
-            earlier stage; the policy would need a latent that it does not see; nothing that the policy sees is
-            rewarded; betas of free rows differ.
+            earlier stage; a row reads another twice; the policy would need a latent that it does not see; nothing that
+            the policy sees is rewarded; betas of free rows differ.
     """
 
     def __init__(self, rows: Sequence[LatentSpec]):
@@ -71,6 +71,9 @@ class Table:
             )
         depth: dict[str, int] = {}
         for row in rows:
+            for what, read in (("parents", row.parents), ("reward_sees", (row.name, *row.reward_sees))):
+                if twice := [name for name in read if read.count(name) > 1]:
+                    raise ValueError(f"{what} of latent {row.name} reads {twice[0]} twice")
             for parent in row.parents:
                 if parent not in depth:
                     raise ValueError(f"latent {row.name} has parent {parent}, which must stand before it in the table")

@@ -91,8 +91,8 @@ def joint_figure(groups: Groups, joints: Sequence[Joint], title: str) -> Figure:
     figure.suptitle(head, x=0.01, ha="left", fontsize=11, color=INK)
     axes = figure.subplots()
     axes.imshow(1 - np.nan_to_num(values, nan=1.0).clip(0, 1), cmap=DARK, vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(joints)), short_names(joints), rotation=40, ha="right", fontsize=8)
-    axes.set_yticks(range(len(keys)), [_label(name, stack) for name, stack, _ in keys], fontsize=9)
+    axes.set_xticks(range(len(joints)), [*map(literal, short_names(joints))], rotation=40, ha="right", fontsize=8)
+    axes.set_yticks(range(len(keys)), [literal(_label(name, stack)) for name, stack, _ in keys], fontsize=9)
     axes.tick_params(length=0, colors=INK)
     for side in axes.spines.values():
         side.set_visible(False)

@@ -77,7 +77,7 @@ def results_at_common_step(runs: Sequence[RunData], probe: str, options: str | N
 def shown(runs: Sequence[RunData], everyone: Sequence[RunData], probe: str) -> Found:
     """One result per run and split: the compared one or, if missing, the newest and largest.
 
-    Of a probe that compares runs, one for each choice of runs.
+    Of a probe that compares runs, one for each choice of runs and of their checkpoints.
     """
     found: Found = []
     splits = sorted({tree["split"] for run in runs for tree in run.probes.get(probe, [])})
@@ -86,6 +86,7 @@ def shown(runs: Sequence[RunData], everyone: Sequence[RunData], probe: str) -> F
         for run in runs:
             own = [tree for other, tree in compared if other is run]
             own = own or [tree for tree in run.probes.get(probe, []) if tree["split"] == split]
-            best = {str(tree.get("runs")): tree for tree in sorted(own, key=lambda one: (one["step"], size_of(one)))}
+            own.sort(key=lambda one: (one["step"], size_of(one)))
+            best = {str((tree.get("runs"), tree.get("checkpoint"))): tree for tree in own}
             found += [(run, tree) for tree in best.values()]
     return sorted(found, key=lambda one: next(i for i, run in enumerate(runs) if run is one[0]))

@@ -169,7 +169,8 @@ def read_metrics(path: Path) -> tuple[dict[str, Curve], list[str]]:
 
 
 def read_probes(run: RunFolder, extra: Sequence[Path]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-    """All probe results of a run; of the same probe, options, step and compared runs, the last folder's.
+    """All probe results of a run; of the same probe, options, step and compared runs (at the same checkpoints of
+    them), the last folder's.
 
     extra: other folders, which may have results of other runs as well.
     """
@@ -193,7 +194,7 @@ def read_probes(run: RunFolder, extra: Sequence[Path]) -> tuple[dict[str, list[d
                 if place == 0:
                     problems.append(f"probes/{path.name} cannot be read ({short_text(error)}).")
                 continue
-            key = probe, split, step, json.dumps([options, tree.get("runs")], sort_keys=True)
+            key = probe, split, step, json.dumps([options, tree.get("runs"), tree.get("checkpoint")], sort_keys=True)
             results[key] = {**tree, "step": step, "split": split, "file": path}
     found: dict[str, list[dict[str, Any]]] = {}
     for (probe, *_), tree in sorted(results.items(), key=lambda item: item[0]):
