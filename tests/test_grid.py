@@ -185,6 +185,17 @@ def test_the_folder_of_a_grid_is_one_for_all_its_runs(grid):
         grid_folder([grid(), "run_dir=runs/${env.task}"])
 
 
+def test_one_run_of_a_grid_can_be_looked_at_as_any_other(grid, capsys):
+    one = [grid(), "sweep.method=dreamer", "sweep.seed=1", "run_dir=runs/a"]
+    assert main(["config", *one]) == 0
+    shown = capsys.readouterr().out
+    assert main(["config", *TINY, "model=dreamer", "seed=1", "run_dir=runs/a"]) == 0
+    assert capsys.readouterr().out == shown
+    assert main(["config", *one[:2]]) == 2
+    said = capsys.readouterr().err
+    assert "this leaves 2 runs (dreamer-seed=0, dreamer-seed=1, ...)" in said and said.count("\n") == 1
+
+
 def test_a_file_without_its_ending_is_suggested(grid):
     grid()
     with pytest.raises(UserError, match="Did you mean 'mine.yaml'"):

@@ -60,13 +60,15 @@ def _completion(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.cli.grid import options_of_one
     from denoised_mdp.config import load_config
 
-    config = load_config(arguments.overrides)
+    overrides = options_of_one(arguments.overrides)
+    config = load_config(overrides)
     from denoised_mdp.bench.doctor import doctor
     from denoised_mdp.config.effect import without_effect
 
-    return doctor(config, without_effect(config, arguments.overrides))
+    return doctor(config, without_effect(config, overrides))
 
 
 def _bench(arguments: argparse.Namespace) -> int:

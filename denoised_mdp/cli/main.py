@@ -62,6 +62,7 @@ def build_parser(probes: bool = True) -> Parser:
         examples=(
             "denoised-mdp config preset=quickstart model=2c",
             "denoised-mdp config preset=quickstart --against paper/cheetah_run_video_background",
+            "denoised-mdp config sweep=evidence sweep.method=2c sweep.seed=0",
         ),
     )
     add_options(config)
@@ -113,14 +114,16 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> int:
+    from denoised_mdp.cli.grid import options_of_one
     from denoised_mdp.config import contrast, load_config
 
+    overrides = options_of_one(arguments.overrides)
     if arguments.against is None:
-        return _print_config(arguments.overrides)
-    config, other = load_config(arguments.overrides), load_config([f"preset={arguments.against}"])
+        return _print_config(overrides)
+    config, other = load_config(overrides), load_config([f"preset={arguments.against}"])
     for line in contrast(other, config):
         print(line)
-    _tell_without_effect(config, arguments.overrides)
+    _tell_without_effect(config, overrides)
     return 0
 
 

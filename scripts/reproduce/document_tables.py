@@ -118,6 +118,7 @@ SHORT = {
     "recall_untrained": "signal recall before training",
     "nats_x": "",
     "nats_y": "",
+    "invariance": "",
     "action_change": "action change under another background (low is good)",
     "return": "return at the end, 10 held-out episodes",
     "return_unseen": "the same with unseen backgrounds",
@@ -128,7 +129,8 @@ LONG = SHORT | {"return_best": "best weights in 20 other episodes"}
 Y_TOO = {"signal_from_y": "", "invariance_y": ""}
 EVIDENCE = (
     *("return", "return_unseen", "return_late", "return_best", "random", "recall", "recall_untrained"),
-    *("leakage", "leakage_untrained", "action_change", "action_ratio", "nats_x", "nats_y", "cpu_hours"),
+    *("leakage", "leakage_untrained", "invariance", "action_change", "action_change_untrained", "action_ratio"),
+    *("nats_x", "nats_y", "cpu_hours"),
 )
 TWICE = ("return", "return_unseen", "return_late", "return_best", "recall", "leakage")
 CHEETAH = "evidence", "cheetah_run"
@@ -184,7 +186,7 @@ TABLES = {
     "longer": Table(
         LONGEST, {name: LONG[name] for name in (*TWICE, "action_change")} | {"action_ratio": ""}, each=False
     ),
-    "jitter": Table(JITTER, LONG | {"action_change": ""} | Y_TOO),
+    "jitter": Table(JITTER, LONG | {"action_change": "", "action_change_untrained": ""} | Y_TOO),
     "rivals": Table(RIVALS, SHORT | {"action_ratio": "", "cpu_hours": ""}),
     "quickstart": Table([QUICKSTART], ALL),
 }
