@@ -163,6 +163,7 @@ JITTER = [
     for model, arm in (("2b", "2b"), ("Dreamer", "dreamer"))
 ]
 PAIRS = {task: tuple(strong(task)[:2]) for task in TASKS}
+PAIRS_SHOWN = {f"`{task}`": [PAIRS[task]] for task in TASKS} | {"both tasks": list(PAIRS.values())}
 LEAD = {
     name: LONG[name]
     for name in ("return", "return_unseen", "return_late", "return_best", "recall", "leakage", "action_change")
@@ -179,7 +180,8 @@ TABLES = {
         task: Table(strong(task), dict.fromkeys(EVIDENCE, "") | {"return_best": LONG["return_best"]}, intervals=True)
         for task in TASKS
     },
-    "lead": Differences({f"`{task}`": [PAIRS[task]] for task in TASKS} | {"both tasks": list(PAIRS.values())}, LEAD),
+    "lead": Differences(PAIRS_SHOWN, LEAD),
+    "lead_return": Differences(PAIRS_SHOWN, {name: label for name, label in LEAD.items() if name.startswith("return")}),
     "floor": Table(FLOOR, LONG | Y_TOO),
     "twice": Table(LONGER, {name: LONG[name] for name in TWICE}),
     "hour": Table(LONGER, LONG | {"cpu_hours": ""}),
