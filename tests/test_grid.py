@@ -189,11 +189,15 @@ def test_one_run_of_a_grid_can_be_looked_at_as_any_other(grid, capsys):
     one = [grid(), "sweep.method=dreamer", "sweep.seed=1", "run_dir=runs/a"]
     assert main(["config", *one]) == 0
     shown = capsys.readouterr().out
-    assert main(["config", *TINY, "model=dreamer", "seed=1", "run_dir=runs/a"]) == 0
+    assert main(["config", *TINY, "model=dreamer", "seed=1", "run_dir=runs/a/dreamer-seed=1"]) == 0
     assert capsys.readouterr().out == shown
-    assert main(["config", *one[:2]]) == 2
-    said = capsys.readouterr().err
-    assert "this leaves 2 runs (dreamer-seed=0, dreamer-seed=1, ...)" in said and said.count("\n") == 1
+    for words, said in (
+        (one[:2], "2 runs are left (dreamer-seed=0, dreamer-seed=1, ...): choose one"),
+        ([*one, "hydra.job.name=x"], "--multirun"),
+    ):
+        assert main(["config", *words]) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
 
 
 def test_a_file_without_its_ending_is_suggested(grid):

@@ -1,5 +1,7 @@
 """RoboDesk's distractors: their formulas, that they are seen, and that they leave the physics alone."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from scipy.ndimage import correlate
 from scipy.stats import chisquare, kstest
 
 from denoised_mdp.envs.distractors import SmoothWalk
+from denoised_mdp.envs.factors import factors
 from denoised_mdp.envs.paired import PairedWorlds
 from denoised_mdp.envs.robodesk.distractors import LAMP_PLACES, ButtonNoise, CameraShake, MovingLights
 from denoised_mdp.envs.robodesk.env import RoboDeskEnv
@@ -408,6 +411,27 @@ def test_the_television_draws_what_camera_and_reward_see_and_no_more(make, monke
     drawn.clear()
     env.step(np.zeros(5))
     assert len(drawn) == count
+
+
+def test_what_a_gray_screen_hides_is_no_factor(make):
+    for strength, shown in ((0.0, False), (0.5, True)):
+        env = make({"tv": {"frames": 100, "strength": strength}})
+        env.reset(seed=0)
+        assert any(factor.name.startswith("tv/") for factor in factors(env)) == shown
+
+
+def test_a_world_is_freed_with_its_television(clips):
+    world = TV(RoboDeskEnv("tv_green_hue"), frames=100, clips=clips)
+    world.reset(seed=0)
+    world.unwrapped.situation()
+    held = weakref.ref(world.unwrapped)
+    gc.disable()  # a cycle would keep it until the collector comes
+    try:
+        world.close()
+        del world
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_clips_differ_between_splits_and_seeds(make):

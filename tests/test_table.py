@@ -143,7 +143,8 @@ def test_the_interval_of_a_ratio_is_students_t_of_its_logarithm():
     assert interval(ratio, second, first) == pytest.approx((1 / value, 1 / high, 1 / low))
     split = [first[0], first[0]], [second[0], second[0]]  # two tasks alike: the same ratio of half the variance
     assert np.log(interval(ratio, *split)[2] / value) < half / math.sqrt(2)
-    for nothing in ([np.zeros(3)], second), ([-first[0]], second), (first, [np.zeros(3)]), ([np.ones(3)], [np.ones(3)]):
+    zeros, ones, rough = np.zeros(3), np.ones(3), np.array([0.0, 0.0, 5.0])
+    for nothing in ([zeros], second), ([-first[0]], second), (first, [zeros]), ([ones], [ones]), ([rough], second):
         _, low, high = interval(ratio, *nothing)
         assert math.isnan(low) and math.isnan(high)
 
@@ -424,7 +425,7 @@ def test_the_command_writes_every_format(tmp_path, capsys):
     assert rows[str(tmp_path / "runs" / "dreamer-1-")]["return"] == "11.0"
     text = (output / "table.md").read_text()
     assert "| 0.75 | 0.25 | 0.06 |" in text and "no interval" not in text
-    assert "of means Student's t" in text and "of others a bootstrap" in text
+    assert "Student's t with Welch's degrees of freedom for means, otherwise a bootstrap" in text
     latex = (output / "table.tex").read_text()
     assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 3 and r"$\cdot$" in latex
     for line in latex.splitlines():

@@ -87,23 +87,6 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
     return Path(source).stem, list(jobs.values())
 
 
-def options_of_one(words: Sequence[str]) -> list[str]:
-    """The options of a command line; where it chooses one run of a grid, that run's.
-
-    Raises:
-        UserError: see `read_grid`; or it leaves several runs.
-    """
-    if not any(map(of_grid, words)):
-        return list(words)
-    name, jobs = read_grid(words)
-    if len(jobs) > 1:
-        raise UserError(
-            f"sweep={name}: this leaves {len(jobs)} runs ({jobs[0].name}, {jobs[1].name}, ...). Choose one with"
-            " sweep.AXIS=VALUE; 'denoised-mdp train sweep=... --dry-run' lists them."
-        )
-    return [*jobs[0].overrides, *(word for word in words if word.startswith("run_dir="))]
-
-
 class Axis:
     """The values of one axis by name, and the options that each means.
 

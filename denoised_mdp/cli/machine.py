@@ -60,7 +60,7 @@ def _completion(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.cli.grid import options_of_one
+    from denoised_mdp.cli.sweep import options_of_one
     from denoised_mdp.config import load_config
 
     overrides = options_of_one(arguments.overrides)

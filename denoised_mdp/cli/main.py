@@ -114,7 +114,7 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.cli.grid import options_of_one
+    from denoised_mdp.cli.sweep import options_of_one
     from denoised_mdp.config import contrast, load_config
 
     overrides = options_of_one(arguments.overrides)

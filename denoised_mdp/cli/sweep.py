@@ -132,6 +132,24 @@ def grid_folder(overrides: list[str]) -> tuple[str, list[Job]]:
     return sweep_folder(said, name), jobs
 
 
+def options_of_one(words: Sequence[str]) -> list[str]:
+    """The options of a command line; where it chooses one run of a grid, those of that run.
+
+    Raises:
+        UserError: see `read_grid`; or it leaves several runs.
+    """
+    if not any(map(of_grid, words)):
+        return list(words)
+    folder, jobs = grid_folder(list(words))
+    if len(jobs) > 1:
+        raise UserError(
+            f"{len(jobs)} runs are left ({jobs[0].name}, {jobs[1].name}, ...): choose one with sweep.AXIS=VALUE."
+            " 'denoised-mdp train sweep=... --dry-run' lists them."
+        )
+    hydra = [word for word in words if is_hydra(word.partition("=")[0])]
+    return [*jobs[0].overrides, f"run_dir={quote(os.path.join(folder, jobs[0].name))}", *hydra]
+
+
 def config_of(job: Job, folder: str) -> Config:
     """The configuration of a job in the folder of its grid.
 

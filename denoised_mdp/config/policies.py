@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from denoised_mdp.options import option
 
 NORMS = ("none", "rms")
+INITIAL_STD = "std of an untrained actor before squashing (continuous actions only)"
 NORM = "after every hidden layer; none: ELU, after convolutions ReLU; rms: RMSNorm and SiLU, which allow larger rates"
 OPTIMIZERS = ("adam", "laprop", "muon")
 OPTIMIZER = "adam; laprop: momentum of normalized gradients; muon: orthogonalized momentum"
@@ -22,10 +23,8 @@ class BackpropConfig:
     name: str = option("backprop", "how the policy learns (choose it with policy=...)", choices=("backprop",))
     hidden: int = option(400, "width of the actor and the value net", low=1)
     actor_layers: int = option(4, "hidden layers of the actor", low=1)
-    initial_std: float = option(
-        5.0, "std of an untrained actor before the squashing; Discrete actions have none", above=0, high=1e3
-    )
-    min_std: float = option(1e-4, "least std of the actor before the squashing; Discrete actions have none", low=0)
+    initial_std: float = option(5.0, INITIAL_STD, above=0, high=1e3)
+    min_std: float = option(1e-4, "least std of the actor before squashing (continuous actions only)", low=0)
     norm: str = option("none", NORM, choices=NORMS)
     value: str = option(
         "gaussian",
@@ -69,9 +68,7 @@ class ReinforceConfig(BackpropConfig):
     """Policy by the likelihood-ratio gradient in imagination; defaults of DreamerV3's behaviour."""
 
     name: str = option("reinforce", "how the policy learns (choose it with policy=...)", choices=("reinforce",))
-    initial_std: float = option(
-        1.0, "std of an untrained actor before the squashing; Discrete actions have none", above=0, high=1e3
-    )
+    initial_std: float = option(1.0, INITIAL_STD, above=0, high=1e3)
     value: str = option(
         "twohot",
         "the value net says a mean, or (twohot) which of 255 bins: for returns of any size",
@@ -96,9 +93,7 @@ class SACConfig:
     name: str = option("sac", "how the policy learns (choose it with policy=...)", choices=("sac",))
     hidden: int = option(400, "width of the actor and the critics", low=1)
     actor_layers: int = option(4, "hidden layers of the actor", low=1)
-    initial_std: float = option(
-        5.0, "std of an untrained actor before the squashing; Discrete actions have none", above=0, high=1e3
-    )
+    initial_std: float = option(5.0, INITIAL_STD, above=0, high=1e3)
     norm: str = option("none", NORM, choices=NORMS)
     critic_layers: int = option(3, "hidden layers of each critic", low=1)
     gamma: float = option(0.99, "discount per action", above=0, high=1)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from denoised_mdp.errors import UserError
-from denoised_mdp.files import cache_folder, remedy
+from denoised_mdp.files import TOO_MANY_FILES, cache_folder, remedy
 
 _OPEN: weakref.WeakValueDictionary[tuple, np.ndarray] = weakref.WeakValueDictionary()
 """the memory maps of this process that are in use, by place, number and age of their files: each holds a file open"""
@@ -37,11 +37,13 @@ def cached(key: str, make: Callable[[], np.ndarray], fits: Callable[[np.ndarray]
                     if path.exists():
                         warnings.warn(f"{path} of the clip cache is damaged: making it again.", stacklevel=2)
                     _store(path, make())
-                    array = _stored(path, lambda _: True)
+                    if (array := _stored(path, lambda _: True)) is None:
+                        raise OSError("it is not what was written")
     except OSError as error:
         mend = remedy(error) if error.errno else "Delete it if it is there, else make room"  # numpy's have no number
         reason = f"Cannot use {path} of the clip cache ({error})"
-        raise UserError(f"{reason}. {mend}, or set DENOISED_MDP_CACHE to another folder.") from error
+        other = "" if error.errno in TOO_MANY_FILES else ", or set DENOISED_MDP_CACHE to another folder"
+        raise UserError(f"{reason}. {mend}{other}.") from error
     return array
 
 

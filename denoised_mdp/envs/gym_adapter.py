@@ -235,7 +235,7 @@ def check_id(task: str) -> int | None:
 
 def find_gym(task: str) -> tuple[gym.envs.registration.EnvSpec | None, Callable[..., gym.Env]]:
     """The specification of an id, None for the path of a function; and what makes the environment."""
-    if not task or not isinstance(task, str):
+    if not isinstance(task, str) or not task:
         raise UserError("Name an environment: env.id=HalfCheetah-v5, or env.id=package.module:function.")
     module, colon, name = task.rpartition(":")
     if colon:

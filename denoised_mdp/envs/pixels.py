@@ -199,7 +199,7 @@ def _checked_action(action: Any, space: gym.Space) -> np.ndarray | int:
     if not numbers or not right or not np.isfinite(array).all():
         found = f"{array.dtype} {list(array.shape)}" if numbers and array.ndim and not right else repr(action)
         raise ValueError(f"action is {found}: give {list(shape)} finite numbers, from -1 to 1")
-    return np.clip(array, -1, 1)
+    return np.clip(array, -1.0, 1.0)  # of floats: those of unsigned numbers would not hold -1
 
 
 def _checked_choice(action: Any, array: np.ndarray, count: int) -> int:

@@ -17,8 +17,9 @@ class CannotRestore(Exception):
 def diverged(task: str) -> UserError:
     """What to raise where a task's simulation has left the numbers that it can go on from."""
     return UserError(
-        f"The simulation of {task} has diverged: a position, velocity or acceleration is huge or no number. Repeat the"
-        " command to go on from the last checkpoint; if it comes back, use another seed in a new run_dir."
+        f"The simulation of {task} has diverged: a position, velocity or acceleration is huge or no number. In"
+        " training, repeat the command to go on from the last checkpoint; if it comes back, use another seed in a new"
+        " run_dir."
     )
 
 

@@ -169,8 +169,8 @@ def read_metrics(path: Path) -> tuple[dict[str, Curve], list[str]]:
 
 
 def read_probes(run: RunFolder, extra: Sequence[Path]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-    """All probe results of a run; of the same probe, options, step and compared runs (at the same checkpoints of
-    them), the last folder's.
+    """All probe results of a run; of the same probe, options, step and compared runs at the same
+    checkpoints, the last folder's.
 
     extra: other folders, which may have results of other runs as well.
     """

@@ -21,6 +21,8 @@ from denoised_mdp.analysis.crossfit import student_over_normal
 Scores = Sequence[np.ndarray]
 """of each task, [runs]"""
 RESAMPLES = 5000
+ROUGH = 0.5
+"""largest standard error, as a share of the mean, with which the logarithm of a mean is nearly normal"""
 FEWEST = 3
 """runs of a task; the interval of fewer would be their range, or a point"""
 
@@ -91,6 +93,12 @@ def _freedom(errors: np.ndarray, counts: np.ndarray) -> float:
     return float(errors.sum() ** 2 / (errors**2 / (counts - 1)).sum())
 
 
+def _relative_error(scores: Scores) -> float:
+    """The standard error of a positive `mean`, as a share of it."""
+    errors, _ = _squared_errors([scores])  # [tasks]
+    return math.sqrt(errors.sum()) / len(scores) / float(mean(scores))
+
+
 def _student(methods: Sequence[Scores], relative: bool = False) -> float:
     """Half the 95 % interval of `mean` or `difference`; nan where no run differs from another of its task.
 
@@ -114,10 +122,10 @@ def interval(
     """`statistic` of the methods' scores, and its 95 % interval; nan where there is none.
 
     That of `mean` and `difference` is Student's t, and so is that of the logarithm of a positive `ratio`, with the
-    errors to first order. Others have a percentile bootstrap, stratified by task, widened for few runs. There is none
-    where a task has too few runs, nor where all resamples have one value, as the share of won comparisons where all are
-    won: how far that is from the truth, resampling cannot say. within: where the statistic can lie; the interval is cut
-    there.
+    errors to first order; none where a method's standard error is more than half its mean. Others have a percentile
+    bootstrap, stratified by task, widened for few runs. There is none where a task has too few runs, nor where all
+    resamples have one value, as the share of won comparisons where all are won: how far that is from the truth,
+    resampling cannot say. within: where the statistic can lie; the interval is cut there.
     """
     value = statistic(*methods)
     nothing = np.full_like(value, math.nan)
@@ -128,7 +136,7 @@ def interval(
         low, high = np.clip((value - half, value + half), *within)
         return value, low, high
     if statistic is ratio:
-        if not value > 0:
+        if not value > 0 or max(map(_relative_error, methods)) > ROUGH:
             return value, nothing, nothing
         factor = np.exp(_student(methods, relative=True))
         low, high = np.clip((value / factor, value * factor), *within)

@@ -36,10 +36,10 @@ def write_table(table: Table, folder: Path) -> list[Path]:
     }
     steps = ", ".join(f"{probe}: {one[0][1]['step']:,}" for probe, one in probed(table).items() if one) or "none yet"
     notes = [
-        "Brackets: 95 % intervals, of means Student's t with Welch's degrees of freedom, of others a bootstrap over"
-        f" runs, stratified by task and distractors, widened for few; none where a cell has fewer than {FEWEST} runs,"
-        " or where no run or resample changes the value. IQM: mean of the middle half of all runs. A dash: a cell has"
-        " no run with a score.",
+        "Brackets are 95 % intervals: Student's t with Welch's degrees of freedom for means, otherwise a bootstrap over"
+        " runs (stratified by task and distractors, widened for few runs). None is given where a cell has fewer than"
+        f" {FEWEST} runs, or where all runs or resamples agree. IQM: mean of the middle half of all runs. A dash: a"
+        " cell has no run with a score.",
         "Recall, leakage and invariance (how far other distractors move what the policy sees; low is good) are means"
         f" over runs with probes of the same options and step ({steps}); (2 of 3): of so many runs. Core hours: CPU"
         " hours of the learner, or wall-clock hours times threads where these were not logged.",

@@ -12,7 +12,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.seeding import generator, generator_state, restore_generator
 
 MOST = 10.0
-"""upper limit of strengths that are 1 as in the paper: far beyond, pictures are black and lights overflow"""
+"""upper limit of strengths whose usual value is 1: far beyond it pictures are black and numbers overflow"""
 
 
 class Distractor(gym.Wrapper, gym.utils.EzPickle):

@@ -70,10 +70,9 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
     the gripper's opening. The observation is the ground-truth signal, float32 [S]: joint positions and velocities,
     the hand's position and how far the button has changed the television's colour (names in `signal_names`).
 
-    What distractors may set: `sensor_error` [3] of the buttons' sensors (in button travels; None: exact), `picture`
-    on the television before the buttons change its colour (uint8 [60, 120, 3]), `lighting`, and `camera_shift` (of
-    the camera and of its target, metres). None of it touches the physics; the sensor and the picture touch the
-    reward of the television tasks.
+    What distractors may set: `sensor_error` [3] of the buttons' sensors (in button travels; None: exact), `lighting`,
+    and `camera_shift` (of the camera and of its target, metres); `show_on_tv` puts a picture on the television. None
+    of it touches the physics; the sensor and the picture touch the reward of the television tasks.
 
     Args:
         task: one of ``tasks("robodesk")``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,8 @@ class TV(SceneDistractor):
         cells = [f"brightness_{row}_{column}" for row, column in np.ndindex(self.patches)]
         factors = (*sides, "phase_roll", *COLORS, *cells)
         super().__init__(env, factors, options, clips=clips, split=split, clips_seed=clips_seed)
+        if self.options.strength == 0:
+            self.hides = (f"{self.name}/*",)
         frames = self.options.frames
         rows, columns = env.unwrapped.picture.shape[:2]
         self._columns = columns
@@ -102,7 +105,8 @@ class TV(SceneDistractor):
         self._roll = (self._roll + 1) % self._columns
 
     def _show(self) -> None:
-        self.unwrapped.show_on_tv(self.picture)
+        draw = weakref.WeakMethod(self.picture)  # the world that it wraps must not keep it alive
+        self.unwrapped.show_on_tv(lambda: draw()())
 
     def _get_noise(self) -> dict:
         clips = [[clip.identity for clip in stream.clips] for stream in self._streams]
