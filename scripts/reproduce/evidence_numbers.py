@@ -52,8 +52,8 @@ LIMITS = {"recall": (0.0, 1.0), "leakage": (0.0, 1.0), "action_change": (0.0, 2.
 """metric -> where it can lie; others: at 0 or above, where no value is below"""
 HOW = (
     "Intervals: Student's t for means, differences and the logarithm of a ratio; for others a bootstrap over runs,"
-    " stratified by task and widened for few runs, and none where all resamples agree, as where every run of one arm is"
-    " above every run of the other."
+    " stratified by task and widened for few runs. None where all runs or resamples agree, as where every run of one"
+    " arm is above every run of the other; and none of a ratio where a mean is rough (standard error above its half)."
 )
 FIRST = "2b"
 """the arm, and all whose names begin with it, that are compared with each other arm"""
