@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,11 @@ MAX_PARALLEL = 10
 """episodes that are played at the same time, so that the agent acts on a batch"""
 
 
+def standard_error(values: Sequence[float]) -> float:
+    """Standard error of the mean; nan for one value."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+
+
 @dataclass
 class EvaluationResult:
     """Undiscounted returns of held-out episodes, in order of the seeds."""
@@ -47,8 +53,7 @@ class EvaluationResult:
     @property
     def standard_error(self) -> float:
         """Standard error of the mean; nan for one episode."""
-        n = len(self.returns)
-        return float(np.std(self.returns, ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+        return standard_error(self.returns)
 
 
 def evaluation_seeds(seed: int, episodes: int, after: int = 0) -> list[int]:

@@ -13,7 +13,7 @@ from planted import argument_changed, assert_noticed
 from denoised_mdp import hooks
 from denoised_mdp.collector import Sequential
 from denoised_mdp.config.schedule import Schedule
-from denoised_mdp.envs import toy
+from denoised_mdp.envs import pixels
 from denoised_mdp.envs.distractors import camera_jitter
 from denoised_mdp.envs.pixels import ActionRepeat, PixelEnv
 from denoised_mdp.envs.toy import CountingEnv, ToyEnv
@@ -175,7 +175,7 @@ ENVIRONMENTS = {
     "truth-before-the-action": (PixelEnv, "step", tells_the_truth_before, TRUTH),
     "actions-negated": (ToyEnv, "step", argument_changed("action", np.negative), TRUTH),
     "actions-not-clipped": (
-        toy,
+        pixels,
         "np",
         lambda right: SimpleNamespace(**vars(right) | {"clip": lambda value, *_: value}),
         TRUTH,

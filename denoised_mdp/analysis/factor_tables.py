@@ -13,7 +13,7 @@ from denoised_mdp.analysis.crossfit import Estimate, confidence
 from denoised_mdp.analysis.factors import TOO_FEW, FactorMatrix
 from denoised_mdp.analysis.probe import CLIPS
 from denoised_mdp.analysis.results import Subject
-from denoised_mdp.config import differences
+from denoised_mdp.config import differences_but_seed
 from denoised_mdp.envs.factors import QUADRANTS, Factor
 
 HEADLINES = {"signal recall": "signal", "leakage": "noise"}
@@ -144,7 +144,7 @@ def groups_of_seeds(results: Sequence[tuple[Subject, FactorMatrix]]) -> list[lis
         seed = subject.config.seed
         for group in groups:
             first, factors = group[0][0], group[0][1].factors
-            alike = not differences(first.config, dataclasses.replace(subject.config, seed=first.config.seed))
+            alike = not differences_but_seed(first.config, subject.config)
             new = seed not in [member.config.seed for member, _ in group]
             if alike and new and subject.step == first.step and matrix.factors == factors:
                 group.append((subject, matrix))

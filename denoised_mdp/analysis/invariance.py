@@ -22,7 +22,7 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.paired import replay
 from denoised_mdp.errors import UserError
-from denoised_mdp.evaluation import EvaluationResult, evaluate
+from denoised_mdp.evaluation import EvaluationResult, evaluate, standard_error
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.progress import track
 from denoised_mdp.rollout import Episode
@@ -185,4 +185,4 @@ def returns_under(agent: Agent, config: Config, episodes: int) -> dict[str, Eval
 def paired_change(result: EvaluationResult, trained: EvaluationResult) -> tuple[float, float]:
     """Mean paired change of the return from the distractors of training, and its standard error."""
     change = np.subtract(result.returns, trained.returns)
-    return float(change.mean()), float(change.std(ddof=1) / np.sqrt(len(change))) if len(change) > 1 else float("nan")
+    return float(change.mean()), standard_error(change)

@@ -144,6 +144,17 @@ def number(mean: float, spread: float) -> str:
     return f"{mean:.3f}" + ("" if math.isnan(spread) else f" ± {spread:.3f}")
 
 
+def number_of(value: Any) -> float:
+    """A number of a result's file as float; nan where it has none."""
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def show(value: Any, digits: int = 3) -> str:
+    """A number of a result's file as text; a dash where it has none."""
+    found = number_of(value)
+    return f"{found:,.{digits}f}" if math.isfinite(found) else "-"
+
+
 def write_json(path: Path | str, tree: Mapping[str, Any]) -> Path:
     """Write JSON; nan and infinity become null."""
     return write_whole(path, json.dumps(finite(tree), indent=1, allow_nan=False) + "\n")

@@ -20,17 +20,15 @@ import numpy as np
 import torch
 
 from denoised_mdp.agents.registry import build_agent
-from denoised_mdp.bench.estimate import random_actions
+from denoised_mdp.bench.estimate import ACTIONS, random_actions
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure_acting
-from denoised_mdp.envs import make_env
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import UserError
 from denoised_mdp.replay.ring import Replay
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.machine import resident_memory
 
-ACTIONS = 6
 STAIRS = (
     {},
     {"video_background": {}},
@@ -59,14 +57,11 @@ def environments(config: Config) -> dict[str, dict[str, Any]]:
     For tasks of the DeepMind Control Suite; other suites are measured as configured.
     """
     table, frames = {}, {}
-    task, repeat, steps = config.env.task, config.env.action_repeat, 10**9
     cases = [("fast", names) for names in STAIRS] + [("faithful", names) for names in STAIRS[:2]]
     if config.env.suite != "dmc":
         cases = [(config.env.quality, config.distractors)]
     for quality, distractors in cases:
-        options = {"suite": config.env.suite, "size": config.env.size, "clips": config.env.clips}
-        options |= {"quality": quality, "episode_steps": steps, "action_repeat": repeat}
-        env = make_env(task, distractors=distractors, **options)
+        env = environment_maker(config, distractors=distractors, quality=quality, episode_steps=10**9)()
         with contextlib.closing(env):
             env.reset(seed=0)
             env.action_space.seed(0)
@@ -78,7 +73,8 @@ def environments(config: Config) -> dict[str, dict[str, Any]]:
             if config.env.suite != "gym":  # whose frame is drawn once for each action
                 frames[name] = milliseconds(env.render, 15)["cpu"]
     if config.env.suite == "dmc":
-        plain, step = plain_dm_control(task, config.env.size, repeat)
+        repeat = config.env.action_repeat
+        plain, step = plain_dm_control(config.env.task, config.env.size, repeat)
         table["unmodified dm_control, cpu ms per action"] = repeat * step + plain
         fast = table["video_background, fast, cpu ms per action"]
         table["video_background, fast: times faster than unmodified dm_control"] = (repeat * step + plain) / fast

@@ -53,7 +53,7 @@ def _check_state(environment: gym.Env, moves: Sequence[np.ndarray], seed: int) -
     _begin(environment, seed + 1)
     _play(environment, moves[:HALF])
     try:
-        environment.set_state(decode(state, tensors, "cpu"))
+        environment.set_state(decode(state, tensors))
     except CannotRestore as error:
         return f"A resume will begin a new episode: {error}."
     if found := _difference(expected, _play(environment, moves[HALF:])):

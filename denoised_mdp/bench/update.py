@@ -27,7 +27,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from denoised_mdp import optim
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
-from denoised_mdp.bench.around import ACTIONS, acting, environments, evaluations, filled_replay, replays, start_up
+from denoised_mdp.bench.around import acting, environments, evaluations, filled_replay, replays, start_up
+from denoised_mdp.bench.estimate import ACTIONS
 from denoised_mdp.bench.plain import PlainUpdate, can_be_plain
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, precision_name

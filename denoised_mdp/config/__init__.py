@@ -132,6 +132,11 @@ def differences(old: Config, new: Config) -> list[str]:
     return lines
 
 
+def differences_but_seed(old: Config, new: Config) -> list[str]:
+    """The `differences` of two runs that may differ in their seeds."""
+    return differences(old, dataclasses.replace(new, seed=old.seed))
+
+
 def contrast(other: Config, config: Config) -> list[str]:
     """Return one line per option whose value differs, but for the run's folder: ``key: other's -> own``.
 

@@ -155,7 +155,7 @@ class DMCEnv(World, gym.utils.EzPickle):
 
     def step(self, action: np.ndarray):
         """Apply `action` [A] in [-1, 1] for one control step."""
-        action = self._action_center + self._action_scale * np.clip(np.asarray(action, np.float64), -1, 1)
+        action = self._action_center + self._action_scale * np.asarray(action, np.float64)
         self._task.before_step(action, self._physics)
         try:
             self._physics.step(self._substeps)

@@ -105,7 +105,7 @@ class GymWorld(World, gym.utils.EzPickle):
     def step(self, action: np.ndarray | int):
         """Apply `action` [A] in [-1, 1], which stands for the whole range of the environment's, or a choice from 0."""
         if isinstance(self.action_space, gym.spaces.Box):
-            given = action = np.clip(np.asarray(action, np.float32), -1, 1)
+            given = action = np.asarray(action, np.float32)
         else:
             given = self._env.action_space.start + action
         observation, reward, terminated, truncated, _ = self._env.step(given)

@@ -52,7 +52,7 @@ class ToyEnv(World, gym.utils.EzPickle):
 
     def step(self, action: np.ndarray):
         """Move the dot by `action` [2] in [-1, 1] and let the texture drift."""
-        velocity = self.speed * np.clip(np.asarray(action, np.float64), -1, 1)
+        velocity = self.speed * np.asarray(action, np.float64)
         self._dot = np.clip(self._dot + velocity, -self.wall, self.wall)
         self._drift = 0.95 * self._drift + self._noise_rng.normal(0, 0.005, 2)
         self._phase = (self._phase + self._drift) % 1

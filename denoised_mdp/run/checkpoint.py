@@ -157,20 +157,18 @@ def plain_values(folder: Path | str, step: int) -> dict[str, Any]:
 def load(
     folder: Path | str,
     step: int | None = None,
-    map_location: torch.device | str = "cpu",
     accept: Callable[[dict[str, Any]], str | None] | None = None,
     also: Path | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Return (step, tree) of the newest whole checkpoint in `folder`, or of that of `step`.
 
     If the newest is torn, the previous one is used, with a warning that names both. Dicts become plain dicts;
-    everything else keeps its type and, bit for bit, its value.
+    everything else keeps its type and, bit for bit, its value. Tensors are on the CPU, where optimizers and generators
+    need theirs.
 
     Args:
         folder: as for `save`.
         step: use this checkpoint, without a fallback.
-        map_location: device of the tensors. Optimizers and generators need theirs on the CPU (the default), and
-            move them.
         accept: returns why a tree cannot be used, which then counts as torn; None if it can.
         also: another folder in which that of `step` may be, and is preferred: of one step, a run that was stopped in
             the middle of its updates has weights here that are not those it ended the step with.
@@ -179,7 +177,6 @@ def load(
         UserError: there is none, none is whole, or it was written by a newer version.
     """
     folder = Path(folder)
-    torch.empty(0, device=map_location)  # a missing device is not the checkpoint's fault
     candidates, more = _checkpoints(folder), _checkpoints(also) if also else []
     steps = sorted({found for found, _ in candidates + more})
     if step is not None:
@@ -193,7 +190,7 @@ def load(
     problems: dict[str, None] = {}  # each once: rows that are lost are so for every checkpoint
     for found, path in candidates:
         try:
-            tree = _read(path, found, map_location)
+            tree = _read(path, found)
             if accept and (reason := accept(tree)):
                 raise _Damaged(reason)
         except _Damaged as error:
@@ -241,7 +238,7 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     return [(int(match[1]), path) for match, path in found]
 
 
-def _read(path: Path, step: int, map_location: torch.device | str) -> dict[str, Any]:
+def _read(path: Path, step: int) -> dict[str, Any]:
     """Return the tree of one checkpoint. Raises _Damaged if it is not whole."""
     try:
         manifest = read_json(path / "manifest.json")
@@ -259,7 +256,7 @@ def _read(path: Path, step: int, map_location: torch.device | str) -> dict[str, 
             if hashlib.sha256(files[name]).hexdigest() != manifest["sha256"][name]:
                 raise ValueError(f"{name} differs from its checksum")
         tensors = safetensors.torch.load(files["tensors.safetensors"])
-        return decode(parse_json(files["state.json"]), tensors, map_location)
+        return decode(parse_json(files["state.json"]), tensors)
     except FileNotFoundError as error:
         raise _Damaged(f"{path} is incomplete: no {Path(error.filename).name}") from error
     except OSError as error:

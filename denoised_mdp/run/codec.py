@@ -54,18 +54,18 @@ def _put(tensors: dict[str, torch.Tensor], path: str, tensor: torch.Tensor) -> s
     return name
 
 
-def decode(value: Any, tensors: dict[str, torch.Tensor], device: torch.device | str) -> Any:
+def decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """Invert `encode`."""
     if isinstance(value, list):
-        return [decode(item, tensors, device) for item in value]
+        return [decode(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     kind, content = next(iter(value.items()), ("", None))
     match kind:
         case "$tensor":
-            return tensors[content].to(device)
+            return tensors[content]
         case "$channels_last":
-            return tensors[content].to(device, memory_format=torch.channels_last)
+            return tensors[content].to(memory_format=torch.channels_last)
         case "$array":
             return tensors[content].numpy()
         case "$scalar":
@@ -75,8 +75,8 @@ def decode(value: Any, tensors: dict[str, torch.Tensor], device: torch.device | 
         case "$bytes":
             return base64.b64decode(content)
         case "$tuple":
-            return tuple(decode(content, tensors, device))
+            return tuple(decode(content, tensors))
         case "$dict":
-            return {key: decode(item, tensors, device) for key, item in content}
+            return {key: decode(item, tensors) for key, item in content}
         case _:
-            return {key: decode(item, tensors, device) for key, item in value.items()}
+            return {key: decode(item, tensors) for key, item in value.items()}

@@ -27,8 +27,13 @@ def environment_maker(config: Config, split: str = "train", **options: Any) -> C
 
     options: of `denoised_mdp.envs.make_env`; they replace the run's own.
     """
-    own = dict(vars(config.env), distractors=config.distractors, split=split, clips_seed=config.seed)
+    own = environment_options(config, split)
     return functools.partial(envs.make_env, own.pop("task"), **own | options)
+
+
+def environment_options(config: Config, split: str = "train") -> dict[str, Any]:
+    """The arguments of `denoised_mdp.envs.make_env` for a run's environment, the task among them."""
+    return dict(vars(config.env), distractors=config.distractors, split=split, clips_seed=config.seed)
 
 
 def shows_clips(config: Config) -> bool:

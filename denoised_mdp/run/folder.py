@@ -206,16 +206,14 @@ def is_pretrained(path: Path | str) -> bool:
 
 
 @contextlib.contextmanager
-def output_file(path: Path | str, option: str = "--output") -> Iterator[Path]:
+def output_file(path: Path | str) -> Iterator[Path]:
     """The temporary name of a result that replaces `path` once it is complete; folders above it are made.
-
-    option: the option that sets the path, for messages.
 
     Raises:
         UserError: it cannot be written, or is a device, or a file that a run needs.
     """
-    refuse_own(path, option)
-    with refusing(f"{path} cannot be written", option), replacing(Path(path)) as unfinished:
+    refuse_own(path, "--output")
+    with refusing(f"{path} cannot be written", "--output"), replacing(Path(path)) as unfinished:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         yield unfinished
 

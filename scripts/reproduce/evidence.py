@@ -38,10 +38,10 @@ from denoised_mdp.analysis.factor_tables import from_tree
 from denoised_mdp.analysis.factors import UNTRAINED
 from denoised_mdp.analysis.probe import Options
 from denoised_mdp.analysis.report.data import RunData, read_run
-from denoised_mdp.analysis.report.parts import number_of
-from denoised_mdp.analysis.results import make_folder, write_csv
+from denoised_mdp.analysis.results import make_folder, number_of, write_csv
 from denoised_mdp.analysis.table.write import core_hours, parameters
 from denoised_mdp.errors import UserError
+from denoised_mdp.evaluation import standard_error
 from denoised_mdp.options import BEST
 from denoised_mdp.run.find import find_runs
 
@@ -101,11 +101,6 @@ def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[
 def mean_of(played: Mapping[str, Sequence[float]], split: str) -> float:
     """The mean return with the clips of a split; nan if it was not played."""
     return float(np.mean(played[split])) if split in played else math.nan
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """Of the mean; nan for one value."""
-    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
 def at_step(run: RunData, metric: str, step: float) -> float:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 
-from denoised_mdp.config import as_tree, differences, key_of_difference, load_config
+from denoised_mdp.config import as_tree, differences_but_seed, key_of_difference, load_config
 from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import as_text
@@ -58,7 +57,7 @@ def refuse_mixtures(runs: Sequence[tuple[str, Config]], by: Sequence[str]) -> No
     for name, config in runs:
         *arm, seed = key_of(config, by)
         known, one = first.setdefault(tuple(arm), (name, config))
-        changed = differences(one, dataclasses.replace(config, seed=one.seed))
+        changed = differences_but_seed(one, config)
         if changed:
             raise UserError(
                 f"{known} and {name} are both {', '.join(arm)}, but differ in {changed[0]}. Tell them apart with"

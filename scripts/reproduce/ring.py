@@ -9,7 +9,8 @@ measured as by evidence.py, at its --size small: `probe factors` on 20 episodes 
 the default, `probe invariance` on 4 episodes in 3 worlds of 100 actions, and 10 held-out episodes with the clips of
 training and with unseen ones. Random actions are those with which each run began.
 
-runs.csv has one row per run; summary.json (numbers per seed), intervals.json, table.md and ring.png follow from it.
+runs.csv has one row per run, curves.csv what was logged during training. From these two follow summary.json (numbers
+per seed), intervals.json, table.md and ring.png.
 """
 
 from __future__ import annotations
@@ -63,11 +64,6 @@ NOTES = (
 )
 
 
-def name_of(row: numbers.Row) -> Key:
-    """The columns of a row that name its run."""
-    return tuple(row[name] for name in evidence.KEY)
-
-
 def expected(sweep: str) -> list[Key]:
     """All runs of a grid, in its order."""
     return [key_of(load_config([*job.overrides]), ()) for job in read_grid([f"sweep={sweep}"])[1]]
@@ -86,7 +82,7 @@ def in_order(found: Sequence[Key], keys: Sequence[Key]) -> list[Key]:
 
 def missing(rows: Sequence[numbers.Row], keys: Sequence[Key]) -> list[str]:
     """A line for each method and cell of the grid that lacks seeds; of the tasks that some row has."""
-    known, tasks = {name_of(row) for row in rows}, {row["task"] for row in rows}
+    known, tasks = {numbers.run_of(row) for row in rows}, {row["task"] for row in rows}
     absent: dict[tuple[str, ...], list[str]] = {}
     for *where, seed in in_order(keys, keys):
         if (*where, seed) not in known and where[0] in tasks:
@@ -175,7 +171,7 @@ def over_distractors(rows: Sequence[numbers.Row]) -> dict[str, dict[str, dict[st
 
 def write(rows: Sequence[numbers.Row], keys: Sequence[Key], out: Path) -> None:
     """Write all that follows from the rows; prints the table."""
-    named = {name_of(row): row for row in rows}
+    named = {numbers.run_of(row): row for row in rows}
     rows = [named[key] for key in in_order(list(named), keys)]
     text = table(rows, missing(rows, keys))
     print(text)

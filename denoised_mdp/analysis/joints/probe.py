@@ -30,7 +30,7 @@ from denoised_mdp.analysis.joints.results import Result, write_results
 from denoised_mdp.analysis.joints.resume import FinishedCurves, Key, fingerprint
 from denoised_mdp.analysis.probe import Options
 from denoised_mdp.analysis.results import Subject, subjects
-from denoised_mdp.config import differences
+from denoised_mdp.config import differences_but_seed
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import resolve_device
 from denoised_mdp.errors import UserError
@@ -194,11 +194,7 @@ def _names(configs: Sequence[Config], paths: Sequence[Path]) -> list[str]:
     titles |= {"curl": "CURL", "dbc": "DBC", "pisac": "PI-SAC", "sac_pixels": "Pixel SAC"}
     groups: list[int] = []
     for number, config in enumerate(configs):
-        same = (
-            other
-            for other in range(number)
-            if not differences(configs[other], dataclasses.replace(config, seed=configs[other].seed))
-        )
+        same = (other for other in range(number) if not differences_but_seed(configs[other], config))
         groups.append(next(same, number))
     firsts = {titles[configs[group].method[0]]: set() for group in groups}
     for group in groups:

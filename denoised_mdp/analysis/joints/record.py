@@ -27,6 +27,7 @@ from denoised_mdp.files import replace_file, unfinished_name
 from denoised_mdp.progress import Phase
 from denoised_mdp.replay.storage import Columns, Layout, bytes_needed
 from denoised_mdp.rollout import rows
+from denoised_mdp.run.environments import environment_options
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.seeding import generator
 
@@ -64,7 +65,7 @@ def make_data(
     if not overrides and len(source) > 1:
         raise UserError("Give one run, or key=value as for train.")
     config = load_config(list(source)) if overrides else read_config(RunFolder.existing(source[0]).config)
-    options = dict(vars(config.env), distractors=config.distractors, split="train", clips_seed=config.seed)
+    options = environment_options(config)
     options["episode_steps"] = (frames - 1) * config.env.action_repeat
     names = [f"sac_{stage}" for stage in range(1, len(STAGES) + 1)]
     behaviour = {"sac_steps": sac_steps}

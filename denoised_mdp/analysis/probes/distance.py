@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from denoised_mdp.analysis.probe import Options as ProbeOptions
 from denoised_mdp.analysis.probe import Probe, Section
+from denoised_mdp.analysis.results import Subject, show, subjects, write_csv, write_json
+from denoised_mdp.analysis.roles import SEEN, in_words, sees
 from denoised_mdp.options import option
 
 if TYPE_CHECKING:
     from denoised_mdp.analysis.distance import Geometry
-    from denoised_mdp.analysis.results import Subject
 
 HELD_OUT = 3
 """every third episode is one that the distances are judged on"""
@@ -51,8 +54,6 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
     """Learn and judge the temporal distance of each run's representations; writes JSON, CSV and a picture."""
     from denoised_mdp.analysis.distance_plot import distance_figure
     from denoised_mdp.analysis.plots import save_figure
-    from denoised_mdp.analysis.results import subjects, write_csv, write_json
-    from denoised_mdp.analysis.roles import SEEN, in_words, sees
     from denoised_mdp.run.machine import peak_memory
 
     lines = []
@@ -84,8 +85,6 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
 
 def _measure(subject: Subject, options: Options) -> dict[str, Geometry]:
     """Record and replay episodes, and learn the distances of all representations."""
-    import numpy as np
-
     from denoised_mdp.analysis.distance import STATE, measure_distances, projected
     from denoised_mdp.analysis.situations import HOME, features, make_situations
 
@@ -114,9 +113,7 @@ def _row(subject: Subject, name: str, one: Geometry) -> dict[str, Any]:
 def report(tree: Mapping[str, Any]) -> Section:
     """The picture, and all numbers as a table."""
     from denoised_mdp.analysis.distance_plot import distance_figure
-    from denoised_mdp.analysis.report.parts import show
     from denoised_mdp.analysis.report.plots import svg_uri
-    from denoised_mdp.analysis.roles import in_words, sees
 
     parts = tree["parts"]
     worlds = list(dict.fromkeys(world for one in parts.values() for world in one["paired"]))

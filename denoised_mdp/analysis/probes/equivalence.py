@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from denoised_mdp.analysis.probe import EpisodeOptions, Probe, Section
+from denoised_mdp.analysis.results import Subject, finite, show, subjects, write_csv, write_json
 from denoised_mdp.analysis.roles import REST, in_words, sees
 from denoised_mdp.errors import UserError
 from denoised_mdp.options import option
 from denoised_mdp.run.environments import environment_maker
 
 if TYPE_CHECKING:
-    from denoised_mdp.analysis.results import Subject
     from denoised_mdp.rollout import Episode
 
 CANNOT_IMAGINE = "this model cannot imagine rewards: it has no signatures of its own"
@@ -53,7 +53,6 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
     from denoised_mdp.analysis.equivalence import equivalence, grid_features
     from denoised_mdp.analysis.equivalence_plot import equivalence_figure
     from denoised_mdp.analysis.plots import save_figure
-    from denoised_mdp.analysis.results import finite, subjects, write_csv, write_json
     from denoised_mdp.analysis.similarity.roster import as_tree
     from denoised_mdp.run.machine import peak_memory
 
@@ -135,24 +134,20 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {in_words(role):28s}" + "".join(f"{_text(one[column]):>24s}" for column in columns))
     chances: dict[str, list[str]] = {}
     for role, one in tree["roles"].items():
-        chances.setdefault(_show(one["chance"]), []).append(in_words(role))
+        chances.setdefault(show(one["chance"]), []).append(in_words(role))
     texts = [value if len(chances) == 1 else f"{value} ({'; '.join(roles)})" for value, roles in chances.items()]
     lines.append(f"  chance of retrieval@1: {', '.join(texts)}; of AUROC: 0.5")
     found = tree["signatures"]
     if found:
-        ranks = "   ".join(f"{in_words(role)} {_show(value)}" for role, value in found["spearman"].items())
+        ranks = "   ".join(f"{in_words(role)} {show(value)}" for role, value in found["spearman"].items())
         lines.append(f"  rank correlation with distances of reward signatures ({found['states']} states): {ranks}")
-        lines.append(f"  {found['note'] or 'R^2 of the signatures that the model imagines: ' + _show(found['R2'])}")
+        lines.append(f"  {found['note'] or 'R^2 of the signatures that the model imagines: ' + show(found['R2'])}")
     return lines
 
 
 def _text(estimate: Mapping[str, Any]) -> str:
     ends = "" if estimate["low"] is None else f" [{estimate['low']:.2f}, {estimate['high']:.2f}]"
-    return _show(estimate["value"]) + ends
-
-
-def _show(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    return show(estimate["value"]) + ends
 
 
 def _rows(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -174,7 +169,7 @@ def report(tree: Mapping[str, Any]) -> Section:
 
     names = ("ratio", "auroc", "hard_auroc", "retrieval")
     rows = [
-        [in_words(role), *(_text(one[name]) for name in names), _show(one["chance"])]
+        [in_words(role), *(_text(one[name]) for name in names), show(one["chance"])]
         for role, one in tree["roles"].items()
     ]
     heads = ["representation", "distance of twins / random", "AUROC", "AUROC, hard", "retrieval@1", "its chance"]
@@ -183,7 +178,7 @@ def report(tree: Mapping[str, Any]) -> Section:
         f"Twins are the same physics under other distractors. Here {sees(tree['seen'])}: there, a ratio of 0"
         " and AUROC and retrieval of 1 are wanted; in the rest, the same of twins that share their distractors.",
         *(
-            [found["note"] or f"R² of the reward signatures that the model imagines: {_show(found['R2'])}"]
+            [found["note"] or f"R² of the reward signatures that the model imagines: {show(found['R2'])}"]
             if found
             else []
         ),

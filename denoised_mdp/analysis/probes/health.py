@@ -14,7 +14,7 @@ import gymnasium as gym
 
 from denoised_mdp.analysis.crossfit import random_divisions
 from denoised_mdp.analysis.probe import EpisodeOptions, Probe, Section, behaviour
-from denoised_mdp.analysis.results import subjects, write_json
+from denoised_mdp.analysis.results import show, subjects, write_json
 from denoised_mdp.envs.factors import Factor, NoGroundTruth, factors
 from denoised_mdp.run.environments import environment_maker
 
@@ -82,8 +82,6 @@ def _factors_of(make: Callable[[], gym.Env]) -> list[Factor] | None:
 
 def report(tree: Mapping[str, Any]) -> Section:
     """The table of latents, and the warnings."""
-    from denoised_mdp.analysis.report.parts import show
-
     rows = []
     for name, nats in tree["nats"].items():
         active, size = tree["active"][name]

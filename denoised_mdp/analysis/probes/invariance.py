@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from denoised_mdp.analysis.probe import EpisodeOptions, Probe, Section
-from denoised_mdp.analysis.results import number, subjects, write_json
+from denoised_mdp.analysis.results import number, number_of, show, subjects, write_json
 from denoised_mdp.options import option
 from denoised_mdp.run.environments import environment_maker
 
@@ -77,7 +77,6 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
 
 def report(tree: Mapping[str, Any]) -> Section:
     """Distances as bars and a table, and the returns."""
-    from denoised_mdp.analysis.report.parts import number_of, show
     from denoised_mdp.analysis.report.plots import bars_plot
 
     columns = ("other_noise", "other_state", "ratio", "resampled")

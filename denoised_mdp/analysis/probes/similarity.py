@@ -10,6 +10,8 @@ from typing import Any
 
 from denoised_mdp.analysis.probe import Options as ProbeOptions
 from denoised_mdp.analysis.probe import Probe, Section
+from denoised_mdp.analysis.results import Subject, finite, mark_of, show, write_csv, write_json
+from denoised_mdp.analysis.roles import in_words
 from denoised_mdp.errors import UserError
 from denoised_mdp.options import option
 
@@ -27,7 +29,6 @@ class Options(ProbeOptions):
 def run(runs: Sequence[Path], options: Options) -> list[str]:
     """Measure the roster; its results lie with the first run."""
     from denoised_mdp.analysis.plots import save_figure
-    from denoised_mdp.analysis.results import Subject, finite, mark_of, write_csv, write_json
     from denoised_mdp.analysis.similarity.plots import figures
     from denoised_mdp.analysis.similarity.points import Roster
     from denoised_mdp.analysis.similarity.roster import as_tree, lines_of, measure, pair_rows, summarize
@@ -64,9 +65,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
 
 def report(tree: Mapping[str, Any]) -> Section:
     """The pictures, whose titles say how to read them, and the numbers behind the second."""
-    from denoised_mdp.analysis.report.parts import show
     from denoised_mdp.analysis.report.plots import svg_uri
-    from denoised_mdp.analysis.roles import in_words
     from denoised_mdp.analysis.similarity.plots import figures
 
     def text(estimate: Mapping[str, Any] | None) -> str:

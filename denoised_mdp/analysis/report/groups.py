@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import numpy as np
 from denoised_mdp.analysis.crossfit import confidence
 from denoised_mdp.analysis.plots import colors_of
 from denoised_mdp.analysis.report.data import Curve, RunData
-from denoised_mdp.config import MAY_CHANGE, differences
+from denoised_mdp.config import MAY_CHANGE, differences_but_seed
 from denoised_mdp.config.schema import Config
 
 
@@ -60,7 +59,7 @@ def group_runs(runs: Sequence[RunData]) -> list[Group]:
 def _same_but_seed(one: Config | None, other: Config | None) -> bool:
     if one is None or other is None:
         return False
-    return not differences(one, dataclasses.replace(other, seed=one.seed))
+    return not differences_but_seed(one, other)
 
 
 def _words(group: Group) -> list[str]:

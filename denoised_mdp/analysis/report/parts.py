@@ -23,6 +23,7 @@ from denoised_mdp.analysis.report.choice import common_options, options_text, re
 from denoised_mdp.analysis.report.data import BROKEN, RunData, short_text
 from denoised_mdp.analysis.report.groups import Group, at_common_step
 from denoised_mdp.analysis.report.plots import BAND_FROM, curves_plot, heat_map
+from denoised_mdp.analysis.results import number_of, show
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import read_bytes, whole_mp4
 from denoised_mdp.progress import duration, track
@@ -275,14 +276,3 @@ def machine_row(run: RunData) -> list[str]:
         pace,
         share,
     ]
-
-
-def number_of(value: Any) -> float:
-    """A number of a result's file as float; nan where it has none."""
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
-def show(value: Any, digits: int = 3) -> str:
-    """A number of a result's file as text; a dash where it has none."""
-    number = number_of(value)
-    return f"{number:,.{digits}f}" if math.isfinite(number) else "-"

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from denoised_mdp.analysis.plots import DARK, FAINT, INK, LINE, colors_of, legend_below, literal, new_figure, plain_axes
-from denoised_mdp.analysis.report.parts import number_of
+from denoised_mdp.analysis.results import number_of
 from denoised_mdp.analysis.roles import SEEN, in_words
 
 WIDTH = 5.2

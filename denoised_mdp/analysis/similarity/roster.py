@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from denoised_mdp.analysis import similarity
 from denoised_mdp.analysis.crossfit import Estimate
+from denoised_mdp.analysis.results import number_of
 from denoised_mdp.analysis.roles import REST, SEEN, in_words
 from denoised_mdp.analysis.similarity import tables
 from denoised_mdp.analysis.similarity.arrays import check_neighbours
@@ -114,9 +114,9 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
     """The headline numbers of a tree as its file holds it, to print."""
 
     def text(estimate: Mapping[str, Any] | None) -> str:
-        return (
-            "-" if estimate is None else Estimate(*(_number(estimate[key]) for key in ("value", "low", "high"))).text()
-        )
+        if estimate is None:
+            return "-"
+        return Estimate(*(number_of(estimate[key]) for key in ("value", "low", "high"))).text()
 
     columns = ("same world, other seed", "other world, same run", "other world, other seed")
     home = {(row["group"], row["role"]): row for row in tree["worlds"] if row["world"] == HOME}
@@ -141,17 +141,13 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
         cells = (trained["other seed"], row["same run"], row["other seed"])
         lines.append(f"  {name:{wide}s}" + "".join(f"{text(cell):>25s}" for cell in cells))
     for name, row in truth.items():
-        lines.append(f"  {name:{wide}s}{text(row['mutual_knn']):>25s}   R^2 {_number(row['R2']):.3f}")
+        lines.append(f"  {name:{wide}s}{text(row['mutual_knn']):>25s}   R^2 {number_of(row['R2']):.3f}")
     for name, row in pairs.items():
         lines.append(f"  {name:{wide}s}   linear R^2 {text(row['linear R2'])}   mean CCA {text(row['mean CCA'])}")
     for name, found in tree["competence"].items():
         if name != "bins":
             lines.append(f"  {found if name == 'note' else f'rank correlation of {name}: {text(found)}'}")
     return lines
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def as_tree(value: Any) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from denoised_mdp.analysis.report.data import RunData
-from denoised_mdp.config import as_tree, differences, key_of_difference
+from denoised_mdp.config import as_tree, differences_but_seed, key_of_difference
 from denoised_mdp.config.choices import all_options, unknown
 from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.effect import unused
@@ -178,7 +177,7 @@ def _refuse_other_protocol(one: Entry, other: Entry) -> None:
 
 def _refuse_other_settings(one: Entry, other: Entry, by: Sequence[str]) -> None:
     """Two runs of a method in a cell must differ in the seed, and in nothing else that is learned from."""
-    found = differences(one.run.config, dataclasses.replace(other.run.config, seed=one.run.config.seed))
+    found = differences_but_seed(one.run.config, other.run.config)
     ignored = _unused(one, other)
     if changed := [line for line in found if key_of_difference(line, one.run.config) not in ignored]:
         more = ",".join((*by, key_of_difference(changed[0], one.run.config)))

@@ -167,7 +167,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
     def step(self, action: np.ndarray):
         """Apply `action` [5] in [-1, 1] for one control step."""
         model, data = self._model, self._data
-        data.ctrl[:9] = self._arm.targets(data, np.clip(np.asarray(action, np.float64), -1, 1))
+        data.ctrl[:9] = self._arm.targets(data, np.asarray(action, np.float64))
         for _ in range(SUBSTEPS):
             data.qfrc_applied[:9] = data.qfrc_bias[:9]  # gravity compensation of the arm
             mujoco.mj_step2(model, data)
