@@ -10,9 +10,8 @@ from small_runs import TINY
 
 from denoised_mdp.analysis.status import statuses
 from denoised_mdp.cli import sweep as sweeps
-from denoised_mdp.cli.grid import read_grid
+from denoised_mdp.cli.grid import grid_folder, read_grid
 from denoised_mdp.cli.main import main
-from denoised_mdp.cli.sweep import grid_folder
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.folder import RunFolder

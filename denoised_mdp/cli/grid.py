@@ -16,14 +16,17 @@ Later parts win: options, axes in their order, the command line. There ``sweep.s
 from __future__ import annotations
 
 import itertools
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.cli.words import words_of_group
+from denoised_mdp.cli.words import plain_value, quote, sweep_folder, words_of_group
+from denoised_mdp.config import expanded
 from denoised_mdp.config.choices import ALIASES, GROUPS, choices, config_folder
-from denoised_mdp.config.overrides import is_hydra, split, value_of
+from denoised_mdp.config.overrides import QUOTED, is_hydra, split, value_of
 from denoised_mdp.config.validate import as_text, shown
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.files import read_yaml
@@ -35,6 +38,10 @@ class Job:
 
     name: str
     overrides: tuple[str, ...]
+
+    def options_in(self, folder: str) -> list[str]:
+        """Its options, with its own folder in that of the grid."""
+        return [*self.overrides, f"run_dir={quote(os.path.join(folder, self.name))}"]
 
 
 def of_grid(word: str) -> bool:
@@ -85,6 +92,35 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
         hint = f"no run has all these values. Leave out one of {', '.join(said)}" if said else "it lists no runs"
         raise UserError(f"sweep={source}: {hint}.")
     return Path(source).stem, list(jobs.values())
+
+
+def grid_folder(words: Sequence[str]) -> tuple[str, list[Job]]:
+    """Return the folder of a whole grid, ``runs/NAME`` unless ``run_dir`` names another, and its jobs."""
+    name, jobs = read_grid(words)
+    pairs = [split(word) for word in words if not of_grid(word)]
+    said = dict(pair for pair in pairs if not is_hydra(pair[0]))
+    if (folder := said.pop("run_dir", "null")) != "null":
+        if re.search(r"\$\{(?!oc\.)", folder):
+            raise UserError(f"run_dir={folder}: all runs of a grid have folders in this one; leave ${{...}} out.")
+        return expanded(plain_value("run_dir", folder) if QUOTED.fullmatch(folder) else folder), jobs
+    return sweep_folder(said, name), jobs
+
+
+def options_of_one(words: Sequence[str]) -> list[str]:
+    """The options of a command line; where it chooses one run of a grid, those of that run.
+
+    Raises:
+        UserError: see `read_grid`; or it leaves several runs.
+    """
+    if not any(map(of_grid, words)):
+        return list(words)
+    folder, jobs = grid_folder(words)
+    if len(jobs) > 1:
+        raise UserError(
+            f"{len(jobs)} runs are left ({jobs[0].name}, {jobs[1].name}, ...): choose one with sweep.AXIS=VALUE."
+            " 'denoised-mdp train sweep=... --dry-run' lists them."
+        )
+    return [*jobs[0].options_in(folder), *(word for word in words if is_hydra(word.partition("=")[0]))]
 
 
 class Axis:

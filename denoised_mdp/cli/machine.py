@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from denoised_mdp.cli.arguments import add_command, add_count, add_options, expanded, positive
+from denoised_mdp.cli.grid import options_of_one
 from denoised_mdp.errors import UserError, did_you_mean
 
 SHELLS = ("bash", "zsh", "fish")  # that completion knows
@@ -60,7 +61,6 @@ def _completion(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.cli.sweep import options_of_one
     from denoised_mdp.config import load_config
 
     overrides = options_of_one(arguments.overrides)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from denoised_mdp import __version__, progress
 from denoised_mdp.cli.arguments import Parser, add_command, add_options, first_probe, suggest
-from denoised_mdp.cli.grid import of_grid
+from denoised_mdp.cli.grid import of_grid, options_of_one
 from denoised_mdp.cli.machine import add_machine_commands
 from denoised_mdp.cli.probe import add_probe_commands
 from denoised_mdp.cli.runs import add_run_commands
@@ -114,7 +114,6 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.cli.sweep import options_of_one
     from denoised_mdp.config import contrast, load_config
 
     overrides = options_of_one(arguments.overrides)

@@ -17,12 +17,12 @@ from typing import Any
 from unittest import mock
 
 from denoised_mdp.analysis.status import status_of
-from denoised_mdp.cli.grid import Job, of_grid, read_grid
-from denoised_mdp.cli.words import check_values, plain, plain_value, quote, sweep_folder, translate_multirun, word_of
-from denoised_mdp.config import differences, expanded, load_config, read_config
+from denoised_mdp.cli.grid import Job, grid_folder, of_grid
+from denoised_mdp.cli.words import check_values, plain, plain_value, quote, translate_multirun, word_of
+from denoised_mdp.config import differences, load_config, read_config
 from denoised_mdp.config.choices import GROUPS, choices
 from denoised_mdp.config.compose import explain, merge
-from denoised_mdp.config.overrides import QUOTED, is_hydra, split, value_of
+from denoised_mdp.config.overrides import is_hydra, value_of
 from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.run.folder import RunFolder
@@ -120,36 +120,6 @@ def translate_grid(overrides: list[str]) -> tuple[list[str], dict[str, Job]]:
     return [*words, f"+job={','.join(map(quote, jobs))}"], jobs
 
 
-def grid_folder(overrides: list[str]) -> tuple[str, list[Job]]:
-    """Return the folder of a whole grid, ``runs/NAME`` unless ``run_dir`` names another, and its jobs."""
-    name, jobs = read_grid(overrides)
-    pairs = [split(word) for word in overrides if not of_grid(word)]
-    said = dict(pair for pair in pairs if not is_hydra(pair[0]))
-    if (folder := said.pop("run_dir", "null")) != "null":
-        if re.search(r"\$\{(?!oc\.)", folder):
-            raise UserError(f"run_dir={folder}: all runs of a grid have folders in this one; leave ${{...}} out.")
-        return expanded(plain_value("run_dir", folder) if QUOTED.fullmatch(folder) else folder), jobs
-    return sweep_folder(said, name), jobs
-
-
-def options_of_one(words: Sequence[str]) -> list[str]:
-    """The options of a command line; where it chooses one run of a grid, those of that run.
-
-    Raises:
-        UserError: see `read_grid`; or it leaves several runs.
-    """
-    if not any(map(of_grid, words)):
-        return list(words)
-    folder, jobs = grid_folder(list(words))
-    if len(jobs) > 1:
-        raise UserError(
-            f"{len(jobs)} runs are left ({jobs[0].name}, {jobs[1].name}, ...): choose one with sweep.AXIS=VALUE."
-            " 'denoised-mdp train sweep=... --dry-run' lists them."
-        )
-    hydra = [word for word in words if is_hydra(word.partition("=")[0])]
-    return [*jobs[0].overrides, f"run_dir={quote(os.path.join(folder, jobs[0].name))}", *hydra]
-
-
 def config_of(job: Job, folder: str) -> Config:
     """The configuration of a job in the folder of its grid.
 
@@ -157,7 +127,7 @@ def config_of(job: Job, folder: str) -> Config:
         UserError: there is none; the message names the job, since its options may be those of a file.
     """
     try:
-        return load_config([*job.overrides, f"run_dir={quote(os.path.join(folder, job.name))}"])
+        return load_config(job.options_in(folder))
     except UserError as error:
         raise UserError(f"run {job.name} of the sweep: {error}") from error
 

@@ -49,9 +49,8 @@ def cached(key: str, make: Callable[[], np.ndarray], fits: Callable[[np.ndarray]
 
 def _stored(path: Path, fits: Callable[[np.ndarray], bool]) -> np.ndarray | None:
     """Return the array of a file as a memory map; None if the file is missing or holds something else."""
-    if not _is_there(path):
+    if (about := _about(path)) is None:
         return None
-    about = path.stat()
     name = (str(path), about.st_ino, about.st_mtime_ns, about.st_size)
     try:
         if (array := _OPEN.get(name)) is None:
@@ -66,13 +65,14 @@ def _stored(path: Path, fits: Callable[[np.ndarray], bool]) -> np.ndarray | None
     return array
 
 
-def _is_there(path: Path) -> bool:
-    """Whether the file exists; OSError if it is no regular file: opening a pipe or a device may block."""
+def _about(path: Path) -> os.stat_result | None:
+    """What is known of the file, None without one; OSError if it is no regular file: opening a pipe may block."""
     with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISREG(path.stat().st_mode):
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
             raise OSError("not a regular file")
-        return True
-    return False
+        return about
+    return None
 
 
 def _store(path: Path, array: np.ndarray) -> None:
@@ -96,7 +96,7 @@ def _locked(path: Path):
     except ImportError:  # not POSIX: the atomic rename keeps the cache correct, at the cost of duplicate work
         yield
         return
-    _is_there(path)
+    _about(path)
     try:
         file = open(path, "a")
     except PermissionError:  # another user's: to lock it, reading is enough

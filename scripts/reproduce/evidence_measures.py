@@ -11,12 +11,11 @@ from denoised_mdp.analysis.probe import Options, Probe
 from denoised_mdp.analysis.probes import PROBES, factors, invariance
 from denoised_mdp.analysis.report.data import RunData, read_run
 from denoised_mdp.analysis.results import subjects, write_json
-from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError
 from denoised_mdp.options import BEST, option
 from denoised_mdp.progress import shown
 from denoised_mdp.run.checkpoint import list_steps
-from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.environments import environment_maker, shows_clips
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.state import best_step, evaluated_episodes
 
@@ -36,10 +35,9 @@ def returns(runs: Sequence[Path], options: ReturnOptions) -> list[str]:
     lines = []
     for subject in subjects(runs, options):
         config, seeds = subject.config, evaluation_seeds(subject.config.seed, options.episodes, options.after)
-        clips = any(DISTRACTORS[name].shows_clips for name in config.distractors)
         played = {
             split: evaluate(subject.agent, environment_maker(config, split), seeds).returns
-            for split in ("train", *(["test"] if clips else []))
+            for split in ("train", *(["test"] if shows_clips(config) else []))
         }
         path = f"{subject.stem('returns', options.output, options.variant())}.json"
         lines.append(f"  {write_json(path, subject.about('returns', options.measured()) | {'returns': played})}")

@@ -89,15 +89,12 @@ class BodyColor(Appearance):
         """Shift the colours of what moves."""
         shift = self.noise_values()
         geom, site, skin, tendon = 5, 6, 11, 18  # of mjtObj
-        fixed = model.body_weldid == 0  # [bodies]
-        bodies = {geom: model.geom_bodyid, site: model.site_bodyid}
+        moving = model.body_weldid != 0  # [bodies]
+        moves = {geom: moving[model.geom_bodyid], site: moving[model.site_bodyid]}  # [geoms], [sites]
         for index in range(scene.ngeom):
             drawn = scene.geoms[index]
-            if drawn.objtype in bodies:
-                moves = not fixed[bodies[drawn.objtype][drawn.objid]]
-            else:
-                moves = drawn.objtype in (skin, tendon)
-            if moves:
+            kind = drawn.objtype
+            if kind in (skin, tendon) or (kind in moves and moves[kind][drawn.objid]):
                 drawn.rgba[:3] = np.clip(drawn.rgba[:3] + shift, 0, 1)
 
 

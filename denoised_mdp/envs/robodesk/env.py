@@ -28,32 +28,23 @@ from denoised_mdp.envs.robodesk.scene import (
     TV_TEXTURE,
     build_model,
     lamp_geoms,
+    place_anywhere,
+    refuse_divergence,
     wood_brightness,
     wood_geoms,
 )
 from denoised_mdp.envs.robodesk.tasks import PRESSED, REWARDS, Situation, find_task
 from denoised_mdp.envs.robodesk.tv import GRAY
 from denoised_mdp.envs.suites import tasks
-from denoised_mdp.envs.world import World, diverged
+from denoised_mdp.envs.world import World
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.seeding import generator, generator_state, restore_generator
 
 import mujoco  # isort: skip
 
 SUBSTEPS = 10  # physics steps of 2 ms
-START_POSE = np.array([-0.3, -0.4, 0.28, -2.5, 0.13, 1.87, 0.91, 0.01, 0.01])
-START_SPREAD = 0.15  # of the control range
-# Initial shifts of objects: joint -> (least, most) of each shifted coordinate, in metres.
-START_SHIFTS = {
-    "drawer_joint": [(0.0, -0.1)],
-    "slide_joint": [(0.0, 0.2)],
-    "flat_block": [(0.0, 0.3), (0.0, 0.07)],
-    "ball": [(0.0, 0.48), (0.0, 0.08)],
-    "upright_block": [(0.05, 0.35), (0.0, 0.05)],
-}
 HUE_GAIN = 0.75
 CONTROLLABLE = "controllable, irrelevant"
-_DIVERGED = [mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC]
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _SHARED = int(_STATE) & ~int(mujoco.mjtState.mjSTATE_XFRC_APPLIED)  # has one size with and without a television
 
@@ -151,14 +142,9 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         super().reset(seed=seed)
         if seed is not None or self._rng is None:
             self._rng = generator(seed, "physics")
-        model, data, rng = self._model, self._data, self._rng
+        model, data = self._model, self._data
         mujoco.mj_resetData(model, data)
-        for name, shifts in START_SHIFTS.items():
-            begin = model.joint(name).qposadr[0]
-            for offset, (low, high) in enumerate(shifts):
-                data.qpos[begin + offset] += low + (high - low) * rng.random()
-        low, high = model.actuator_ctrlrange[:9].T
-        data.qpos[:9] = START_POSE + START_SPREAD * rng.uniform(low, high)
+        place_anywhere(model, data, self._rng)
         mujoco.mj_forward(model, data)
         self._start = {block: self._places[block].copy() for block in BLOCKS}
         self._steps, self._solved = 0, False
@@ -172,17 +158,9 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
             data.qfrc_applied[:9] = data.qfrc_bias[:9]  # gravity compensation of the arm
             mujoco.mj_step2(model, data)
             mujoco.mj_step1(model, data)
-        self._check_divergence()
+        refuse_divergence(data, self.task_name)
         self._steps += 1
         return self.signal(), self._earn(), False, self._steps >= self.episode_steps, {}
-
-    def _check_divergence(self) -> None:
-        """Refuse to go on where MuJoCo has put all bodies back where the model has them, as it does then."""
-        warnings = [self._data.warning[kind] for kind in _DIVERGED]
-        if any(warning.number for warning in warnings):
-            for warning in warnings:
-                warning.number = 0
-            raise diverged(self.task_name)
 
     def signal(self) -> np.ndarray:
         """Return the true state, float32 [S], see `signal_names`."""

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from denoised_mdp.envs import rendering  # noqa: F401 (first: it chooses the GL backend)
+from denoised_mdp.envs.world import diverged
 from denoised_mdp.errors import UserError
 
 import mujoco  # isort: skip
@@ -32,9 +33,21 @@ TV_PLACE = (1.3, 1.825, 1.6)
 TV_PIXELS = (60, 120)  # rows, columns of the picture
 TV_TEXTURE = (120, 120)  # that it is enlarged to
 
+START_POSE = np.array([-0.3, -0.4, 0.28, -2.5, 0.13, 1.87, 0.91, 0.01, 0.01])
+START_SPREAD = 0.15  # of the control range
+# Initial shifts of objects: joint -> (least, most) of each shifted coordinate, in metres.
+START_SHIFTS = {
+    "drawer_joint": [(0.0, -0.1)],
+    "slide_joint": [(0.0, 0.2)],
+    "flat_block": [(0.0, 0.3), (0.0, 0.07)],
+    "ball": [(0.0, 0.48), (0.0, 0.08)],
+    "upright_block": [(0.05, 0.35), (0.0, 0.05)],
+}
+
 WOOD_GAIN = 1.3
 HIDDEN = 5  # a geom group that is never drawn
 _BOX, _CYLINDER = mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_CYLINDER
+_DIVERGED = [mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC]
 _NOT_COPIED = re.compile("panda0|" + "|".join(BLOCKS))
 _NO_CONTACT = {"contype": 0, "conaffinity": 0, "mass": 0.0, "group": 1}
 _WHITE = (0.95, 0.99, 0.92, 1.0)  # of the arm
@@ -88,6 +101,25 @@ def _compile(folder: str, room: bool, quality: str) -> mujoco.MjModel:
     if quality == "fast":
         _brighten_wood(model)
     return model
+
+
+def place_anywhere(model: mujoco.MjModel, data: mujoco.MjData, rng: np.random.Generator) -> None:
+    """Draw where objects and the arm are when an episode begins, into the positions of data that was just reset."""
+    for name, shifts in START_SHIFTS.items():
+        begin = model.joint(name).qposadr[0]
+        for offset, (low, high) in enumerate(shifts):
+            data.qpos[begin + offset] += low + (high - low) * rng.random()
+    low, high = model.actuator_ctrlrange[:9].T  # [9] each
+    data.qpos[:9] = START_POSE + START_SPREAD * rng.uniform(low, high)
+
+
+def refuse_divergence(data: mujoco.MjData, task: str) -> None:
+    """Raise UserError where MuJoCo has put all bodies back where the model has them, as it does on a divergence."""
+    warnings = [data.warning[kind] for kind in _DIVERGED]
+    if any(warning.number for warning in warnings):
+        for warning in warnings:
+            warning.number = 0
+        raise diverged(task)
 
 
 def lamp_geoms(model: mujoco.MjModel) -> list[int]:
