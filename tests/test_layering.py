@@ -124,6 +124,7 @@ def test_every_layer_exists():
         "from denoised_mdp.config import load_config; load_config(['preset=debug'])",
         "from denoised_mdp.cli.main import main; main(['train', 'env.taks=1'])",
         "from denoised_mdp.cli.main import main; main(['probe', 'factors', 'run', '--steps', '0'])",
+        "from denoised_mdp.cli.main import main; main(['config', 'sweep=evidence', 'sweep.method=2c', 'sweep.seed=0'])",
     ],
 )
 def test_pytorch_is_imported_only_where_it_is_needed(statement):
