@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +45,35 @@ def tiny(path: Path, *overrides: str) -> Config:
 def lines(path: Path) -> list[dict]:
     """What metrics.jsonl holds."""
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def forked(body: Callable[[], int]) -> tuple[int, int]:
+    """Call something in a forked process: (its id, a pipe of its output). Its answer is the exit code.
+
+    What this process has imported need not be imported again, which takes seconds.
+    """
+    reading, writing = os.pipe()
+    if child := os.fork():
+        os.close(writing)
+        return child, reading
+    code = 70
+    try:
+        os.dup2(writing, 1)
+        os.dup2(writing, 2)
+        os.close(reading)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+        code = body()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def finish(child: int, reading: int) -> tuple[int, str]:
+    """Wait for a process: (exit code, output)."""
+    with os.fdopen(reading, errors="replace") as output:
+        text = output.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
 
 
 def stop_after_units(trainer: Trainer, count: int) -> None:

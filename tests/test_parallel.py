@@ -9,12 +9,13 @@ import subprocess
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from small_runs import TINY, lines, run_in_parts, tiny
+from small_runs import TINY, finish, forked, lines, run_in_parts, tiny
 
 from denoised_mdp.agents import followers
 from denoised_mdp.agents.followers import Leader
@@ -259,18 +260,24 @@ def test_a_followers_gpu_is_the_one_of_its_place_on_its_machine(monkeypatch):
         own_gpu(1, 2)
 
 
-def meeting(by="followers._meet()", **environment):
+def meeting(by=followers._meet, **environment):
     """What a process of its own says that tries to meet others: a failed attempt spoils all later ones of a process."""
-    code = "import threading; from datetime import timedelta; from denoised_mdp.agents import followers;"
-    code += f"followers.MEETING = timedelta(seconds=2); {by}"
-    run = [sys.executable, "-c", code]
-    return subprocess.run(run, env=os.environ | environment, capture_output=True, text=True, timeout=120).stderr
+
+    def attempt():
+        os.environ |= environment
+        followers.MEETING = timedelta(seconds=2)
+        by()
+        return 0
+
+    return finish(*forked(attempt))[1]
 
 
-IN_A_THREAD = "threading.Thread(target=followers._meet).start()"
+def meet_in_a_thread():
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(followers._meet).result()
 
 
-@pytest.mark.parametrize(("rank", "how"), [(0, {}), (1, {}), (0, {"by": IN_A_THREAD})])
+@pytest.mark.parametrize(("rank", "how"), [(0, {}), (1, {}), (0, {"by": meet_in_a_thread})])
 def test_processes_that_do_not_meet_say_where(rank, how):
     """The port of the first one is taken; the other finds nobody there. A thread, too, may try."""
     with socket.socket() as taken:

@@ -1,5 +1,6 @@
 """What a checkpoint counts is on the disk before it has its name; full disks, lost folders, signals at any time."""
 
+import json
 import os
 import random
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import TINY, lines, tiny
+from small_runs import TINY, finish, forked, lines, tiny
 
 from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
@@ -44,28 +45,13 @@ def command(path: Path, *more: str) -> list[str]:
 
 
 def start(arguments: list[str], before=lambda: None) -> tuple[int, int]:
-    """Run a command in a forked process: (its id, a pipe from which its output can be read)."""
-    reading, writing = os.pipe()
-    if child := os.fork():
-        os.close(writing)
-        return child, reading
-    code = 70
-    try:
-        os.dup2(writing, 1)
-        os.dup2(writing, 2)
-        os.close(reading)
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+    """Run a command in a forked process, after something else there: as `forked`."""
+
+    def body() -> int:
         before()
-        code = main(arguments)
-    finally:
-        os._exit(code)
+        return main(arguments)
 
-
-def finish(child: int, reading: int) -> tuple[int, str]:
-    """Wait for a process: (exit code, output)."""
-    with os.fdopen(reading, errors="replace") as output:
-        text = output.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+    return forked(body)
 
 
 def contents(folder: Path) -> dict[Path, object]:
@@ -273,11 +259,9 @@ def test_signals_at_any_moment(tmp_path, whole):
 
 
 LEAVING = """
-import atexit, os, signal, sys, time
+import atexit, json, os, signal, sys, time
 import denoised_mdp.session
 from denoised_mdp.cli.main import main
-
-leaving, saving = sys.argv.pop(1), sys.argv.pop(1)
 
 def send(names):
     for name in names.split():
@@ -290,27 +274,28 @@ def train(config, stop):
     return False
 
 denoised_mdp.session.train = train
-atexit.register(send, leaving)
-sys.exit(main())
+for saving, leaving in json.loads(sys.argv.pop(1)):
+    if os.fork() == 0:
+        atexit.register(send, leaving)
+        sys.exit(main())
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("saving", "leaving", "code"),
-    [
-        ("SIGUSR1", "", 128 + signal.SIGUSR1),
-        ("SIGUSR1", "SIGTERM", 128 + signal.SIGUSR1),
-        ("SIGUSR1", "SIGUSR1 SIGINT SIGHUP", 128 + signal.SIGUSR1),
-        ("SIGUSR1 SIGTERM SIGINT", "SIGTERM", 128 + signal.SIGUSR1),
-        ("SIGTERM SIGUSR1", "SIGUSR1", 128 + signal.SIGTERM),
-        ("SIGINT SIGINT", "", 128 + signal.SIGINT),
-    ],
-)
-def test_the_first_signal_decides_the_exit_code(saving, leaving, code):
+def test_the_first_signal_decides_the_exit_code():
     """Clusters warn with one signal and follow with another: a job script must see the first."""
-    options = ["train", *TINY, "run_dir=nowhere"]
-    done = subprocess.run([sys.executable, "-c", LEAVING, leaving, saving, *options], capture_output=True, text=True)
-    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+    cases = {  # signals while it saves, and while the interpreter ends -> exit code
+        ("SIGUSR1", ""): 128 + signal.SIGUSR1,
+        ("SIGUSR1", "SIGTERM"): 128 + signal.SIGUSR1,
+        ("SIGUSR1", "SIGUSR1 SIGINT SIGHUP"): 128 + signal.SIGUSR1,
+        ("SIGUSR1 SIGTERM SIGINT", "SIGTERM"): 128 + signal.SIGUSR1,
+        ("SIGTERM SIGUSR1", "SIGUSR1"): 128 + signal.SIGTERM,
+        ("SIGINT SIGINT", ""): 128 + signal.SIGINT,
+    }
+    command = [sys.executable, "-c", LEAVING, json.dumps(list(cases)), "train", *TINY, "run_dir=nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert list(map(int, done.stdout.split())) == list(cases.values()), done.stderr
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
 
 
 def test_a_terminal_that_is_closed_stops_a_training_unless_nohup_has_it_ignored():
