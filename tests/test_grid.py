@@ -1,6 +1,7 @@
 """Grids of runs: which jobs a file means, what the command line may choose, what is trained and what is skipped."""
 
 import collections
+import contextlib
 import itertools
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from denoised_mdp.analysis.status import statuses
 from denoised_mdp.cli import sweep as sweeps
 from denoised_mdp.cli.grid import grid_folder, read_grid
 from denoised_mdp.cli.main import main
-from denoised_mdp.config import load_config
+from denoised_mdp.config import load_config, save_config
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.folder import RunFolder
 
@@ -95,9 +96,15 @@ def test_the_command_line_chooses_values_and_adds_those_of_an_option(grid):
         ([], {"runs": []}, "it lists no runs"),
         ([], {"options": {"run_dir": "a"}}, "it sets run_dir"),
         ([], {"axes": {"a": {"b": {"run_dir": "a"}}}}, "it sets run_dir"),
+        ([], {"options": {True: 1}}, "true is no name of an option"),
+        ([], {"options": {"train": {"log": {None: 1}}}}, "null is no name"),
+        ([], {"axes": {1: [2]}}, "1 is no name"),
+        ([], {"axes": {"a": {"b": {"env": {2.5: 1}}}}}, "2.5 is no name"),
+        (["sweep=~/none.yaml"], {}, "No such file .* '/nowhere/none.yaml'"),
     ],
 )
-def test_a_mistake_is_one_line(grid, words, parts, said):
+def test_a_mistake_is_one_line(grid, monkeypatch, words, parts, said):
+    monkeypatch.setenv("HOME", "/nowhere")
     words = words if "sweep=" in "".join(words) else [grid(**parts), *words]
     with pytest.raises(UserError, match=said) as raised:
         read_grid(words)
@@ -171,6 +178,21 @@ def test_spaces_are_no_part_of_a_value(grid):
     assert names(grid(), "sweep.method=dreamer", "sweep.seed=[0, 1]") == ["dreamer-seed=0", "dreamer-seed=1"]
 
 
+def test_sets_of_distractors_are_chosen_as_with_multirun(grid):
+    word = grid(axes={"distractors": ["none", ["video_background", "camera_jitter"]], "seed": [0]})
+    assert names(word) == ["distractors=none-seed=0", "distractors=[video_background,camera_jitter]-seed=0"]
+    (one,) = read_grid([word, "sweep.distractors=[video_background,camera_jitter]"])[1]
+    assert one.name == names(word)[1]
+    assert list(load_config([*one.overrides]).distractors) == ["video_background", "camera_jitter"]
+    chosen = read_grid([word, "sweep.distractors=none,[camera_jitter]"])[1]
+    assert [list(load_config([*job.overrides]).distractors) for job in chosen] == [[], ["camera_jitter"]]
+    block = grid(
+        axes={"distractors": ["none", ["video_background", "camera_jitter"]]},
+        runs=[{"distractors": [["video_background", "camera_jitter"]]}],
+    )
+    assert names(block) == ["distractors=[video_background,camera_jitter]"]
+
+
 def test_an_option_that_no_chosen_run_sets_can_be_set(grid):
     word = grid(axes={"noise": {"none": {"model.kl.beta": 1}, "video": {"distractors": "video_background"}}}, runs=[{}])
     (job,) = read_grid([word, "sweep.noise=video", "model.kl.beta=0.1"])[1]
@@ -189,6 +211,8 @@ def test_one_run_of_a_grid_can_be_looked_at_as_any_other(grid, capsys):
     assert main(["config", *one]) == 0
     shown = capsys.readouterr().out
     assert main(["config", *TINY, "model=dreamer", "seed=1", "run_dir=runs/a/dreamer-seed=1"]) == 0
+    assert capsys.readouterr().out == shown
+    assert main(["train", "--cfg", "job", *one]) == 0
     assert capsys.readouterr().out == shown
     for words, said in (
         (one[:2], "2 runs are left (dreamer-seed=0, dreamer-seed=1, ...): choose one"),
@@ -271,11 +295,21 @@ def test_a_run_in_use_is_left_to_the_process_that_trains_it(grid, tmp_path, monk
 
 def test_a_run_that_another_process_took_in_the_same_moment_is_no_failure(grid, tmp_path, monkeypatch, capfd):
     """Both asked before either had the folder's lock; by now the other one trains it, or is done."""
-    states = iter(["finished", "failed"])
-    monkeypatch.setattr(sweeps, "status_of", lambda path: SimpleNamespace(state=next(states)))
+    states = iter(["new", "new", "finished", "failed"])  # as the jobs are listed, and as each is refused
+    monkeypatch.setattr(sweeps, "state_of", lambda config: (next(states), 0.0))
     with pytest.raises(sweeps.JobFailed):
         sweeps.sweep([grid(), "sweep.method=denoised"], lambda words: 2)
     assert not list(states)
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.5])
+def test_a_job_that_is_refused_since_its_folder_holds_another_run_has_failed(tmp_path, monkeypatch, beta):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweeps, "status_of", lambda path: SimpleNamespace(state="finished", step=10**9))
+    (tmp_path / "runs" / "run").mkdir(parents=True)
+    save_config(load_config([*TINY, f"model.kl.beta={beta}"]), tmp_path / "runs" / "run" / "config.yaml")
+    with pytest.raises(sweeps.JobFailed) if beta == 0.5 else contextlib.nullcontext():
+        sweeps.sweep([*TINY, "run_dir=runs"], lambda words: 2)
 
 
 def test_another_launcher_gets_all_jobs_at_once(grid, capfd):

@@ -1,22 +1,22 @@
 """Agents that come with the package: how they are made, found and used, and that nothing is written beside them."""
 
+import os
 import re
 import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from small_runs import tiny
+from small_runs import finish, forked, tiny
 
 import denoised_mdp
 from denoised_mdp.analysis.report.data import read_run
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import read_config
 from denoised_mdp.errors import UserError
+from denoised_mdp.run import checkpoint
 from denoised_mdp.run import folder as folders
 from denoised_mdp.run.diff import compare
 from denoised_mdp.run.pretrained import compact, export
@@ -92,26 +92,22 @@ def test_an_export_that_fails_leaves_the_one_before(run, tmp_path, monkeypatch):
     assert denoised_mdp.load(out).config.env.task == "dot"
 
 
-KILLED = """
-import os, sys
-from denoised_mdp.run import checkpoint, pretrained
-save = checkpoint.save
-def killed(*arguments, **options):
-    if sys.argv[3] == "after":
-        save(*arguments, **options)
-    os._exit(9)
-checkpoint.save = killed
-pretrained.export(*sys.argv[1:3])
-"""
-
-
 @pytest.mark.parametrize(("place", "when"), [("new", "before"), ("new", "after"), ("earlier", "after")])
-def test_an_export_that_was_killed_is_repeated(run, tmp_path, place, when):
+def test_an_export_that_was_killed_is_repeated(run, tmp_path, monkeypatch, place, when):
     """Before or after its weights were written."""
     whole, out = export(run, tmp_path / "whole" / "b"), tmp_path / "b"
     if place == "earlier":
         export(run, out, checkpoint=80)
-    assert subprocess.run([sys.executable, "-c", KILLED, str(run), str(out), when]).returncode == 9
+    save = checkpoint.save
+
+    def killed(*arguments, **options):
+        if when == "after":
+            save(*arguments, **options)
+        os._exit(9)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", killed)
+        assert finish(*forked(lambda: export(run, out) and 0))[0] == 9
     assert files(export(run, out)) == files(whole)
 
 
@@ -215,6 +211,14 @@ def test_a_report_finds_results_that_were_written_elsewhere(packaged, capsys):
     assert main(probe) == 0 and "--probes out" in capsys.readouterr().err
     assert main(["report", "pretrained:dot", "--probes", "out"]) == 0 and "Health" in Path("report.html").read_text()
     assert not folders.RunFolder("pretrained:dot").was_at("pretrained:dog")
+
+
+def test_what_is_made_from_it_is_no_run_that_has_lost_its_configuration(packaged, capsys):
+    assert main(["probe", "health", "pretrained:dot", "--episodes", "3", "--steps", "12"]) == 0
+    for command in ("status", "report", "evaluate"):
+        capsys.readouterr()
+        assert main([command, "dot"]) == 2
+        assert ("holds no run yet" if command != "evaluate" else "'pretrained:dot'?") in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line(packaged, capsys):

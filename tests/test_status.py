@@ -1,5 +1,6 @@
 """What `denoised-mdp status` says of runs, and what a failing run leaves in its folder."""
 
+import errno
 import json
 import math
 import pickle
@@ -13,6 +14,7 @@ from report_runs import make_run
 from small_runs import TINY, run_units, tiny
 
 from denoised_mdp import hooks
+from denoised_mdp.analysis import status
 from denoised_mdp.analysis.status import status_of, statuses
 from denoised_mdp.cli.main import main
 from denoised_mdp.errors import EnvironmentFailure, UserError
@@ -145,6 +147,28 @@ def test_a_run_is_damaged_when_no_checkpoint_is_whole(tmp_path, size):
         spoil(file)
     seen = status_of(tmp_path / "a")
     assert seen.state == "damaged" and "All its checkpoints are damaged" in seen.error
+
+
+def test_what_is_wrong_with_one_run_is_no_error_of_all(tmp_path, monkeypatch, capsys):
+    """A flipped bit in the length of a header, which then is larger than any memory; a folder that may not be read."""
+    run_units(tiny(tmp_path / "a"), 10**9)
+    whole = shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for file in (tmp_path / "a").glob("checkpoints/step_*/tensors.safetensors"):
+        content = bytearray(file.read_bytes())
+        content[7] ^= 0x40
+        file.write_bytes(content)
+    assert [one.state for one in statuses([tmp_path])] == ["damaged", "finished"]
+    found = status.checkpoints.list_steps
+
+    def list_steps(folder):
+        if folder.parent == whole:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return found(folder)
+
+    monkeypatch.setattr(status.checkpoints, "list_steps", list_steps)
+    assert main(["status", str(tmp_path)]) == 1
+    shown = capsys.readouterr().out
+    assert "2 damaged" in shown and f"{whole / 'checkpoints'} cannot be read (Permission denied)." in shown
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json"])

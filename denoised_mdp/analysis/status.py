@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,13 +60,18 @@ def status_of(path: Path) -> Status:
         damage = str(problem)
     metrics, _ = read_metrics(run.metrics)
     speed, _ = read_speed(run.tensorboard)
-    saved, steps = 0, []
-    with contextlib.suppress(UserError, OSError):
+    saved, steps, begun = 0, [], True
+    try:
         steps = checkpoints.list_steps(run.checkpoints)
         saved = checkpoints.newest_seen_whole(run.checkpoints) or 0
+        begun = saved or not run.held or checkpoints.expects_first(run.checkpoints)
+    except UserError as problem:
+        damage = damage or str(problem)
+    except OSError as problem:
+        damage = damage or f"{run.checkpoints} cannot be read ({problem.strerror})."
     if steps and not saved:
         damage = damage or f"All its checkpoints are damaged: restore a copy of {run.checkpoints}."
-    elif not saved and run.held and not checkpoints.expects_first(run.checkpoints):
+    elif not begun:
         damage = damage or f"It has lost its checkpoints: put {run.checkpoints} back."
     total = config.train.total_steps if config else None
     done = config is not None and _complete(config, saved, checkpoints.plain_values(run.checkpoints, saved))
@@ -95,9 +99,11 @@ def status_of(path: Path) -> Status:
 
 def _complete(config: Config, step: int, state: Mapping[str, Any]) -> bool:
     """Whether a run with this in its checkpoint, of which nothing has been checked, has nothing left to do."""
-    counters = state.get("counters")
+    counters, pending = state.get("counters"), state.get("pending")
     updates = counters.get("updates") if isinstance(counters, dict) else None
-    return type(updates) is int and Schedule(config).complete(step, updates, state.get("pending"))
+    if type(updates) is not int or not isinstance(pending, list) or not all(isinstance(name, str) for name in pending):
+        return False
+    return Schedule(config).complete(step, updates, pending)
 
 
 def statuses(folders: Sequence[Path]) -> list[Status]:

@@ -142,13 +142,12 @@ class Doctor:
 
     def check_run_folder(self) -> None:
         """Whether the run folder is free, or holds a run that can resume with this configuration."""
-        folder = RunFolder.checked(self.config.run_dir).path
-        if not (folder / "config.yaml").exists():
-            _row("run folder", f"{folder} (new)")
+        run = RunFolder.checked(self.config.run_dir)
+        if not run.config.exists():
+            _row("run folder", f"{run.path} (new)")
             return
-        _row("run folder", f"{folder} (holds a run)")
-        if changed := differences(read_config(folder), self.config):
-            raise UserError(f"{folder} holds another configuration ({'; '.join(changed)}): choose another run_dir.")
+        _row("run folder", f"{run.path} (holds a run)")
+        run.refuse_changes(differences(read_config(run.path), self.config))
 
     def check_clips(self, options: dict, size: int, sample: int = 10) -> None:
         """Count the clips of both splits and decode the first `sample` of each; names those that fail."""

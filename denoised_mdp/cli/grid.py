@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
             raise UserError(f"sweep={source}: it sets {key}; give that on the command line.")
     for word, text in said.items():
         key = word.removeprefix("sweep.")
-        _known(key, axes, word).choose([name.strip() for name in text.strip("[] ").split(",")])
+        _known(key, axes, word).choose(text)
     shared = [word for word in words if not of_grid(word) and not is_hydra(word) and not word.startswith("run_dir=")]
     _refuse_axes(shared, axes)
     jobs: dict[str, Job] = {}
@@ -133,7 +133,7 @@ class Axis:
 
     def __init__(self, key: str, values: Any, where: str):
         self.key, self.where, self.listed = key, where, isinstance(values, list)
-        values = {as_text(value): {key: value} for value in values} if self.listed else values
+        values = {_name_of(value): {key: value} for value in values} if self.listed else values
         if not isinstance(values, Mapping) or not all(isinstance(part, Mapping) for part in values.values()):
             raise UserError(f"{where}: the axis {key} needs a list of values, or names with options each.")
         self.values = {as_text(name): part for name, part in values.items()}
@@ -143,8 +143,11 @@ class Axis:
             raise UserError(f"{where}: the axis {key}: {wrong[0]!r} cannot be a part of a folder's name.")
         self.chosen: list[str] | None = None
 
-    def choose(self, names: list[str]) -> None:
-        """Leave only these values; of a list, others may be named as well."""
+    def choose(self, text: str) -> None:
+        """Leave only these values, with commas between them; of a list, others may be named as well."""
+        sets = self.listed and self.key == "distractors"  # [a,b] is one of its values, as with --multirun
+        parts = re.split(r",(?![^[]*\])", text) if sets else text.strip("[] ").split(",")
+        names = [name.strip() for name in parts]
         for name in names:
             if self.listed and name:
                 self.values.setdefault(name, {self.key: name})
@@ -154,13 +157,18 @@ class Axis:
     def of(self, block: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         """(part of the folder's name, options) of the values in a block of runs: what it names and was chosen."""
         own = block.get(self.key, [] if self.chosen else list(self.values))
-        names = [as_text(value) for value in (own if isinstance(own, list) else [own])]
+        names = [_name_of(value) for value in (own if isinstance(own, list) else [own])]
         for name in names:
             _known(name, self.values, f"{self.where}: runs: {self.key}")
         if self.chosen is not None:
             names = [name for name in self.chosen if name in names or self.key not in block]
         labels = [f"{self.key}={name}".replace("/", "_") if self.listed else name for name in names]
         return [(label, self.values[name]) for label, name in zip(labels, names, strict=True)]
+
+
+def _name_of(value: Any) -> str:
+    """A value as it is named on the command line."""
+    return f"[{','.join(map(as_text, value))}]" if isinstance(value, list) else as_text(value)
 
 
 def _pairs(*parts: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -212,7 +220,7 @@ def _read(source: str) -> dict[str, Any]:
         near = f"{source}.yaml"
         hint = f" Did you mean '{near}'?" if Path(near).is_file() else did_you_mean(source, choices("sweep"))
         raise UserError(f"sweep={source}: unknown choice.{hint}")
-    file = Path(source) if own else config_folder() / "sweep" / f"{source}.yaml"
+    file = Path(os.path.expanduser(source)) if own else config_folder() / "sweep" / f"{source}.yaml"
     try:
         tree = read_yaml(file)
     except (OSError, ValueError) as error:
@@ -227,6 +235,20 @@ def _read(source: str) -> dict[str, Any]:
             raise UserError(f"sweep={source}: unknown part '{key}'; {form}.")
         if not isinstance(part, kinds[key]):
             raise UserError(f"sweep={source}: {key}={shown(part)}; {form}.")
+    for key in _keys_within(whole["options"], whole["axes"]):
+        if not isinstance(key, str):  # such as "on" without quotes
+            raise UserError(f"sweep={source}: {shown(key)} is no name of an option. Put it in quotes if it is one.")
     if not all(isinstance(block, Mapping) for block in whole["runs"]):
         raise UserError(f"sweep={source}: each of its runs names values of axes, as in {{method: dreamer}}.")
     return whole
+
+
+def _keys_within(options: Mapping[Any, Any], axes: Mapping[Any, Any]) -> Iterator[Any]:
+    """What a file has where the name of an option must be: in groups of options, and as axes."""
+    values = [axis.values() for axis in axes.values() if isinstance(axis, Mapping)]
+    groups = [options, *(part for parts in values for part in parts)]
+    yield from axes
+    while groups:
+        if isinstance(group := groups.pop(), Mapping):
+            yield from group
+            groups += group.values()

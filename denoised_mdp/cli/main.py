@@ -116,9 +116,9 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
 def _config(arguments: argparse.Namespace) -> int:
     from denoised_mdp.config import contrast, load_config
 
-    overrides = options_of_one(arguments.overrides)
     if arguments.against is None:
-        return _print_config(overrides)
+        return _print_config(arguments.overrides)
+    overrides = options_of_one(arguments.overrides)
     config, other = load_config(overrides), load_config([f"preset={arguments.against}"])
     for line in contrast(other, config):
         print(line)
@@ -129,6 +129,7 @@ def _config(arguments: argparse.Namespace) -> int:
 def _print_config(overrides: Sequence[str]) -> int:
     from denoised_mdp.config import as_yaml, load_config
 
+    overrides = options_of_one(overrides)
     config = load_config(overrides)
     print(as_yaml(config), end="")
     _tell_without_effect(config, overrides)
@@ -173,7 +174,8 @@ def _show_warning(message, category, filename, lineno, file=None, line=None) -> 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    Returns the exit code: 0; 1 for problems that the doctor found, and for runs that differ; 2 for a mistake in the
+    Returns the exit code: 0; 1 for problems that the doctor found, for runs that differ, and if `status` knows of one
+    that failed or is damaged; 2 for a mistake in the
     input, or a full disk and the like; 3 for numbers that are not finite; 4 for an environment that failed,
     with its traceback; 128 + the signal's number when a run was stopped by one, 130 when another
     command was interrupted, 141 when its output was no longer read. Defects of ours are raised.

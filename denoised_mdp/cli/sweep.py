@@ -12,7 +12,6 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -74,10 +73,18 @@ def sweep(overrides: list[str], train: Callable[[list[str]], int]) -> None:
         code = train(words)
         if code > 128:
             hand_on(code - 128)
-        if code and status_of(Path(folder)).state not in ("running", "finished"):
-            raise JobFailed(code)  # else another process began to train it in the same moment
+        if code and not taken_over(words):
+            raise JobFailed(code)
 
     launch(translated, job)
+
+
+def taken_over(words: Sequence[str]) -> bool:
+    """Whether another process began this very job in the same moment, which was refused for that reason alone."""
+    try:
+        return state_of(load_config(words))[0] in ("running", "finished")
+    except UserError:  # its own, or those of another run that is in its folder
+        return False
 
 
 def launch(arguments: Sequence[str], job: Callable[[Any], None]) -> None:
@@ -138,12 +145,11 @@ def state_of(config: Config) -> tuple[str, float]:
     Raises:
         UserError: the folder holds another.
     """
-    path = Path(config.run_dir)
-    if not RunFolder(path).config.is_file():
+    folder = RunFolder(config.run_dir)
+    if not folder.config.is_file():
         return "new", 0.0
-    if changed := differences(read_config(path), config):
-        raise UserError(f"{path} holds another configuration ({'; '.join(changed)}): choose another run_dir.")
-    run = status_of(path)
+    folder.refuse_changes(differences(read_config(folder.path), config))
+    run = status_of(folder.path)
     longer = run.state == "finished" and run.step < config.train.total_steps
     return "stopped" if longer else run.state, min(1.0, run.step / config.train.total_steps)
 

@@ -219,10 +219,12 @@ def _seems_whole(path: Path, step: int) -> bool:
         read_json(path / "state.json")
         of_this_step = read_json(path / "manifest.json")["step"] == step
         with (tensors := path / "tensors.safetensors").open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
+            length, size = int.from_bytes(file.read(8), "little"), tensors.stat().st_size
+            if length > size:  # one flipped bit can make it larger than the memory
+                return False
             header = json.loads(file.read(length))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        return of_this_step and tensors.stat().st_size == 8 + length + max(ends, default=0)
+        return of_this_step and size == 8 + length + max(ends, default=0)
     except (OSError, *MALFORMED):
         return False
 

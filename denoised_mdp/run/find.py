@@ -41,7 +41,8 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 
 def _refuse(folder: RunFolder) -> None:
     """Say why there is no run."""
-    if folder.held and not folder.config.is_file():  # one of another program is no loss
+    lost = set(folder.held) - {folder.probes}  # which those of an agent that comes with the package hold as well
+    if lost and not folder.config.is_file():  # one of another program is no loss
         raise UserError(f"{folder.path} has lost its config.yaml: restore that file from a copy.")
     if folder.path.is_dir() and not folder.part_of:
         command = f"'denoised-mdp train {shlex.quote(f'run_dir={folder.path}/NAME')}'"

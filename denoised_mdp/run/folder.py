@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 
@@ -93,6 +93,18 @@ class RunFolder:
             )
         return run
 
+    def refuse_changes(self, changed: Sequence[str]) -> None:
+        """`changed`: how a configuration differs from that of its run, see `config.differences`.
+
+        Raises:
+            UserError: it does.
+        """
+        if changed:
+            raise UserError(
+                f"{self.path} holds a run of another configuration ({'; '.join(changed)}). Choose another run_dir,"
+                " or repeat the command that began it to continue."
+            )
+
     @property
     def is_run(self) -> bool:
         """Whether there is a run to read: a configuration of ours, or a damaged one beside a log or a checkpoint.
@@ -172,11 +184,12 @@ class RunFolder:
                 problem = "has no config.yaml" + " of a run" * os.path.lexists(run.config)
             near = nearest(run.path.name, runs)
             above = next(one for one in (run.path, *run.path.parents) if one.is_dir())
-            hint = (
-                f"Did you mean '{runs[near]}'?"
-                if near
-                else f"'denoised-mdp status {quote(str(above))}' lists the runs there."
-            )
+            if near:
+                hint = f"Did you mean '{runs[near]}'?"
+            elif (_PACKAGED / run.path.name / "config.yaml").is_file():  # what is made from it lies here
+                hint = f"Did you mean '{PRETRAINED}{run.path.name}'?"
+            else:
+                hint = f"'denoised-mdp status {quote(str(above))}' lists the runs there."
             if run.path.exists() and run.part_of:
                 step = re.search(r"step_0*(\d+)$", run.path.name)
                 name = f"name that{f', with --checkpoint {step[1]}' if step else ''}"

@@ -57,11 +57,7 @@ def prepare(config: Config, run: RunFolder) -> bool:
         save_config(config, run.config)  # an earlier start in this folder failed: nothing else is lost
         checkpoints.expect_first(run.checkpoints)
         return True
-    if changed:
-        raise UserError(
-            f"{run.path} holds a run of another configuration ({'; '.join(changed)}). Choose another run_dir,"
-            " or repeat the command that began it to continue."
-        )
+    run.refuse_changes(changed)
     step, end = steps[-1], config.train.total_steps
     longer = before.train.total_steps if before else end
     if not end + config.turn_steps <= step < longer + config.turn_steps:  # in the last turn something may still be due
