@@ -161,4 +161,4 @@ class Trainer:
         self.step, self.step_before, self.updates = (state["counters"][n] for n in ("step", "step_before", "updates"))
         self.episode_return, self.last_return = list(state["episode_return"]), state["last_return"]
         self.window = dict(state["window"])
-        self.pending = [name for name in state["pending"] if self.schedule.every[name]]
+        self.pending = self.schedule.still_due(state["pending"])

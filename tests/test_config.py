@@ -456,8 +456,17 @@ def test_differences_name_what_may_not_change():
     harmless = ["train.total_steps=30000", "run_dir=elsewhere", "train.threads=1", "train.eval_every=0"]
     assert differences(old, load_config([*command, *harmless])) == []
     changed = differences(old, load_config(["preset=debug", "model.kl.beta=0.5", "distractors=none"]))
-    assert "model.kl.beta: 0.25 -> 0.5" in changed
-    assert any(line.startswith("distractors.video_background.strength: 1.0 -> absent") for line in changed)
+    assert changed == [
+        "distractors: video_background -> none",
+        "model.kl.beta: 0.25 -> 0.5",
+        "model.y.beta: 0.25 -> 0.5",
+    ]
+    more = ["distractors=video_background,camera_jitter", "distractors.video_background.strength=0.5"]
+    assert differences(old, load_config([*command, *more])) == [
+        "distractors: video_background -> video_background, camera_jitter"
+    ]
+    curl = load_config(["preset=debug", "agent=curl"])
+    assert differences(old, curl) == ["agent: world_model -> curl", "train.exploration_noise: 0.3 -> 0.0"], "no model's"
     assert differences(old, load_config([*command, "policy=sac"])) == ["policy: backprop -> sac"], "not its options"
 
 

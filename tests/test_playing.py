@@ -456,6 +456,15 @@ def test_what_is_due_is_due_once_in_each_interval(tmp_path):
         assert schedule.hooks_due(before, now, updates=0) == ["save"] * due
 
 
+def test_what_was_due_and_was_switched_off_since_keeps_no_run_from_its_end(tmp_path):
+    schedule = Schedule(tiny(tmp_path))
+    schedule.every |= {"evaluate": 40, "probe": 0}
+    step, updates = 200, schedule.updates_due(200)
+    assert schedule.still_due(["evaluate", "probe"]) == ["evaluate"]
+    assert schedule.complete(step, updates, ["probe"]) and not schedule.complete(step, updates, ["evaluate", "probe"])
+    assert not schedule.complete(step, updates, ["nothing we know"])
+
+
 def test_before_the_first_update_there_is_nothing_to_look_at(tmp_path):
     schedule = Schedule(tiny(tmp_path))
     schedule.every = dict.fromkeys(schedule.every, 40)

@@ -120,12 +120,16 @@ def read_config(path: str | os.PathLike) -> Config:
 def differences(old: Config, new: Config) -> list[str]:
     """Return one line per option that differs and must not when a run continues; see `MAY_CHANGE`.
 
-    Of another choice, such as ``model=``, the choice alone: most of its options differ as well.
+    Of another choice, such as ``model=``, the choice alone: most of its options differ as well. So do those of groups
+    that it leaves out, as ``agent=curl`` leaves out the model.
     """
-    found = _unlike(old, new)
-    chosen = [key for key, sides in found.items() if key.endswith(".name") and "absent" not in sides]
-    implied = tuple(key.removesuffix("name") for key in chosen)
-    lines = [f"{key.removesuffix('.name')}: {found[key][0]} -> {found[key][1]}" for key in chosen]
+    found, other_distractors = _unlike(old, new), _other_distractors(old, new)
+    named = [key for key in found if key.endswith(".name")]
+    implied = tuple(key.removesuffix("name") for key in named)
+    if other_distractors:
+        implied += ("distractors",)
+    chosen = {key.removesuffix(".name"): found[key] for key in named if "absent" not in found[key]} | other_distractors
+    lines = [f"{key}: {a} -> {b}" for key, (a, b) in chosen.items()]
     for key, (a, b) in found.items():
         if key not in MAY_CHANGE and not key.startswith(implied):
             lines.append(f"{key}: {as_text(a)} -> {as_text(b)}")
@@ -142,12 +146,18 @@ def contrast(other: Config, config: Config) -> list[str]:
 
     Of distractors that are there no more, the names alone.
     """
-    found, names = _unlike(other, config), [", ".join(each.distractors) or "none" for each in (other, config)]
-    left_out = [("run_dir",), ("distractors",)]
+    found, left_out = _unlike(other, config), [("run_dir",), ("distractors",)]
     left_out += [("distractors", name) for name in other.distractors if name not in config.distractors]
     kept = {key: sides for key, sides in found.items() if tuple(key.split(".")[:2]) not in left_out}
-    chosen = {"distractors": tuple(names)} if names[0] != names[1] else {}
-    return [f"{key}: {as_text(a)} -> {as_text(b)}" for key, (a, b) in (chosen | kept).items()]
+    return [
+        f"{key}: {as_text(a)} -> {as_text(b)}" for key, (a, b) in (_other_distractors(other, config) | kept).items()
+    ]
+
+
+def _other_distractors(one: Config, other: Config) -> dict[str, tuple[str, str]]:
+    """The names of both, if they differ, as in `_unlike`."""
+    names = tuple(", ".join(each.distractors) or "none" for each in (one, other))
+    return {"distractors": names} if names[0] != names[1] else {}
 
 
 def _unlike(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:

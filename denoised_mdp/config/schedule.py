@@ -24,7 +24,11 @@ class Schedule:
 
     def complete(self, step: int, updates: int, pending: Sequence[str]) -> bool:
         """Whether nothing is left to do after so many steps and updates, with these hooks still to run."""
-        return step >= self.train.total_steps and not pending and updates >= self.updates_due(step)
+        return step >= self.train.total_steps and not self.still_due(pending) and updates >= self.updates_due(step)
+
+    def still_due(self, pending: Sequence[str]) -> list[str]:
+        """Those of the hooks that were due that have not been switched off since."""
+        return [name for name in pending if self.every.get(name, 1)]
 
     def hooks_due(self, before: int, step: int, updates: int) -> list[str]:
         """Names of the hooks that come due between two steps, in order; before the first update only ``save``."""
