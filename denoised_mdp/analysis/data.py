@@ -19,6 +19,7 @@ import torch
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.envs.actions import Actions
+from denoised_mdp.envs.paired import replay
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.progress import track
@@ -128,6 +129,12 @@ def _play(environment: gym.Env, seed: int, steps: int, agent: Agent | None, expl
     return play(environment, seed, act, steps)
 
 
+def replayed(environment: gym.Env, episode: Episode, seed: int, noise_seed: int) -> Episode:
+    """The same physics under the distractors of another seed; `seed` is that of the episode."""
+    rollout = replay(environment, episode.action[1:], seed, noise_seed)
+    return Episode(rollout.observation, episode.action, rollout.signal, rollout.noise)
+
+
 def _torch_generator(device: torch.device | str, seed: int, name: str) -> torch.Generator:
     return torch.Generator(device).manual_seed(torch_seed(seed, name))
 
@@ -181,6 +188,22 @@ def freeze(
         FrozenLatents(**vars(whole.map(lambda tensor, i=i, rows=rows: tensor[:rows, i].clone())))
         for i, rows in enumerate(len(recording.action) for recording in recordings)
     ]
+
+
+@torch.no_grad()
+def decode(
+    agent: WorldModelAgent, latent: Latent, draw: Callable[[Latent], torch.Tensor] | None = None, chunk: int = 256
+) -> torch.Tensor:
+    """Latents [n, ...] -> float images [n, 3, H, W] on the CPU, `chunk` at once.
+
+    draw: instead of `WorldModel.decode`.
+    """
+    draw, like = draw or agent.world_model.decode, next(agent.world_model.parameters())
+    parts = []
+    for begin in range(0, len(latent.belief), chunk):
+        part = latent.map(lambda tensor, begin=begin: tensor[begin : begin + chunk].to(like))
+        parts.append(draw(part).float().cpu())
+    return torch.cat(parts)
 
 
 def as_batch(recording: Episode) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import torch
 
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
-from denoised_mdp.analysis.data import Frozen
+from denoised_mdp.analysis.data import Frozen, decode
 from denoised_mdp.analysis.factors import TOO_FEW, FactorMatrix
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.structure import Table
@@ -167,17 +167,6 @@ def _most(names: Sequence[str], r2: Mapping[str, float]) -> str:
     return max(names, key=lambda name: r2[name] if r2[name] == r2[name] else -inf)
 
 
-@torch.no_grad()
-def _decode(agent: WorldModelAgent, latent: Latent, chunk: int = 256) -> torch.Tensor:
-    """Latents [n, ...] -> float images [n, 3, H, W] on the CPU."""
-    like = next(agent.world_model.parameters())
-    parts = [
-        latent.map(lambda tensor, begin=begin: tensor[begin : begin + chunk].to(like))
-        for begin in range(0, len(latent.belief), chunk)
-    ]
-    return torch.cat([agent.world_model.decode(part).float().cpu() for part in parts])
-
-
 def reconstruction_shares(agent: WorldModelAgent, latents: Sequence[Latent]) -> dict[str, float]:
     """For each latent: 1 - |all move - it alone moves|^2 / |all move - all stand still|^2, over pixels and steps.
 
@@ -190,11 +179,11 @@ def reconstruction_shares(agent: WorldModelAgent, latents: Sequence[Latent]) -> 
     for whole in track(latents, "decoding", "episodes"):
         latent = whole.map(lambda tensor: tensor[::EVERY])
         still = whole.map(lambda tensor: tensor[len(tensor) // 2])
-        moving = _decode(agent, latent)
-        total += float((moving - _decode(agent, still.map(lambda tensor: tensor[None]))).square().sum())
+        moving = decode(agent, latent)
+        total += float((moving - decode(agent, still.map(lambda tensor: tensor[None]))).square().sum())
         for name in names:
             held = latent.replace(**{other: still[other] for other in names if other != name})
-            missing[name] += float((moving - _decode(agent, held)).square().sum())
+            missing[name] += float((moving - decode(agent, held)).square().sum())
     return {name: 1 - value / total if total > 0 else float("nan") for name, value in missing.items()}
 
 
@@ -202,6 +191,6 @@ def image_r_squared(agent: WorldModelAgent, recordings: Sequence[Episode], froze
     """Share of the variance of all pixels, about each pixel's mean, that the reconstruction explains."""
     images = np.concatenate([recording.observation[::EVERY] for recording in recordings]).astype(np.float32)
     images = torch.from_numpy(images).permute(0, 3, 1, 2) / 255 - 0.5
-    decoded = torch.cat([_decode(agent, one.latent.map(lambda tensor: tensor[::EVERY])) for one in frozen])
+    decoded = torch.cat([decode(agent, one.latent.map(lambda tensor: tensor[::EVERY])) for one in frozen])
     variance = (images - images.mean(0)).square().sum()
     return float(1 - (images - decoded).square().sum() / variance)

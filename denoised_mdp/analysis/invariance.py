@@ -17,10 +17,9 @@ import numpy as np
 import torch
 
 from denoised_mdp.agents.base import Agent
-from denoised_mdp.analysis.data import Frozen, FrozenFeatures, as_batch, freeze, probe_seeds, record
+from denoised_mdp.analysis.data import Frozen, FrozenFeatures, as_batch, freeze, probe_seeds, record, replayed
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.options import DISTRACTORS
-from denoised_mdp.envs.paired import replay
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import EvaluationResult, evaluate, standard_error
 from denoised_mdp.models.latent import Latent
@@ -94,8 +93,7 @@ def record_grid(
         played = record(make_environment, seeds, steps, agent=agent, explore=explore)
         grid = []
         for seed, recording in track(list(zip(seeds, played, strict=True)), "other distractors", "episodes"):
-            rollouts = [replay(environment, recording.action[1:], seed, noise_seed) for noise_seed in noise_seeds]
-            grid.append([Episode(r.observation, recording.action, r.signal, r.noise) for r in rollouts])
+            grid.append([replayed(environment, recording, seed, noise_seed) for noise_seed in noise_seeds])
     length = min(len(cell.observation) for row in grid for cell in row)
     return [[cell.first(length) for cell in row] for row in grid]
 

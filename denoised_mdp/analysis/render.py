@@ -21,6 +21,7 @@ from PIL import Image
 
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
+from denoised_mdp.analysis.data import decode
 from denoised_mdp.analysis.sheets import SheetRow, contact_sheet, stretched, video
 from denoised_mdp.errors import UserError, one_line
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
@@ -45,18 +46,6 @@ def can_render(agent: Agent) -> bool:
     return isinstance(agent, WorldModelAgent) and agent.decodes
 
 
-@torch.no_grad()
-def decode(
-    agent: WorldModelAgent, latent: Latent, draw: Callable[[Latent], torch.Tensor] | None = None, chunk: int = 256
-) -> np.ndarray:
-    """Latents [n, ...] -> images uint8 [n, H, W, 3]. draw: instead of `WorldModel.decode`."""
-    draw, frames = draw or agent.world_model.decode, []
-    for begin in range(0, len(latent.belief), chunk):
-        part = latent.map(lambda tensor, begin=begin: tensor[begin : begin + chunk].to(agent.device))
-        frames.append(float_to_images(draw(part)).cpu().numpy())
-    return np.concatenate(frames)
-
-
 def usual(latent: Latent, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Belief and state of one latent [n, ...] at the step that is nearest to its mean, in standard deviations."""
     features = latent.features(name).float()  # [n, F]
@@ -64,6 +53,11 @@ def usual(latent: Latent, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     step = int(distance.argmin())
     belief, state = latent[name]
     return belief[step], state[step]
+
+
+def _images(agent: WorldModelAgent, latent: Latent, draw: Callable[[Latent], torch.Tensor] | None = None) -> np.ndarray:
+    """What `decode` draws, uint8 [n, H, W, 3]."""
+    return float_to_images(decode(agent, latent, draw)).numpy()
 
 
 def rows(agent: WorldModelAgent, episode: Episode, other: Episode) -> list[SheetRow]:
@@ -81,17 +75,17 @@ def rows(agent: WorldModelAgent, episode: Episode, other: Episode) -> list[Sheet
     of = "" if agent.world_model.target == "observation" else f"of the {agent.world_model.target}, "
 
     def hold(*held: str) -> np.ndarray:
-        return decode(agent, latent.replace(**{name: still[name] for name in held}))
+        return _images(agent, latent.replace(**{name: still[name] for name in held}))
 
     out = [
         SheetRow("observation", "what the camera sees", episode.observation),
-        SheetRow("reconstruction", f"{of}from all latents", decode(agent, latent)),
+        SheetRow("reconstruction", f"{of}from all latents", _images(agent, latent)),
     ]
     if not noise:
         return out
     what = " and ".join(noise)
     for title, meaning in model.layers.items():
-        out.append(SheetRow(title, meaning, decode(agent, latent, functools.partial(model.show, title))))
+        out.append(SheetRow(title, meaning, _images(agent, latent, functools.partial(model.show, title))))
     if not model.layers:
         moves = "moves" if len(seen) == 1 else "move"
         out.append(SheetRow("signal", f"only {signal} {moves}: what the policy sees", hold(*noise)))
@@ -102,7 +96,7 @@ def rows(agent: WorldModelAgent, episode: Episode, other: Episode) -> list[Sheet
     steps = torch.arange(len(latent.belief)) % len(other.latent.belief)
     borrowed = other.latent.map(lambda tensor: tensor[steps])
     swapped = latent.replace(**{name: borrowed[name] for name in noise})
-    out.append(SheetRow("swap", f"{signal} of this episode, {what} of the other", decode(agent, swapped)))
+    out.append(SheetRow("swap", f"{signal} of this episode, {what} of the other", _images(agent, swapped)))
     return out
 
 

@@ -10,15 +10,13 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.agents.base import Agent
-from denoised_mdp.analysis.data import freeze, probe_seeds, record
+from denoised_mdp.analysis.data import freeze, probe_seeds, record, replayed
 from denoised_mdp.analysis.roles import by_role
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.factors import factors
-from denoised_mdp.envs.paired import replay
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import track
 from denoised_mdp.rollout import Episode
@@ -113,12 +111,6 @@ def make_situations(
         values = [factor.values(one.signal[at], one.noise[at]) for one, at in zip(worlds[HOME], rows, strict=True)]
         truth[factor.source].append(np.concatenate(values))
     return Situations(worlds, rows, *(np.concatenate(truth[source], 1) for source in ("signal", "noise")))
-
-
-def replayed(environment: gym.Env, episode: Episode, seed: int, noise_seed: int) -> Episode:
-    """The same physics in another world; `seed` is that of the episode."""
-    rollout = replay(environment, episode.action[1:], seed, noise_seed)
-    return Episode(rollout.observation, episode.action, rollout.signal, rollout.noise)
 
 
 def features(agent: Agent, episodes: Sequence[Episode], rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:

@@ -20,7 +20,7 @@ from denoised_mdp.config import as_tree, read_config
 from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import as_text
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import UserError, one_line
 from denoised_mdp.files import json_lines, read_json
 from denoised_mdp.run.checkpoint import list_steps
 from denoised_mdp.run.event_files import moments
@@ -253,8 +253,7 @@ def speed_of(points: Sequence[tuple[float, int]]) -> Speed:
 
 def short_text(error: Exception) -> str:
     """A short text of an exception."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) < 160 else f"{text[:160]} ..."
+    return one_line(str(error) or type(error).__name__, 160)
 
 
 def _number(value: Any) -> float:
