@@ -9,13 +9,13 @@ hand-made policy, which knows the true state, drives the hand onto the green but
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from pathlib import Path
 
 import numpy as np
 from contact_sheets import save, table
 
+from denoised_mdp.bench.around import milliseconds
 from denoised_mdp.envs import make_env
 from denoised_mdp.run.machine import resident_memory
 
@@ -107,25 +107,16 @@ def times(options: argparse.Namespace) -> None:
                 task, suite="robodesk", size=96, distractors=distractors, quality=quality, clips=options.clips
             )
             env.world.reset(seed=0)
-            first = milliseconds(env.world.frame, 1)[0]
+            began = time.process_time()
+            env.world.frame()
+            first = 1000 * (time.process_time() - began)
             action = np.zeros(5)
             step = milliseconds(lambda: env.world.step(action), 40)  # noqa: B023
             frame = milliseconds(env.world.frame, 40 if quality == "fast" else 5)
             memory = (resident_memory() - before) / 1e6
             env.close()
-            numbers = f"{step[0]:.1f} | {frame[0]:.1f} | {frame[1]:.1f} | {first:.0f} | {memory:.0f}"
+            numbers = f"{step['cpu']:.1f} | {frame['cpu']:.1f} | {frame['wall']:.1f} | {first:.0f} | {memory:.0f}"
             print(f"| {name} | {quality} | {numbers} |", flush=True)
-
-
-def milliseconds(function, count: int, rounds: int = 5) -> tuple[float, float]:
-    """Return the median over rounds of the mean processor time and wall time of a call."""
-    means = []
-    for _ in range(rounds if count > 1 else 1):
-        processor, wall = time.process_time(), time.perf_counter()
-        for _ in range(count):
-            function()
-        means.append(((time.process_time() - processor) / count, (time.perf_counter() - wall) / count))
-    return tuple(1000 * statistics.median(column) for column in zip(*means, strict=True))
 
 
 if __name__ == "__main__":

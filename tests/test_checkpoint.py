@@ -344,18 +344,19 @@ def test_interrupted_anywhere_leaves_a_whole_one(tmp_path, monkeypatch, call):
         assert all(path.name.startswith("step_") for path in tmp_path.iterdir())
 
 
-def save_for_ever(folder, started):
+def save_for_ever(folder, done):
+    """Each step twice, so that some replace another; one byte into the pipe after each."""
     steps = checkpoint.list_steps(folder)
-    step = steps[-1] if steps else 0
-    os.write(started, b".")
+    number = 2 * steps[-1] if steps else 0
     while True:
-        step += 1
-        checkpoint.save(folder, step // 2, {"agent": torch.full((50_000,), float(step // 2))})
+        number += 1
+        checkpoint.save(folder, number // 2, {"agent": torch.full((50_000,), float(number // 2))})
+        os.write(done, b".")
 
 
 def test_killed_while_saving(tmp_path):
     """A real kill at random moments: the newest checkpoint is always whole."""
-    rng = random.Random(0)
+    rng, last = random.Random(0), 0
     for _ in range(6):
         reading, writing = os.pipe()
         child = os.fork()
@@ -365,14 +366,18 @@ def test_killed_while_saving(tmp_path):
             finally:
                 os._exit(1)
         os.read(reading, 1)
-        time.sleep(0.1 + rng.random() * 0.1)
+        began, saves = time.monotonic(), rng.randint(2, 5)
+        for _ in range(saves):
+            os.read(reading, 1)
+        time.sleep(rng.uniform(0.0, 2.0) * (time.monotonic() - began) / saves)
         os.kill(child, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         os.close(reading), os.close(writing)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             step, tree = checkpoint.load(tmp_path)
-        assert tree["agent"].eq(step).all()
+        assert tree["agent"].eq(step).all() and step > last
+        last = step
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EMFILE, errno.ESTALE])

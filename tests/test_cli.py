@@ -68,7 +68,9 @@ def test_help(arguments, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(arguments)
     assert end.value.code == 0
-    assert "denoised-mdp" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "denoised-mdp" in text
+    assert arguments not in (["--help"], []) or all(re.search(rf"^    {name}\s", text, re.M) for name in cli.COMMANDS)
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,11 @@ def test_imports_go_downward(path):
             assert LEVEL[other] < LEVEL[own] or other == own, f"{own} imports {other}, which is not below it"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: "/".join(parts(path)))
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if parts(path)[0] in ("envs", "replay")], ids=lambda path: "/".join(parts(path))
+)
 def test_environments_and_replay_know_nothing_of_the_agent(path):
     room = parts(path)[0]
-    if room not in ("envs", "replay"):
-        return
     for name in imports(path):
         if name.startswith(f"{ROOT.name}."):
             assert name.split(".")[1] in ("errors", "files", "options", "plugins", "progress", "seeding", room)

@@ -41,7 +41,7 @@ import os, shutil, subprocess, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from small_runs import TINY
-from denoised_mdp import checkpoint
+from denoised_mdp.run import checkpoint
 from denoised_mdp.cli.main import main
 disk, whole = Path(sys.argv[1]) / "disk", Path(sys.argv[1]) / "whole"
 disk.mkdir()
@@ -62,15 +62,17 @@ print("COMPARE", main(["compare", str(whole), str(disk / "run")]))
 """
 
 
+@pytest.mark.timeout(900)  # three trainings in a process of their own
 def test_a_disk_that_fills_up_ends_in_one_message_and_costs_nothing(tmp_path):
     """On a real small disk: a tmpfs in a mount namespace of our own."""
-    command = ["unshare", "-rm", sys.executable, "-c", FULL_DISK, str(tmp_path), str(Path(__file__).parent)]
     if not shutil.which("unshare"):
         pytest.skip("needs unshare(1)")
-    done = subprocess.run(command, capture_output=True, text=True)
-    if "MOUNTED" not in done.stdout:
-        assert done.returncode
+    alone = ["unshare", "-rm"]
+    if subprocess.run([*alone, "mount", "-t", "tmpfs", "none", str(tmp_path)], capture_output=True).returncode:
         pytest.skip("a small disk cannot be mounted here")
+    command = [*alone, sys.executable, "-c", FULL_DISK, str(tmp_path), str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "MOUNTED" in done.stdout, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith(("CODE", "COMPARE"))]
     assert lines[0] == lines[1] and lines[0].startswith("CODE 2 ["), done.stdout + done.stderr
     assert lines[2:] == ["CODE 0", "COMPARE 0"], done.stdout + done.stderr

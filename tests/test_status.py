@@ -24,6 +24,14 @@ from denoised_mdp.run.pretrained import export
 from denoised_mdp.session import Session, train
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished run; tests change copies of it."""
+    config = tiny(tmp_path_factory.mktemp("whole") / "run")
+    run_units(config, 10**9)
+    return config.run_dir
+
+
 def test_a_run_is_stopped_then_finished(tmp_path, capsys):
     config = tiny(tmp_path / "sweep" / "a")
     run_units(config, 70)
@@ -131,9 +139,9 @@ def test_the_error_of_an_environment_is_one_line_beside_its_traceback(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 4, 1000, None])
-def test_a_run_is_damaged_when_no_checkpoint_is_whole(tmp_path, size):
+def test_a_run_is_damaged_when_no_checkpoint_is_whole(whole, tmp_path, size):
     """Of the newest alone, training would go on from the one before."""
-    run_units(tiny(tmp_path / "a"), 10**9)
+    shutil.copytree(whole, tmp_path / "a")
     finished, folder = status_of(tmp_path / "a"), RunFolder(tmp_path / "a")
     newest, *others = sorted(folder.checkpoints.glob("step_*/tensors.safetensors"), reverse=True)
     assert finished.state == "finished" and others
@@ -149,10 +157,10 @@ def test_a_run_is_damaged_when_no_checkpoint_is_whole(tmp_path, size):
     assert seen.state == "damaged" and "All its checkpoints are damaged" in seen.error
 
 
-def test_what_is_wrong_with_one_run_is_no_error_of_all(tmp_path, monkeypatch, capsys):
+def test_what_is_wrong_with_one_run_is_no_error_of_all(whole, tmp_path, monkeypatch, capsys):
     """A flipped bit in the length of a header, which then is larger than any memory; a folder that may not be read."""
-    run_units(tiny(tmp_path / "a"), 10**9)
-    whole = shutil.copytree(tmp_path / "a", tmp_path / "b")
+    other = shutil.copytree(whole, tmp_path / "b")
+    shutil.copytree(whole, tmp_path / "a")
     for file in (tmp_path / "a").glob("checkpoints/step_*/tensors.safetensors"):
         content = bytearray(file.read_bytes())
         content[7] ^= 0x40
@@ -161,19 +169,19 @@ def test_what_is_wrong_with_one_run_is_no_error_of_all(tmp_path, monkeypatch, ca
     found = status.checkpoints.list_steps
 
     def list_steps(folder):
-        if folder.parent == whole:
+        if folder.parent == other:
             raise PermissionError(errno.EACCES, "Permission denied")
         return found(folder)
 
     monkeypatch.setattr(status.checkpoints, "list_steps", list_steps)
     assert main(["status", str(tmp_path)]) == 1
     shown = capsys.readouterr().out
-    assert "2 damaged" in shown and f"{whole / 'checkpoints'} cannot be read (Permission denied)." in shown
+    assert "2 damaged" in shown and f"{other / 'checkpoints'} cannot be read (Permission denied)." in shown
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json"])
-def test_a_checkpoint_whose_json_is_garbled_is_not_whole(tmp_path, name):
-    run_units(tiny(tmp_path / "a"), 10**9)
+def test_a_checkpoint_whose_json_is_garbled_is_not_whole(whole, tmp_path, name):
+    shutil.copytree(whole, tmp_path / "a")
     newest, *others = sorted((tmp_path / "a" / "checkpoints").glob(f"step_*/{name}"), reverse=True)
     assert status_of(tmp_path / "a").state == "finished" and others
     newest.write_bytes(others[0].read_bytes() if name == "manifest.json" else b"{")
@@ -183,10 +191,10 @@ def test_a_checkpoint_whose_json_is_garbled_is_not_whole(tmp_path, name):
     assert status_of(tmp_path / "a").state == "damaged"
 
 
-def test_a_run_that_has_lost_its_configuration_is_damaged(tmp_path, capsys):
+def test_a_run_that_has_lost_its_configuration_is_damaged(whole, tmp_path, capsys):
     runs = tmp_path / "runs"
     make_run(runs / "b")
-    run_units(tiny(runs / "a"), 10**9)
+    shutil.copytree(whole, runs / "a")
     (runs / "a" / "config.yaml").unlink()
     assert main(["status", str(runs)]) == 1
     shown = capsys.readouterr().out
@@ -229,10 +237,8 @@ def test_a_folder_without_runs_says_what_begins_one(tmp_path, capsys, command, m
     assert f"It is a part of the run {tmp_path / 'a'}: name that." in capsys.readouterr().err
 
 
-def test_a_run_that_has_lost_its_checkpoints_is_damaged_and_an_exported_agent_is_none(tmp_path, capsys):
-    config = tiny(tmp_path / "runs" / "a")
-    run_units(config, 10**9)
-    run = RunFolder(config.run_dir)
+def test_a_run_that_has_lost_its_checkpoints_is_damaged_and_an_exported_agent_is_none(whole, tmp_path, capsys):
+    run = RunFolder(shutil.copytree(whole, tmp_path / "runs" / "a"))
     export(run.path, tmp_path / "runs" / "b")
     assert [one.state for one in statuses([tmp_path / "runs"])] == ["finished", "exported"]
     shutil.rmtree(run.checkpoints)
@@ -241,10 +247,8 @@ def test_a_run_that_has_lost_its_checkpoints_is_damaged_and_an_exported_agent_is
     assert f"It has lost its checkpoints: put {run.checkpoints} back.\n" in shown and "1 damaged, 1 exported" in shown
 
 
-def test_a_run_that_has_lost_its_replay_is_damaged_unless_it_is_finished(tmp_path):
-    config = tiny(tmp_path / "whole")
-    run = RunFolder(config.run_dir)
-    run_units(config, 10**9)
+def test_a_run_that_has_lost_its_replay_is_damaged_unless_it_is_finished(whole, tmp_path):
+    run = RunFolder(shutil.copytree(whole, tmp_path / "whole"))
     shutil.rmtree(run.replay)
     assert status_of(run.path).state == "finished"
     config = tiny(tmp_path / "half")

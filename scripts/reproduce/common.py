@@ -54,18 +54,27 @@ def append(path: Path, names: tuple[str, ...], rows: list[dict]) -> None:
 def tabulate(description: str, measure: Callable[[Path], list[dict[str, Any]]], output: Path) -> None:
     """The command line of a script that measures runs: print the rows of each, and write those of all.
 
-    description: of the script, whose first line is shown. output: the CSV file, unless --output names another.
+    They replace earlier ones of the same runs and steps; those of others stay. description: of the script, whose first
+    line is shown. output: the CSV file, unless --output names another.
     """
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("runs", type=Path, nargs="+", metavar="FOLDER", help="folder of a run or of runs")
     parser.add_argument("-o", "--output", type=Path, default=output)
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
+
+    def key(row: Mapping[str, Any]) -> tuple[str, str]:
+        return str(row["run"]), str(row.get("step", ""))
+
     try:
+        earlier = read(given.output)
         for run in find_runs(given.runs):
             rows += (found := measure(run))
             print(*(", ".join(map(str, row.values())) for row in found), sep="\n", flush=True)
-            write_csv(given.output, rows)
+            if earlier and list(earlier[0]) != list(found[0]):
+                raise UserError(f"{given.output} has other columns. Give another --output.")
+            ours = {key(row) for row in rows}
+            write_csv(given.output, [*(row for row in earlier if key(row) not in ours), *rows])
     except UserError as error:
         sys.exit(f"error: {error}")
 

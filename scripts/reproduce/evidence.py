@@ -104,8 +104,8 @@ def mean_of(played: Mapping[str, Sequence[float]], split: str) -> float:
 
 
 def at_step(run: RunData, metric: str, step: float) -> float:
-    """A metric's value at a step, between two logged ones linearly; nan if it was not logged."""
-    return float(np.interp(step, *run.metrics[metric])) if metric in run.metrics else math.nan
+    """A metric's value at a step, between two logged ones linearly; nan before the first and after the last."""
+    return float(np.interp(step, *run.metrics[metric], math.nan, math.nan)) if metric in run.metrics else math.nan
 
 
 def curve_rows(run: RunData, key: Sequence[str], seen: str) -> list[dict[str, Any]]:

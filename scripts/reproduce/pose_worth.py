@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 
 import numpy as np
 import torch
@@ -20,8 +21,10 @@ import torch
 import denoised_mdp
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.analysis.data import Episode, freeze
+from denoised_mdp.analysis.render import can_render
 from denoised_mdp.config import load_config
 from denoised_mdp.config.schema import Config
+from denoised_mdp.errors import UserError
 from denoised_mdp.run.environments import environment_maker
 
 
@@ -81,5 +84,11 @@ if __name__ == "__main__":
     for strength in (1.0, 0.3):
         worth(given.task, given.repeat, strength)
     for run in given.runs:
-        body, elsewhere = left(denoised_mdp.load(run))
+        try:
+            agent = denoised_mdp.load(run)
+        except UserError as error:
+            sys.exit(f"error: {error}")
+        if not can_render(agent):
+            sys.exit(f"error: {run} decodes no pictures. Leave it out.")
+        body, elsewhere = left(agent)
         print(f"{run}: {body:.1f} nats are left on the body, {elsewhere:.1f} elsewhere")
