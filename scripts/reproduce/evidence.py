@@ -104,8 +104,11 @@ def mean_of(played: Mapping[str, Sequence[float]], split: str) -> float:
 
 
 def at_step(run: RunData, metric: str, step: float) -> float:
-    """A metric's value at a step, between two logged ones linearly; nan before the first and after the last."""
-    return float(np.interp(step, *run.metrics[metric], math.nan, math.nan)) if metric in run.metrics else math.nan
+    """A metric's value at a step, between two logged ones linearly; nan before the first.
+
+    After the last, its value: a run ends, and leaves its last checkpoint, within an interval of logging after it.
+    """
+    return float(np.interp(step, *run.metrics[metric], math.nan)) if metric in run.metrics else math.nan
 
 
 def curve_rows(run: RunData, key: Sequence[str], seen: str) -> list[dict[str, Any]]:
