@@ -1,4 +1,4 @@
-"""The quick version of scripts/fault_injection.py: few kills, always at the same calls, in both kinds of moments."""
+"""The quick version of scripts/fault_injection.py: few kills, the first of them while a checkpoint is written."""
 
 import json
 import subprocess
@@ -18,3 +18,4 @@ def test_a_run_that_is_killed_again_and_again_ends_like_the_undisturbed_one(tmp_
     assert done.returncode == 0 and "identical" in done.stdout.splitlines(), done.stdout + done.stderr
     result = json.loads(output.read_text())
     assert result["kills"] == 4 and result["runs"] == result["identical"]
+    assert result["kills by an alarm in a checkpoint"] >= 1, "the first one is, by this seed"
