@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -50,7 +51,8 @@ def lines(path: Path) -> list[dict]:
 def forked(body: Callable[[], int]) -> tuple[int, int]:
     """Call something in a forked process: (its id, a pipe of its output). Its answer is the exit code.
 
-    What this process has imported need not be imported again, which takes seconds.
+    What this process has imported need not be imported again, which takes seconds. It ends after 280 seconds, before
+    the limit of a test, which cannot end it.
     """
     reading, writing = os.pipe()
     if child := os.fork():
@@ -61,6 +63,8 @@ def forked(body: Callable[[], int]) -> tuple[int, int]:
         os.dup2(writing, 1)
         os.dup2(writing, 2)
         os.close(reading)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(280)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
         code = body()
     except BaseException:

@@ -365,14 +365,15 @@ def test_killed_while_saving(tmp_path):
                 save_for_ever(tmp_path, writing)
             finally:
                 os._exit(1)
-        os.read(reading, 1)
+        os.close(writing)
+        assert os.read(reading, 1) == b"."
         began, saves = time.monotonic(), rng.randint(2, 5)
         for _ in range(saves):
-            os.read(reading, 1)
+            assert os.read(reading, 1) == b".", "it could not save"
         time.sleep(rng.uniform(0.0, 2.0) * (time.monotonic() - began) / saves)
         os.kill(child, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        os.close(reading), os.close(writing)
+        os.close(reading)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             step, tree = checkpoint.load(tmp_path)

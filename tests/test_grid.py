@@ -181,17 +181,23 @@ def test_spaces_are_no_part_of_a_value(grid):
 
 def test_sets_of_distractors_are_chosen_as_with_multirun(grid):
     word = grid(axes={"distractors": ["none", ["video_background", "camera_jitter"]], "seed": [0]})
-    assert names(word) == ["distractors=none-seed=0", "distractors=[video_background,camera_jitter]-seed=0"]
+    assert names(word) == ["distractors=none-seed=0", "distractors=[camera_jitter,video_background]-seed=0"]
     (one,) = read_grid([word, "sweep.distractors=[video_background,camera_jitter]"])[1]
     assert one.name == names(word)[1]
     assert list(load_config([*one.overrides]).distractors) == ["video_background", "camera_jitter"]
-    chosen = read_grid([word, "sweep.distractors=none,[camera_jitter]"])[1]
+    for same in ("[ camera_jitter, video_background ]", "['video_background',camera_jitter]"):
+        assert names(word, f"sweep.distractors={same}") == names(word)[1:]
+    assert names(word, "sweep.distractors=none,camera_jitter,'video_background'") == [
+        f"distractors={name}-seed=0" for name in ("none", "camera_jitter", "video_background")
+    ]
+    chosen = read_grid([word, "sweep.distractors=[],[camera_jitter]"])[1]
+    assert [job.name for job in chosen] == ["distractors=none-seed=0", "distractors=camera_jitter-seed=0"]
     assert [list(load_config([*job.overrides]).distractors) for job in chosen] == [[], ["camera_jitter"]]
     block = grid(
         axes={"distractors": ["none", ["video_background", "camera_jitter"]]},
         runs=[{"distractors": [["video_background", "camera_jitter"]]}],
     )
-    assert names(block) == ["distractors=[video_background,camera_jitter]"]
+    assert names(block) == ["distractors=[camera_jitter,video_background]"]
 
 
 def test_an_option_that_no_chosen_run_sets_can_be_set(grid):

@@ -71,6 +71,12 @@ def test_a_script_that_measures_some_runs_keeps_the_rows_of_others(tmp_path, mon
         rows = {row["run"]: float(row["value"]) for row in common.read(output)}
         assert rows == {"a": 1.0, "b": 2.0}
         before = output.read_text()
-        with pytest.raises(SystemExit, match="has other columns. Give another --output"):
+        with pytest.raises(SystemExit, match=r"has other columns .step.\. Give another --output"):
             call("b", columns=("run", "value"))
         assert output.read_text() == before
+        call("b", columns=("run", "step", "more", "value"))
+        rows = {row["run"]: row for row in common.read(output)}
+        assert (rows["a"]["value"], rows["a"]["more"], rows["b"]["value"]) == ("1.0", "", "2.0")
+        make_run(tmp_path / "runs" / "others" / "b")
+        with pytest.raises(SystemExit, match="have the same name"):
+            call("b", "others/b")

@@ -18,6 +18,7 @@ from denoised_mdp.analysis import status
 from denoised_mdp.analysis.status import status_of, statuses
 from denoised_mdp.cli.main import main
 from denoised_mdp.errors import EnvironmentFailure, UserError
+from denoised_mdp.run import checkpoint
 from denoised_mdp.run.failure import last_error, recorded
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.pretrained import export
@@ -155,6 +156,15 @@ def test_a_run_is_damaged_when_no_checkpoint_is_whole(whole, tmp_path, size):
         spoil(file)
     seen = status_of(tmp_path / "a")
     assert seen.state == "damaged" and "All its checkpoints are damaged" in seen.error
+
+
+def test_a_run_that_was_saved_before_its_first_step_is_stopped(tmp_path, monkeypatch):
+    config = tiny(tmp_path / "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "announce", lambda _: signal.raise_signal(signal.SIGTERM))
+        assert not train(config)
+    assert checkpoint.list_steps(tmp_path / "a" / "checkpoints") == [0]
+    assert (status_of(tmp_path / "a").state, status_of(tmp_path / "a").error) == ("stopped", None)
 
 
 def test_what_is_wrong_with_one_run_is_no_error_of_all(whole, tmp_path, monkeypatch, capsys):

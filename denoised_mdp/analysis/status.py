@@ -60,22 +60,22 @@ def status_of(path: Path) -> Status:
         damage = str(problem)
     metrics, _ = read_metrics(run.metrics)
     speed, _ = read_speed(run.tensorboard)
-    saved, steps, begun = 0, [], True
+    steps, whole, begun = [], None, True
     try:
         steps = checkpoints.list_steps(run.checkpoints)
-        saved = checkpoints.newest_seen_whole(run.checkpoints) or 0
-        begun = saved or not run.held or checkpoints.expects_first(run.checkpoints)
+        whole = checkpoints.newest_seen_whole(run.checkpoints)
+        begun = whole is not None or not run.held or checkpoints.expects_first(run.checkpoints)
     except UserError as problem:
         damage = damage or str(problem)
     except OSError as problem:
         damage = damage or f"{run.checkpoints} cannot be read ({problem.strerror})."
-    if steps and not saved:
+    if steps and whole is None:
         damage = damage or f"All its checkpoints are damaged: restore a copy of {run.checkpoints}."
     elif not begun:
         damage = damage or f"It has lost its checkpoints: put {run.checkpoints} back."
-    total = config.train.total_steps if config else None
+    saved, total = whole or 0, config.train.total_steps if config else None
     done = config is not None and _complete(config, saved, checkpoints.plain_values(run.checkpoints, saved))
-    if saved and not done and not run.exported and not run.replay.is_dir():
+    if whole is not None and not done and not run.exported and not run.replay.is_dir():
         damage = damage or f"It has lost its replay: put {run.replay} back."
     error = last_error(run.error)
     if run.in_use():

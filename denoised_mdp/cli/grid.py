@@ -26,7 +26,7 @@ from typing import Any
 from denoised_mdp.cli.words import plain_value, quote, sweep_folder, words_of_group
 from denoised_mdp.config import expanded
 from denoised_mdp.config.choices import ALIASES, GROUPS, choices, config_folder
-from denoised_mdp.config.overrides import QUOTED, is_hydra, split, value_of
+from denoised_mdp.config.overrides import QUOTED, distractor_sets, is_hydra, split, value_of
 from denoised_mdp.config.validate import as_text, shown
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.files import read_yaml
@@ -145,9 +145,11 @@ class Axis:
 
     def choose(self, text: str) -> None:
         """Leave only these values, with commas between them; of a list, others may be named as well."""
-        sets = self.listed and self.key == "distractors"  # [a,b] is one of its values, as with --multirun
-        parts = re.split(r",(?![^[]*\])", text) if sets else text.strip("[] ").split(",")
-        names = [name.strip() for name in parts]
+        if self.listed and self.key == "distractors":  # [a,b] is one of its values, as with --multirun
+            parts = [part.strip(" '\"") for part in re.split(r",(?![^[]*\])", text)]
+            names = [_name_of([*distractor_sets(part)[0]]) if part[:1] == "[" else part for part in parts]
+        else:
+            names = [name.strip() for name in text.strip("[] ").split(",")]
         for name in names:
             if self.listed and name:
                 self.values.setdefault(name, {self.key: name})
@@ -167,8 +169,11 @@ class Axis:
 
 
 def _name_of(value: Any) -> str:
-    """A value as it is named on the command line."""
-    return f"[{','.join(map(as_text, value))}]" if isinstance(value, list) else as_text(value)
+    """A value as it is named on the command line: a list of one as this one, a list of none as ``none``."""
+    if isinstance(value, list):
+        names = sorted(map(as_text, value))
+        return f"[{','.join(names)}]" if len(names) > 1 else "".join(names) or "none"
+    return as_text(value)
 
 
 def _pairs(*parts: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -83,7 +83,7 @@ def taken_over(words: Sequence[str]) -> bool:
     """Whether another process began this very job in the same moment, which was refused for that reason alone."""
     try:
         return state_of(load_config(words))[0] in ("running", "finished")
-    except UserError:  # its own, or those of another run that is in its folder
+    except (UserError, OSError):  # its own mistakes; another run in its folder; a folder that cannot be read
         return False
 
 

@@ -156,8 +156,9 @@ def contrast(other: Config, config: Config) -> list[str]:
 
 def _other_distractors(one: Config, other: Config) -> dict[str, tuple[str, str]]:
     """The names of both, if they differ, as in `_unlike`."""
-    names = tuple(", ".join(each.distractors) or "none" for each in (one, other))
-    return {"distractors": names} if names[0] != names[1] else {}
+    if one.distractors.keys() == other.distractors.keys():
+        return {}
+    return {"distractors": tuple(", ".join(each.distractors) or "none" for each in (one, other))}
 
 
 def _unlike(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:

@@ -54,8 +54,8 @@ def append(path: Path, names: tuple[str, ...], rows: list[dict]) -> None:
 def tabulate(description: str, measure: Callable[[Path], list[dict[str, Any]]], output: Path) -> None:
     """The command line of a script that measures runs: print the rows of each, and write those of all.
 
-    They replace earlier ones of the same runs and steps; those of others stay. description: of the script, whose first
-    line is shown. output: the CSV file, unless --output names another.
+    They replace earlier ones of runs with the same name (and step, where rows have one); those of others stay.
+    description: of the script, whose first line is shown. output: the CSV file, unless --output names another.
     """
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("runs", type=Path, nargs="+", metavar="FOLDER", help="folder of a run or of runs")
@@ -67,14 +67,16 @@ def tabulate(description: str, measure: Callable[[Path], list[dict[str, Any]]], 
         return str(row["run"]), str(row.get("step", ""))
 
     try:
-        earlier = read(given.output)
-        for run in find_runs(given.runs):
+        earlier, runs = read(given.output), find_runs(given.runs)
+        if len({run.name for run in runs}) < len(runs):
+            raise UserError("two of these runs have the same name. Measure them one by one, each into its --output.")
+        for run in runs:
             rows += (found := measure(run))
             print(*(", ".join(map(str, row.values())) for row in found), sep="\n", flush=True)
-            if earlier and list(earlier[0]) != list(found[0]):
-                raise UserError(f"{given.output} has other columns. Give another --output.")
-            ours = {key(row) for row in rows}
-            write_csv(given.output, [*(row for row in earlier if key(row) not in ours), *rows])
+            if earlier and (lost := earlier[0].keys() - found[0].keys()):
+                raise UserError(f"{given.output} has other columns ({', '.join(sorted(lost))}). Give another --output.")
+            ours, blank = {key(row) for row in rows}, dict.fromkeys(found[0], "")
+            write_csv(given.output, [*(blank | row for row in earlier if key(row) not in ours), *rows])
     except UserError as error:
         sys.exit(f"error: {error}")
 

@@ -101,11 +101,12 @@ class Differences:
 
 
 def strong(task: str) -> list[Column]:
-    """Columns of a task under a background at full strength, and of 2b without one."""
+    """Columns of a task under a background at full strength, and without one."""
     return [
         Column("2b", "evidence", task, "video_background", "2b"),
         Column("Dreamer", "evidence", task, "video_background", "dreamer"),
         Column("2b without distractors", "evidence", task, "noiseless", "2b"),
+        Column("Dreamer without distractors", "evidence", task, "noiseless", "dreamer"),
     ]
 
 
@@ -136,6 +137,7 @@ TWICE = ("return", "return_unseen", "return_late", "return_best", "recall", "lea
 CHEETAH = "evidence", "cheetah_run"
 RIVALS = [
     Column("2b", *CHEETAH, "video_background", "2b"),
+    Column("2c", *CHEETAH, "video_background", "2c"),
     Column("RePo", *CHEETAH, "video_background", "repo"),
     Column("TIA", *CHEETAH, "video_background", "tia"),
     Column("Dreamer", *CHEETAH, "video_background", "dreamer"),

@@ -20,7 +20,7 @@ import torch
 
 import denoised_mdp
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
-from denoised_mdp.analysis.data import Episode, freeze
+from denoised_mdp.analysis.data import Episode, decode, freeze
 from denoised_mdp.analysis.render import can_render
 from denoised_mdp.config import load_config
 from denoised_mdp.config.schema import Config
@@ -67,8 +67,7 @@ def left(agent: WorldModelAgent) -> tuple[float, float]:
     seen, actions = play(agent.config, 6, 150)
     empty = np.zeros((seen.shape[1], 0), np.float32)
     episodes = [Episode(*one, empty, empty) for one in zip(seen[..., :3], actions, strict=True)]
-    with torch.no_grad():
-        shown = [agent.world_model.decode(one.latent).float() for one in freeze(agent, episodes)]  # [T, 3, H, W] each
+    shown = [decode(agent, one.latent) for one in freeze(agent, episodes)]  # [T, 3, H, W] each
     error = torch.stack(shown).permute(0, 1, 3, 4, 2).numpy() + 0.5 - seen[..., :3] / 255  # [N, T, H, W, 3]
     late, body = error[:, 20:].reshape(-1, *error.shape[2:]), seen[:, 20:, ..., 3:].max(-1) > 0  # once filtered
     body = body.reshape(late.shape[:3])  # [F, H, W]
@@ -81,14 +80,15 @@ if __name__ == "__main__":
     parser.add_argument("--task", default="cheetah_run")
     parser.add_argument("--repeat", type=int, default=4, help="steps that an action lasts")
     given = parser.parse_args()
-    for strength in (1.0, 0.3):
-        worth(given.task, given.repeat, strength)
-    for run in given.runs:
-        try:
-            agent = denoised_mdp.load(run)
-        except UserError as error:
-            sys.exit(f"error: {error}")
+    try:
+        agents = {run: denoised_mdp.load(run) for run in given.runs}
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    for run, agent in agents.items():
         if not can_render(agent):
             sys.exit(f"error: {run} decodes no pictures. Leave it out.")
+    for strength in (1.0, 0.3):
+        worth(given.task, given.repeat, strength)
+    for run, agent in agents.items():
         body, elsewhere = left(agent)
         print(f"{run}: {body:.1f} nats are left on the body, {elsewhere:.1f} elsewhere")
