@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from small_runs import finish, forked
 
 from denoised_mdp.errors import UserError
 from denoised_mdp.run import checkpoint
@@ -344,36 +345,28 @@ def test_interrupted_anywhere_leaves_a_whole_one(tmp_path, monkeypatch, call):
         assert all(path.name.startswith("step_") for path in tmp_path.iterdir())
 
 
-def save_for_ever(folder, done):
-    """Each step twice, so that some replace another; one byte into the pipe after each."""
+def save_for_ever(folder):
+    """Each step twice, so that some replace another; one byte is written after each."""
     steps = checkpoint.list_steps(folder)
     number = 2 * steps[-1] if steps else 0
     while True:
         number += 1
         checkpoint.save(folder, number // 2, {"agent": torch.full((50_000,), float(number // 2))})
-        os.write(done, b".")
+        os.write(1, b".")
 
 
 def test_killed_while_saving(tmp_path):
     """A real kill at random moments: the newest checkpoint is always whole."""
     rng, last = random.Random(0), 0
     for _ in range(6):
-        reading, writing = os.pipe()
-        child = os.fork()
-        if not child:
-            try:
-                save_for_ever(tmp_path, writing)
-            finally:
-                os._exit(1)
-        os.close(writing)
-        assert os.read(reading, 1) == b"."
+        child, pipe = forked(lambda: save_for_ever(tmp_path))
+        assert os.read(pipe, 1) == b"."
         began, saves = time.monotonic(), rng.randint(2, 5)
         for _ in range(saves):
-            assert os.read(reading, 1) == b".", "it could not save"
+            assert os.read(pipe, 1) == b".", "it could not save"
         time.sleep(rng.uniform(0.0, 2.0) * (time.monotonic() - began) / saves)
         os.kill(child, signal.SIGKILL)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        os.close(reading)
+        assert finish(child, pipe)[0] == -signal.SIGKILL
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             step, tree = checkpoint.load(tmp_path)

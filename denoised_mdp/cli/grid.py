@@ -26,7 +26,7 @@ from typing import Any
 from denoised_mdp.cli.words import plain_value, quote, sweep_folder, words_of_group
 from denoised_mdp.config import expanded
 from denoised_mdp.config.choices import ALIASES, GROUPS, choices, config_folder
-from denoised_mdp.config.overrides import QUOTED, distractor_sets, is_hydra, split, value_of
+from denoised_mdp.config.overrides import QUOTED, distractor_sets, is_hydra, outside_brackets, split, value_of
 from denoised_mdp.config.validate import as_text, shown
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.files import read_yaml
@@ -146,7 +146,7 @@ class Axis:
     def choose(self, text: str) -> None:
         """Leave only these values, with commas between them; of a list, others may be named as well."""
         if self.listed and self.key == "distractors":  # [a,b] is one of its values, as with --multirun
-            parts = [part.strip(" '\"") for part in re.split(r",(?![^[]*\])", text)]
+            parts = [part.strip(" '\"") for part in outside_brackets(text)]
             names = [_name_of([*distractor_sets(part)[0]]) if part[:1] == "[" else part for part in parts]
         else:
             names = [name.strip() for name in text.strip("[] ").split(",")]

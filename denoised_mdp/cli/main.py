@@ -175,10 +175,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns the exit code: 0; 1 for problems that the doctor found, for runs that differ, and if `status` knows of one
-    that failed or is damaged; 2 for a mistake in the
-    input, or a full disk and the like; 3 for numbers that are not finite; 4 for an environment that failed,
-    with its traceback; 128 + the signal's number when a run was stopped by one, 130 when another
-    command was interrupted, 141 when its output was no longer read. Defects of ours are raised.
+    that failed or is damaged; 2 for a mistake in the input, or a full disk and the like; 3 for numbers that are not
+    finite; 4 for an environment that failed, with its traceback; 128 + the signal's number when a run was stopped by
+    one, 130 when another command was interrupted, 141 when its output was no longer read. Defects of ours are raised.
     """
     owns_process = argv is None
     argv = list(sys.argv[1:] if argv is None else argv)

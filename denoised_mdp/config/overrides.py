@@ -75,6 +75,11 @@ def parse(key: str, value: str) -> Any:
         raise UserError(f"{key}={value}: not understood; quote a value with special characters.") from error
 
 
+def outside_brackets(text: str) -> list[str]:
+    """Split a text at the commas outside of square brackets."""
+    return re.split(r",(?![^[]*\])", text)
+
+
 def distractor_sets(text: str) -> list[dict[str, Any]]:
     """Return the sets of distractors that a text means, each a mapping of names to options.
 
@@ -85,7 +90,7 @@ def distractor_sets(text: str) -> list[dict[str, Any]]:
         if not isinstance(sets[0], dict):
             raise UserError(f"distractors={text}: sweep over names, as in distractors=[a,b],[c],none.")
     else:
-        parts = re.split(r",(?![^[]*\])", text) if "[" in text else [text]  # at commas outside of brackets
+        parts = outside_brackets(text) if "[" in text else [text]
         lists = [re.sub(r"^\s*\[(.*)\]\s*$", r"\1", part).split(",") for part in parts]
         sets = [dict.fromkeys(name.strip(" '\"") for name in names) for names in lists]
         sets = [{} if list(names) in ([""], ["none"], ["null"]) else names for names in sets]

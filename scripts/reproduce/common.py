@@ -6,7 +6,7 @@ import argparse
 import csv
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,19 @@ def append(path: Path, names: tuple[str, ...], rows: list[dict]) -> None:
         writer.writerows(rows)
 
 
+def others(path: Path, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of a CSV file that have other values than each of `rows` in the columns `names`; those may lack some.
+
+    A column that is newer than such a row is blank.
+    """
+
+    def key(row: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(str(row.get(name, "")) for name in names)
+
+    ours, blank = set(map(key, rows)), dict.fromkeys(rows[0] if rows else (), "")
+    return [blank | row for row in read(path) if key(row) not in ours]
+
+
 def tabulate(description: str, measure: Callable[[Path], list[dict[str, Any]]], output: Path) -> None:
     """The command line of a script that measures runs: print the rows of each, and write those of all.
 
@@ -62,10 +75,6 @@ def tabulate(description: str, measure: Callable[[Path], list[dict[str, Any]]], 
     parser.add_argument("-o", "--output", type=Path, default=output)
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
-
-    def key(row: Mapping[str, Any]) -> tuple[str, str]:
-        return str(row["run"]), str(row.get("step", ""))
-
     try:
         earlier, runs = read(given.output), find_runs(given.runs)
         if len({run.name for run in runs}) < len(runs):
@@ -75,8 +84,7 @@ def tabulate(description: str, measure: Callable[[Path], list[dict[str, Any]]], 
             print(*(", ".join(map(str, row.values())) for row in found), sep="\n", flush=True)
             if earlier and (lost := earlier[0].keys() - found[0].keys()):
                 raise UserError(f"{given.output} has other columns ({', '.join(sorted(lost))}). Give another --output.")
-            ours, blank = {key(row) for row in rows}, dict.fromkeys(found[0], "")
-            write_csv(given.output, [*(blank | row for row in earlier if key(row) not in ours), *rows])
+            write_csv(given.output, [*others(given.output, rows, ("run", "step")), *rows])
     except UserError as error:
         sys.exit(f"error: {error}")
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import evidence_show as show
 import numpy as np
-from common import read
+from common import others, read
 from evidence_arms import arms_measured_otherwise, config_of, key_of, overrides_of, refuse_mixtures
 from evidence_measures import SIZES, asked_of, measure, measured_at
 from evidence_numbers import KEY
@@ -124,9 +124,7 @@ def curve_rows(run: RunData, key: Sequence[str], seen: str) -> list[dict[str, An
 
 def replace_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write rows to a CSV file instead of earlier ones of the same runs, with five digits; those of others stay."""
-    ours = {tuple(str(row[name]) for name in KEY) for row in rows}
-    blank = dict.fromkeys(rows[0] if rows else (), "")  # a column may be newer than a row that stays
-    kept = [blank | row for row in read(path) if tuple(row[name] for name in KEY) not in ours]
+    kept = others(path, rows, KEY)
     if not kept and not rows:  # of a run that was never evaluated, there are no curves
         return
     fresh = [{k: f"{v:.5g}" if isinstance(v, float) and v == v else v for k, v in row.items()} for row in rows]
