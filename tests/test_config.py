@@ -12,9 +12,10 @@ from omegaconf import OmegaConf
 from denoised_mdp.cli.completion import complete
 from denoised_mdp.cli.help import train_help
 from denoised_mdp.cli.words import translate_multirun
-from denoised_mdp.config import as_tree, default_run_dir, differences, load_config, read_config, save_config
+from denoised_mdp.config import as_tree, default_run_dir, load_config, read_config, save_config
 from denoised_mdp.config.agents import CURLConfig
 from denoised_mdp.config.choices import all_options, choices, config_folder, latents
+from denoised_mdp.config.compare import differences
 from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.schema import BackpropConfig, Config, ReinforceConfig, RePoConfig, SACConfig
 from denoised_mdp.envs import DISTRACTORS, make_env

@@ -19,7 +19,8 @@ from denoised_mdp.analysis.factors import UNTRAINED
 from denoised_mdp.analysis.report.data import read_run
 from denoised_mdp.analysis.results import write_json
 from denoised_mdp.analysis.table.statistics import difference, interval
-from denoised_mdp.config import differences, load_config
+from denoised_mdp.config import load_config
+from denoised_mdp.config.compare import differences
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
 from denoised_mdp.run.environments import environment_maker

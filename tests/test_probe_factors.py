@@ -319,7 +319,7 @@ def test_runs_are_averaged_at_one_step_and_each_seed_once(tmp_path):
         (Subject(tmp_path, tiny(tmp_path, f"model={model}", f"seed={seed}"), None, step), matrix)
         for seed, step, model in kinds
     ]
-    groups = factor_tables.groups_of_seeds(found)
+    groups = factor_tables.several_seeds(found)
     assert [[found.index(member) for member in group] for group in groups] == [[0, 1], [2, 5]]
 
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from denoised_mdp.cli.words import translate_multirun
-from denoised_mdp.config import MAY_CHANGE, as_tree, differences, load_config, read_config, save_config
+from denoised_mdp.config import as_tree, load_config, read_config, save_config
 from denoised_mdp.config.choices import GROUPS, all_options, choices
+from denoised_mdp.config.compare import MAY_CHANGE, differences
 from denoised_mdp.config.schema import AGENTS, POLICIES, Config, ModelConfig
 from denoised_mdp.config.validate import as_text, build
 from denoised_mdp.envs import DISTRACTORS

@@ -13,7 +13,7 @@ from denoised_mdp.analysis.crossfit import Estimate, confidence
 from denoised_mdp.analysis.factors import TOO_FEW, FactorMatrix
 from denoised_mdp.analysis.probe import CLIPS
 from denoised_mdp.analysis.results import Subject
-from denoised_mdp.config import differences_but_seed
+from denoised_mdp.config.compare import groups_of_seeds
 from denoised_mdp.envs.factors import QUADRANTS, Factor
 
 HEADLINES = {"signal recall": "signal", "leakage": "noise"}
@@ -137,20 +137,9 @@ def _product(first: Sequence, second: Sequence) -> Iterator[tuple]:
             yield a, b
 
 
-def groups_of_seeds(results: Sequence[tuple[Subject, FactorMatrix]]) -> list[list[tuple[Subject, FactorMatrix]]]:
-    """Groups of at least two runs that differ in the seed alone, at one step; no seed is twice in a group."""
-    groups: list[list[tuple[Subject, FactorMatrix]]] = []
-    for subject, matrix in results:
-        seed = subject.config.seed
-        for group in groups:
-            first, factors = group[0][0], group[0][1].factors
-            alike = not differences_but_seed(first.config, subject.config)
-            new = seed not in [member.config.seed for member, _ in group]
-            if alike and new and subject.step == first.step and matrix.factors == factors:
-                group.append((subject, matrix))
-                break
-        else:
-            groups.append([(subject, matrix)])
+def several_seeds(results: Sequence[tuple[Subject, FactorMatrix]]) -> list[list[tuple[Subject, FactorMatrix]]]:
+    """Groups of at least two runs that differ in the seed alone, with the same factors at one step."""
+    groups = groups_of_seeds(results, lambda one: one[0].config, also=lambda one: (one[0].step, one[1].factors))
     return [group for group in groups if len(group) > 1]
 
 

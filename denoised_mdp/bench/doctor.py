@@ -19,7 +19,8 @@ from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.bench.estimate import acting_seconds, median_seconds, project, random_actions, update_on_one_thread
 from denoised_mdp.bench.repeatable import unrepeatable
-from denoised_mdp.config import differences, read_config
+from denoised_mdp.config import read_config
+from denoised_mdp.config.compare import differences
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, configure_acting, precision_name, resolve_device
 from denoised_mdp.envs.actions import Actions

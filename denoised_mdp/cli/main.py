@@ -114,7 +114,8 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.config import contrast, load_config
+    from denoised_mdp.config import load_config
+    from denoised_mdp.config.compare import contrast
 
     if arguments.against is None:
         return _print_config(arguments.overrides)

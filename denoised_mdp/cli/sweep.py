@@ -18,8 +18,9 @@ from unittest import mock
 from denoised_mdp.analysis.status import status_of
 from denoised_mdp.cli.grid import Job, grid_folder, of_grid
 from denoised_mdp.cli.words import check_values, plain, plain_value, quote, translate_multirun, word_of
-from denoised_mdp.config import differences, load_config, read_config
+from denoised_mdp.config import load_config, read_config
 from denoised_mdp.config.choices import GROUPS, choices
+from denoised_mdp.config.compare import differences
 from denoised_mdp.config.compose import explain, merge
 from denoised_mdp.config.overrides import is_hydra, value_of
 from denoised_mdp.config.schema import Config

@@ -9,8 +9,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from denoised_mdp.config import MAY_CHANGE, expanded, load_config
+from denoised_mdp.config import expanded, load_config
 from denoised_mdp.config.choices import GROUPS
+from denoised_mdp.config.compare import MAY_CHANGE
 from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.overrides import QUOTED, TEXTS, check_choice, distractor_sets, is_hydra, parse, split
 from denoised_mdp.config.validate import as_text

@@ -7,6 +7,7 @@ action repeat.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,3 +158,18 @@ AGENTS: Registry[type[AgentConfig]] = Registry(
 POLICIES: Registry[type] = Registry(
     "policy", {"backprop": BackpropConfig, "reinforce": ReinforceConfig, "sac": SACConfig}
 )
+
+
+def as_tree(config: Config) -> dict[str, Any]:
+    """Return nested mappings with the keys of the command line: rows of the table are ``model.x``, ``model.y`` ...
+
+    Of an agent without a world model, there are no ``model`` and ``policy``.
+    """
+    tree = dataclasses.asdict(config)
+    if not config.agent.has_model:
+        return {group: options for group, options in tree.items() if group not in ("model", "policy")}
+    model = tree["model"]
+    for name, row in model.pop("latents").items():
+        del row["name"]
+        model[name] = {cell: list(value) if isinstance(value, tuple) else value for cell, value in row.items()}
+    return tree

@@ -94,7 +94,7 @@ class RunFolder:
         return run
 
     def refuse_changes(self, changed: Sequence[str]) -> None:
-        """`changed`: how a configuration differs from that of its run, see `config.differences`.
+        """`changed`: how a configuration differs from that of its run, see `config.compare.differences`.
 
         Raises:
             UserError: it does.

@@ -10,7 +10,8 @@ from typing import Any
 
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
-from denoised_mdp.config import differences, read_config, save_config
+from denoised_mdp.config import read_config, save_config
+from denoised_mdp.config.compare import differences
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import build
 from denoised_mdp.device import resolve_device, resolve_precision

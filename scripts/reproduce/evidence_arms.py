@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from denoised_mdp.config import as_tree, differences_but_seed, key_of_difference, load_config
+from denoised_mdp.config import as_tree, load_config
+from denoised_mdp.config.compare import differences_but_seed, key_of_difference
 from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import as_text

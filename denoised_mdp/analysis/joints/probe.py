@@ -30,7 +30,7 @@ from denoised_mdp.analysis.joints.results import Result, write_results
 from denoised_mdp.analysis.joints.resume import FinishedCurves, Key, fingerprint
 from denoised_mdp.analysis.probe import Options
 from denoised_mdp.analysis.results import Subject, subjects
-from denoised_mdp.config import differences_but_seed
+from denoised_mdp.config.compare import groups_of_seeds
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import resolve_device
 from denoised_mdp.errors import UserError
@@ -192,17 +192,13 @@ def _names(configs: Sequence[Config], paths: Sequence[Path]) -> list[str]:
     titles = {config.method[0]: config.method[0] for config in configs}
     titles |= {"2b": "Denoised 2b", "2c": "Denoised 2c", "dreamer": "Dreamer", "repo": "RePo", "tia": "TIA"}
     titles |= {"curl": "CURL", "dbc": "DBC", "pisac": "PI-SAC", "sac_pixels": "Pixel SAC"}
-    groups: list[int] = []
-    for number, config in enumerate(configs):
-        same = (other for other in range(number) if not differences_but_seed(configs[other], config))
-        groups.append(next(same, number))
-    firsts = {titles[configs[group].method[0]]: set() for group in groups}
-    for group in groups:
-        firsts[titles[configs[group].method[0]]].add(group)
-    return [
-        title if len(firsts[title]) == 1 else f"{title} · {Path(paths[group]).resolve().name}"
-        for group, title in ((group, titles[configs[group].method[0]]) for group in groups)
-    ]
+    groups = groups_of_seeds(range(len(configs)), lambda number: configs[number])
+    of_groups = [titles[configs[group[0]].method[0]] for group in groups]
+    names = {}
+    for group, title in zip(groups, of_groups, strict=True):
+        told = title if of_groups.count(title) == 1 else f"{title} · {Path(paths[group[0]]).resolve().name}"
+        names |= dict.fromkeys(group, told)
+    return [names[number] for number in range(len(configs))]
 
 
 def _reference(

@@ -37,7 +37,7 @@ class Options(EpisodeOptions):
 
 def run(runs: Sequence[Path], options: Options) -> list[str]:
     """The factor matrix of each run, and the mean over runs that differ only in the seed."""
-    from denoised_mdp.analysis.factor_tables import as_tree, factor_lines, factor_rows, groups_of_seeds, pooled
+    from denoised_mdp.analysis.factor_tables import as_tree, factor_lines, factor_rows, pooled, several_seeds
 
     lines, results = [], []
     usual, split, variant = Options(), options.split, options.variant()
@@ -54,7 +54,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
             )
         lines += _draw(matrix, subject.label, split, stem)
         results.append((subject, matrix))
-    for members in groups_of_seeds(results):
+    for members in several_seeds(results):
         mean = pooled([matrix for _, matrix in members])
         first, paths = members[0][0], [subject.path for subject, _ in members]
         config, folder = first.config, make_folder(options.output or Path("probes"))

@@ -10,8 +10,7 @@ import numpy as np
 from denoised_mdp.analysis.crossfit import confidence
 from denoised_mdp.analysis.plots import colors_of
 from denoised_mdp.analysis.report.data import Curve, RunData
-from denoised_mdp.config import MAY_CHANGE, differences_but_seed
-from denoised_mdp.config.schema import Config
+from denoised_mdp.config.compare import MAY_CHANGE, groups_of_seeds
 
 
 @dataclass
@@ -40,26 +39,13 @@ class Group:
 
 def group_runs(runs: Sequence[RunData]) -> list[Group]:
     """Groups of runs that differ only in the seed; two runs of one seed are never in one group."""
-    groups: list[Group] = []
-    for run in runs:
-        for group in groups:
-            if _same_but_seed(group.first.config, run.config) and run.seed not in [one.seed for one in group.runs]:
-                group.runs.append(run)
-                break
-        else:
-            groups.append(Group([run]))
+    groups = [Group(seeds) for seeds in groups_of_seeds(runs, lambda run: run.config)]
     for group in groups:
         group.runs.sort(key=lambda run: run.seed or 0)
     _name(groups)
     for group, color in zip(groups, colors_of(group.name for group in groups).values(), strict=True):
         group.color = color
     return groups
-
-
-def _same_but_seed(one: Config | None, other: Config | None) -> bool:
-    if one is None or other is None:
-        return False
-    return not differences_but_seed(one, other)
 
 
 def _words(group: Group) -> list[str]:

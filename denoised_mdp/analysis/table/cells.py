@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from denoised_mdp.analysis.report.data import RunData
-from denoised_mdp.config import as_tree, differences_but_seed, key_of_difference
+from denoised_mdp.config import as_tree
 from denoised_mdp.config.choices import all_options, unknown
+from denoised_mdp.config.compare import differences_but_seed, key_of_difference
 from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.effect import unused
 from denoised_mdp.config.schema import Config
