@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from evidence_numbers import QUIET, Arms, Row, cells, intervals, known, limits_of, summary, table, with_late
@@ -30,18 +31,27 @@ PROBED = ("recall", "leakage")
 """those of `CURVES` whose values the quick probe withholds where its few episodes cannot support one"""
 
 
-def draw_curves(rows: Sequence[Row], path: Path, metrics: Sequence[str] = tuple(CURVES)) -> Path:
-    """A row of panels per task and variant: some of `CURVES` over updates, each seed and the mean over seeds."""
+def draw_curves(
+    rows: Sequence[Row],
+    path: Path,
+    metrics: Sequence[str] = tuple(CURVES),
+    random: Mapping[tuple[str, str], float] = MappingProxyType({}),
+) -> Path:
+    """A row of panels per task and variant: some of `CURVES` over updates, each seed and the mean over seeds.
+
+    random: (task, variant) -> the return of random actions, where it is known.
+    """
     found = in_order(rows)
     figure = new_figure(3.4 * len(metrics), 2.5 * len(found) + 0.5)
-    figure.set_layout_engine("constrained")
+    figure.set_layout_engine("constrained", wspace=0.1, hspace=0.06)
     colors = colors_of(arms_of(rows))
     panels = figure.subplots(len(found), len(metrics), squeeze=False, sharex="row")
     for line, ((task, variant), arms) in zip(panels, found.items(), strict=True):
         for axes, metric in zip(line, metrics, strict=True):
             label = CURVES[metric]
             plain_axes(axes, 8)
-            axes.set_title(literal(f"{task}, {variant}"), fontsize=8)
+            if axes is line[0]:
+                axes.set_title(literal(f"{task}, {variant}"), fontsize=9, loc="left", fontweight="bold")
             drawn = {arm: curves for arm, points in arms.items() if (curves := list(curves_of(points, metric)))}
             if metric in PROBED and not drawn:
                 axes.set_axis_off()
@@ -52,6 +62,8 @@ def draw_curves(rows: Sequence[Row], path: Path, metrics: Sequence[str] = tuple(
             for arm, curves in drawn.items():
                 seeds = len({row["seed"] for row in arms[arm]})
                 draw_seeds(axes, curves, seeds, colors[arm], arm, bands=False)
+            if metric == "return" and (task, variant) in random:
+                axes.axhline(random[task, variant], color=INK, linewidth=0.8, linestyle="--", label="random actions")
             shown = np.concatenate([[0.0, 1.0], *(own for curves in drawn.values() for _, own in curves)])
             axes.set_ylim(1.05 * shown.min(), 1.05 * shown.max())
             axes.set_xlabel("thousand updates")
@@ -72,8 +84,8 @@ def arms_of(rows: Sequence[Row]) -> list[str]:
 
 
 def in_order(rows: Sequence[Row]) -> dict[tuple[str, str], Arms]:
-    """The cells, those without noise last."""
-    return dict(sorted(cells(rows).items(), key=lambda cell: cell[0][1] in QUIET))
+    """The cells: of the most arms first, those without noise last."""
+    return dict(sorted(cells(rows).items(), key=lambda cell: (cell[0][1] in QUIET, -len(cell[1]))))
 
 
 def note_absent(axes, arms: Sequence[str]) -> None:
@@ -153,13 +165,17 @@ def write(rows: Sequence[Row], curves: Sequence[Row], folder: Path) -> list[Path
     rows = with_late(rows, curves)
     main = [row for row in curves if row["variant"] == MAIN_VARIANT and row["arm"] in MAIN_ARMS]
     comparable = len(found := cells(main)) > 1 and all(len(arms) == len(MAIN_ARMS) for arms in found.values())
+    played = {
+        cell: known([run for runs in arms.values() for run in runs], "random") for cell, arms in cells(rows).items()
+    }
+    random = {cell: float(returns.mean()) for cell, returns in played.items() if len(returns)}
     text = table(rows)
     print(text)
     return [
         write_json(folder / "summary.json", summary(rows)),
         write_json(folder / "intervals.json", intervals(rows)),
         write_whole(folder / "table.md", text),
-        *([draw_curves(curves, folder / "curves.png")] if curves else []),
-        *([draw_curves(main, folder / "main.png", MAIN_METRICS)] if comparable else []),
+        *([draw_curves(curves, folder / "curves.png", random=random)] if curves else []),
+        *([draw_curves(main, folder / "main.png", MAIN_METRICS, random)] if comparable else []),
         draw_arms(rows, folder / "arms.png"),
     ]
