@@ -183,7 +183,6 @@ TABLES = {
         for task in TASKS
     },
     "lead": Differences(PAIRS_SHOWN, LEAD),
-    "lead_return": Differences(PAIRS_SHOWN, {name: label for name, label in LEAD.items() if name.startswith("return")}),
     "floor": Table(FLOOR, LONG | Y_TOO),
     "twice": Table(LONGER, {name: LONG[name] for name in TWICE}),
     "hour": Table(LONGER, LONG | {"cpu_hours": ""}),
@@ -191,7 +190,7 @@ TABLES = {
         LONGEST, {name: LONG[name] for name in (*TWICE, "action_change")} | {"action_ratio": ""}, each=False
     ),
     "jitter": Table(JITTER, LONG | {"action_change": "", "action_change_untrained": ""} | Y_TOO),
-    "rivals": Table(RIVALS, SHORT | {"action_ratio": "", "cpu_hours": ""}),
+    "rivals": Table(RIVALS, LONG | {"action_ratio": "", "cpu_hours": ""}),
     "quickstart": Table([QUICKSTART], ALL),
 }
 """name -> table"""
