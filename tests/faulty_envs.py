@@ -36,6 +36,15 @@ class Faulty(gym.Env):
         time.sleep(600)
 
 
+class SlowToBegin(Faulty):
+    """Prepares what it shows when its first episode begins."""
+
+    def reset(self, *, seed=None, options=None):
+        if self.steps == 0:
+            time.sleep(2)
+        return super().reset(seed=seed)
+
+
 class Signalling:
     """The first to be made or stepped sends a signal to the process that it serves, and then answers no more."""
 

@@ -189,9 +189,10 @@ def test_a_compiler_may_be_given_with_flags(tmp_path, monkeypatch):
 
 
 @needs_compiler
-def test_a_compiler_without_openmp_makes_kernels_of_one_thread(tmp_path, monkeypatch):
+@pytest.mark.parametrize("unknown", ['*" -fopenmp "*', '*" -fopenmp "*|*" -march=native "*'])
+def test_a_compiler_that_lacks_flags_makes_kernels_of_one_thread(tmp_path, monkeypatch, unknown):
     compiler = tmp_path / "cc"
-    compiler.write_text('#!/bin/sh\ncase " $* " in *" -fopenmp "*) exit 1;; esac\nexec cc "$@"\n')
+    compiler.write_text(f'#!/bin/sh\ncase " $* " in {unknown}) exit 1;; esac\nexec cc "$@"\n')
     compiler.chmod(0o755)
     assert found(monkeypatch, tmp_path, CC=str(compiler))
 

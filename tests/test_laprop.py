@@ -72,6 +72,7 @@ def test_adaptive_clipping():
     for w, g in zip(weights, expected, strict=False):
         torch.testing.assert_close(w.grad, g)
     assert weights[-1].grad is None
+    clip_adaptively(weights[-1:], 0.3)  # nothing to clip
 
 
 @pytest.mark.parametrize("name", ["adam", "laprop"])

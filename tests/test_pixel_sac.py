@@ -366,6 +366,7 @@ def test_a_run_stopped_anywhere_continues_exactly(tmp_path, overrides):
         (["agent=curl", "train.processes=2"], "train.processes=2: agent=curl learns in one process"),
         (["agent=sac_pixels", "train.cuda_graph=true"], "train.cuda_graph=true: agent=sac_pixels"),
         (["agent=sac_pixels", "train.policy_after=9"], "train.policy_after=9: agent=sac_pixels learns nothing before"),
+        (["agent=curl", "train.policy_after=9"], "train.policy_after=9: agent=curl compares pictures by its target"),
         (["agent=dbc", "agent.n_step=3"], "agent.n_step=3: agent=dbc compares single steps"),
         (["agent=pisac", "train.batch_size=1"], "train.batch_size=1: agent=pisac compares futures of a batch"),
         (["agent=curl", "train.batch_size=1"], "train.batch_size=1: agent=curl compares pictures of a batch"),

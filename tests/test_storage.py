@@ -91,3 +91,15 @@ def test_a_refused_folder_leaves_no_file_open(tmp_path):
     with pytest.raises(UserError, match="third.npy is missing or damaged"):
         Columns(tmp_path, layout, 5)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_small_pictures_are_not_read_through_the_map(tmp_path, monkeypatch):
+    """Else the process would appear to grow by all that it has read."""
+    layout = {"observation": (np.dtype(np.uint8), (32, 32, 3)), "action": (np.dtype(np.float32), (38,))}
+    store, read = Columns.create(tmp_path, layout, 4), []
+    for name, file in store._files.items():
+        monkeypatch.setattr(file, "read", lambda places, name=name: read.append(name))
+    for name in layout:
+        store.read(name, np.arange(3))
+    store.close()
+    assert read == ["observation"]

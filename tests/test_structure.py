@@ -8,6 +8,8 @@ import torch
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.config.choices import choices
+from denoised_mdp.errors import UserError
+from denoised_mdp.models.rssm import RSSM
 from denoised_mdp.models.structure import LatentSpec, Table
 
 X = LatentSpec("x", sees_action=True, seen_by_policy=True, free=True)
@@ -165,3 +167,9 @@ def test_every_preset_is_a_table():
     for name in choices("model"):
         model = model_of(name)
         assert model.table.seen and model.initial(1).layout.names == model.table.names
+
+
+@pytest.mark.parametrize("name", ["half", "keys", "training"])
+def test_a_latent_with_a_name_of_pytorchs_own_is_refused(name):
+    with pytest.raises(UserError, match=f"cannot be called '{name}', which PyTorch uses"):
+        RSSM(Table([replace(X, name=name)]), action_size=2, embed=8)

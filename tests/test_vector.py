@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_envs import Faulty
+from faulty_envs import Faulty, SlowToBegin
 from small_runs import TINY
 
 from denoised_mdp import UserError
@@ -67,6 +67,14 @@ def test_a_worker_that_fails_is_reported_at_once(what, parts):
             pool.step(action)
         assert all(part in str(failure.value) for part in ("toy_faulty", "seed 7", *parts))
     assert not multiprocessing.active_children()
+
+
+def test_the_first_episode_may_prepare_what_it_shows():
+    """As clips that are decoded; a later reset has the time of any reply."""
+    with EnvironmentPool(functools.partial(SlowToBegin, "fail"), 1, workers=1, timeout=1.0) as pool:
+        pool.reset([1])
+        with pytest.raises(EnvironmentFailure, match="no answer within 1 s"):
+            pool.reset([1])
 
 
 def test_a_worker_that_was_asked_before_shows_where_it_hangs_now():

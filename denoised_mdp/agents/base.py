@@ -145,7 +145,7 @@ class Agent(nn.Module, ABC):
             is_first: bool [B], where this observation begins an episode; what `carry` holds there does not count.
             explore: None acts without sampling; a number samples the actor and explores by so much, see
                 `explored`: the std of added noise, or the probability of a uniformly random choice.
-            sample: False filters with the posterior's mean instead of a sample, if there is one.
+            sample: False filters with the posterior's mean (of classes, the mode) instead of a sample, if there is one.
             generator: source of all noise, or one for each of the B environments (default: PyTorch's global one).
 
         Returns:

@@ -94,8 +94,8 @@ def _dismiss(processes: int) -> None:
         dist.barrier(async_op=True).wait(timedelta(seconds=10))
 
 
-def _hand_out(work: list[Any]) -> Any:
-    """Give each process its part, and return the leader's."""
+def _hand_out(work: list[Any] | None = None) -> Any:
+    """Give each process its part, if this is the leader, and return this process's own."""
     own = [None]
     dist.scatter_object_list(own, work, src=0)
     return own[0]
@@ -202,7 +202,7 @@ def run_follower(number: int, processes: int, port: int | None = None) -> None:
         store.set(str(number), "")
         join(store=store, rank=number, world_size=processes)
     try:
-        if (first := _receive()) is None:  # the leader came to its end before the run began
+        if (first := _hand_out()) is None:  # the leader came to its end before the run began
             dist.barrier()
             return
         config, how, state = first
@@ -214,7 +214,7 @@ def run_follower(number: int, processes: int, port: int | None = None) -> None:
         agent.restore(state)
         del first, state  # a whole copy of the agent
         dist.barrier()  # the leader waits until all are built
-        while (work := _receive()) is not None:
+        while (work := _hand_out()) is not None:
             _update(agent.update, *work)
         dist.barrier()
     except RuntimeError as error:
@@ -230,12 +230,6 @@ def _leave_signals_to_the_leader() -> None:
         return
     for number in ALL_STOPS:
         signal.signal(number, signal.SIG_IGN)
-
-
-def _receive() -> Any:
-    own = [None]
-    dist.scatter_object_list(own, None, src=0)
-    return own[0]
 
 
 def _update(update: Any, batch: dict[str, Tensor], policy: bool) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
@@ -49,9 +50,8 @@ def update_on_one_thread(config: Config, rows: int, repeats: int = 1) -> tuple[f
     disturb; the fastest of `repeats` counts. The run's random numbers are not affected.
     """
     train, spec = config.train, config.batch_spec
-    length, count = min(rows, spec.segment_length), min(rows, spec.batch_size)
+    small, length, count = shrunk(config, rows)
     part = spec.batch_size * spec.segment_length // (length * count)
-    small = dataclasses.replace(config, train=dataclasses.replace(train, segment_length=length, batch_size=count))
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # training reports it again
         device, dtype = configure(train)
@@ -68,6 +68,19 @@ def update_on_one_thread(config: Config, rows: int, repeats: int = 1) -> tuple[f
         finally:
             torch.set_num_threads(threads)
     return seconds * (spec.batch_size * spec.segment_length) / (length * count), part
+
+
+def shrunk(config: Config, rows: int) -> tuple[Config, int, int]:
+    """A configuration with at most `rows` segments of as many rows, their length and their number.
+
+    Where the policy imagines from the last rows of a segment alone, these are about as large a share as before.
+    """
+    spec, policy = config.batch_spec, config.policy
+    length, count = min(rows, spec.segment_length), min(rows, spec.batch_size)
+    if starts := getattr(policy, "imagine_rows", None):
+        policy = dataclasses.replace(policy, imagine_rows=max(1, round(starts * length / spec.segment_length)))
+    train = dataclasses.replace(config.train, segment_length=length, batch_size=count)
+    return dataclasses.replace(config, train=train, policy=policy), length, count
 
 
 class Hours:
@@ -123,8 +136,8 @@ def acting_seconds(agent: Agent, batch: Mapping[str, np.ndarray], config: Config
 
 def _action_seconds(config: Config, actions: int = 20) -> float:
     """CPU seconds of an action of the environment, with its frame."""
-    with blamed(f"{config.env.task} raised an error while its actions were timed"):
-        environment = environment_maker(config, foreground=config.foreground)()
+    make = environment_maker(config, foreground=config.foreground)
+    with blamed(f"{config.env.task} raised an error while its actions were timed"), closing(make()) as environment:
         environment.reset(seed=config.seed)
         environment.action_space.seed(config.seed)
         actions = min(actions, config.episode_rows - 1)
@@ -132,9 +145,7 @@ def _action_seconds(config: Config, actions: int = 20) -> float:
         act = random_actions(environment)
         for _ in range(actions):
             act()
-        seconds = (time.process_time() - began) / actions
-        environment.close()
-        return seconds
+        return (time.process_time() - began) / actions
 
 
 def random_actions(environment: gym.Env) -> Callable[[], None]:

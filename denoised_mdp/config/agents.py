@@ -109,6 +109,11 @@ class CURLConfig(PixelSACConfig):
     def check(self, config: Config) -> None:
         """See `AgentConfig.check`."""
         super().check(config)
+        if config.train.policy_after:
+            raise UserError(
+                f"train.policy_after={config.train.policy_after}: agent=curl compares pictures by its target encoder,"
+                " which follows only while the policy learns; set it to 0."
+            )
         if self.crop is None:
             raise UserError("agent.crop=null: agent=curl compares random crops; give a size below env.size.")
 

@@ -19,7 +19,8 @@ from denoised_mdp.envs.workers import ProcessWorker, Worker, about, call
 from denoised_mdp.errors import EnvironmentFailure, UserError, blamed
 
 START_SECONDS = 300.0
-"""seconds that a worker may take to import and build its environments, or to restore them, on top of a reply's time"""
+"""seconds that a worker may take, on top of a reply's time, to import and build its environments, to prepare what the
+first episode shows (clips), or to restore them"""
 WORKERS: dict[str, type[Worker]] = {"process": ProcessWorker, "ray": RayWorker}
 
 
@@ -48,6 +49,7 @@ class EnvironmentPool:
         self._playing = ["while it was made"] * count  # for messages
         self._environments: list[gym.Env] = []
         self._workers: list[Worker] = []
+        self._fresh = True  # no episode has begun
         workers = min(workers, count)
         try:
             if workers:
@@ -67,7 +69,9 @@ class EnvironmentPool:
     def reset(self, seeds: Sequence[int]) -> list[tuple[np.ndarray, dict]]:
         """Begin one episode per seed in the first environments; returns (observation, info) of each."""
         self._playing[: len(seeds)] = [f"in the episode of seed {seed}" for seed in seeds]
-        return self._all("reset", [*seeds, *[None] * (self.count - len(seeds))])[: len(seeds)]
+        timeout = self.timeout + START_SECONDS * self._fresh
+        self._fresh = False
+        return self._all("reset", [*seeds, *[None] * (self.count - len(seeds))], timeout)[: len(seeds)]
 
     def begin(self, which: Sequence[bool]) -> list[tuple[np.ndarray, dict] | None]:
         """Begin another episode where `which` is true, from the environment's own random stream."""

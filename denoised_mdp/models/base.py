@@ -148,7 +148,7 @@ class WorldModel(nn.Module, ABC):
         """Noise [*shape, S] for `filter`."""
 
     def mean_noise(self, *shape: int) -> Tensor:
-        """Noise [*shape, S] with which `filter` takes the posterior's mean: zeros, the mean of `draw_noise`."""
+        """Noise [*shape, S] with which `filter` takes the posterior's mean, of classes the mode: zeros."""
         initial = self.initial(1)
         return initial.state.new_zeros(*shape, initial.layout.state_size)
 

@@ -29,6 +29,8 @@ MATHEMATICS = "-fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociativ
 FLAGS = f"-O2 -ftree-vectorize -march=native {MATHEMATICS} -fopenmp -shared -fPIC".split()
 WHOLE_VECTORS = "-mprefer-vector-width=512"
 """where there is AVX-512: compilers otherwise use half of it"""
+LACKING = ((), ("-fopenmp",), ("-fopenmp", "-march=native"))
+"""flags that a compiler may not know, as Apple's, in the order in which it is tried without them; then on one thread"""
 PATIENCE = 120
 """seconds for the compiler"""
 MOST = 2048
@@ -87,10 +89,13 @@ def _compile(command: list[str], path: Path) -> None:
     try:
         command = [*command, str(SOURCE), "-o", str(temporary), "-lm"]
         how = {"check": True, "capture_output": True, "timeout": PATIENCE}
-        try:
-            subprocess.run(command, **how)
-        except subprocess.CalledProcessError:  # as Apple's compiler, which has no OpenMP: with one thread
-            subprocess.run([word for word in command if word != "-fopenmp"], **how)
+        for number, lacking in enumerate(LACKING):
+            try:
+                subprocess.run([word for word in command if word not in lacking], **how)
+                break
+            except subprocess.CalledProcessError:
+                if number == len(LACKING) - 1:
+                    raise
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from denoised_mdp.errors import UserError
 from denoised_mdp.models.blocks import BlockTransition
 from denoised_mdp.models.distributions import DISTRIBUTIONS, Gaussian, StateDistribution
 from denoised_mdp.models.gru import gru_step, make_gru
@@ -106,6 +107,8 @@ class RSSM(nn.Module):
 
     def __init__(self, table: Table, action_size: int, embed: int, norm: str = "none", block_width: int | None = None):
         super().__init__()
+        if taken := [name for name in table.names if hasattr(nn.ModuleDict(), name)]:
+            raise UserError(f"A latent cannot be called {taken[0]!r}, which PyTorch uses itself: choose another name.")
         self.table, self.layout, self.action_size = table, Layout(list(table.rows.values())), action_size
         self.transitions = nn.ModuleDict()
         for row in table.rows.values():

@@ -50,6 +50,8 @@ def clip_adaptively(parameters: Sequence[nn.Parameter], agc: float) -> None:
     The norms are those of whole tensors.
     """
     parameters = [p for p in parameters if p.grad is not None]
+    if not parameters:  # as a group of Muon may be
+        return
     gradients = [p.grad for p in parameters]
     allowed = agc * torch.stack(torch._foreach_norm(parameters)).clamp(min=1e-3)  # [P]
     factors = (allowed / torch.stack(torch._foreach_norm(gradients))).clamp(max=1.0)  # [P]

@@ -169,7 +169,7 @@ class ImaginingPolicy(Policy):
     def losses(
         self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Actor loss, value loss and metrics, all detached; what `scale` knows counts this batch.
+        """Actor loss and value loss, and detached metrics; what `scale` knows counts this batch.
 
         Differentiate the first with respect to the actor's parameters alone, the second to the value net's.
         """

@@ -25,6 +25,8 @@ Layout = dict[str, tuple[np.dtype, tuple[int, ...]]]
 """column -> dtype and shape of one row, in the order in which the columns of a row are written"""
 
 IOV_MAX = 1024  # buffers that one preadv takes, on all systems that have it
+LARGE = 1024
+"""bytes from which on a row is large: as a picture, also a small one, and nothing else"""
 HEADER = 128
 """bytes before the rows of each file; NumPy reserves room for a larger number of rows"""
 
@@ -111,10 +113,10 @@ class Columns:
         Consecutive places along T are read at once.
         """
         file = self._files[name]
-        if file.row_bytes >= mmap.PAGESIZE and hasattr(os, "preadv"):
+        if file.row_bytes >= LARGE and hasattr(os, "preadv"):
             return file.read(places)
         rows = file.rows[places]
-        if file.row_bytes >= mmap.PAGESIZE:
+        if file.row_bytes >= LARGE:
             file.forget()
         return rows
 
