@@ -2,7 +2,10 @@
 
 import colorsys
 import contextlib
+import dataclasses
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +15,16 @@ from joints_case import small_data
 from scipy.special import hyp0f1
 
 from denoised_mdp.analysis import augment as views
-from denoised_mdp.analysis.contrastive import alignment, contrastive_encoder, contrastive_loss, uniformity
+from denoised_mdp.analysis.contrastive import (
+    alignment,
+    contrastive_encoder,
+    contrastive_loss,
+    train_contrastive,
+    uniformity,
+)
 from denoised_mdp.analysis.joints.regression import fresh_encoder
+from denoised_mdp.analysis.probes import PROBES
+from denoised_mdp.errors import UserError
 from denoised_mdp.models.vision import Encoder
 
 OPTIMA = {2: -1.5750, 8: -3.0825, 128: -3.9375}
@@ -132,6 +143,14 @@ def test_augmentation_is_of_each_picture_reproducible_and_mirrors_only_when_aske
     out = views.augment(colored, torch.Generator().manual_seed(6))
     gray = (out.amax(1) - out.amin(1)).amax((1, 2)) < 1e-4
     assert gray.float().mean().item() == pytest.approx(0.2, abs=0.03)
+
+
+def test_a_single_picture_has_none_to_be_told_from():
+    alone = SimpleNamespace(folder=Path("desk"), choose=lambda split, count, seed: np.arange(1))
+    with pytest.raises(UserError, match="desk has a single frame"):
+        train_contrastive(None, alone, updates=1)
+    least = {field.name: field.metadata.get("low") for field in dataclasses.fields(PROBES["joints"].Options)}
+    assert least["contrastive_batch"] == 2
 
 
 def test_an_encoder_of_an_earlier_call_serves_only_one_that_was_made_alike(tmp_path):

@@ -12,6 +12,7 @@ from denoised_mdp.analysis.distance_plot import distance_figure
 from denoised_mdp.analysis.report.page import write_report
 from denoised_mdp.cli import main as cli
 from denoised_mdp.config import load_config
+from denoised_mdp.errors import UserError
 from denoised_mdp.session import train
 
 RING = 8
@@ -60,6 +61,22 @@ def test_pairs_stay_within_held_out_episodes():
     assert distance._apart(episode, tested, 1).tolist() == [0, 1, 6]
     assert distance._apart(episode, tested, 2).tolist() == [0]
     assert distance._apart(episode, tested, 9).tolist() == []
+
+
+def test_rounding_is_no_distance():
+    """A column that does not move counts for nothing, not as much as one that does."""
+    random, episode = np.random.default_rng(0), np.repeat(np.arange(4), 10)
+    state = random.normal(size=(40, 3)) * [1.0, 1e-9, 1e-11]
+    rows = distance.Distance(state, episode, 2, 0, "state").rows(state).numpy()
+    assert rows[:, 0].std() == pytest.approx(1) and (rows[:, 1:] == 0).all()
+
+
+def test_episodes_without_pairs_are_refused_in_one_line():
+    episode = np.arange(12)
+    for rows in (np.repeat(episode, 1), np.repeat(episode, np.where(episode % 3 == 0, 1, 5))):
+        parts = {"seen": np.random.default_rng(0).normal(size=(len(rows), 2))}
+        with pytest.raises(UserError, match="ends its episodes too early .* at least 11 decisions.* held out 12"):
+            distance.measure_distances(parts, rows, {}, rows % 3 == 0, updates=1)
 
 
 def test_projections_keep_the_distances_of_pictures():

@@ -42,7 +42,7 @@ from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.probes.factors import _matrix
 from denoised_mdp.analysis.quick_probe import QuickProbe
 from denoised_mdp.analysis.results import Subject
-from denoised_mdp.analysis.ridge import fit_ridge, group_folds, r_squared
+from denoised_mdp.analysis.ridge import fit_ridge, group_folds
 from denoised_mdp.cli import main as cli
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
@@ -51,6 +51,11 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.run.load import load_run, untrained
 from denoised_mdp.seeding import generator, torch_seed
 from denoised_mdp.session import train
+
+
+def r_squared(targets, predictions):
+    """Of each column [n, K] -> [K], by definition."""
+    return 1 - np.square(targets - predictions).sum(0) / np.square(targets - targets.mean(0)).sum(0)
 
 
 def brute_force(x, y, penalty):
@@ -101,10 +106,11 @@ def test_folds_never_divide_a_group():
 
 
 def test_r_squared_in_closed_form():
-    y = np.array([[1.0, 5.0], [2.0, 5.0], [3.0, 5.0]])
-    assert r_squared(y, y)[0] == 1 and np.isnan(r_squared(y, y)[1])
-    assert r_squared(y, np.broadcast_to(y.mean(0), y.shape))[0] == 0
-    assert r_squared(y, y + 1)[0] == pytest.approx(1 - 3 / 2)
+    y, episode, rows = np.array([[1.0, 5.0], [2.0, 5.0], [3.0, 5.0]]), np.arange(3), np.ones(3, bool)
+    sums = EpisodeSums(y, episode, episode)
+    perfect, mean, shifted = (sums.r_squared(sums.errors(y - guess, rows)) for guess in (y, y.mean(0), y + 1))
+    assert perfect[0] == 1 and np.isnan(perfect[1])
+    assert mean[0] == 0 and shifted[0] == pytest.approx(1 - 3 / 2)
 
 
 def constructed(mixed: bool = False, episodes: int = 30, rows: int = 40):
@@ -431,6 +437,19 @@ def test_r_squared_is_of_all_held_out_rows_together():
     weights = np.array([3, 0, 1, 1, 0, 2, 0])
     rows = np.concatenate([np.flatnonzero(episode == e) for e in np.repeat(np.arange(7), weights)])
     np.testing.assert_allclose(sums.r_squared(errors, weights), r_squared(y[rows], predicted[rows]), atol=1e-9)
+
+
+def test_a_factor_counts_only_if_it_varies_by_more_than_rounding_in_tested_episodes():
+    """Else its R^2 is 0 whatever is predicted."""
+    parts, columns, episode = constructed(episodes=12)
+    rng, n = np.random.default_rng(3), len(episode)
+    early = np.where(episode[:, None] < 6, rng.normal(size=(n, 1)), 2.0)
+    idle = {"faint": 3e-10 * rng.normal(size=(n, 1)), "large": 1e4 + 1e-3 * rng.normal(size=(n, 1)), "early": early}
+    more = {Factor(name, "noise", (1,), "scalar", NOISE): values for name, values in idle.items()}
+    fit, late = np.arange(6), [np.arange(6, 9), np.arange(9, 12)]
+    matrix = factor_matrix({"y": parts["y"]}, columns | more, episode, [[(fit, test) for test in late]], ["ridge"])
+    assert [factor.name for factor in matrix.factors] == ["a", "b", "light"]
+    assert matrix.scores["ridge"][0, 0, 2:].mean() == pytest.approx(1, abs=1e-6)
 
 
 def test_every_recall_and_leakage_has_one_default_size():

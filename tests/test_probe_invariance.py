@@ -150,6 +150,15 @@ def test_variations_change_the_distractors_and_nothing_else():
     assert list(variations(load_config(["distractors=none"]))) == ["as trained"]
 
 
+def test_what_is_part_of_the_task_stays_without_distractors():
+    """As RoboDesk's television, whose colour is rewarded."""
+    config = load_config(["env=robodesk", "env.task=tv_green_hue", "distractors=tv,camera_shake"])
+    changed, split = variations(config)["no distractors"]
+    assert split == "train" and changed.distractors == {"tv": config.distractors["tv"]}
+    alone = load_config(["env=robodesk", "env.task=tv_green_hue", "distractors=tv"])
+    assert "no distractors" not in variations(alone)
+
+
 def test_changes_of_returns_are_paired():
     trained, other = (EvaluationResult(returns, [1, 2, 3]) for returns in ([10.0, 50.0, 90.0], [8.0, 49.0, 87.0]))
     change, error = paired_change(other, trained)

@@ -28,6 +28,7 @@ from denoised_mdp.analysis.similarity.competence import classical_map, competenc
 from denoised_mdp.analysis.similarity.identifiability import identifiability
 from denoised_mdp.analysis.similarity.points import Point, Roster, score_at
 from denoised_mdp.analysis.situations import AWAY, HOME, Situations, check_lengths, features, make_situations, rows_of
+from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.load import load_run
@@ -289,7 +290,7 @@ def test_auroc_counts_ties_half_and_is_that_of_all_pairs():
 DOT = [
     "model=2b",
     "distractors=camera_jitter",
-    "env.episode_steps=160",
+    "env.episode_steps=158",
     "train.total_steps=120",
     "train.snapshot_every=80",
 ]
@@ -319,6 +320,18 @@ def test_the_same_physics_in_every_world(runs):
     assert all(np.array_equal(a.action, b.action) for a, b in zip(again.worlds[HOME], home, strict=True))
     with pytest.raises(UserError, match="--steps"):
         make_situations(config, [], 3, 9)
+
+
+def test_a_world_with_noise_of_its_own_has_other_noise():
+    """As the stripes of the dot, which are no distractor."""
+    toy = ["env=toy", "distractors=none", "env.episode_steps=40", "train.segment_length=4"]
+    config = load_config(toy)
+    found = make_situations(config, [], 3, 20)
+    assert list(found.worlds) == [HOME, AWAY] and found.noise.shape[1]
+    for one, other in zip(*found.worlds.values(), strict=True):
+        assert np.array_equal(one.signal, other.signal) and not np.array_equal(one.noise, other.noise)
+    still = load_config([*toy, "env.task=counting"])
+    assert list(make_situations(still, [], 3, 20).worlds) == [HOME]
 
 
 def test_of_four_blocks_the_policy_sees_y_and_x_and_the_rest_is_w_and_z(tmp_path):
@@ -358,7 +371,7 @@ def test_the_command_and_the_section_of_a_roster(runs, capsys):
 
 
 def test_equivalence_of_runs(runs, capsys):
-    command = ["probe", "equivalence", *map(str, runs[1:]), "--episodes", "4", "--steps", "50", "--sequences", "5"]
+    command = ["probe", "equivalence", *map(str, runs[1:]), "--episodes", "4", "--steps", "79", "--sequences", "5"]
     assert cli.main(command) == 0
     said = capsys.readouterr().out
     assert "retrieval@1" in said and "(the rest, same distractors)" in said, "which has a chance of its own"
@@ -369,7 +382,8 @@ def test_equivalence_of_runs(runs, capsys):
         [path] = (run / "probes").glob("equivalence_*.json")
         tree = json.loads(path.read_text())
         assert set(tree["roles"]) == roles
-        assert tree["signatures"]["states"] == 12 and tree["signatures"]["R2"] is not None
+        assert tree["signatures"]["states"] == 12, "the last row of each episode is too near to its end"
+        assert tree["signatures"]["R2"] is not None
         assert set(tree["signatures"]["spearman"]) == roles - {"rest, same distractors"} | {"pixels", "imagined"}
         section = PROBES["equivalence"].report(tree)
         assert len(section.pictures) == 1 and len(section.tables[0][1]) == len(roles)
@@ -447,6 +461,30 @@ def test_true_signatures_of_other_episodes_are_refused_in_one_line(runs):
         with pytest.raises(UserError, match=said) as raised:
             signatures.true_signatures(config, episodes, own, rows, actions)
         assert "\n" not in str(raised.value)
+
+
+def test_a_time_limit_ends_no_rewards():
+    """Rows too near to it are left out; the last one left has all rewards of its sequences."""
+    toy = ["env=toy", "distractors=none", "train.segment_length=4"]
+    config = load_config([*toy, "env.episode_steps=61"])  # 30 decisions, and half of one
+    rows = signatures.rows_with_future(config, np.array([10, 20, 21, 30]))
+    assert list(rows) == [10, 20]
+    make, seeds = environment_maker(config), probe_seeds(0, 1)
+    episodes, actions = record(make, seeds, 40, behaviour="random"), signatures.random_actions(2, 3)
+    assert (signatures.true_signatures(config, episodes, seeds, rows, actions) > 0).all()
+    with pytest.raises(UserError, match="time limit cuts signatures off.*--sequences 0"):
+        signatures.true_signatures(config, episodes, seeds, np.array([22]), actions)
+    short = load_config([*toy, "env.episode_steps=39"])
+    with pytest.raises(UserError, match=r"episodes have 19.*--sequences 0.*env\.episode_steps=40 or more"):
+        signatures.rows_with_future(short, np.array([10]))
+
+
+def test_signatures_of_an_environment_that_does_not_repeat_are_refused_in_one_line():
+    config = load_config(["env=gym", "env.id=gym_envs:Forgetful", "distractors=camera_jitter", "env.episode_steps=60"])
+    seeds, actions = probe_seeds(0, 1), signatures.random_actions(1, 2, 3)
+    episodes = record(environment_maker(config), seeds, 12, behaviour="random")
+    with pytest.raises(UserError, match=r"does not repeat.*--sequences 0"):
+        signatures.true_signatures(config, episodes, seeds, np.array([10]), actions)
 
 
 def test_distances_that_follow_rewards_have_rank_correlation_one():

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from denoised_mdp.analysis.augment import augment
 from denoised_mdp.analysis.joints.data import JointData
+from denoised_mdp.errors import UserError
 from denoised_mdp.files import replace_file
 from denoised_mdp.models.vision import Encoder
 from denoised_mdp.seeding import generator, torch_seed
@@ -67,8 +68,16 @@ def train_contrastive(
     """Train `encoder` in place on the frames of the data set's training episodes; alignment and uniformity over time.
 
     Joint positions are not used. PyTorch's global generator is not used.
+
+    Raises:
+        UserError: a single frame, which has none to be told from.
     """
     rows = data.choose("train", None, seed)
+    if len(rows) < 2:
+        raise UserError(
+            f"{data.folder} has a single frame to train on, and a contrastive encoder tells frames from each other:"
+            " make a larger data set, or give --references scratch."
+        )
     device = encoder.like.device
     order, random = generator(seed, "contrastive rows"), torch.Generator(device)
     random.manual_seed(torch_seed(seed, "contrastive augmentations"))

@@ -18,6 +18,8 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.seeding import generator
 
 FOLDS = 5
+LEAST_SPREAD = 1e-6
+"""standard deviation below which a column carries nothing"""
 DRAWS = 2000
 """random weightings of the episodes"""
 
@@ -70,6 +72,16 @@ def random_divisions(episodes: int, seeds: int = 1, folds: int = FOLDS) -> list[
     return divisions
 
 
+def varies(values: np.ndarray) -> np.ndarray:
+    """Which columns of float64 rows [n, K] are not constant: bool [K]."""
+    return values.var(0) > _least_variance(values)
+
+
+def _least_variance(values: np.ndarray) -> np.ndarray:
+    """Variance of each column of rows [n, K] that is rounding at most, which grows with the numbers: [K]."""
+    return LEAST_SPREAD**2 * (1 + np.square(values).mean(0))
+
+
 class EpisodeSums:
     """Sums over the rows of each tested episode, which give R^2 for any weights of the episodes."""
 
@@ -82,8 +94,7 @@ class EpisodeSums:
         self._rows = self._sum(np.ones((rows.sum(), 1)), rows)  # [E, 1]
         self._values = self._sum(centered[rows], rows)  # [E, K]
         self._squares = self._sum(np.square(centered[rows]), rows)  # [E, K]
-        self._scale = 1e-12 * (1 + np.square(targets[rows]).sum(0) / max(1, rows.sum()))  # [K]; less is rounding
-        self._varies = self._squares.sum(0) / max(1, rows.sum()) > self._scale  # [K]
+        self._scale, self._varies = _least_variance(targets[rows]), varies(targets[rows])  # [K] each
 
     def _sum(self, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Sums of values [m, K], those of the rows [n] marked in `rows`, over each tested episode: [E, K]."""

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from denoised_mdp.analysis.crossfit import LEAST_SPREAD
 from denoised_mdp.analysis.qrl import QRL, learn_distance
 from denoised_mdp.analysis.quasimetric import IQE, relu_network
 from denoised_mdp.analysis.ridge import Standardizer
+from denoised_mdp.analysis.situations import FIRST
+from denoised_mdp.errors import UserError
 from denoised_mdp.progress import Phase
 from denoised_mdp.rollout import Episode
 from denoised_mdp.seeding import generator, torch_seed
@@ -66,7 +69,9 @@ class Distance:
     def __init__(self, features: np.ndarray, episode: np.ndarray, updates: int, seed: int, name: str):
         longest = np.bincount(episode).max() - 1
         self.limit, sharpness = SHORT if longest <= LONG_FROM else LONG
-        self.scale, objective = Standardizer.of(features), QRL(self.limit, sharpness)
+        spread, objective = features.std(0), QRL(self.limit, sharpness)
+        spread = np.where(spread >= LEAST_SPREAD, spread, np.inf)  # else rounding would count as much as what moves
+        self.scale = Standardizer(features.mean(0), spread)
         self.unit = 1 + objective.eps
         rows = self.rows(features)  # [n, F]
         before = np.flatnonzero(episode[1:] == episode[:-1])
@@ -86,7 +91,7 @@ class Distance:
             )
 
     def rows(self, features: np.ndarray) -> torch.Tensor:
-        """Standardized features [n, F]."""
+        """Standardized features [n, F]; columns that carry nothing are 0."""
         return torch.as_tensor(self.scale(features), dtype=torch.float32)
 
     @torch.no_grad()
@@ -109,12 +114,20 @@ def measure_distances(
 
     parts: name -> features [n, F]; `STATE` is the reference. episode: of each row [n]. tested: whether a row is held
     out [n], the same for all rows of an episode. worlds: other world -> part -> features of the held-out rows [m, F].
+
+    Raises:
+        UserError: no fitted episode has two rows, or no held-out one has three.
     """
     from scipy.stats import spearmanr  # takes a second
 
     random = generator(seed, "distance pairs")
     pairs = random.choice(np.flatnonzero(tested), (2, PAIRS))  # [2, PAIRS]
     lags = {k: _apart(episode, tested, k) for k in LAGS}
+    if not (len(lags[2]) and len(_apart(episode, ~tested, 1))):
+        raise UserError(
+            "This task ends its episodes too early for this probe: one to learn from needs at least"
+            f" {FIRST + 1} decisions, and one held out {FIRST + 2}."
+        )
     found, reference = {}, None
     for name in sorted(parts, key=lambda name: name != STATE):  # the reference comes first
         features = parts[name]

@@ -24,6 +24,7 @@ from denoised_mdp.analysis.crossfit import (
     half_of,
     interval,
     still_to_learn,
+    varies,
     widened,
 )
 from denoised_mdp.analysis.data import Frozen
@@ -117,8 +118,9 @@ def factor_matrix(
     """Fit and test every probe on every part, see `analysis.crossfit`.
 
     parts: name -> features [n, F]. targets: factor -> values [n, k]; R^2 is the mean over the k columns. Factors
-    that never vary are left out. episode: number of each row's episode [n]. divisions: from `random_divisions`; the
-    i-th has seed i, and all test the same episodes. seen: the part that the policy sees, `Frozen.seen`.
+    that never vary in the tested episodes are left out. episode: number of each row's episode [n]. divisions: from
+    `random_divisions`; the i-th has seed i, and all test the same episodes. seen: the part that the policy sees,
+    `Frozen.seen`.
 
     Raises:
         UserError: features that are not finite.
@@ -126,12 +128,15 @@ def factor_matrix(
     for name, features in parts.items():
         if not np.isfinite(features).all():
             raise UserError(f"The latents of this model are not finite ({name}): its training has diverged.")
-    targets = {factor: values for factor, values in targets.items() if (np.ptp(values, axis=0) > 1e-9).any()}
+    tested = np.concatenate([test for _, test in divisions[0]])
+    scored = np.isin(episode, tested)
+    targets = {factor: np.asarray(values, np.float64) for factor, values in targets.items()}
+    targets = {factor: values for factor, values in targets.items() if varies(values[scored]).any()}
     if not targets:
         raise UserError("Nothing varies in these episodes: there is no factor to predict. Record longer ones.")
-    y = np.concatenate([np.asarray(values, np.float64) for values in targets.values()], 1)  # [n, K]
+    y = np.concatenate(list(targets.values()), 1)  # [n, K]
     owner = np.repeat(np.arange(len(targets)), [values.shape[1] for values in targets.values()])  # [K]
-    sums = EpisodeSums(y, episode, np.concatenate([test for _, test in divisions[0]]))
+    sums = EpisodeSums(y, episode, tested)
     shape = len(divisions), len(parts), len(sums.tested), y.shape[1]
     errors, halves = ({probe: np.zeros(shape) for probe in probes} for _ in range(2))  # [seeds, parts, E, K]
     baseline = np.zeros((len(divisions), len(sums.tested), y.shape[1]))  # [seeds, E, K]

@@ -30,9 +30,7 @@ CLIPS = {
 class Options:
     """Options of every probe of runs. A probe extends them: one field each, and its flag follows from it."""
 
-    output: Path | None = option(
-        None, "default: RUN/probes, and ./probes for results of several runs", metavar="FOLDER"
-    )
+    output: Path | None = option(None, "default: RUN/probes, and ./probes for means over runs", metavar="FOLDER")
     checkpoint: str | None = option(None, "a step, or best", unset="the newest", pattern=CHECKPOINT, metavar="STEP")
     device: str = option("auto", "auto, cpu, cuda or cuda:N", pattern=DEVICE)
 

@@ -104,14 +104,3 @@ def _solve(moments: list, penalties: np.ndarray) -> tuple[torch.Tensor, torch.Te
     spectrum = values.clamp(min=0.0) + torch.from_numpy(penalties)[:, None]  # rounding may leave one below 0
     weights = vectors @ (rotated / spectrum[..., None])
     return weights, mean_y - mean_x @ weights
-
-
-def r_squared(targets: np.ndarray, predictions: np.ndarray) -> np.ndarray:
-    """Coefficient of determination of each column, [n, K] -> [K]: 1 - squared error / variance about the mean.
-
-    0 is as good as the mean of these very rows, less is worse; nan where a column is constant.
-    """
-    variance = np.square(targets - targets.mean(0)).sum(0)
-    error = np.square(targets - predictions).sum(0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(variance > 1e-12 * (1 + np.square(targets).sum(0)), 1.0 - error / variance, np.nan)

@@ -8,7 +8,6 @@ the prior of what the policy sees, with means. A task whose reward reads one num
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 
 import gymnasium as gym
@@ -22,13 +21,13 @@ from denoised_mdp.analysis.equivalence import distances
 from denoised_mdp.analysis.similarity.arrays import standardized
 from denoised_mdp.analysis.similarity.competence import rank_correlation
 from denoised_mdp.config.schema import Config
-from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.pixels import ActionRepeat
+from denoised_mdp.envs.world import CannotRestore
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.progress import track
 from denoised_mdp.rollout import Episode
-from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.environments import environment_maker, without_distractors
 from denoised_mdp.seeding import generator
 
 SEQUENCES, HORIZON = 64, 10
@@ -41,6 +40,23 @@ def random_actions(size: int, sequences: int = SEQUENCES, horizon: int = HORIZON
     return generator(0, "signature actions").uniform(-1.0, 1.0, shape).astype(np.float32)
 
 
+def rows_with_future(config: Config, rows: np.ndarray, horizon: int = HORIZON) -> np.ndarray:
+    """Those of `rows` [n] from which `horizon` whole decisions fit before the time limit, which ends no rewards.
+
+    Raises:
+        UserError: there is none.
+    """
+    env = config.env
+    limit = env.episode_steps // env.action_repeat
+    kept = rows[rows + horizon <= limit]
+    if not len(kept):
+        raise UserError(
+            f"Signatures need {horizon} decisions after row {rows[0]}, and episodes have {limit}: leave them out"
+            f" (--sequences 0), or train with env.episode_steps={(rows[0] + horizon) * env.action_repeat} or more."
+        )
+    return kept
+
+
 def true_signatures(
     config: Config, episodes: Sequence[Episode], seeds: Sequence[int], rows: np.ndarray, actions: np.ndarray
 ) -> np.ndarray:
@@ -50,14 +66,12 @@ def true_signatures(
 
     Raises:
         UserError: the environment cannot be put back into a state, its actions are discrete, an episode lacks a row, or
-            was not played with its seed, or its physics depends on the distractors.
+            was not played with its seed, its physics depends on the distractors, or a time limit cuts signatures off.
     """
     if any(len(episode.action) <= rows[-1] for episode in episodes):
         raise UserError(f"An episode ends before row {rows[-1]}, whose signature is wanted: leave it out.")
-    kept = {name: options for name, options in config.distractors.items() if DISTRACTORS[name].part_of_task}
-    quiet = dataclasses.replace(config, distractors=kept)
     found = []
-    with contextlib.closing(environment_maker(quiet)()) as environment:
+    with contextlib.closing(environment_maker(without_distractors(config))()) as environment:
         core = environment.unwrapped.world.unwrapped
         if not (hasattr(core, "get_state") and hasattr(core, "set_state")):
             raise UserError("This environment cannot be put back into a state, so there are no true signatures.")
@@ -72,25 +86,39 @@ def true_signatures(
             for row, action in enumerate(episode.action[: rows[-1] + 1]):
                 if row:
                     stepper.step(action)
-                if row in rows:
-                    if not np.allclose(core.signal(), episode.signal[row], atol=1e-4):
-                        raise UserError(
-                            f"The physics of the episode with seed {seed} does not repeat without distractors, so there"
-                            " are no true signatures. Leave them out (--sequences 0)."
-                        )
-                    found.append(signature(core, stepper, actions))
+                if row not in rows:
+                    continue
+                repeats = np.allclose(core.signal(), episode.signal[row], atol=1e-4)
+                try:
+                    found += [signature(core, stepper, actions)] if repeats else []
+                except CannotRestore:  # a world without a signal shows it only here
+                    repeats = False
+                if not repeats:
+                    raise UserError(
+                        f"The physics of the episode with seed {seed} does not repeat without distractors, so there"
+                        " are no true signatures. Leave them out (--sequences 0)."
+                    )
     return np.stack(found)
 
 
 def signature(core: gym.Env, stepper: ActionRepeat, actions: np.ndarray) -> np.ndarray:
-    """Rewards [sequences * horizon] from the current state, which is put back; 0 after an end."""
+    """Rewards [sequences * horizon] from the current state, which is put back; 0 after a termination.
+
+    Raises:
+        UserError: a time limit ends a sequence, whose later rewards are not known.
+    """
     state, rewards = core.get_state(), np.zeros(actions.shape[:2])
     for sequence, row in zip(actions, rewards, strict=True):
         core.set_state(state)
         for number, action in enumerate(sequence):
             _, row[number], terminated, truncated, _ = stepper.step(action)
-            if terminated or truncated:
+            if terminated:
                 break
+            if truncated and number + 1 < len(sequence):
+                raise UserError(
+                    "The environment's own time limit cuts signatures off: give fewer --steps, or leave them out"
+                    " (--sequences 0)."
+                )
     core.set_state(state)
     return rewards.ravel()
 

@@ -25,7 +25,7 @@ from denoised_mdp.run.environments import environment_maker, other_worlds
 FIRST, APART = 10, 20
 """first row of an episode that counts (filters have settled), and decisions from one row to the next"""
 HOME, AWAY = "trained", "other noise"
-"""the distractors of training, with one seed and with another"""
+"""the noise of training, with one seed and with another"""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Situations:
     state: np.ndarray
     """what a camera can show of the signal, float64 [n, S]"""
     noise: np.ndarray
-    """the same of the noise in `HOME`, [n, N]; N is 0 without distractors"""
+    """the same of the noise in `HOME`, [n, N]; N is 0 without noise"""
 
     @property
     def episode(self) -> np.ndarray:
@@ -47,12 +47,12 @@ class Situations:
         return np.repeat(np.arange(len(self.rows)), [len(rows) for rows in self.rows])
 
 
-def worlds_of(config: Config) -> dict[str, tuple[Config, str]]:
+def worlds_of(config: Config, noisy: bool) -> dict[str, tuple[Config, str]]:
     """The worlds in which an agent is looked at: name -> (configuration, split of the clips).
 
-    Its own twice (with independent noise), then `other_worlds`.
+    Its own (twice if it is `noisy`, with independent noise), then `other_worlds`.
     """
-    own = (HOME, AWAY) if config.distractors else (HOME,)
+    own = (HOME, AWAY) if noisy else (HOME,)
     return {name: (config, "train") for name in own} | other_worlds(config)
 
 
@@ -86,6 +86,7 @@ def make_situations(
     make, seeds = environment_maker(config), probe_seeds(3, episodes)
     with contextlib.closing(make()) as environment:
         found = factors(environment)  # refuses an environment without ground truth, before it is played
+        noisy = bool(environment.unwrapped.noise_names)  # of distractors, or of the world itself
     players: list[Agent | None] = [None] * episodes
     for number in range(1, episodes, 2):
         players[number] = agents[number // 2 % len(agents)] if agents else None
@@ -98,7 +99,7 @@ def make_situations(
         played |= zip(own, recorded, strict=True)
     check_lengths(played.values(), steps)
     worlds: dict[str, list[Episode]] = {}
-    for number, (name, (changed, split)) in enumerate(worlds_of(config).items()):
+    for number, (name, (changed, split)) in enumerate(worlds_of(config, noisy).items()):
         noise_seeds = probe_seeds(4 + number, episodes)
         with contextlib.closing(environment_maker(changed, split)()) as environment:
             worlds[name] = [

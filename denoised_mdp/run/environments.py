@@ -44,12 +44,19 @@ def shows_clips(config: Config) -> bool:
 def other_worlds(config: Config) -> dict[str, tuple[Config, str]]:
     """Where a trained agent can be looked at besides: name -> (configuration, split of the clips).
 
-    With unseen clips, and without distractors, where none of them is part of the task.
+    With unseen clips, and without distractors, where there are some that are not part of the task.
     """
     found = {"unseen clips": (config, "test")} if shows_clips(config) else {}
-    if config.distractors and not any(DISTRACTORS[name].part_of_task for name in config.distractors):
-        found["no distractors"] = (dataclasses.replace(config, distractors={}), "train")
+    bare = without_distractors(config)
+    if bare.distractors != config.distractors:
+        found["no distractors"] = (bare, "train")
     return found
+
+
+def without_distractors(config: Config) -> Config:
+    """The configuration without its distractors, except those that are part of the task."""
+    kept = {name: options for name, options in config.distractors.items() if DISTRACTORS[name].part_of_task}
+    return dataclasses.replace(config, distractors=kept)
 
 
 def warn_without_clips(run: Path | str, config: Config, split: str) -> None:

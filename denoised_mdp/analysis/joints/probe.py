@@ -204,7 +204,7 @@ def _names(configs: Sequence[Config], paths: Sequence[Path]) -> list[str]:
 def _reference(
     name: str, config: Config, store: JointData, seed: int, device: torch.device, options: dict[str, Any]
 ) -> Encoder:
-    """An encoder of the first run's architecture without a world model."""
+    """An encoder of `config`'s architecture, see `_first_model`, that no world model has trained."""
     made = {"init": config.model.init, **Encoder.options(config)}
     encoder = fresh_encoder(seed=seed, **made).to(device)
     if name == SCRATCH:

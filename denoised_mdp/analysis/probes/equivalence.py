@@ -40,8 +40,10 @@ class Ground:
     grid: list[list[Episode]]
     actions: np.ndarray | None = None
     """random sequences [sequences, horizon, A]"""
+    rows: np.ndarray | None = None
+    """the first [T'] of those that count, from which sequences end before the time limit"""
     signatures: np.ndarray | None = None
-    """true ones of the rows that count, [P T, R]"""
+    """true ones of these rows, [P T', R]"""
 
 
 def run(runs: Sequence[Path], options: Options) -> list[str]:
@@ -90,18 +92,18 @@ def _ground(subject: Subject, options: Options) -> Ground:
     """Record the grid with random actions, the same for every model, and true signatures of its rows."""
     from denoised_mdp.analysis.data import probe_seeds
     from denoised_mdp.analysis.invariance import record_grid
-    from denoised_mdp.analysis.signatures import random_actions, true_signatures
+    from denoised_mdp.analysis.signatures import random_actions, rows_with_future, true_signatures
     from denoised_mdp.analysis.situations import check_lengths, rows_of
 
     make = environment_maker(subject.config, options.split)
     ground = Ground(record_grid(make, None, options.episodes, options.worlds, options.steps))
     column = [row[0] for row in ground.grid]
     check_lengths(column, options.steps)
-    rows = rows_of(column[0])
     if options.sequences:
+        ground.rows = rows_with_future(subject.config, rows_of(column[0]))
         ground.actions = random_actions(column[0].action.shape[1], options.sequences)
         seeds = probe_seeds(0, options.episodes)
-        ground.signatures = true_signatures(subject.config, column, seeds, rows, ground.actions)
+        ground.signatures = true_signatures(subject.config, column, seeds, ground.rows, ground.actions)
     return ground
 
 
@@ -110,18 +112,16 @@ def _signatures(
 ) -> dict[str, Any]:
     """How distances, and the model's own signatures, agree with the true ones, in the grid's first world."""
     from denoised_mdp.analysis.signatures import compare, model_signatures, pooled_r2, seen_latents
-    from denoised_mdp.analysis.situations import rows_of
 
-    column, true = [row[0] for row in ground.grid], ground.signatures
-    rows = rows_of(column[0])
-    first = {role: values[:, 0].reshape(len(true), -1) for role, values in roles.items()}
+    column, true, rows = [row[0] for row in ground.grid], ground.signatures, ground.rows
+    first = {role: values[:, 0, : len(rows)].reshape(len(true), -1) for role, values in roles.items()}
     pixels = np.concatenate([cell.observation[rows].reshape(len(rows), -1) for cell in column])
     asked, r2, note = first | {"pixels": pixels}, float("nan"), CANNOT_IMAGINE
     latents = seen_latents(subject.agent, column, rows)
     if latents is not None:
         own, note = model_signatures(subject.agent, latents, ground.actions), ""
         asked, r2 = asked | {"imagined": own}, pooled_r2(true, own)
-    ranks = compare(true, asked, episode.ravel())
+    ranks = compare(true, asked, episode[:, : len(rows)].ravel())
     return {"states": len(true), "R2": r2, "spearman": ranks, "note": note}
 
 

@@ -37,7 +37,7 @@ class Options(probe.Options):
         "both", "encoders without a world model to compare with", choices=("both", "scratch", "contrastive", "none")
     )
     contrastive_updates: int = option(20_000, "updates of the contrastive encoder", low=1)
-    contrastive_batch: int = option(256, "pictures per update of the contrastive encoder", low=1)
+    contrastive_batch: int = option(256, "pictures per update of the contrastive encoder", low=2)
     flip: bool = option(False, "let the contrastive encoder ignore left and right, where both are alike")
 
 

@@ -20,6 +20,7 @@ from denoised_mdp.options import option
 class Options(ProbeOptions):
     """Options of ``probe similarity``."""
 
+    output: Path | None = option(None, "default: RUN/probes of the first run", metavar="FOLDER")
     episodes: int = option(40, "held-out episodes, the same for all runs", low=3)
     steps: int = option(250, "actions per episode", low=11)
     k: int = option(10, "neighbours", low=2)

@@ -6,10 +6,8 @@ import warnings
 
 import numpy as np
 
+from denoised_mdp.analysis.crossfit import LEAST_SPREAD
 from denoised_mdp.errors import UserError
-
-LEAST_SPREAD = 1e-6
-"""standard deviation below which a column carries nothing"""
 
 
 def pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:

@@ -47,7 +47,7 @@ def _held_out(a: np.ndarray, b: np.ndarray, split: np.ndarray) -> tuple[np.ndarr
 
 
 def mean_cca(a: np.ndarray, b: np.ndarray, split: np.ndarray | None = None, components: int | None = None) -> float:
-    """Mean canonical correlation: 0 to 1; invariant to invertible linear maps of both.
+    """Mean canonical correlation: 0 to 1, with `split` -1 to 1; invariant to invertible linear maps of both.
 
     split: bool [n], True where to fit; the correlations are those of the other rows. Default: all rows for both.
     components: only so many principal components of each; needed where rows are fewer than 10 per column, as
