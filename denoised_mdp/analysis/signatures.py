@@ -88,9 +88,10 @@ def true_signatures(
                     stepper.step(action)
                 if row not in rows:
                     continue
-                repeats = np.allclose(core.signal(), episode.signal[row], atol=1e-4)
                 try:
-                    found += [signature(core, stepper, actions)] if repeats else []
+                    repeats = np.allclose(core.signal(), episode.signal[row], atol=1e-4)
+                    if repeats:
+                        found.append(signature(core, stepper, actions))
                 except CannotRestore:  # a world without a signal shows it only here
                     repeats = False
                 if not repeats:

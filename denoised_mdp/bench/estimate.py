@@ -49,9 +49,8 @@ def update_on_one_thread(config: Config, rows: int, repeats: int = 1) -> tuple[f
     Small updates are timed, of at most `rows` rows in as many segments: in CPU seconds, which other programs hardly
     disturb; the fastest of `repeats` counts. The run's random numbers are not affected.
     """
-    train, spec = config.train, config.batch_spec
-    small, length, count = shrunk(config, rows)
-    part = spec.batch_size * spec.segment_length // (length * count)
+    small, train = shrunk(config, rows), config.train
+    whole, measured = (one.batch_spec.batch_size * one.batch_spec.segment_length for one in (config, small))  # rows
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # training reports it again
         device, dtype = configure(train)
@@ -67,11 +66,11 @@ def update_on_one_thread(config: Config, rows: int, repeats: int = 1) -> tuple[f
                 seconds = min(seconds, time.process_time() - began)
         finally:
             torch.set_num_threads(threads)
-    return seconds * (spec.batch_size * spec.segment_length) / (length * count), part
+    return seconds * whole / measured, whole // measured
 
 
-def shrunk(config: Config, rows: int) -> tuple[Config, int, int]:
-    """A configuration with at most `rows` segments of as many rows, their length and their number.
+def shrunk(config: Config, rows: int) -> Config:
+    """A configuration with at most `rows` segments of as many rows.
 
     Where the policy imagines from the last rows of a segment alone, these are about as large a share as before.
     """
@@ -80,7 +79,7 @@ def shrunk(config: Config, rows: int) -> tuple[Config, int, int]:
     if starts := getattr(policy, "imagine_rows", None):
         policy = dataclasses.replace(policy, imagine_rows=max(1, round(starts * length / spec.segment_length)))
     train = dataclasses.replace(config.train, segment_length=length, batch_size=count)
-    return dataclasses.replace(config, train=train, policy=policy), length, count
+    return dataclasses.replace(config, train=train, policy=policy)
 
 
 class Hours:

@@ -88,14 +88,12 @@ def _compile(command: list[str], path: Path) -> None:
     temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
     try:
         command = [*command, str(SOURCE), "-o", str(temporary), "-lm"]
-        how = {"check": True, "capture_output": True, "timeout": PATIENCE}
-        for number, lacking in enumerate(LACKING):
-            try:
-                subprocess.run([word for word in command if word not in lacking], **how)
+        for lacking in LACKING:
+            words = [word for word in command if word not in lacking]
+            done = subprocess.run(words, capture_output=True, timeout=PATIENCE)
+            if done.returncode == 0:
                 break
-            except subprocess.CalledProcessError:
-                if number == len(LACKING) - 1:
-                    raise
+        done.check_returncode()
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -107,10 +107,10 @@ class RSSM(nn.Module):
 
     def __init__(self, table: Table, action_size: int, embed: int, norm: str = "none", block_width: int | None = None):
         super().__init__()
-        if taken := [name for name in table.names if hasattr(nn.ModuleDict(), name)]:
-            raise UserError(f"A latent cannot be called {taken[0]!r}, which PyTorch uses itself: choose another name.")
         self.table, self.layout, self.action_size = table, Layout(list(table.rows.values())), action_size
         self.transitions = nn.ModuleDict()
+        if taken := [name for name in table.names if hasattr(self.transitions, name)]:
+            raise UserError(f"A latent cannot be called {taken[0]!r}, which PyTorch uses itself: choose another name.")
         for row in table.rows.values():
             first, *others = [table.rows[name].belief + table.rows[name].width for name in row.parents] or [0]
             inputs = [first, row.width, action_size * row.sees_action, *others]  # as `_prior_inputs` puts them together

@@ -69,9 +69,8 @@ def draw_curves(
             axes.set_xlabel("thousand updates")
             if metric in PROBED:
                 note_absent(axes, [arm for arm in arms if arm not in drawn])
-    lines = [line for axes in panels.flat for line in axes.get_lines()]
     alone = any(len({row["seed"] for row in points}) == 1 for arms in found.values() for points in arms.values())
-    jumps = any(line.get_linestyle() == ":" and len(line.get_xdata()) for line in lines)
+    jumps = any(line.get_linestyle() == ":" for axes in panels.flat for line in axes.get_lines())
     thick = "mean over seeds, or the only one" if alone else "mean over seeds"
     title = f"thin: one seed; thick: {thick}" + "; dotted: without some of the seeds" * jumps
     legend_below(figure, panels.flat, columns=5, title=title)
