@@ -15,6 +15,8 @@ MACHINE_ERRORS = {
     if hasattr(errno, name)
 }
 """numbers of an OSError by which the machine refuses, in contrast to what we, or an environment, did wrong"""
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+"""error numbers: this process, or the machine, may open no more"""
 OUT_OF_MEMORY = "MemoryError|OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED"
 """in the name or the message of an error of Python, NumPy, PyTorch or CUDA: they have nothing else in common"""
 MOST = 2000
@@ -76,6 +78,18 @@ def blamed(what: str) -> Iterator[None]:
         raise EnvironmentFailure(what, traceback.format_exc()) from error
 
 
+def remedy(error: OSError, otherwise: str = "Mend that") -> str:
+    """What to do about a file that cannot be written, as the beginning of a sentence.
+
+    otherwise: where neither room nor files are lacking.
+    """
+    if error.errno == errno.ENOSPC:
+        return "Make room (for bytes, or, where df -i shows a full table, for files)"
+    if error.errno in TOO_MANY_FILES:
+        return "Allow more open files (ulimit -n)"
+    return "Make room" if error.errno in (errno.EDQUOT, errno.EFBIG) else otherwise
+
+
 @contextlib.contextmanager
 def refusing(problem: str, option: str = "--output") -> Iterator[None]:
     """Turn errors of the system into one line. problem: what cannot be done; option: what sets the path."""
@@ -83,7 +97,8 @@ def refusing(problem: str, option: str = "--output") -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or one_line(error, 200)
-        raise UserError(f"{problem} ({reason}). Choose another {option}.") from error
+        what_to_do = remedy(error, otherwise=f"Choose another {option}")
+        raise UserError(f"{problem} ({reason}). {what_to_do}.") from error
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -208,19 +208,6 @@ def still_at(path: Path, file: int) -> bool:
         return False
 
 
-TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
-"""error numbers: this process, or the machine, may open no more"""
-
-
-def remedy(error: OSError) -> str:
-    """What to do about a file that cannot be written, as the beginning of a sentence."""
-    if error.errno == errno.ENOSPC:
-        return "Make room (for bytes, or, where df -i shows a full table, for files)"
-    if error.errno in TOO_MANY_FILES:
-        return "Allow more open files (ulimit -n)"
-    return "Make room" if error.errno in (errno.EDQUOT, errno.EFBIG) else "Mend that"
-
-
 def whole_mp4(data: bytes) -> bool:
     """Whether these are a whole MP4 file, with its header, index and pictures (ISO/IEC 14496-12, section 4.2)."""
     kinds, place = set(), 0

@@ -181,12 +181,17 @@ def test_metrics_are_numbers_with_names_of_their_own(tmp_path):
     logger.close()
 
 
-def test_an_infinite_reward_is_no_matter_of_learning_rates(tmp_path):
+@pytest.mark.parametrize("reward", [float("inf"), float("nan"), -1e39])
+def test_a_reward_that_cannot_be_stored_is_no_matter_of_learning_rates(tmp_path, reward):
+    """The replay has float32, in which a finite number may be infinite."""
     from denoised_mdp.run.folder import RunFolder
     from denoised_mdp.run.nan_check import NanCheck, NonFiniteError
 
-    with pytest.raises(NonFiniteError, match="reward after step 3 is inf.*Mend the environment") as error:
-        NanCheck(RunFolder.create(tmp_path / "run")).check_reward(3, float("inf"))
+    with pytest.raises(
+        NonFiniteError, match=f"reward after step 3 is {re.escape(str(reward))}.*Mend the environment"
+    ) as error:
+        NanCheck(RunFolder.create(tmp_path / "run")).check_reward(3, reward)
+    NanCheck(RunFolder.create(tmp_path / "run")).check_reward(3, -3e38)
     assert "learning rates" not in str(error.value)
 
 

@@ -162,13 +162,15 @@ def test_a_finished_run_asks_no_service(tmp_path, monkeypatch, capsys):
         train(tiny(tmp_path / "b", "train.log_to=wandb"))
 
 
-def test_mlflow_takes_names_of_several_latents():
+def test_mlflow_gets_a_line_of_metrics_in_one_request(monkeypatch):
     """It knows letters, digits and a few marks; what the policy sees of two latents is called c+x."""
+    entities = SimpleNamespace(Metric=lambda name, value, when, step: (name, value, step))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
     service, got = object.__new__(mirrors.MLflow), []
     service.id = "run"
-    service.client = SimpleNamespace(log_metric=lambda *arguments, step: got.append((*arguments, step)))
+    service.client = SimpleNamespace(log_batch=lambda run, metrics: got.append((run, metrics)))
     service.log(3, {"probe/signal_from_c+x": 0.5, "eval/return": 2.0})
-    assert got == [("run", "probe/signal_from_c_x", 0.5, 3), ("run", "eval/return", 2.0, 3)]
+    assert got == [("run", [("probe/signal_from_c_x", 0.5, 3), ("eval/return", 2.0, 3)])]
 
 
 def test_mlflow_filters_have_no_escapes():

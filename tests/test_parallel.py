@@ -114,6 +114,20 @@ def test_two_processes_equal_one_with_the_whole_batch(halves, case):
     assert moved > 1e-5 and norm == pytest.approx(gradient_norms(metrics), rel=1e-10)
 
 
+def test_metrics_may_be_numbers_or_none_at_all(monkeypatch):
+    """As with one process. Integers have means, and a device has them all."""
+    monkeypatch.setattr(followers.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(followers.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(parallel.dist, "all_reduce", lambda tensor: tensor.add_(tensor + 1))  # the other has one more
+
+    def update(metrics):
+        return followers._update(lambda batch, policy: metrics, torch.device("cpu"), {}, True)
+
+    found = update({"a": 0.5, "b": torch.tensor(3), "c": torch.tensor([2.0, 4.0])})
+    assert {name: value.tolist() for name, value in found.items()} == {"a": 1.0, "b": 3.5, "c": [2.5, 4.5]}
+    assert update({}) == {}
+
+
 def test_noise_is_the_right_part_of_one_processs_noise(monkeypatch):
     like = torch.zeros((), dtype=torch.float64)
     whole = parallel.normal(3, 5, 4, 2, like=like, generator=torch.Generator().manual_seed(1))

@@ -353,7 +353,7 @@ def test_rows_are_stored_as_they_were_collected(tmp_path):
         np.testing.assert_array_equal(rows["observation"][:, 0, 0, 0], 10 * number + np.arange(4))
         np.testing.assert_array_equal(rows["action"][:, 0], number - np.arange(4))
         np.testing.assert_array_equal(rows["is_first"], [True, False, False, False])
-    batches.close()
+    replay.close()
 
 
 def learning(tmp_path, *options):

@@ -16,9 +16,10 @@ from denoised_mdp.analysis.report.data import read_run
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import read_config
 from denoised_mdp.errors import UserError
-from denoised_mdp.run import checkpoint
+from denoised_mdp.run import checkpoint, lock
 from denoised_mdp.run import folder as folders
 from denoised_mdp.run.diff import compare
+from denoised_mdp.run.load import prepare
 from denoised_mdp.run.pretrained import compact, export
 from denoised_mdp.session import train
 
@@ -169,6 +170,29 @@ def test_what_is_left_of_a_training_is_no_export(run, tmp_path, left):
     assert (
         files(lost) == before and not folders.RunFolder(lost).exported and folders.RunFolder(export(run, out)).exported
     )
+
+
+def test_a_training_that_begins_is_not_replaced(run, tmp_path):
+    """It has its lock and its configuration, and then the mark of no checkpoint yet, before any other file."""
+    out = folders.RunFolder.create(tmp_path / "b")
+
+    def exported():
+        lock._LOCKED.clear()  # which another program would not have
+        return export(run, out.path) and 0
+
+    with out.lock():
+        code, text = finish(*forked(exported))
+    assert code != 0 and "holds a training" in text and files(out.path).keys() <= {".lock"}
+    prepare(tiny(out.path), out)
+    before = files(out.path)
+    with pytest.raises(UserError, match="holds a training"):
+        export(run, out.path)
+    assert files(out.path) == before
+
+
+def test_an_export_knows_its_folders_name(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_config(export(run, ".")).run_dir == tmp_path.name
 
 
 def test_a_run_whose_configuration_was_replaced_is_not_exported(run, tmp_path):

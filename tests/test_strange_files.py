@@ -21,8 +21,8 @@ from denoised_mdp.analysis.report.data import read_run
 from denoised_mdp.analysis.results import make_folder, write_whole
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, read_config, save_config
-from denoised_mdp.errors import UserError
-from denoised_mdp.files import remedy, replace_file
+from denoised_mdp.errors import UserError, remedy
+from denoised_mdp.files import replace_file
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.folder import output_file
 from denoised_mdp.session import train
@@ -405,6 +405,25 @@ def test_a_full_table_of_files_is_one_line(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "TMPDIR" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert "df -i" in remedy(OSError(errno.ENOSPC, "No space left on device"))
+
+
+@pytest.mark.parametrize(
+    "number, advice", [("ENOSPC", "Make room"), ("EMFILE", "ulimit"), ("EACCES", "another --output")]
+)
+def test_another_name_is_advised_where_it_would_help(tmp_path, monkeypatch, number, advice):
+    """Not on a full disk, nor in a training, which has no --output."""
+    number = getattr(errno, number)
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with (
+        pytest.raises(UserError, match=f"{os.strerror(number)}.*{advice}") as error,
+        output_file(tmp_path / "a") as file,
+    ):
+        file.touch()
+    assert ("--output" in str(error.value)) == (number == errno.EACCES)
 
 
 def test_terminals_without_the_letters_that_are_printed(finished):

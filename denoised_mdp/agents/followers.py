@@ -173,7 +173,7 @@ class Leader:
         self._in_step = False
         with _all_there("has died. The same command continues from the last checkpoint."):
             part, policy = _hand_out([(part, policy) for part in parts])
-            metrics = _update(self._update, part, policy)
+            metrics = _update(self._update, self.agent.device, part, policy)
         self._in_step = True
         return metrics
 
@@ -215,7 +215,7 @@ def run_follower(number: int, processes: int, port: int | None = None) -> None:
         del first, state  # a whole copy of the agent
         dist.barrier()  # the leader waits until all are built
         while (work := _hand_out()) is not None:
-            _update(agent.update, *work)
+            _update(agent.update, agent.device, *work)
         dist.barrier()
     except RuntimeError as error:
         if not _gone(error):  # else the leader was killed
@@ -232,10 +232,12 @@ def _leave_signals_to_the_leader() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _update(update: Any, batch: dict[str, Tensor], policy: bool) -> dict[str, Tensor]:
-    """One update with this process's part of the batch; metrics are means over the processes."""
+def _update(update: Any, device: torch.device, batch: dict[str, Tensor], policy: bool) -> dict[str, Tensor]:
+    """One update with this process's part of the batch; metrics, tensors or numbers, are means over the processes."""
     with parallel.sharing():
-        metrics = {name: value.detach().clone() for name, value in update(batch, policy=policy).items()}
+        found = update(batch, policy=policy)
+        metrics = {name: torch.as_tensor(value, dtype=torch.float32, device=device) for name, value in found.items()}
+        metrics = {name: value.detach().clone() for name, value in metrics.items()}
         parallel.average(metrics.values())
     return metrics
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from denoised_mdp.errors import UserError
-from denoised_mdp.files import TOO_MANY_FILES, cache_folder, remedy
+from denoised_mdp.errors import TOO_MANY_FILES, UserError, remedy
+from denoised_mdp.files import cache_folder
 
 _OPEN: weakref.WeakValueDictionary[tuple, np.ndarray] = weakref.WeakValueDictionary()
 """the memory maps of this process that are in use, by place, number and age of their files: each holds a file open"""

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from denoised_mdp.errors import UserError
+
 WARM_UP = 3
 
 Update = Callable[..., dict[str, Tensor]]
@@ -97,5 +99,11 @@ class GraphedUpdate:
         graph.register_generator_state(self._generator)
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may act meanwhile
             metrics = self._update(self._batch, policy=policy)
+            for name, value in metrics.items():
+                if not isinstance(value, Tensor):
+                    raise UserError(
+                        f"Metric {name!r} is a Python number, which a CUDA graph would repeat for ever. Make it a"
+                        " tensor, or set train.cuda_graph=false."
+                    )
             values = torch.stack([value.float() for value in metrics.values()])
         return graph, list(metrics), values

@@ -40,9 +40,9 @@ def normal(*shape: int, like: Tensor, generator: torch.Generator | None = None) 
 
 def average(tensors: Iterable[Tensor]) -> None:
     """Replace tensors of one type by their means over the processes, by one exchange for all."""
-    if _share.get()[1] == 1:
-        return
     tensors = list(tensors)
+    if _share.get()[1] == 1 or not tensors:
+        return
     together = torch.cat([tensor.flatten() for tensor in tensors])  # [n]
     dist.all_reduce(together)
     together /= _share.get()[1]

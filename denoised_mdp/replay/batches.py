@@ -53,10 +53,6 @@ class Batches:
         if self.starts is not None:
             self.starts.remember(*self.source.chosen, agent.learned)
 
-    def close(self) -> None:
-        """Close the replay and what reads it."""
-        self.source.close()
-
 
 def choose_source(replay: Rings, memory: str, device: torch.device, processes: int = 1) -> Source:
     """Return where batches come from: the replay on disk, at once or prefetched, or a copy of it on the device.

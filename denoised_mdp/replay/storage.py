@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from denoised_mdp.errors import UserError
-from denoised_mdp.files import regular, remedy, still_at, sync_folder
+from denoised_mdp.errors import UserError, remedy
+from denoised_mdp.files import regular, still_at, sync_folder
 
 Layout = dict[str, tuple[np.dtype, tuple[int, ...]]]
 """column -> dtype and shape of one row, in the order in which the columns of a row are written"""

@@ -23,8 +23,8 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from denoised_mdp.errors import UserError, out_of_memory
-from denoised_mdp.files import parse_json, read_json, regular, remedy, remove, replace_file, sync_folder
+from denoised_mdp.errors import UserError, out_of_memory, remedy
+from denoised_mdp.files import parse_json, read_json, regular, remove, replace_file, sync_folder
 from denoised_mdp.run.codec import decode, encode
 
 FORMAT = 4  # raise it when what is written changes: other formats are refused

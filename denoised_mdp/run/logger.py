@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from denoised_mdp.errors import UserError
-from denoised_mdp.files import json_lines, remedy, replace_file, still_at, sync_folder
+from denoised_mdp.errors import UserError, remedy
+from denoised_mdp.files import json_lines, replace_file, still_at, sync_folder
 from denoised_mdp.run.mirrors import Mirror
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import warnings
 import zlib
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from denoised_mdp.errors import UserError, one_line
 PROJECT = "denoised-mdp"
 MOST_LETTERS = 500
 """of one parameter in MLflow"""
+MOST_PARAMS = 100
+"""of one request to MLflow; it takes 1,000 metrics"""
 
 
 class Mirror(Protocol):
@@ -77,14 +80,17 @@ class MLflow:
 
     def _create(self, experiment: str, folder: str, config: Config) -> str:
         run = self.client.create_run(experiment, tags={"run_dir": folder}, run_name=Path(folder).name).info.run_id
-        for key, value in flatten(as_tree(config)):
-            self.client.log_param(run, key, str(value)[:MOST_LETTERS])
+        param = _module(f"{self.package}.entities").Param
+        params = [param(key, str(value)[:MOST_LETTERS]) for key, value in flatten(as_tree(config))]
+        for begin in range(0, len(params), MOST_PARAMS):
+            self.client.log_batch(run, params=params[begin : begin + MOST_PARAMS])
         return run
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """See `Mirror`."""
-        for name, value in numbers.items():
-            self.client.log_metric(self.id, re.sub(r"[^/\w.\- ]", "_", name), value, step=step)  # as MLflow wants them
+        metric, now = _module(f"{self.package}.entities").Metric, int(1000 * time.time())  # in milliseconds
+        named = ((re.sub(r"[^/\w.\- ]", "_", name), value) for name, value in numbers.items())  # as MLflow wants them
+        self.client.log_batch(self.id, metrics=[metric(name, value, now, step) for name, value in named])
 
     def close(self, failed: bool) -> None:
         """See `Mirror`."""

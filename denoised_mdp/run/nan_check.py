@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.folder import RunFolder
 
+LARGEST = float(np.finfo(np.float32).max)
 SMALLER = "Smaller learning rates, or train.precision=float32, may help."
 
 
@@ -144,7 +144,7 @@ class NanCheck:
                     raise NonFiniteError(f"At step {step:,} {name} has values that are not finite", self.run)
 
     def check_reward(self, step: int, reward: float) -> None:
-        """Raise NonFiniteError if the environment's reward is not finite."""
-        if not math.isfinite(reward):
+        """Raise NonFiniteError if the environment's reward is not finite as float32, which the replay stores."""
+        if not abs(reward) <= LARGEST:  # nan compares as False
             text, advice = f"The environment's reward after step {step:,} is {reward}", "Mend the environment."
             raise NonFiniteError(text, self.run, advice)

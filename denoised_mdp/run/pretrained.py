@@ -43,9 +43,9 @@ def export(run: Path | str, output: Path | str, checkpoint: int | str | None = N
     with fitting(source, config, state):  # else nobody could load what is written
         used = evaluated_episodes(source, config.train.eval_episodes)  # may have chosen it: others are to judge it
         train = dataclasses.replace(config.train, eval_episodes=used)
-        config = dataclasses.replace(config, run_dir=Path(output).name, train=train)
+        config = dataclasses.replace(config, run_dir=Path(output).resolve().name, train=train)
     target = RunFolder.create(output, "--output")
-    if target.trained:
+    if target.trained or target.in_use() or checkpoints.expects_first(target.checkpoints):
         raise UserError(f"{output} holds a training. Choose another --output.")
     weights = {name: compact(weight) for name, weight in state["agent"]["weights"].items()}
     tree = {name: state[name] for name in AGENT_PARTS}
