@@ -227,3 +227,19 @@ def test_the_distance_around_a_ring(head, low, high):
     assert low < np.corrcoef(d.flatten(), truth.flatten())[0, 1] < high
     if high == 1:
         assert F.relu(d[truth == 1] - 1).square().mean().item() == pytest.approx(0.0625, abs=0.01)  # eps^2
+
+
+def test_the_learning_rate_falls_along_a_cosine_and_that_of_lambda_does_not(monkeypatch):
+    rates, step = [], torch.optim.Adam.step
+
+    def watched(self, closure=None):
+        rates.append([group["lr"] for group in self.param_groups])
+        return step(self, closure)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", watched)
+    states = torch.eye(4)
+    learn_distance(nn.Linear(4, 2), Euclid(), QRL(), lambda: (states, states.roll(1, 0), states), 8, lr=0.4)
+    own, multiplier = zip(*rates, strict=True)
+    assert own == pytest.approx([0.2 * (1 + math.cos(math.pi * n / 8)) for n in range(8)])
+    assert own[0] == 0.4 and own[4] == pytest.approx(0.2) and 0 < own[-1] < 0.02
+    assert set(multiplier) == {0.01}
