@@ -26,7 +26,7 @@ from denoised_mdp.replay.batches import Batches, choose_source
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.replay.starts import StoredLatents
 from denoised_mdp.run import checkpoint as checkpoints
-from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.environments import environment_maker, refuse_no_clips
 from denoised_mdp.run.failure import recorded
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import fitting, newest_state, prepare, refuse_too_few_rows
@@ -265,6 +265,7 @@ def _lead(config: Config, stop: StopRequest) -> bool:
     refuse_large_batches(config)
     if not checkpoints.list_steps(RunFolder(config.run_dir).checkpoints):  # else it may be complete, and needs nothing
         refuse_missing(config)
+        refuse_no_clips(config)
     run = RunFolder.create(config.run_dir)
     if run.exported:
         raise UserError(f"{run.path} is an exported agent, which has weights alone. Choose another run_dir.")

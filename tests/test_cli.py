@@ -277,6 +277,10 @@ sys.exit(cli.main([]))
         (["train", "2c"], "Did you mean 'model=2c'?"),
         (["evaluate", "a", "--epsiodes", "3"], "Did you mean '--episodes'? See 'denoised-mdp evaluate --help'."),
         (["evaluate", "a", "b"], "unrecognized arguments: b; see 'denoised-mdp evaluate --help'."),
+        (["evaluate", "a", "episodes=3"], "unrecognized arguments: episodes=3; did you mean --episodes 3? See '"),
+        (["render", "a", "-o"], "argument -o/--output: expected one argument"),
+        (["probe", "health", "a", "-o"], "argument -o/--output: expected one argument"),
+        (["train", "distractors=nonee"], "unknown distractor 'nonee'. Did you mean 'none'?"),
         (["preset=quickstart"], "denoised-mdp train preset=quickstart"),
         (["runs/a b", "evaluate"], "the command comes first: denoised-mdp evaluate 'runs/a b'"),
         (["--episodes", "3", "evaluate", "x"], "the command comes first: denoised-mdp evaluate --episodes 3 x"),
@@ -289,10 +293,11 @@ def test_what_newcomers_write_gets_a_hint(arguments, hint, capsys):
     assert hint in error and error.count("\n") == 1
 
 
-def test_the_folder_of_a_run_is_no_argument_of_train(tmp_path, capsys):
+def test_the_folder_of_a_run_comes_first(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("seed: 1\n")
-    assert cli.main(["train", str(tmp_path)]) == 2
-    assert "To continue a run, repeat the command that began it." in capsys.readouterr().err
+    for words in (["seed=1", str(tmp_path)], ["--multirun", str(tmp_path)], ["sweep=ring", str(tmp_path)]):
+        assert cli.main(["train", *words]) == 2
+        assert "To continue a run, name its folder, and only what is to change" in capsys.readouterr().err
 
 
 def test_flags_may_stand_between_options(monkeypatch):
@@ -326,7 +331,8 @@ def test_every_command_has_a_help_of_whole_sentences(capsys):
 def test_a_configuration_is_set_against_a_preset(capsys):
     paper = "paper/cheetah_run_video_background"
     same, words = ["config", f"preset={paper}", "--against", paper], ["model.kl.beta=0.5", "model=2c", "seed=3"]
-    assert cli.main(same) == 0 and capsys.readouterr().out == ""
+    assert cli.main(same) == 0
+    assert capsys.readouterr() == ("", f"denoised-mdp: nothing differs from preset={paper}.\n")
     assert cli.main([*same, *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert {"seed: 0 -> 3", "model.kl.beta: 0.125 -> 0.5", "model.name: 2b -> 2c"} <= set(lines)

@@ -15,7 +15,7 @@ from denoised_mdp.cli.words import translate_multirun
 from denoised_mdp.config import as_tree, default_run_dir, load_config, read_config, save_config
 from denoised_mdp.config.agents import CURLConfig
 from denoised_mdp.config.choices import all_options, choices, config_folder, latents
-from denoised_mdp.config.compare import differences
+from denoised_mdp.config.compare import contrast, differences
 from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.schema import BackpropConfig, Config, ReinforceConfig, RePoConfig, SACConfig
 from denoised_mdp.envs import DISTRACTORS, make_env
@@ -431,6 +431,24 @@ def test_saved_configurations_come_back_equal(tmp_path, overrides):
     save_config(config, tmp_path / "config.yaml")
     assert read_config(tmp_path) == read_config(tmp_path / "config.yaml") == config
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["preset=debug", "agent=curl"],
+        ["preset=repo", "model=repo"],
+        ["preset=modern", "env.task=walker_walk", "distractors=video_background,camera_jitter"],
+        ["preset=paper/robodesk_tv_green_hue", "policy=reinforce", "distractors.tv.strength=0.5"],
+        ["preset=quickstart", "env=gym", "env.id=Reacher-v5", "env.action_repeat=1", "distractors=none", "model=tia"],
+    ],
+)
+def test_the_folder_of_a_run_stands_for_its_configuration(tmp_path, words):
+    config = load_config([*words, f"run_dir={tmp_path}"])
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config([str(tmp_path)]) == config
+    longer = load_config([str(tmp_path), "train.total_steps=9_000_000"])
+    assert contrast(config, longer) == [f"train.total_steps: {config.train.total_steps} -> 9000000"]
 
 
 def test_configurations_that_cannot_be_read(tmp_path):

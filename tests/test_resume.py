@@ -224,6 +224,24 @@ def test_a_run_saved_before_an_option_existed_continues(tmp_path):
     assert read_config(path).distractors == {"camera_jitter": {"strength": 1.0, "dynamic": True}}
 
 
+def test_a_run_continues_from_its_folder_alone(tmp_path, capsys):
+    """Wherever it has been moved, and whatever began it; what it learned with stays."""
+    begun, whole, path = tmp_path / "begun", tmp_path / "whole", tmp_path / "a b"
+    options = ["distractors=camera_jitter", "model=2c", "policy=sac", "seed=3"]
+    run_in_parts(tiny(whole, *options))
+    run_units(tiny(begun, *options), 70)
+    begun.rename(path)
+    assert main(["train", str(path), "seed=3", "model.y.state=9"]) == 2
+    assert "(model.y.state: 4 -> 9). Choose another run_dir. To continue that run: denoised" in capsys.readouterr().err
+    for word in ("model=2b", "preset=quickstart", "run_dir=b", "distractors=none"):
+        assert main(["train", str(path), word]) == 2
+        assert f"error: {word}: {path} has what it began with" in capsys.readouterr().err
+    assert main(["train", str(path)]) == 0
+    assert not [part for part in compare(whole, path) if part.difference]
+    assert main(["train", str(path)]) == 0
+    assert "complete at step 200" in capsys.readouterr().out
+
+
 def test_a_run_that_was_made_longer_stays_so(tmp_path, capsys):
     """Its first command finds nothing to do, and changes nothing; nor does it after the end of the longer one."""
     first, longer = (tiny(tmp_path / "a", f"train.total_steps={steps}") for steps in (200, 240))

@@ -12,6 +12,7 @@ import av
 import numpy as np
 import pytest
 import torch
+from small_runs import tiny
 
 from denoised_mdp.envs import cache as cache_module
 from denoised_mdp.envs import make_env, video
@@ -20,6 +21,7 @@ from denoised_mdp.envs.procedural import FRAMES, procedural_clip
 from denoised_mdp.envs.video import Stream, open_clips, shuffled
 from denoised_mdp.envs.video_files import find_videos
 from denoised_mdp.errors import UserError
+from denoised_mdp.session import train
 
 
 @pytest.fixture(autouse=True)
@@ -214,6 +216,9 @@ def test_kinetics_folder(tmp_path, monkeypatch):
 def test_missing_and_empty_folders(tmp_path):
     with pytest.raises(UserError, match="no such file or folder"):
         open_two(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="no such file or folder"):
+        train(tiny(tmp_path / "run", "distractors=video_background", f"env.clips={tmp_path / 'nowhere'}"))
+    assert not (tmp_path / "run").exists(), "it is refused before anything is made"
     (tmp_path / "text.txt").write_text("no video")
     with pytest.raises(UserError, match="no videos"):
         open_two(tmp_path)

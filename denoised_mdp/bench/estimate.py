@@ -7,8 +7,8 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 
 import gymnasium as gym
 import numpy as np
@@ -54,9 +54,7 @@ def update_on_one_thread(config: Config, rows: int, repeats: int = 1) -> tuple[f
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # training reports it again
         device, dtype = configure(train)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with _one_thread():
             agent, batch = build_agent(small, ACTIONS, device=device, dtype=dtype), random_batch(small, ACTIONS)
             agent.update(batch)  # the first one allocates
             seconds = math.inf
@@ -64,9 +62,18 @@ def update_on_one_thread(config: Config, rows: int, repeats: int = 1) -> tuple[f
                 began = time.process_time()
                 agent.update(batch)
                 seconds = min(seconds, time.process_time() - began)
-        finally:
-            torch.set_num_threads(threads)
     return seconds * whole / measured, whole // measured
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """PyTorch computes on one thread within the context: others that wait would count as CPU time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def shrunk(config: Config, rows: int) -> Config:
@@ -85,7 +92,7 @@ def shrunk(config: Config, rows: int) -> Config:
 class Hours:
     """Hours that each of many runs will take, in the order in which they are asked for; what they share is timed once.
 
-    On a CPU these are CPU hours of one thread, divided by the threads for the updates.
+    On a CPU these are CPU hours of one thread, of which those of the updates are divided by the threads.
     """
 
     def __init__(self) -> None:
@@ -113,9 +120,11 @@ def _learner_seconds(config: Config) -> tuple[float, float]:
         warnings.simplefilter("ignore")
         device, dtype = configure(config.train)
         agent, batch = build_agent(config, ACTIONS, device=device, dtype=dtype), random_batch(config, ACTIONS)
-        acting = acting_seconds(agent, batch, config, 5)
-        if device.type == "cpu":
+        if device.type == "cpu":  # CPU time, which other programs hardly change
+            with _one_thread():
+                acting = acting_seconds(agent, batch, config, 5, time.process_time)
             return update_on_one_thread(config, rows=20, repeats=3)[0] / torch.get_num_threads(), acting
+        acting = acting_seconds(agent, batch, config, 5)
 
         def update() -> None:
             agent.update(batch)
@@ -125,12 +134,18 @@ def _learner_seconds(config: Config) -> tuple[float, float]:
         return median_seconds(update, 3), acting
 
 
-def acting_seconds(agent: Agent, batch: Mapping[str, np.ndarray], config: Config, repeats: int) -> float:
+def acting_seconds(
+    agent: Agent,
+    batch: Mapping[str, np.ndarray],
+    config: Config,
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Seconds of choosing the actions of all environments that collect, which see pictures of a batch."""
     pictures = batch["observation"][..., :3]
     pictures = pictures.reshape(-1, *pictures.shape[2:])
     pictures = pictures[np.arange(config.train.collect_envs) % len(pictures)]
-    return median_seconds(lambda: agent.act(pictures), repeats)
+    return median_seconds(lambda: agent.act(pictures), repeats, clock)
 
 
 def _action_seconds(config: Config, actions: int = 20) -> float:
@@ -139,9 +154,9 @@ def _action_seconds(config: Config, actions: int = 20) -> float:
     with blamed(f"{config.env.task} raised an error while its actions were timed"), closing(make()) as environment:
         environment.reset(seed=config.seed)
         environment.action_space.seed(config.seed)
-        actions = min(actions, config.episode_rows - 1)
-        began = time.process_time()
         act = random_actions(environment)
+        act()  # the first one allocates
+        began = time.process_time()
         for _ in range(actions):
             act()
         return (time.process_time() - began) / actions
@@ -158,11 +173,13 @@ def random_actions(environment: gym.Env) -> Callable[[], None]:
     return act
 
 
-def median_seconds(function: Callable[[], object], repeats: int) -> float:
-    """Median of the seconds that some calls take."""
+def median_seconds(
+    function: Callable[[], object], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Median of the seconds that some calls take, by a clock."""
     seconds = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = clock()
         function()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(clock() - began)
     return statistics.median(seconds)

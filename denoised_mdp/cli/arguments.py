@@ -65,7 +65,10 @@ class Parser(argparse.ArgumentParser):
         if flag is not None:
             raise UserError(self._hint(flag, args))
         if extra and not self.keyed:
-            self.error(f"unrecognized arguments: {' '.join(extra)}")
+            flags = {f"--{word.partition('=')[0]}": word for word in extra}
+            known = next((flag for flag in flags if flag in self._option_string_actions), None)
+            hint = f"; did you mean {known} {shlex.quote(flags[known].partition('=')[2])}?" if known else ""
+            self.error(f"unrecognized arguments: {' '.join(extra)}{hint}")
         if extra:
             setattr(namespace, self.keyed, [*getattr(namespace, self.keyed), *extra])
         return namespace, []
@@ -193,6 +196,7 @@ def add_fields(parser: argparse.ArgumentParser, options: type) -> None:
         )
         default = f"; default: {limits['unset']}" if "unset" in limits else default
         parser.add_argument(
+            *(["-o"] if field.name == "output" else []),
             flag,
             type=_typed(kind, limits, number),
             default=field.default,

@@ -16,10 +16,10 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.options import walk
 
 INTRODUCTION = """\
-usage: denoised-mdp train [key=value ...] [--multirun | --cfg | --dry-run]
+usage: denoised-mdp train [RUN] [key=value ...] [--multirun | --cfg | --dry-run]
 
 Train a Denoised MDP online and save everything in a run folder.
-To resume a run, repeat its command; to extend it, with a larger train.total_steps.
+To resume a run, repeat its command, or name its folder; to extend it, with a larger train.total_steps.
 Steps are environment steps before action repeat. Defaults of model, policy and
 schedule are the paper's (Wang et al. 2022); its environments are presets, paper/... A suite, a model,
 an agent or a preset may set other values: 'denoised-mdp config ...' prints those that a run gets.
@@ -30,6 +30,7 @@ an agent or a preset may set other values: 'denoised-mdp config ...' prints thos
 
 examples
   denoised-mdp train preset=quickstart run_dir=runs/quickstart
+  denoised-mdp train runs/quickstart train.total_steps=90_000    (as it began, but longer)
   denoised-mdp train preset=paper/cheetah_run_video_background policy=sac seed=1
   denoised-mdp train env.task=walker_walk distractors=video_background,camera_jitter model.kl.beta=0.25
   denoised-mdp train preset=debug env.clips=/data/videos    (a folder or a glob of videos)

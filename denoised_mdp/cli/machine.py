@@ -38,7 +38,7 @@ def add_machine_commands(commands: argparse._SubParsersAction) -> None:
     bench.add_argument(
         "--rows", default="10000,100000", metavar="NUMBERS", help="rows of the replays; default: %(default)s"
     )
-    bench.add_argument("--output", type=expanded, metavar="FILE", help="write all numbers there as JSON")
+    bench.add_argument("-o", "--output", type=expanded, metavar="FILE", help="write all numbers there as JSON")
     completion = add_command(
         commands,
         "completion",

@@ -121,8 +121,8 @@ def _config(arguments: argparse.Namespace) -> int:
         return _print_config(arguments.overrides)
     overrides = options_of_one(arguments.overrides)
     config, other = load_config(overrides), load_config([f"preset={arguments.against}"])
-    for line in contrast(other, config):
-        print(line)
+    lines = contrast(other, config)
+    print(*lines, sep="\n") if lines else _tell(f"nothing differs from preset={arguments.against}.")
     _tell_without_effect(config, overrides)
     return 0
 

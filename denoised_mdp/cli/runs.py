@@ -58,7 +58,11 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     _add_episodes(render, 2)
     add_weights(render)
     render.add_argument(
-        "--output", type=expanded, metavar="PATH", help="where to write PATH.png and PATH.mp4 (default: in RUN/videos)"
+        "-o",
+        "--output",
+        type=expanded,
+        metavar="PATH",
+        help="where to write PATH.png and PATH.mp4 (default: in RUN/videos)",
     )
     render.add_argument(
         "--hero", action="store_true", help="large images for a web page: PATH.png and a small animated PATH.webp"
@@ -74,7 +78,7 @@ def add_run_commands(commands: argparse._SubParsersAction) -> None:
     )
     add_runs(export, several=False)
     export.add_argument(
-        "--output", type=expanded, required=True, metavar="FOLDER", help="a new folder, or an earlier export"
+        "-o", "--output", type=expanded, required=True, metavar="FOLDER", help="a new folder, or an earlier export"
     )
     add_checkpoint(export)
 

@@ -6,6 +6,7 @@ a `UserError` of one line that names the key, the value and what would be right.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from pathlib import Path
@@ -13,7 +14,8 @@ from pathlib import Path
 import yaml
 
 from denoised_mdp.config.check import check
-from denoised_mdp.config.compose import compose
+from denoised_mdp.config.compose import changed, compose
+from denoised_mdp.config.overrides import begun
 from denoised_mdp.config.schema import Config, as_tree
 from denoised_mdp.config.validate import build
 from denoised_mdp.envs import check_distractors
@@ -25,18 +27,25 @@ def load_config(overrides: list[str]) -> Config:
     """Compose and check the configuration that the command line asks for.
 
     Args:
-        overrides: ``key=value`` texts as on the command line, e.g. ``["preset=debug", "model=2c"]``.
+        overrides: ``key=value`` texts as on the command line, e.g. ``["preset=debug", "model=2c"]``; or first the
+            folder of a run, whose own configuration they change.
 
     Raises:
         UserError: unknown key or choice, wrong type, value out of range, or options that exclude each other.
     """
-    config = build(Config, compose(overrides))
+    run, overrides = begun(overrides)
+    config = build(Config, compose(overrides) if run is None else changed(_at(run), overrides))
     if not config.agent.has_model:  # what a preset says of model and policy is of other agents
         config.model, config.policy = Config().model, Config().policy
     check(config)
     config.distractors = check_distractors(config.distractors, config.env.task, config.env.suite)
     config.run_dir = default_run_dir(config) if config.run_dir is None else expanded(config.run_dir)
     return config
+
+
+def _at(run: str) -> Config:
+    """The configuration of a run, wherever its folder is now."""
+    return dataclasses.replace(read_config(run), run_dir=run)
 
 
 def expanded(run_dir: str) -> str:

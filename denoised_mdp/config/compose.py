@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from denoised_mdp.config.choices import CHOICE, latent_names, latents, read_file
+from denoised_mdp.config.choices import CHOICE, GROUPS, latent_names, latents, read_file
 from denoised_mdp.config.overrides import split, value_of
-from denoised_mdp.config.schema import AGENTS, MODELS, POLICIES, Config
+from denoised_mdp.config.schema import AGENTS, MODELS, POLICIES, Config, as_tree
 from denoised_mdp.config.validate import shown
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.suites import SUITES
@@ -42,6 +42,22 @@ def compose(overrides: list[str]) -> dict[str, Any]:
         return OmegaConf.to_container(merge(said), resolve=True)
     except (OmegaConfBaseException, RecursionError) as error:
         raise UserError(explain(error)) from error
+
+
+def changed(config: Config, overrides: list[str]) -> dict[str, Any]:
+    """Return the tree of a run's configuration with other values of some options.
+
+    Raises:
+        UserError: as `compose`, or another choice or folder: a run has those that it began with.
+    """
+    tree = as_tree(config)
+    for key, text in map(split, overrides):
+        if key in GROUPS or key == "run_dir":
+            raise UserError(
+                f"{key}={text}: {config.run_dir} has what it began with. Leave this out, or begin a new run."
+            )
+        tree = _with_option(tree, key, value_of(key, text))
+    return tree
 
 
 def merge(said: dict[str, Any]) -> Any:

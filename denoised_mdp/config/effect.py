@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from denoised_mdp.config.models import ModelConfig
-from denoised_mdp.config.overrides import split
+from denoised_mdp.config.overrides import begun, split
 from denoised_mdp.config.policies import BackpropConfig, ReinforceConfig, SACConfig
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.training import TrainConfig
@@ -14,12 +14,12 @@ from denoised_mdp.envs.suites import SUITES
 
 
 def without_effect(config: Config, overrides: Sequence[str]) -> list[str]:
-    """One line for each option of `overrides`, words ``key=value``, that changes nothing in this run, with the reason.
+    """One line for each option of `overrides`, see `load_config`, that changes nothing in this run, with the reason.
 
     A preset or a sweep may set such options for all its methods alike, so they are no mistake.
     """
     reasons = unused(config)
-    given = dict(split(word) for word in overrides)
+    given = dict(split(word) for word in begun(overrides)[1])
     return [f"{key}={value} changes nothing{reasons[key]}." for key, value in given.items() if key in reasons]
 
 

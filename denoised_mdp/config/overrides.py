@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,25 @@ def split(text: str) -> tuple[str, str]:
     if not equals or not key:
         group = next((group for group in reversed(GROUPS) if text in choices(group)), None)
         hint = f" Did you mean '{group}={text}'?" if group else ""
-        if (Path(text) / "config.yaml").is_file():
-            hint = " To continue a run, repeat the command that began it."
+        if is_run(text):
+            hint = " To continue a run, name its folder, and only what is to change: 'denoised-mdp train RUN'."
         raise UserError(f"'{text}' is not of the form key=value.{hint} See 'denoised-mdp train --help'.")
     key = ALIASES.get(key, key)
     if not is_hydra(key):
         check_key(key)
     return key, value
+
+
+def is_run(word: str) -> bool:
+    """Whether a word names the folder of a run."""
+    return "=" not in word and (Path(word) / "config.yaml").is_file()
+
+
+def begun(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the folder of a run, if one comes first on a command line, and the words ``key=value``."""
+    if words and is_run(words[0]):
+        return words[0], list(words[1:])
+    return None, list(words)
 
 
 def is_hydra(key: str) -> bool:
@@ -96,7 +109,7 @@ def distractor_sets(text: str) -> list[dict[str, Any]]:
         sets = [{} if list(names) in ([""], ["none"], ["null"]) else names for names in sets]
     for name, options in ((name, options) for names in sets for name, options in names.items()):
         if name not in choices("distractors"):
-            raise UserError(f"unknown distractor '{name}'.{did_you_mean(name, choices('distractors'))}")
+            raise UserError(f"unknown distractor '{name}'.{did_you_mean(name, [*choices('distractors'), 'none'])}")
         if not isinstance(options, dict | None):
             raise UserError(f"distractors.{name}={options}: must be a group of options.")
     return [{name: options or {} for name, options in names.items()} for names in sets]

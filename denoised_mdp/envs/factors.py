@@ -91,7 +91,7 @@ def factors(env: gym.Env) -> list[Factor]:
         NoGroundTruth: it has none, as those of ``env=gym``.
     """
     if not env.unwrapped.signal_names:
-        raise NoGroundTruth("This environment has no ground truth: no factor can be probed.")
+        raise NoGroundTruth("This environment has no ground truth of its signal: no factor can be probed.")
     world = env.unwrapped.world.unwrapped  # without distractors
     signal, noise = env.unwrapped.signal_names, env.unwrapped.noise_names
     signal_kinds = getattr(world, "signal_kinds", ("scalar",) * len(signal))

@@ -18,6 +18,7 @@ from denoised_mdp.config import read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.suites import all_tasks
+from denoised_mdp.envs.video import open_clips
 from denoised_mdp.errors import UserError, did_you_mean, nearest
 from denoised_mdp.run.folder import RunFolder, is_pretrained
 
@@ -39,6 +40,14 @@ def environment_options(config: Config, split: str = "train") -> dict[str, Any]:
 def shows_clips(config: Config) -> bool:
     """Whether a run's environment shows clips."""
     return any(DISTRACTORS[name].shows_clips for name in config.distractors)
+
+
+def refuse_no_clips(config: Config) -> None:
+    """Raise UserError if a run's environment shows clips and there are none; no file is opened."""
+    if shows_clips(config):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the environment says it again
+            open_clips(config.env.clips, "train", size=1, color=False, frames=1)
 
 
 def other_worlds(config: Config) -> dict[str, tuple[Config, str]]:

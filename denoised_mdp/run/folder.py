@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shlex import quote
@@ -18,6 +19,8 @@ _GROUPS = {"seed", "env", "train"}
 """options of every run's configuration; another program's config.yaml lacks some"""
 _OTHERS = {"run_dir", "preset", "distractors", "model", "policy", "agent", "replay"}
 """more of them; a file that has neither these nor those is none of ours, not even one that is cut off"""
+MOST_NAMED = 5
+"""differences of two configurations in one message"""
 PRETRAINED = "pretrained:"
 """before the name of an agent that comes with the package; it stands for a run folder that is only read"""
 _PACKAGED = Path(__file__).parents[1] / "pretrained"
@@ -100,9 +103,11 @@ class RunFolder:
             UserError: it does.
         """
         if changed:
+            more = f"; and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
             raise UserError(
-                f"{self.path} holds a run of another configuration ({'; '.join(changed)}). Choose another run_dir,"
-                " or repeat the command that began it to continue."
+                f"{self.path} holds a run of another configuration ({'; '.join(changed[:MOST_NAMED])}{more})."
+                " Choose another run_dir."
+                f" To continue that run: denoised-mdp train {shlex.quote(str(self.path))}"
             )
 
     @property
