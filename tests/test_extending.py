@@ -142,9 +142,10 @@ def test_the_example_of_an_agent_trains_acts_and_resumes_exactly(folder):
     program, (setting, *commands) = blocks("An agent")
     (folder / "my_agent.py").write_text(program)
     (folder / "my_probe.py").write_text(blocks("A probe")[0])  # both are named
-    *_, extended = commands
-    whole = [*extended, "run_dir=runs/whole", "train.deterministic=true"]
-    exact = [[*command, "run_dir=runs/parts", "train.deterministic=true"] for command in (commands[0], extended)]
+    parts = [*commands[0], "run_dir=runs/parts", "train.deterministic=true"]
+    longer = commands[-1][-1]
+    assert longer == "train.total_steps=600"
+    exact, whole = [parts, ["train", "runs/parts", longer]], [*parts, "run_dir=runs/whole", longer]
     others = [["compare", "runs/parts", "runs/whole"], [*commands[0], "agent.scale=0"], ["render", "runs/awr"]]
     done = run_all([*commands, *exact, whole, *others], folder, **dict(word.split("=") for word in setting))
     assert done.stdout.endswith(f"exit codes {[0] * 7 + [1, 2, 2]}\n"), done.stderr
