@@ -198,7 +198,7 @@ def test_a_tiny_run_from_training_to_video(tmp_path, capsys):
 
     assert cli.main(["evaluate", str(folder), "--episodes", "1", "--random", "--split", "test"]) == 0
     printed, told = capsys.readouterr()
-    assert "nan" not in printed and "+-" not in printed and f"mean return   {returns[0]:8.2f}\n" in printed
+    assert "nan" not in printed and "±" not in printed and f"mean return   {returns[0]:8.2f}\n" in printed
     warning = f"warning: {folder} shows no clips: --split test changes nothing."
     assert told.count(warning) == 1
     few = ["--episodes", "3", "--steps", "4"]

@@ -210,7 +210,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 def _mean(result: EvaluationResult) -> str:
     """The mean and its standard error, which one episode does not have."""
-    return f"{result.mean:8.2f}" + (f" +- {result.standard_error:.2f}" if len(result.returns) > 1 else "")
+    return f"{result.mean:8.2f}" + (f" ± {result.standard_error:.2f}" if len(result.returns) > 1 else "")
 
 
 def _render(arguments: argparse.Namespace) -> int:
