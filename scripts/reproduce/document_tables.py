@@ -18,7 +18,7 @@ from common import read
 from evidence_numbers import METRICS, Row, cells, digits_of, ends, known, metric_lines, text_of, with_late
 
 from denoised_mdp.analysis.results import write_whole
-from denoised_mdp.analysis.table.statistics import difference
+from denoised_mdp.analysis.table.statistics import difference, interaction
 from denoised_mdp.analysis.table.write import markdown
 from denoised_mdp.errors import UserError
 
@@ -78,9 +78,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Differences:
-    """By how much one arm is above another: head -> pairs of columns, one for each task; metrics as of a `Table`."""
+    """By how much one arm is above another: head -> pairs of columns, one for each task; metrics as of a `Table`.
 
-    pairs: dict[str, Sequence[tuple[Column, Column]]]
+    Of four columns: by how much more than the fourth is below the third.
+    """
+
+    pairs: dict[str, Sequence[tuple[Column, ...]]]
     metrics: dict[str, str]
 
     def lines(self) -> list[str]:
@@ -92,12 +95,12 @@ class Differences:
         return markdown([["difference of means [95 % interval]", *self.pairs], *body])
 
     @staticmethod
-    def text(pairs: Sequence[tuple[Column, Column]], metric: str) -> str:
-        """The difference of means over tasks of means over seeds; a dash where one side of a task knows no value."""
+    def text(pairs: Sequence[tuple[Column, ...]], metric: str) -> str:
+        """Of means over tasks of means over seeds; a dash where one side of a task knows no value."""
         sides = [[known(column.rows(), metric) for column in side] for side in zip(*pairs, strict=True)]
         if not all(len(values) for side in sides for values in side):
             return "-"
-        return text_of(ends(difference, *sides), digits_of(metric))
+        return text_of(ends(difference if len(sides) == 2 else interaction, *sides), digits_of(metric))
 
 
 def strong(task: str) -> list[Column]:
@@ -166,6 +169,13 @@ JITTER = [
 ]
 PAIRS = {task: tuple(strong(task)[:2]) for task in TASKS}
 PAIRS_SHOWN = {f"`{task}`": [PAIRS[task]] for task in TASKS} | {"both tasks": list(PAIRS.values())}
+BARE = {  # head -> columns of a task, by their places in `strong`
+    "video": slice(0, 2),
+    "no distractors": slice(2, 4),
+    "video - no distractors": slice(0, 4),
+}
+LEADS = {f"`{task}`, {where}": [tuple(strong(task)[part])] for task in TASKS for where, part in BARE.items()}
+LEADS["both, video - no distractors"] = [tuple(strong(task)) for task in TASKS]
 LEAD = {
     name: LONG[name]
     for name in ("return", "return_unseen", "return_late", "return_best", "recall", "leakage", "action_change")
@@ -183,6 +193,7 @@ TABLES = {
         for task in TASKS
     },
     "lead": Differences(PAIRS_SHOWN, LEAD),
+    "leads": Differences(LEADS, {name: LONG[name] for name in ("return", "return_late", "return_best", "recall")}),
     "floor": Table(FLOOR, LONG | Y_TOO),
     "twice": Table(LONGER, {name: LONG[name] for name in TWICE}),
     "hour": Table(LONGER, LONG | {"cpu_hours": ""}),

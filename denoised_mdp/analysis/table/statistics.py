@@ -1,11 +1,11 @@
 """Aggregates of scores over tasks and runs, with 95 % intervals (Agarwal et al., NeurIPS 2021).
 
-The definitions are those of the authors' package ``rliable``. Intervals of a mean, of a difference of means and of the
-logarithm of a ratio of means are Student's t with the degrees of freedom of Welch and Satterthwaite; those of other
-statistics are that package's stratified bootstrap, widened for few runs: its percentiles alone contain the mean of
-three normal scores three times out of four, and jump, since resamples of few runs have few values. Here tasks may have
-different numbers of runs, and every random number comes from the generator that is given (the package draws from
-NumPy's global one). Scores are one float array of runs per task.
+The definitions are those of the authors' package ``rliable``. Intervals of a mean, of sums and differences of means
+and of the logarithm of a ratio of means are Student's t with the degrees of freedom of Welch and Satterthwaite; those
+of other statistics are that package's stratified bootstrap, widened for few runs: its percentiles alone contain the
+mean of three normal scores three times out of four, and jump, since resamples of few runs have few values. Here tasks
+may have different numbers of runs, and every random number comes from the generator that is given (the package draws
+from NumPy's global one). Scores are one float array of runs per task.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ def mean(tasks: Scores) -> np.ndarray:
 def difference(first: Scores, second: Scores) -> np.ndarray:
     """`mean` of the first method minus that of the second. [..., runs] each -> [...]."""
     return mean(first) - mean(second)
+
+
+def interaction(first: Scores, second: Scores, third: Scores, fourth: Scores) -> np.ndarray:
+    """`difference` of the first two methods minus that of the others: of two leads, by how much one is larger."""
+    return difference(first, second) - difference(third, fourth)
 
 
 def ratio(first: Scores, second: Scores) -> np.ndarray:
@@ -100,7 +105,7 @@ def _relative_error(scores: Scores) -> float:
 
 
 def _student(methods: Sequence[Scores], relative: bool = False) -> float:
-    """Half the 95 % interval of `mean` or `difference`; nan where no run differs from another of its task.
+    """Half the 95 % interval of sums and differences of means; nan where no run differs from another of its task.
 
     relative: of the logarithm of `ratio`, to which each method's errors count in relation to its mean.
     """
@@ -121,17 +126,17 @@ def interval(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`statistic` of the methods' scores, and its 95 % interval; nan where there is none.
 
-    That of `mean` and `difference` is Student's t, and so is that of the logarithm of a positive `ratio`, with the
-    errors to first order; none where a method's standard error is more than half its mean. Others have a percentile
-    bootstrap, stratified by task, widened for few runs. There is none where a task has too few runs, nor where all
-    resamples have one value, as the share of won comparisons where all are won: how far that is from the truth,
-    resampling cannot say. within: where the statistic can lie; the interval is cut there.
+    That of `mean`, `difference` and `interaction` is Student's t, and so is that of the logarithm of a positive
+    `ratio`, with the errors to first order; none where a method's standard error is more than half its mean. Others
+    have a percentile bootstrap, stratified by task, widened for few runs. There is none where a task has too few
+    runs, nor where all resamples have one value, as the share of won comparisons where all are won: how far that is
+    from the truth, resampling cannot say. within: where the statistic can lie; the interval is cut there.
     """
     value = statistic(*methods)
     nothing = np.full_like(value, math.nan)
     if any(len(task) < FEWEST for scores in methods for task in scores):
         return value, nothing, nothing
-    if statistic in (mean, difference):
+    if statistic in (mean, difference, interaction):
         half = _student(methods)
         low, high = np.clip((value - half, value + half), *within)
         return value, low, high
