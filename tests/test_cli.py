@@ -278,6 +278,8 @@ sys.exit(cli.main([]))
         (["evaluate", "a", "--epsiodes", "3"], "Did you mean '--episodes'? See 'denoised-mdp evaluate --help'."),
         (["evaluate", "a", "b"], "unrecognized arguments: b; see 'denoised-mdp evaluate --help'."),
         (["evaluate", "a", "episodes=3"], "unrecognized arguments: episodes=3; did you mean --episodes 3? See '"),
+        (["evaluate", "a", "random=true"], "unrecognized arguments: random=true; did you mean --random? See '"),
+        (["evaluate", "a", "episodes="], "did you mean --episodes VALUE? See '"),
         (["render", "a", "-o"], "argument -o/--output: expected one argument"),
         (["probe", "health", "a", "-o"], "argument -o/--output: expected one argument"),
         (["train", "distractors=nonee"], "unknown distractor 'nonee'. Did you mean 'none'?"),
@@ -295,9 +297,33 @@ def test_what_newcomers_write_gets_a_hint(arguments, hint, capsys):
 
 def test_the_folder_of_a_run_comes_first(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("seed: 1\n")
-    for words in (["seed=1", str(tmp_path)], ["--multirun", str(tmp_path)], ["sweep=ring", str(tmp_path)]):
-        assert cli.main(["train", *words]) == 2
-        assert "To continue a run, name its folder, and only what is to change" in capsys.readouterr().err
+    assert cli.main(["train", "seed=1", str(tmp_path)]) == 2
+    assert "To continue a run, its folder comes first." in capsys.readouterr().err
+    for words in (["--multirun", "seed=1,2"], ["sweep=ring"], ["--dry-run"]):
+        assert cli.main(["train", str(tmp_path), *words]) == 2
+        assert f"A sweep has runs of its own: leave out {tmp_path}." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("runs/b", "There is no run at runs/b: it does not exist."),
+        ("runs", "There is no run at runs: it has no config.yaml."),
+        ("runs/a/metrics.jsonl", "it is a file"),
+        ("runs/lost", "runs/lost has lost its config.yaml"),
+        ("pretrained:cheetah_run_video", "is an exported agent, which has weights alone"),
+        ("pretrained:nobody", "There is no pretrained agent"),
+    ],
+)
+def test_a_path_that_is_no_run_to_continue_says_why(tmp_path, monkeypatch, capsys, word, why):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/lost/checkpoints/step_000000001").mkdir(parents=True)
+    (tmp_path / "runs/lost/checkpoints/step_000000001/manifest.json").touch()
+    (tmp_path / "runs/a").mkdir()
+    (tmp_path / "runs/a/metrics.jsonl").touch()
+    assert cli.main(["train", word, "seed=1"]) == 2
+    error = capsys.readouterr().err
+    assert why in error and error.count("\n") == 1
 
 
 def test_flags_may_stand_between_options(monkeypatch):

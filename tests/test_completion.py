@@ -43,6 +43,16 @@ def test_words(typed, offered):
     assert complete(typed) == offered
 
 
+def test_runs_and_the_folders_of_runs(tmp_path, monkeypatch):
+    for folder in ("runs/a", "runs/x=1", "runs/deep/b", "seeds/none"):
+        (tmp_path / folder).mkdir(parents=True)
+    for folder in ("runs/a", "runs/x=1", "runs/deep/b"):
+        (tmp_path / folder / "config.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert complete("ru") == ["run_dir=", "runs/"] and complete("runs/") == ["runs/a", "runs/x=1", "runs/deep/"]
+    assert complete("runs/deep/") == ["runs/deep/b"] and complete("see") == ["seed="]
+
+
 @pytest.mark.parametrize("place", [0, -1])
 def test_values_that_are_offered_are_accepted(place):
     """The first and the last value of every option that does not hang on another one."""

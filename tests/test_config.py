@@ -451,6 +451,21 @@ def test_the_folder_of_a_run_stands_for_its_configuration(tmp_path, words):
     assert contrast(config, longer) == [f"train.total_steps: {config.train.total_steps} -> 9000000"]
 
 
+def test_a_run_takes_no_options_of_parts_that_it_lacks(tmp_path):
+    config = load_config(["preset=debug", "distractors=none", r"env.clips='a \${b}'", f"run_dir={tmp_path}"])
+    save_config(config, tmp_path / "config.yaml")
+    for word, why in [
+        ("distractors.camera_jitter.strength=2", "no such distractor"),
+        ("model.z.state=3", "model=2b has no latent z"),
+        ("model=2c", "cannot change in a run that continues"),
+    ]:
+        with pytest.raises(UserError, match=why):
+            load_config([str(tmp_path), word])
+    found = load_config([str(tmp_path), "train.log_every=${train.eval_every}"])
+    assert found.env.clips == config.env.clips and "${b}" in found.env.clips
+    assert found.train.log_every == config.train.eval_every
+
+
 def test_configurations_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match="no config.yaml"):
         read_config(tmp_path / "nowhere")

@@ -31,6 +31,7 @@ from denoised_mdp.envs.pixels import PixelEnv
 from denoised_mdp.envs.toy import ToyEnv
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import EnvironmentFailure, UserError
+from denoised_mdp.models.cuda_graph import refuse_numbers
 from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.registry import MODELS
 from denoised_mdp.options import check_options, group, option
@@ -179,6 +180,13 @@ def test_metrics_are_numbers_with_names_of_their_own(tmp_path):
     with pytest.raises(UserError, match="No metric can be called 'step'"):
         logger.log(1, {"step": 0.5})
     logger.close()
+
+
+def test_numbers_are_no_metrics_of_a_graph():
+    """They would stay what they were when it was recorded."""
+    refuse_numbers({"a": torch.zeros(())})
+    with pytest.raises(UserError, match=r"Metric 'b' is a Python number.*train\.cuda_graph=false"):
+        refuse_numbers({"a": torch.zeros(()), "b": 0.5})
 
 
 @pytest.mark.parametrize("reward", [float("inf"), float("nan"), -1e39])

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import time
@@ -226,16 +227,18 @@ def test_a_run_saved_before_an_option_existed_continues(tmp_path):
 
 def test_a_run_continues_from_its_folder_alone(tmp_path, capsys):
     """Wherever it has been moved, and whatever began it; what it learned with stays."""
-    begun, whole, path = tmp_path / "begun", tmp_path / "whole", tmp_path / "a b"
+    begun, whole, path = tmp_path / "begun", tmp_path / "whole", tmp_path / "a b,seed=1"
     options = ["distractors=camera_jitter", "model=2c", "policy=sac", "seed=3"]
     run_in_parts(tiny(whole, *options))
     run_units(tiny(begun, *options), 70)
     begun.rename(path)
     assert main(["train", str(path), "seed=3", "model.y.state=9"]) == 2
-    assert "(model.y.state: 4 -> 9). Choose another run_dir. To continue that run: denoised" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "(model.y.state: 4 -> 9). Choose another run_dir for a new run, or continue that one: " in error
+    assert shlex.split(error.rpartition("denoised-mdp ")[2]) == ["train", str(path)]
     for word in ("model=2b", "preset=quickstart", "run_dir=b", "distractors=none"):
         assert main(["train", str(path), word]) == 2
-        assert f"error: {word}: {path} has what it began with" in capsys.readouterr().err
+        assert f"error: {word}: cannot change in a run that continues, {path}" in capsys.readouterr().err
     assert main(["train", str(path)]) == 0
     assert not [part for part in compare(whole, path) if part.difference]
     assert main(["train", str(path)]) == 0

@@ -67,7 +67,11 @@ class Parser(argparse.ArgumentParser):
         if extra and not self.keyed:
             flags = {f"--{word.partition('=')[0]}": word for word in extra}
             known = next((flag for flag in flags if flag in self._option_string_actions), None)
-            hint = f"; did you mean {known} {shlex.quote(flags[known].partition('=')[2])}?" if known else ""
+            hint = ""
+            if known:
+                value = flags[known].partition("=")[2]
+                takes = self._option_string_actions[known].nargs != 0
+                hint = f"; did you mean {known}{' ' + shlex.quote(value or 'VALUE') if takes else ''}?"
             self.error(f"unrecognized arguments: {' '.join(extra)}{hint}")
         if extra:
             setattr(namespace, self.keyed, [*getattr(namespace, self.keyed), *extra])
@@ -233,7 +237,7 @@ def add_options(
     name: str = "overrides",
     nargs: str = "*",
     metavar: str = "key=value",
-    help: str = "as for train",
+    help: str = "as for train; a run's folder before them stands for its own options",
 ) -> None:
     """Add the ``key=value`` words of a `keyed` command."""
     from denoised_mdp.cli.completion import complete

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 from typing import Any
 
 from denoised_mdp.config.choices import CHOSEN, GROUPS, all_options, choices
+from denoised_mdp.config.overrides import has_config
 from denoised_mdp.envs.suites import all_tasks
 from denoised_mdp.errors import UserError
 
@@ -37,6 +39,7 @@ def complete(prefix: str, **_: Any) -> list[str]:
     key, equals, value = prefix.partition("=")
     if not equals:
         words = [f"{name}=" for name in dict.fromkeys([*GROUPS, "sweep", *all_options()]) if name not in CHOSEN]
+        words += folders(prefix)
     elif key == "distractors":  # several, joined by commas
         before, comma, _ = value.rpartition(",")
         named = (*before.split(","), *(["none"] if comma else []))
@@ -44,6 +47,14 @@ def complete(prefix: str, **_: Any) -> list[str]:
     else:
         words = [f"{key}={value}" for value in values(key)]
     return [word for word in words if word.startswith(prefix)]
+
+
+def folders(prefix: str) -> list[str]:
+    """Return the runs whose paths begin with `prefix`, and the folders, with a slash, that lead to others."""
+    found = [path.rstrip("/") for path in sorted(glob.glob(f"{glob.escape(prefix)}*/"))]
+    others = [path for path in found if not has_config(path)]
+    lead = [path for path in others if "/" in prefix or glob.glob(f"{glob.escape(path)}/*/config.yaml")]
+    return [*filter(has_config, found), *(f"{path}/" for path in lead)]
 
 
 def values(key: str) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.options import walk
 
 INTRODUCTION = """\
-usage: denoised-mdp train [RUN] [key=value ...] [--multirun | --cfg | --dry-run]
+usage: denoised-mdp train [key=value ...] [--multirun | --cfg | --dry-run]
+       denoised-mdp train RUN [key=value ...]
 
 Train a Denoised MDP online and save everything in a run folder.
 To resume a run, repeat its command, or name its folder; to extend it, with a larger train.total_steps.

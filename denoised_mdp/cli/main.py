@@ -80,7 +80,9 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
         elif arguments.cfg != "job":
             raise UserError(f"argument --cfg: must be job, or nothing, not '{arguments.cfg}'.")
         return _print_config(arguments.overrides)
-    if arguments.multirun or arguments.dry_run or any(map(of_grid, arguments.overrides)):
+    sweeps = arguments.multirun or arguments.dry_run or any(map(of_grid, arguments.overrides))
+    _check_run(arguments.overrides, sweeps)
+    if sweeps:
         from denoised_mdp.cli.sweep import show_grid, sweep
 
         if arguments.dry_run:
@@ -111,6 +113,21 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
     run, look = config.run_dir, [["render", config.run_dir]] if shows else []
     suggest(["evaluate", run, "--random"], *look, ["probe", first_probe([config]), run], ["report", run])
     return 0
+
+
+def _check_run(words: Sequence[str], sweeps: bool) -> None:
+    """Refuse a path before the options where no run can continue. sweeps: several runs begin, or are listed."""
+    from denoised_mdp.config.overrides import has_config
+
+    word = words[0] if words else ""
+    if has_config(word) and sweeps:
+        raise UserError(f"A sweep has runs of its own: leave out {word}.")
+    if has_config(word) or "=" in word or not ("/" in word or os.path.exists(word) or word.startswith("pretrained:")):
+        return
+    from denoised_mdp.run.folder import RunFolder
+
+    RunFolder.existing(word)  # says why there is none
+    raise UserError(f"{word} is an exported agent, which has weights alone: no training continues there.")
 
 
 def _config(arguments: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ import yaml
 
 from denoised_mdp.config.check import check
 from denoised_mdp.config.compose import changed, compose
-from denoised_mdp.config.overrides import begun
+from denoised_mdp.config.overrides import run_and_options
 from denoised_mdp.config.schema import Config, as_tree
 from denoised_mdp.config.validate import build
 from denoised_mdp.envs import check_distractors
@@ -33,7 +33,7 @@ def load_config(overrides: list[str]) -> Config:
     Raises:
         UserError: unknown key or choice, wrong type, value out of range, or options that exclude each other.
     """
-    run, overrides = begun(overrides)
+    run, overrides = run_and_options(overrides)
     config = build(Config, compose(overrides) if run is None else changed(_at(run), overrides))
     if not config.agent.has_model:  # what a preset says of model and policy is of other agents
         config.model, config.policy = Config().model, Config().policy

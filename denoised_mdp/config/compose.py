@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from denoised_mdp.config.choices import CHOICE, GROUPS, latent_names, latents, read_file
@@ -31,17 +31,11 @@ def compose(overrides: list[str]) -> dict[str, Any]:
     Raises:
         UserError: not ``key=value``, an unknown key, an unknown choice, or several values.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     said = {}
     for key, text in map(split, overrides):
         said.pop(key, None)  # the last one counts, where it stands
         said[key] = value_of(key, text)
-    try:
-        return OmegaConf.to_container(merge(said), resolve=True)
-    except (OmegaConfBaseException, RecursionError) as error:
-        raise UserError(explain(error)) from error
+    return _resolved(lambda: merge(said))
 
 
 def changed(config: Config, overrides: list[str]) -> dict[str, Any]:
@@ -50,14 +44,36 @@ def changed(config: Config, overrides: list[str]) -> dict[str, Any]:
     Raises:
         UserError: as `compose`, or another choice or folder: a run has those that it began with.
     """
-    tree = as_tree(config)
+    from omegaconf import OmegaConf
+
+    tree = _literal(as_tree(config))
     for key, text in map(split, overrides):
         if key in GROUPS or key == "run_dir":
             raise UserError(
-                f"{key}={text}: {config.run_dir} has what it began with. Leave this out, or begin a new run."
+                f"{key}={text}: cannot change in a run that continues, {config.run_dir}. Leave it out; for a new run"
+                " give all options, and no folder before them."
             )
+        _refuse_foreign(key, config.distractors, config.model.name)
         tree = _with_option(tree, key, value_of(key, text))
-    return tree
+    return _resolved(lambda: OmegaConf.create(tree))
+
+
+def _literal(tree: Any) -> Any:
+    """A tree whose texts stand for themselves, also where they look like interpolations."""
+    if isinstance(tree, Mapping):
+        return {key: _literal(value) for key, value in tree.items()}
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", tree) if isinstance(tree, str) else tree
+
+
+def _resolved(make: Callable[[], Any]) -> dict[str, Any]:
+    """The plain tree of what OmegaConf is asked to make, with what its interpolations stand for."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return OmegaConf.to_container(make(), resolve=True)
+    except (OmegaConfBaseException, RecursionError) as error:
+        raise UserError(explain(error)) from error
 
 
 def merge(said: dict[str, Any]) -> Any:
@@ -104,11 +120,7 @@ def merge(said: dict[str, Any]) -> Any:
         for name, options in chosen.items()
     }
     for key, value in said.items():
-        group, *path = key.split(".")
-        if group == "distractors" and path[0] not in chosen:
-            raise UserError(f"{key}: this run has no such distractor. Add distractors={path[0]}.")
-        if group == "model" and path[0] in set(latent_names()) - set(latents(model)):
-            raise UserError(f"{key}: model={model} has no latent {path[0]}, it has {', '.join(latents(model))}.")
+        _refuse_foreign(key, chosen, model)
         tree = _with_option(tree, key, value)
     return OmegaConf.create(tree)
 
@@ -134,6 +146,15 @@ def _with_option(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any
     for name in reversed(key.split(".")):
         value = {name: value}
     return _layered(tree, value)
+
+
+def _refuse_foreign(key: str, distractors: Iterable[str], model: str) -> None:
+    """Refuse an option of a distractor or a latent that a run does not have."""
+    group, *path = key.split(".")
+    if group == "distractors" and path[0] not in distractors:
+        raise UserError(f"{key}: this run has no such distractor. Add distractors={path[0]}.")
+    if group == "model" and path[0] in set(latent_names()) - set(latents(model)):
+        raise UserError(f"{key}: model={model} has no latent {path[0]}, it has {', '.join(latents(model))}.")
 
 
 def _refuse_model(keys: Iterable[str], agent: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from denoised_mdp.config.models import ModelConfig
-from denoised_mdp.config.overrides import begun, split
+from denoised_mdp.config.overrides import run_and_options, split
 from denoised_mdp.config.policies import BackpropConfig, ReinforceConfig, SACConfig
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.training import TrainConfig
@@ -19,7 +19,7 @@ def without_effect(config: Config, overrides: Sequence[str]) -> list[str]:
     A preset or a sweep may set such options for all its methods alike, so they are no mistake.
     """
     reasons = unused(config)
-    given = dict(split(word) for word in begun(overrides)[1])
+    given = dict(split(word) for word in run_and_options(overrides)[1])
     return [f"{key}={value} changes nothing{reasons[key]}." for key, value in given.items() if key in reasons]
 
 

@@ -22,8 +22,8 @@ def split(text: str) -> tuple[str, str]:
     if not equals or not key:
         group = next((group for group in reversed(GROUPS) if text in choices(group)), None)
         hint = f" Did you mean '{group}={text}'?" if group else ""
-        if is_run(text):
-            hint = " To continue a run, name its folder, and only what is to change: 'denoised-mdp train RUN'."
+        if has_config(text):
+            hint = " To continue a run, its folder comes first."
         raise UserError(f"'{text}' is not of the form key=value.{hint} See 'denoised-mdp train --help'.")
     key = ALIASES.get(key, key)
     if not is_hydra(key):
@@ -31,14 +31,14 @@ def split(text: str) -> tuple[str, str]:
     return key, value
 
 
-def is_run(word: str) -> bool:
-    """Whether a word names the folder of a run."""
-    return "=" not in word and (Path(word) / "config.yaml").is_file()
+def has_config(word: str) -> bool:
+    """Whether a word is the path of a folder with a configuration; ``seed=1`` is an option, ``./seed=1`` a folder."""
+    return re.match(r"hydra/|[^/]*=", word) is None and (Path(word) / "config.yaml").is_file()
 
 
-def begun(words: Sequence[str]) -> tuple[str | None, list[str]]:
+def run_and_options(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """Return the folder of a run, if one comes first on a command line, and the words ``key=value``."""
-    if words and is_run(words[0]):
+    if words and has_config(words[0]):
         return words[0], list(words[1:])
     return None, list(words)
 

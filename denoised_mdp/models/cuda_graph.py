@@ -7,7 +7,7 @@ same updates from the same numbers as one without.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -82,7 +82,7 @@ class GraphedUpdate:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
-                self._update(self._batch, policy=policy)
+                refuse_numbers(self._update(self._batch, policy=policy))
         torch.cuda.current_stream().wait_stream(stream)
         with torch.no_grad():
             for name, value in self._module.state_dict().items():
@@ -99,11 +99,15 @@ class GraphedUpdate:
         graph.register_generator_state(self._generator)
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may act meanwhile
             metrics = self._update(self._batch, policy=policy)
-            for name, value in metrics.items():
-                if not isinstance(value, Tensor):
-                    raise UserError(
-                        f"Metric {name!r} is a Python number, which a CUDA graph would repeat for ever. Make it a"
-                        " tensor, or set train.cuda_graph=false."
-                    )
             values = torch.stack([value.float() for value in metrics.values()])
         return graph, list(metrics), values
+
+
+def refuse_numbers(metrics: Mapping[str, Tensor | float]) -> None:
+    """Raise UserError if a metric is a Python number: replayed, it would be that of the recording for ever."""
+    for name, value in metrics.items():
+        if not isinstance(value, Tensor):
+            raise UserError(
+                f"Metric {name!r} is a Python number, which a CUDA graph cannot follow. Return it as a tensor on the"
+                " device, or set train.cuda_graph=false."
+            )

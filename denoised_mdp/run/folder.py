@@ -104,10 +104,10 @@ class RunFolder:
         """
         if changed:
             more = f"; and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
+            path = str(self.path) if "/" in str(self.path) else f"./{self.path}"  # of seed=1, for one
             raise UserError(
-                f"{self.path} holds a run of another configuration ({'; '.join(changed[:MOST_NAMED])}{more})."
-                " Choose another run_dir."
-                f" To continue that run: denoised-mdp train {shlex.quote(str(self.path))}"
+                f"{self.path} holds a run of another configuration ({'; '.join(changed[:MOST_NAMED])}{more}). Choose"
+                f" another run_dir for a new run, or continue that one: denoised-mdp train {shlex.quote(path)}"
             )
 
     @property

@@ -40,8 +40,9 @@ class WandB:
     package = "wandb"
 
     def __init__(self, config: Config):
-        identity = f"{zlib.crc32(os.path.realpath(config.run_dir).encode()):08x}"
-        about = {"project": PROJECT, "id": identity, "name": Path(config.run_dir).name, "resume": "allow"}
+        folder = os.path.realpath(config.run_dir)
+        identity = f"{zlib.crc32(folder.encode()):08x}"
+        about = {"project": PROJECT, "id": identity, "name": Path(folder).name, "resume": "allow"}
         self.run = _module(self.package).init(dir=config.run_dir, config=as_tree(config), **about)
         self.run.define_metric("*", step_metric="step")  # its own steps may not go back, as those of a resumed run do
 

@@ -50,7 +50,7 @@ def returns(choose: Callable[[np.ndarray], np.ndarray], options: argparse.Namesp
 
 def show(values: np.ndarray) -> str:
     """Mean and standard error."""
-    return f"{values.mean():.2f} +- {values.std(ddof=1) / np.sqrt(len(values)):.2f}"
+    return f"{values.mean():.2f} ± {values.std(ddof=1) / np.sqrt(len(values)):.2f}"
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def main() -> None:
     actions = gymnasium.vector.utils.batch_space(model.action_space, 1)
     actions.seed(options.seed)
     blind = returns(lambda observation: actions.sample(), options, "train")
-    print(f"Return, mean +- standard error over the same {options.episodes} held-out episodes:")
+    print(f"Return, mean ± standard error over the same {options.episodes} held-out episodes:")
     print(f"  random policy        {show(blind)}")
     for split in ("train", "test"):
         learned = returns(lambda observation: model.predict(observation, deterministic=True)[0], options, split)
