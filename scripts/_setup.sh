@@ -10,7 +10,12 @@ unset PYTHONDONTWRITEBYTECODE
 
 find_python() {
     local candidate
-    for candidate in ${PYTHON:-python3 python python3.12 python3.11 python3.10}; do
+    if [ -n "${PYTHON:-}" ]; then
+        set -- "$PYTHON" # its path may have spaces
+    else
+        set -- python3 python python3.12 python3.11 python3.10
+    fi
+    for candidate in "$@"; do
         if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2>/dev/null; then
             echo "$candidate"
             return

@@ -3,7 +3,7 @@
 import pytest
 
 from denoised_mdp.config import load_config
-from denoised_mdp.config.compare import MAY_CHANGE, differences
+from denoised_mdp.config.compare import MAY_CHANGE, differences, differences_but_seed
 
 SAME = ["preset=debug", "distractors=camera_jitter"]
 
@@ -47,3 +47,11 @@ def test_what_may_change_is_where_a_run_lies_how_it_is_computed_and_watched():
         "distractors",
         "seed",
     }
+
+
+def test_runs_with_another_replay_are_no_seeds_of_one_method():
+    """Such a run may go on, and then learns from other rows."""
+    old, new = load_config(SAME), load_config([*SAME, "replay.capacity=1000", "seed=2"])
+    assert differences_but_seed(old, new) == ["replay.capacity: null -> 1000"]
+    assert differences(old, load_config([*SAME, "replay.capacity=1000"])) == []
+    assert differences_but_seed(old, load_config([*SAME, "replay.memory=disk", "train.threads=3", "seed=2"])) == []

@@ -80,6 +80,7 @@ def test_the_folder_of_a_sweep_follows_from_what_its_jobs_share():
     assert folder("preset=debug", "seed=0,1") == "hydra.sweep.dir='runs/sweep-preset=debug'"
     assert folder("preset=debug", "seed=0,1", "model=2c") != folder("preset=debug", "seed=0,1", "model=2b")
     assert folder("seed=0,1", "train.total_steps=100") == folder("seed=0,1"), "a sweep may be made longer"
+    assert folder("seed=0,1", "replay.capacity=100") != folder("seed=0,1"), "they learn from other rows"
     long = [f"model.{name}.{key}={size}" for size in (60, 61) for name in "xyz" for key in ("belief", "state")]
     assert folder("seed=0,1", *long[:6]) != folder("seed=0,1", *long[6:]) and len(folder("seed=0,1", *long)) < 150
     assert folder("seed=0,1", "run_dir=all runs") == "hydra.sweep.dir='all runs'"
@@ -180,6 +181,8 @@ def test_a_launcher_without_its_plug_in_names_the_extra(jobs, name, monkeypatch)
         (["seed=range(0,3)", "model.kl.beta=1,0.5,-1"], "model.kl.beta=-1"),
         (["seed=0,1", "train.batch_size=0"], "train.batch_size=0"),
         (["distractors=[camera_jitter],[tv]"], "tv"),
+        (["seed=glob(*)"], "not understood; list the values"),
+        (["env.clips=/a/b,/a_b"], "'/a/b' and '/a_b' would name one folder"),
     ],
 )
 def test_a_wrong_value_is_refused_before_the_first_job_begins(jobs, overrides, words):

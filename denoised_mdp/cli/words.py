@@ -11,10 +11,11 @@ from typing import Any
 
 from denoised_mdp.config import expanded, load_config
 from denoised_mdp.config.choices import GROUPS
-from denoised_mdp.config.compare import MAY_CHANGE
+from denoised_mdp.config.compare import SAME_RESULTS
 from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.overrides import QUOTED, TEXTS, check_choice, distractor_sets, is_hydra, parse, split
 from denoised_mdp.config.validate import as_text
+from denoised_mdp.errors import UserError
 
 MOST = 1000  # values of one option that are checked before a sweep begins
 LONGEST = 100  # characters of the folder's name; file systems allow 255 bytes
@@ -55,9 +56,7 @@ def check_values(words: Sequence[str]) -> None:
     for word in (word for word in words if not is_hydra(word.partition("=")[0])):
         override = parse(*word.lstrip("+").split("=", 1))
         if override.is_discrete_sweep():
-            axes[word] = [
-                f"{override.key_or_group}={text}" for text in itertools.islice(override.sweep_string_iterator(), MOST)
-            ]
+            axes[word] = [f"{override.key_or_group}={text}" for text in _values(override)]
         elif not override.is_sweep_override():  # others are a sweeper's to choose, such as interval(0,1)
             axes[word] = [word]
     first = {word: values[0] for word, values in axes.items() if values}
@@ -65,6 +64,28 @@ def check_values(words: Sequence[str]) -> None:
     for word, values in axes.items():
         for value in values[1:]:
             load_config([*map(word_of, (first | {word: value}).values())])
+
+
+def _values(override: Any) -> list[str]:
+    """The first values of an option in a sweep.
+
+    Raises:
+        UserError: they cannot be listed, or two of them would name one folder.
+    """
+    from hydra.errors import HydraException
+
+    try:
+        values = list(itertools.islice(override.sweep_string_iterator(), MOST))
+    except HydraException as error:  # glob(*), which asks for groups of Hydra's own
+        raise UserError(f"{override.input_line}: not understood; list the values.") from error
+    seen: dict[str, str] = {}
+    for text in values:
+        if seen.setdefault(plain(text), text) != text:
+            raise UserError(
+                f"{override.key_or_group}: {seen[plain(text)]} and {text} would name one folder. Train one of them by"
+                " a command of its own."
+            )
+    return values
 
 
 def word_of(text: str) -> str:
@@ -107,8 +128,8 @@ def plain(text: str) -> str:
 
 
 def sweep_folder(fixed: Mapping[str, str], name: str = "sweep") -> str:
-    """A folder derived from what all jobs share, but for what may change when a run continues."""
-    words = [f"{key}={value}" for key, value in fixed.items() if key == "preset" or key not in MAY_CHANGE]
+    """A folder derived from what all jobs share, but for what cannot change results."""
+    words = [f"{key}={value}" for key, value in fixed.items() if key == "preset" or key not in SAME_RESULTS]
     name = plain("-".join([name, *words]))
     if len(name) > LONGEST:
         name = f"{name[:LONGEST]}-{zlib.crc32(name.encode()):08x}"

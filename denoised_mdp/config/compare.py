@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from denoised_mdp.config.compose import flatten
@@ -21,9 +21,12 @@ MAY_CHANGE = frozenset(
     | {"train.snapshot_every"}
 )
 
+# Of these, what cannot change results at all: what a replay has dropped is not drawn any more.
+SAME_RESULTS = MAY_CHANGE - {"replay.capacity"}
 
-def differences(old: Config, new: Config) -> list[str]:
-    """Return one line per option that differs and must not when a run continues; see `MAY_CHANGE`.
+
+def differences(old: Config, new: Config, free: Collection[str] = MAY_CHANGE) -> list[str]:
+    """Return one line per option that differs and must not when a run continues. free: keys that may differ.
 
     Of another choice, such as ``model=``, the choice alone: most of its options differ as well. So do those of groups
     that it leaves out, as ``agent=curl`` leaves out the model.
@@ -36,14 +39,14 @@ def differences(old: Config, new: Config) -> list[str]:
     chosen = {key.removesuffix(".name"): found[key] for key in named if "absent" not in found[key]} | other_distractors
     lines = [f"{key}: {a} -> {b}" for key, (a, b) in chosen.items()]
     for key, (a, b) in found.items():
-        if key not in MAY_CHANGE and not key.startswith(implied):
+        if key not in free and not key.startswith(implied):
             lines.append(f"{key}: {as_text(a)} -> {as_text(b)}")
     return lines
 
 
 def differences_but_seed(old: Config, new: Config) -> list[str]:
-    """The `differences` of two runs that may differ in their seeds."""
-    return differences(old, dataclasses.replace(new, seed=old.seed))
+    """The `differences` of two runs that may differ in their seeds, and in what cannot change results."""
+    return differences(old, dataclasses.replace(new, seed=old.seed), SAME_RESULTS)
 
 
 def groups_of_seeds(

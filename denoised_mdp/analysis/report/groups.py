@@ -10,7 +10,7 @@ import numpy as np
 from denoised_mdp.analysis.crossfit import confidence
 from denoised_mdp.analysis.plots import colors_of
 from denoised_mdp.analysis.report.data import Curve, RunData
-from denoised_mdp.config.compare import MAY_CHANGE, groups_of_seeds
+from denoised_mdp.config.compare import SAME_RESULTS, groups_of_seeds
 
 
 @dataclass
@@ -106,7 +106,7 @@ def _option_labels(groups: Sequence[Group]) -> list[str]:
     Of those that decide what is learned: where only others differ, an interval of logging tells a reader less than the
     folder.
     """
-    different = [one for one in differing_options(groups) if one[0] not in MAY_CHANGE]
+    different = [one for one in differing_options(groups) if one[0] not in SAME_RESULTS]
     chosen: list[tuple[str, list[str]]] = []
 
     def told(columns: Sequence[tuple[str, list[str]]]) -> int:
