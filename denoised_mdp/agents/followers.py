@@ -235,9 +235,10 @@ def _leave_signals_to_the_leader() -> None:
 def _update(update: Any, device: torch.device, batch: dict[str, Tensor], policy: bool) -> dict[str, Tensor]:
     """One update with this process's part of the batch; metrics, tensors or numbers, are means over the processes."""
     with parallel.sharing():
-        found = update(batch, policy=policy)
-        metrics = {name: torch.as_tensor(value, dtype=torch.float32, device=device) for name, value in found.items()}
-        metrics = {name: value.detach().clone() for name, value in metrics.items()}
+        metrics = {
+            name: torch.as_tensor(value, dtype=torch.float32, device=device).detach().clone()
+            for name, value in update(batch, policy=policy).items()
+        }
         parallel.average(metrics.values())
     return metrics
 

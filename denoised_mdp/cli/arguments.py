@@ -65,17 +65,18 @@ class Parser(argparse.ArgumentParser):
         if flag is not None:
             raise UserError(self._hint(flag, args))
         if extra and not self.keyed:
-            flags = {f"--{word.partition('=')[0]}": word for word in extra}
-            known = next((flag for flag in flags if flag in self._option_string_actions), None)
-            hint = ""
-            if known:
-                value = flags[known].partition("=")[2]
-                takes = self._option_string_actions[known].nargs != 0
-                hint = f"; did you mean {known}{' ' + shlex.quote(value or 'VALUE') if takes else ''}?"
-            self.error(f"unrecognized arguments: {' '.join(extra)}{hint}")
+            self.error(f"unrecognized arguments: {' '.join(extra)}{self._flag_hint(extra)}")
         if extra:
             setattr(namespace, self.keyed, [*getattr(namespace, self.keyed), *extra])
         return namespace, []
+
+    def _flag_hint(self, words: Sequence[str]) -> str:
+        """Which flag could have been meant by words ``key=value``, where flags alone are known."""
+        for word in words:
+            name, _, value = word.partition("=")
+            if action := self._option_string_actions.get(f"--{name}"):
+                return f"; did you mean --{name}{'' if action.nargs == 0 else ' ' + shlex.quote(value or 'VALUE')}?"
+        return ""
 
     def _hint(self, flag: str, words: Sequence[str]) -> str:
         """What could have been meant by an unknown flag: another flag, or key=value."""

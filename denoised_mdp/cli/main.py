@@ -120,9 +120,11 @@ def _check_run(words: Sequence[str], sweeps: bool) -> None:
     from denoised_mdp.config.overrides import has_config
 
     word = words[0] if words else ""
-    if has_config(word) and sweeps:
-        raise UserError(f"A sweep has runs of its own: leave out {word}.")
-    if has_config(word) or "=" in word or not ("/" in word or os.path.exists(word) or word.startswith("pretrained:")):
+    if has_config(word):
+        if sweeps:
+            raise UserError(f"A sweep has runs of its own: leave out {word}.")
+        return
+    if "=" in word or not ("/" in word or os.path.exists(word) or word.startswith("pretrained:")):
         return
     from denoised_mdp.run.folder import RunFolder
 

@@ -19,8 +19,7 @@ _GROUPS = {"seed", "env", "train"}
 """options of every run's configuration; another program's config.yaml lacks some"""
 _OTHERS = {"run_dir", "preset", "distractors", "model", "policy", "agent", "replay"}
 """more of them; a file that has neither these nor those is none of ours, not even one that is cut off"""
-MOST_NAMED = 5
-"""differences of two configurations in one message"""
+MOST_NAMED = 5  # differences of two configurations in one message
 PRETRAINED = "pretrained:"
 """before the name of an agent that comes with the package; it stands for a run folder that is only read"""
 _PACKAGED = Path(__file__).parents[1] / "pretrained"
