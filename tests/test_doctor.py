@@ -1,19 +1,16 @@
 """The doctor: true counts and sizes, and one line for each problem."""
 
 import re
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.bench import doctor, estimate
-from denoised_mdp.bench.doctor import Doctor, days_on_a_cpu
+from denoised_mdp.bench.doctor import Doctor
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, save_config
 from denoised_mdp.errors import EnvironmentFailure
-from denoised_mdp.progress import duration
 from denoised_mdp.replay.ring import Replay
 from denoised_mdp.run.logger import data_size
 
@@ -128,79 +125,13 @@ def test_sizes_are_readable_and_exact(count, text):
     assert data_size(count) == text
 
 
-@pytest.fixture
-def measured(monkeypatch):
-    """An agent whose every update takes 0.2 CPU seconds; the list says how often it was asked."""
-    updates, seconds = [], [0.0]
-
-    class Slow:
-        def update(self, batch):
-            updates.append(batch["reward"].shape)
-            seconds[0] += 0.2
-            torch.rand(3)
-
-    monkeypatch.setattr(estimate, "build_agent", lambda *_, **__: Slow())
-    monkeypatch.setattr(estimate.time, "process_time", lambda: seconds[0])
-    return updates
-
-
-PAPER = ["preset=paper/cheetah_run_video_background", "train.device=cpu"]
-
-
-def test_a_run_of_days_on_a_cpu_is_announced_before_it_starts(measured, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    before = torch.random.get_rng_state(), torch.get_num_threads()
-    config = load_config([*PAPER, "train.threads=1"])
-    text = days_on_a_cpu(config)
-    updates = config.updates_due(1_000_000)
-    # 2,500 rows are 25 times as many as were measured: 5 s for each update
-    assert measured == [(10, 10)] * 2
-    assert f"about {duration(updates * 5)}: {updates:,} updates of 5 CPU seconds on 1 thread, estimated from" in text
-    assert "1/25 of the batch" in text and "preset=quickstart" in text and duration(updates * 5) == "5 d 18 h"
-    assert torch.equal(torch.random.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
-
-    told = []
-    monkeypatch.setattr("denoised_mdp.session.train", lambda config, stop: told.append(capsys.readouterr().err) or True)
-    assert main(["train", *PAPER, "train.threads=1"]) == 0
-    assert told[0].startswith("denoised-mdp: note: without a GPU this run will learn for about 5 d 18 h")
-
-
-def test_a_short_run_and_one_that_continues_are_not_measured(measured, tmp_path):
-    for options in (["preset=quickstart"], [*PAPER, f"run_dir={tmp_path}"], [*PAPER, "train.total_steps=50000"]):
-        assert days_on_a_cpu(load_config(options)) is None
-    assert measured == []
-
-
 def test_clips_of_a_distractor_that_does_not_say_how_long_it_plays_are_counted(capsys):
     examined = Doctor(load_config([*TINY]))
     examined.check_clips({}, 16)
     assert not examined.problems and "clips, train" in capsys.readouterr().out
 
 
-def test_environments_that_collect_together_are_asked_together():
-    """Acting is a small part of a run then: one call for all of them."""
-    config = load_config([*TINY, "train.collect_envs=3"])
-    seen = []
-    agent = SimpleNamespace(act=lambda pictures: seen.append(tuple(pictures.shape)))
-    estimate.acting_seconds(agent, {"observation": np.zeros((2, 1, 8, 8, 6), np.uint8)}, config, 1)
-    assert seen == [(3, 8, 8, 3)]
-    train, env = config.train, config.env
-    assert estimate.project(config, 0, 0.5, 0.6)["collecting"] == pytest.approx(
-        train.total_steps / env.action_repeat * 0.7
-    )
-
-
 @pytest.mark.parametrize(("workers", "said"), [(0, False), (1, True)])
 def test_what_the_estimate_leaves_out_is_said(tmp_path, capsys, workers, said):
     _, text = examine(tmp_path, capsys, f"train.collect_workers={workers}")
     assert ("worker processes and overlap are not counted" in text) is said
-
-
-@pytest.mark.parametrize("rows", [4, 10, 100])
-def test_a_small_update_imagines_from_as_large_a_share_of_its_rows(rows):
-    config = load_config(["preset=quickstart"])
-    small = estimate.shrunk(config, rows)
-    length = small.batch_spec.segment_length
-    assert length == min(rows, 20) and small.batch_spec.batch_size == min(rows, config.train.batch_size)
-    share = config.policy.imagine_rows / config.batch_spec.segment_length
-    assert abs(small.policy.imagine_rows / length - share) <= 0.5 / length

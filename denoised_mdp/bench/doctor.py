@@ -7,6 +7,7 @@ import functools
 import os
 import platform
 import shutil
+import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -17,7 +18,14 @@ import torch
 
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
-from denoised_mdp.bench.estimate import acting_seconds, median_seconds, project, random_actions, update_on_one_thread
+from denoised_mdp.bench.estimate import (
+    acting_seconds,
+    median_seconds,
+    project,
+    random_actions,
+    update_on_cpu,
+    update_seconds,
+)
 from denoised_mdp.bench.repeatable import unrepeatable
 from denoised_mdp.config import read_config
 from denoised_mdp.config.compare import differences
@@ -51,7 +59,7 @@ def doctor(config: Config, notes: Sequence[str] = ()) -> int:
 def days_on_a_cpu(config: Config) -> str | None:
     """Warn of a new run that would learn for days without a GPU; None for all others.
 
-    A small update is timed and scaled by rows and threads. This takes a few seconds, and is done only if a run learns
+    Small updates are timed, and scaled by rows and threads. This takes a few seconds, and is done only if a run learns
     from enough rows to matter.
     """
     train = config.train
@@ -59,14 +67,13 @@ def days_on_a_cpu(config: Config) -> str | None:
     rows = spec.batch_size * spec.segment_length
     if resolve_device(train.device).type != "cpu" or updates * rows < MANY_ROWS or Path(config.run_dir).exists():
         return None
-    update_seconds, part = update_on_one_thread(config, rows=10)
-    threads = torch.get_num_threads()
-    seconds = updates * update_seconds / threads
+    update, part = update_on_cpu(config, rows=100)
+    seconds, threads = updates * update, torch.get_num_threads()
     if seconds < LONG_RUN:
         return None
     return (
-        f"without a GPU this run will learn for about {duration(seconds)}: {updates:,} updates of {update_seconds:.2g}"
-        f" CPU seconds on {threads} thread{'s' * (threads > 1)}, estimated from an update of 1/{part}"
+        f"without a GPU this run will learn for about {duration(seconds)}: {updates:,} updates of {update:.2g}"
+        f" seconds on {threads} thread{'s' * (threads > 1)}, estimated from an update of 1/{part}"
         " of the batch, plus environments and evaluations. Use a GPU, or try preset=quickstart;"
         " 'denoised-mdp doctor' measures it."
     )
@@ -223,19 +230,12 @@ class Doctor:
         config, train, spec = self.config, self.config.train, self.config.batch_spec
         refuse_large_batches(config)
         batch = random_batch(config, agent.actions.size)
-        synchronize = torch.cuda.synchronize if agent.device.type == "cuda" else lambda: None
-
-        def update() -> None:
-            agent.update(batch)
-            synchronize()
-
-        update()  # the first one allocates
-        update_seconds = median_seconds(update, 3)
+        update = statistics.median(update_seconds(agent, batch, config, 3))
         acting = acting_seconds(player, batch, config, 10)
-        _row("update", f"{update_seconds:.3g} s ({spec.batch_size} segments of {spec.segment_length} rows)")
+        _row("update", f"{update:.3g} s ({spec.batch_size} segments of {spec.segment_length} rows)")
         self.show_memory(agent.device)
 
-        parts = project(config, update_seconds, action_seconds or 0.0, acting)
+        parts = project(config, update, action_seconds or 0.0, acting)
         total, shares = sum(parts.values()), ", ".join(f"{name} {duration(part)}" for name, part in parts.items())
         _row("whole run", f"about {duration(total)} ({total / 3600:.1f} h): {shares}")
         _row("", f"{train.total_steps:,} steps, {config.updates_due(train.total_steps):,} updates")

@@ -24,6 +24,7 @@ from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.machine import random_batch
 
 ACTIONS = 6  # dimensions of an action; they hardly change the cost of an update
+LONGEST_CYCLE = 10  # updates; what comes more rarely is left out
 
 
 def project(config: Config, update: float, action: float, acting: float) -> dict[str, float]:
@@ -43,26 +44,62 @@ def project(config: Config, update: float, action: float, acting: float) -> dict
     }
 
 
-def update_on_one_thread(config: Config, rows: int, repeats: int = 1) -> tuple[float, int]:
-    """Return the CPU seconds of one whole update on one thread of a CPU, and how many times larger it is than measured.
+def update_on_cpu(config: Config, rows: int, repeats: int = 1) -> tuple[float, int]:
+    """Return the seconds of one whole update on a CPU, and how many times larger it is than measured.
 
-    Small updates are timed, of at most `rows` rows in as many segments: in CPU seconds, which other programs hardly
-    disturb; the fastest of `repeats` counts. The run's random numbers are not affected.
+    Updates of about `rows` rows and of a quarter are timed on one thread, in CPU seconds, which other programs hardly
+    disturb; the fastest of `repeats` counts. A further row costs the same from there on, and what even the smallest
+    update costs counts once. More threads help as much as they do now. The run's random numbers are not affected.
     """
-    small, train = shrunk(config, rows), config.train
-    whole, measured = (one.batch_spec.batch_size * one.batch_spec.segment_length for one in (config, small))  # rows
+    sizes = [shrunk(config, size) for size in (rows // 4, rows)]
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # training reports it again
-        device, dtype = configure(train)
+        device, dtype = configure(config.train)
+        learners = [
+            (build_agent(size, ACTIONS, device=device, dtype=dtype), random_batch(size, ACTIONS), size)
+            for size in sizes
+        ]
         with _one_thread():
-            agent, batch = build_agent(small, ACTIONS, device=device, dtype=dtype), random_batch(small, ACTIONS)
-            agent.update(batch)  # the first one allocates
-            seconds = math.inf
-            for _ in range(repeats):
-                began = time.process_time()
-                agent.update(batch)
-                seconds = min(seconds, time.process_time() - began)
-    return seconds * whole / measured, whole // measured
+            few, many = (min(update_seconds(*learner, repeats, time.process_time)) for learner in learners)
+        gain = _gain_of_threads(lambda: min(update_seconds(*learners[1], repeats, time.perf_counter)))
+    whole, less, measured = (one.batch_spec.batch_size * one.batch_spec.segment_length for one in (config, *sizes))
+    row = 0.0 if measured == less else min((many - few) / (measured - less), many / measured)  # seconds
+    return (many + max(row, 0.0) * (whole - measured)) / gain, whole // measured
+
+
+def _gain_of_threads(seconds: Callable[[], float]) -> float:
+    """How many times faster the threads of PyTorch are than one, from 1 to their number.
+
+    seconds: what an update takes by the clock.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return 1.0
+    with _one_thread():
+        alone = seconds()
+    return min(max(alone / seconds(), 1.0), threads)
+
+
+def update_seconds(
+    agent: Agent,
+    batch: Mapping[str, np.ndarray],
+    config: Config,
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Seconds of an update, measured `repeats` times: each a mean over updates after which the same work comes again.
+
+    The first of them allocate, and are not counted.
+    """
+    cycle = min(config.agent.cycle, LONGEST_CYCLE)
+
+    def update() -> None:
+        for _ in range(cycle):
+            agent.update(batch)
+        if agent.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return [seconds / cycle for seconds in timed(update, 1 + repeats, clock)[1:]]
 
 
 @contextmanager
@@ -77,12 +114,13 @@ def _one_thread() -> Iterator[None]:
 
 
 def shrunk(config: Config, rows: int) -> Config:
-    """A configuration with at most `rows` segments of as many rows.
+    """A configuration whose batch has about `rows` rows, in as many segments as each has rows where it can.
 
     Where the policy imagines from the last rows of a segment alone, these are about as large a share as before.
     """
     spec, policy = config.batch_spec, config.policy
-    length, count = min(rows, spec.segment_length), min(rows, spec.batch_size)
+    count = min(spec.batch_size, max(math.isqrt(rows), rows // spec.segment_length))
+    length = min(spec.segment_length, rows // count)
     if starts := getattr(policy, "imagine_rows", None):
         policy = dataclasses.replace(policy, imagine_rows=max(1, round(starts * length / spec.segment_length)))
     train = dataclasses.replace(config.train, segment_length=length, batch_size=count)
@@ -92,7 +130,7 @@ def shrunk(config: Config, rows: int) -> Config:
 class Hours:
     """Hours that each of many runs will take, in the order in which they are asked for; what they share is timed once.
 
-    On a CPU these are CPU hours of one thread, of which those of the updates are divided by the threads.
+    On a CPU these are CPU hours of one thread; of the updates, hours on the threads of the run.
     """
 
     def __init__(self) -> None:
@@ -123,15 +161,9 @@ def _learner_seconds(config: Config) -> tuple[float, float]:
         if device.type == "cpu":  # CPU time, which other programs hardly change
             with _one_thread():
                 acting = acting_seconds(agent, batch, config, 5, time.process_time)
-            return update_on_one_thread(config, rows=20, repeats=3)[0] / torch.get_num_threads(), acting
+            return update_on_cpu(config, rows=256, repeats=2)[0], acting
         acting = acting_seconds(agent, batch, config, 5)
-
-        def update() -> None:
-            agent.update(batch)
-            torch.cuda.synchronize()
-
-        update()  # the first one allocates
-        return median_seconds(update, 3), acting
+        return statistics.median(update_seconds(agent, batch, config, 3)), acting
 
 
 def acting_seconds(
@@ -177,9 +209,14 @@ def median_seconds(
     function: Callable[[], object], repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Median of the seconds that some calls take, by a clock."""
+    return statistics.median(timed(function, repeats, clock))
+
+
+def timed(function: Callable[[], object], repeats: int, clock: Callable[[], float]) -> list[float]:
+    """Seconds that each of some calls takes, by a clock."""
     seconds = []
     for _ in range(repeats):
         began = clock()
         function()
         seconds.append(clock() - began)
-    return statistics.median(seconds)
+    return seconds

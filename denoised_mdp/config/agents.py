@@ -37,6 +37,11 @@ class AgentConfig:
         """The batches that an update wants."""
         return BatchSpec(config.train.segment_length, config.train.batch_size)
 
+    @property
+    def cycle(self) -> int:
+        """Updates after which the same work comes again, for who times them."""
+        return 1
+
     def check(self, config: Config) -> None:
         """Raise UserError if options exclude each other."""
         policy = vars(config.policy)
@@ -75,6 +80,11 @@ class PixelSACConfig(AgentConfig):
     def batch_spec(self, config: Config) -> BatchSpec:
         """Transitions of `n_step` rewards, after the frames that are stacked with their first."""
         return BatchSpec(self.n_step + 1, config.train.batch_size, lead=self.frames - 1)
+
+    @property
+    def cycle(self) -> int:
+        """See `AgentConfig.cycle`."""
+        return self.actor_every
 
     def check(self, config: Config) -> None:
         """See `AgentConfig.check`."""
