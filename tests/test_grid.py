@@ -57,6 +57,7 @@ def test_blocks_of_runs_in_their_order_and_none_twice(grid):
 
 def test_the_command_line_chooses_values_and_adds_those_of_an_option(grid):
     assert names(grid(), "sweep.method=dreamer", "sweep.seed=7,0") == ["dreamer-seed=7", "dreamer-seed=0"]
+    assert names(grid(), "sweep.method=dreamer", "sweep.seed=range(1,6,2)") == [f"dreamer-seed={n}" for n in (1, 3, 5)]
     word = grid(runs=[{"method": "dreamer"}, {"method": "denoised", "seed": 0}])
     assert names(word, "sweep.seed=1,5") == ["dreamer-seed=1", "dreamer-seed=5"], "what a block names stays so"
 
@@ -75,6 +76,8 @@ def test_the_command_line_chooses_values_and_adds_those_of_an_option(grid):
         (["model.kl={beta: 1}"], {"axes": {"a": {"b": {"model.kl.beta": 0.5}}}}, "the axis a sets it"),
         (["model.kl.beta=1"], {"axes": {"a": {"b": {"model.kl": "{beta: 0.5}"}}}}, "the axis a sets it"),
         (["sweep.seed="], {}, "there is no ''"),
+        (["sweep.seed=range(a)"], {}, r"seed=range\(a\): not understood"),
+        (["sweep.method=range(2)"], {}, r"there is no 'range\(2\)'"),
         (["model.kl.beta=1,0.5"], {}, "several values"),
         (["nope=1"], {}, "unknown option"),
         ([], {"axes": {"seed": 3}}, "a list of values"),

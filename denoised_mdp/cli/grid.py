@@ -10,7 +10,8 @@ A file has up to three parts::
       - {method: denoised, seed: 0}                   # an axis that is left out has all its values
       - {method: dreamer}
 
-Later parts win: options, axes in their order, the command line. There ``sweep.seed=3,4`` chooses values of an axis.
+Later parts win: options, axes in their order, the command line. There ``sweep.seed=3,4`` chooses values of an axis,
+and of an axis of numbers also ``sweep.seed=range(0,5)``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 from denoised_mdp.cli.words import plain_value, quote, sweep_folder, words_of_group
 from denoised_mdp.config import expanded
 from denoised_mdp.config.choices import ALIASES, GROUPS, choices, config_folder
-from denoised_mdp.config.overrides import QUOTED, distractor_sets, is_hydra, outside_brackets, split, value_of
+from denoised_mdp.config.overrides import QUOTED, distractor_sets, is_hydra, outside_brackets, parse, split, value_of
 from denoised_mdp.config.validate import as_text, shown
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.files import read_yaml
@@ -144,10 +145,12 @@ class Axis:
         self.chosen: list[str] | None = None
 
     def choose(self, text: str) -> None:
-        """Leave only these values, with commas between them; of a list, others may be named as well."""
+        """Leave only these values, with commas between them; of a list, others may be named as well, or a range."""
         if self.listed and self.key == "distractors":  # [a,b] is one of its values, as with --multirun
             parts = [part.strip(" '\"") for part in outside_brackets(text)]
             names = [_name_of([*distractor_sets(part)[0]]) if part[:1] == "[" else part for part in parts]
+        elif self.listed and text.startswith("range("):
+            names = list(parse(self.key, text).sweep_string_iterator())
         else:
             names = [name.strip() for name in text.strip("[] ").split(",")]
         for name in names:
