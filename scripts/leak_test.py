@@ -1,13 +1,14 @@
 """Make and close environments over and over and watch memory, open files and threads of the process.
 
-    python scripts/leak_test.py --cycles 1000 --figure docs/images/leak_test.png
+    python scripts/leak_test.py --cycles 1000 --output results/leak_test.csv --figure docs/images/leak_test.png
 
-Each cycle makes an environment with all distractors, resets it, steps, and closes it; with the default quality too.
+Needs Linux. Each cycle makes an environment with all distractors, resets it, steps, and closes it.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import gc
 import os
 import time
@@ -49,29 +50,19 @@ def run(
     return rows
 
 
-def figure(rows: list[tuple], path: Path, size: tuple[int, int] = (720, 300)) -> None:
+def figure(rows: list[tuple], path: Path) -> None:
     """Draw memory over cycles as PNG."""
-    from PIL import Image, ImageDraw
+    from denoised_mdp.analysis.plots import INK, new_figure, plain_axes, save_figure  # brings PyTorch, not measured
 
-    width, height = size
-    left, right, top, bottom = 60, width - 20, 30, height - 40
-    image = Image.new("RGB", size, "white")
-    draw = ImageDraw.Draw(image)
-    highest = max(row[1] for row in rows) * 1.1
-    last = rows[-1][0]
-
-    def place(count: float, memory: float) -> tuple[float, float]:
-        return left + (right - left) * count / last, bottom - (bottom - top) * memory / highest
-
-    for part in range(5):
-        memory = highest * part / 4
-        y = place(0, memory)[1]
-        draw.line((left, y, right, y), fill="lightgray")
-        draw.text((8, y - 6), f"{memory:.0f}", "black")
-        draw.text((place(last * part / 4, 0)[0] - 10, bottom + 6), f"{last * part / 4:.0f}", "black")
-    draw.line([place(row[0], row[1]) for row in rows], fill="navy", width=2)
-    draw.text((left, 8), "resident memory [MiB] over make/close cycles", "black")
-    image.save(path, optimize=True)
+    picture = new_figure(7.0, 2.6)
+    picture.set_layout_engine("constrained")
+    axes = picture.add_subplot()
+    plain_axes(axes, 9)
+    axes.plot([row[0] for row in rows], [row[1] for row in rows], color=INK, linewidth=1.2)
+    axes.set(
+        xlabel="environments made and closed", ylabel="resident memory, MiB", ylim=(0, None), xlim=(0, rows[-1][0])
+    )
+    save_figure(picture, path)
 
 
 def main() -> None:
@@ -80,7 +71,8 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--task", default="cheetah_run")
     parser.add_argument("--quality", default="fast", choices=("fast", "faithful"))
-    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--output", type=Path, help="a CSV file of the measurements")
+    parser.add_argument("--figure", type=Path, help="a PNG of the memory")
     options = parser.parse_args()
     began = time.perf_counter()
 
@@ -91,6 +83,9 @@ def main() -> None:
     half = rows[len(rows) // 2]
     growth = (rows[-1][1] - half[1]) / max(1, rows[-1][0] - half[0]) * 1024
     print(f"second half: {growth:+.2f} KiB per cycle; {time.perf_counter() - began:.0f} s")
+    if options.output:
+        with options.output.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([("cycle", "resident_mib", "files", "threads"), *rows])
     if options.figure:
         figure(rows, options.figure)
 
