@@ -1,5 +1,7 @@
 """Tables in README.md and docs are what the rows in results say."""
 
+import importlib
+
 import numpy as np
 import pytest
 from reproducing import script
@@ -63,6 +65,22 @@ def test_a_lead_is_a_difference_of_means_with_an_interval_from_three_seeds_on(do
     value, low, high = interval(difference, *sides)
     assert value == 26 and low < 26 < high
     assert earned == f"| earned | 26 [{low:.0f}, {high:.0f}] | 3 | {(26 + 3) / 2:.0f} |"
+
+
+def test_a_lead_says_of_how_many_runs_it_is_where_some_are_unknown(documents, tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "ROOT", tmp_path)
+    (tmp_path / "results" / "mine").mkdir(parents=True)
+    rows = [
+        f"a,v,{arm},{n},9,{v}" for arm, own in (("2b", (0.9, 0.8)), ("dreamer", (0.5, ""))) for n, v in enumerate(own)
+    ]
+    (tmp_path / "results" / "mine" / "runs.csv").write_text("\n".join(["task,variant,arm,seed,step,recall", *rows]))
+    pair = tuple(documents.Column("", "mine", "a", "v", arm) for arm in ("2b", "dreamer"))
+    assert documents.Differences.text([pair], "recall") == "0.35 (2 of 2, 1 of 2)"
+    evidence_numbers = importlib.import_module("evidence_numbers")
+    lines = evidence_numbers.comparisons(pair[0].rows() + pair[1].rows())
+    (line,) = [line for line in lines if line["metric"] == "recall"]
+    assert (line["known"], line["runs"]) == ([2, 1], [2, 2])
+    assert evidence_numbers.compared_text(line) == ["0.35 (2 of 2, 1 of 2)", "1.70", "1.00"]
 
 
 def test_an_unknown_table_is_refused(documents):

@@ -6,12 +6,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from report_runs import make_run
 
 from denoised_mdp.analysis.joints.data import JointData, Plan
+from denoised_mdp.analysis.joints.probe import chosen_rows
 from denoised_mdp.analysis.joints.record import RANDOM, collect, make_data
 from denoised_mdp.analysis.joints.sac import StateActor, StateEnv, stage_path, state_features, train_stages
 from denoised_mdp.analysis.results import first_difference
@@ -263,3 +265,12 @@ module.make_data({TASK!r}, module.Path({str(tmp_path / "b")!r}), **{options!r})
         assert killed.returncode == -9
         assert make_data(TASK, tmp_path / "b", **options)[1:] == lines[1:]
         assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_train_sizes_that_are_one_number_per_policy_are_one():
+    """Two policies share 10 and 11 pairs as 10: the same finetuning, not two seeds of it."""
+    store = SimpleNamespace(
+        plan=SimpleNamespace(policies=("a", "b")), choose=lambda side, size, seed: np.arange(size or 40)
+    )
+    sizes, test = chosen_rows(store, [11, 10, 20, 10], 8)
+    assert sizes == [10, 20] and len(test) == 8

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 import json
 import math
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from small_runs import tiny
 import denoised_mdp.cli.main as cli
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.analysis import equivalence as twins
-from denoised_mdp.analysis import signatures
+from denoised_mdp.analysis import signatures, situations
 from denoised_mdp.analysis.crossfit import Estimate, confidence
 from denoised_mdp.analysis.data import freeze, probe_seeds, record
 from denoised_mdp.analysis.invariance import record_grid
@@ -27,6 +28,7 @@ from denoised_mdp.analysis.similarity import tables
 from denoised_mdp.analysis.similarity.competence import classical_map, competence, rank_correlation, spearman
 from denoised_mdp.analysis.similarity.identifiability import identifiability
 from denoised_mdp.analysis.similarity.points import Point, Roster, score_at
+from denoised_mdp.analysis.similarity.roster import as_tree, notes_of
 from denoised_mdp.analysis.situations import AWAY, HOME, Situations, check_lengths, features, make_situations, rows_of
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
@@ -76,6 +78,26 @@ def test_what_follows_the_distractors_is_lost_between_worlds(planted):
     assert abs(noise["same run"].value - planted.chance) < 0.03
     assert rows["clean", "rest", HOME]["other seed"].value > 5 * planted.chance
     assert mixed.low < mixed.value < mixed.high < clean.low
+
+
+def test_what_follows_distractors_that_stand_still_is_lost_between_worlds():
+    """A color that is drawn anew for each episode: rows of one episode are alike in every world, whatever it is."""
+    episode, points = np.repeat(np.arange(EPISODES), ROWS), []
+    for run in range(3):
+        lift = normal(run, 3, 12)
+        rest = {
+            world: normal(10 + number, EPISODES, 3)[episode] @ lift + 0.01 * normal(20 + run, EPISODES * ROWS, 12)
+            for number, world in enumerate((HOME, AWAY))
+        }
+        roles = {world: {"seen": normal(0, EPISODES * ROWS, 4), "rest": values} for world, values in rest.items()}
+        points.append(Point(run, f"run{run}", "2b", run, 1, True, 1.0, roles))
+    state = normal(0, EPISODES * ROWS, 4)
+    still = Situations({HOME: (), AWAY: ()}, [np.arange(ROWS)] * EPISODES, state, state[:, :0])
+    known = tables.Alignments(points, still, 10)
+    rows = {(row["role"], row["world"]): row for row in tables.across_worlds(known)}
+    assert rows["rest", HOME]["other seed"].value > 0.4
+    assert rows["rest", AWAY]["same run"].value < 0.2 and rows["rest", AWAY]["other seed"].value < 0.2
+    assert rows["seen", AWAY]["same run"].value == 1
 
 
 def test_alignment_with_the_truth_rises_with_training(planted):
@@ -334,6 +356,21 @@ def test_a_world_with_noise_of_its_own_has_other_noise():
     assert list(make_situations(still, [], 3, 20).worlds) == [HOME]
 
 
+def test_rows_of_situations_are_as_many_in_every_episode(monkeypatch):
+    """Whole episodes are shuffled: one that ends early cuts the others."""
+    config = load_config(["env=toy", "distractors=none", "env.episode_steps=60", "train.segment_length=4"])
+    lengths = itertools.count(2)
+    monkeypatch.setattr(situations, "rows_of", lambda episode, apart: np.arange(next(lengths)))
+    assert [list(own) for own in make_situations(config, [], 3, 50).rows] == [[0, 1]] * 3
+
+
+def test_two_runs_have_intervals_over_episodes_and_it_is_said(planted):
+    two = dataclasses.replace(planted, points=[one for one in planted.points if one.run < 2], _nearest={})
+    tree = as_tree({"worlds": tables.across_worlds(two)})
+    assert notes_of(tree) == ["interval over episodes, not over runs"]
+    assert notes_of(as_tree({"worlds": tables.across_worlds(planted)})) == []
+
+
 def test_of_four_blocks_the_policy_sees_y_and_x_and_the_rest_is_w_and_z(tmp_path):
     """In this order, though the model's table has w between y and x."""
     config = tiny(tmp_path / "run", *DOT, "model=four_blocks")
@@ -353,7 +390,7 @@ def test_the_command_and_the_section_of_a_roster(runs, capsys):
     command = ["probe", "similarity", *map(str, runs), "--episodes", "6", "--steps", "60", "--k", "3", "--snapshots"]
     assert cli.main(command) == 0
     said = capsys.readouterr().out
-    assert "3 runs, 18 situations, 3 neighbours; chance 0.176" in said and "2b, the rest: other noise" in said
+    assert "3 runs, 18 situations, 3 neighbours; chance 0.200" in said and "2b, the rest: other noise" in said
     [path] = (runs[0] / "probes").glob("similarity_*.json")
     tree = json.loads(path.read_text())
     assert tree["runs"] == [str(run) for run in runs] and tree["peak_memory"] > 1e7

@@ -20,6 +20,7 @@ from denoised_mdp.analysis.similarity import (
     svcca,
     unit_rows,
 )
+from denoised_mdp.analysis.similarity.neighbours import neighbours
 from denoised_mdp.errors import UserError
 
 STEPS = np.arange(24.0)
@@ -276,6 +277,23 @@ def test_whole_episodes_are_shuffled():
     assert (permutation_null(lambda a, b: float((a == b).mean()), names, names, episodes) == 0).all()
 
 
+def test_neighbours_are_of_other_episodes():
+    """Brute force, with episodes of 2, 3 and 5 rows; and what independent rows score."""
+    episodes = np.array([0, 1, 0, 2, 1, 2, 2, 1, 2, 2])
+    features = normal(0, 10, 3)
+    for row, found in enumerate(neighbours(features, 4, episodes)):
+        others = [j for j in range(10) if episodes[j] != episodes[row]]
+        assert list(found) == sorted(others, key=lambda j: -(features[row] @ features[j]))[:4]
+    assert knn_chance(10, 4, episodes) == pytest.approx(4 / 10 * (2 / 8 + 3 / 7 + 5 / 5))
+    scores = [mutual_knn(normal(2 * n, 10, 3), normal(2 * n + 1, 10, 3), 4, episodes) for n in range(300)]
+    assert abs(np.mean(scores) - knn_chance(10, 4, episodes)) < 4 * np.std(scores) / np.sqrt(300)
+    assert cknna(features, features, 4, episodes) == pytest.approx(1)
+    for metric in (mutual_knn, cycle_knn, lcs_knn, edit_knn):
+        assert metric(features, features, 4, episodes) == 1 and metric(features, features, 4) == 1
+    with pytest.raises(UserError, match="give k from 1 to 5"):  # of the episode with five rows
+        neighbours(features, 6, episodes)
+
+
 def test_the_null_of_related_features_contains_chance():
     a, b = related(rows=240)
     null = permutation_null(mutual_knn, a, b, np.repeat(np.arange(24), 10))
@@ -320,6 +338,7 @@ def test_preprocessing():
         lambda: linear_similarity(A, B, np.ones(24, bool)),
         lambda: linear_similarity(A, B, np.arange(24)),
         lambda: permutation_null(mutual_knn, A, B, np.arange(24) < 12),
+        lambda: permutation_null(mutual_knn, A, B, np.arange(24) // 9),  # nine, nine and six rows
     ],
 )
 def test_bad_input_gets_one_line(call):

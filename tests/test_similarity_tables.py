@@ -57,14 +57,15 @@ def test_an_order_of_rows_is_a_permutation_of_the_second_representation():
 
 
 def test_the_null_of_a_roster_is_that_of_permuted_features():
-    """Rows of an episode are alike: after whole episodes were moved, neighbours are still of one episode."""
+    """Rows of an episode are alike, and move together: neighbours are of few other episodes, before and after."""
     episodes, rows = 6, 8
     episode = np.repeat(np.arange(episodes), rows)
     place = 6 * normal(5, episodes, 8)[episode]  # of each episode, far from others
     seen = [place + normal(seed, episodes * rows, 8) for seed in (0, 1)]
     known = roster([point(run, "a", 1, True, 1.0, values) for run, values in enumerate(seen)], rows, episodes)
     prepared = [known.prepared(values) for values in seen]
-    expected = [mutual_knn(prepared[0], prepared[1][order], 3) for order in shuffled_episodes(known.episode)]
+    orders = shuffled_episodes(known.episode)
+    expected = [mutual_knn(prepared[0], prepared[1][order], 3, known.episode) for order in orders]
     null = tables.null(known)
     assert null.value == pytest.approx(np.mean(expected))
     assert (null.low, null.high) == pytest.approx(tuple(np.quantile(expected, (0.025, 0.975))))

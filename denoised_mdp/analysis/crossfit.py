@@ -9,8 +9,9 @@ episodes (Rubin 1981), since episodes are independent and their rows are not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 
@@ -37,6 +38,12 @@ class Estimate:
     low: float = math.nan
     high: float = math.nan
     note: str = ""
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> Self:
+        """The estimate that a result's file holds, where null is nan."""
+        numbers = (math.nan if tree[name] is None else float(tree[name]) for name in ("value", "low", "high"))
+        return cls(*numbers, note=str(tree.get("note", "")))
 
     @property
     def known(self) -> bool:

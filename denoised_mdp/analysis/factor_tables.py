@@ -85,14 +85,7 @@ def from_tree(tree: Mapping[str, Any]) -> FactorMatrix:
     )
     summaries = {
         probe: {
-            source: {
-                part: Estimate(
-                    *(math.nan if one[end] is None else float(one[end]) for end in ("value", "low", "high")),
-                    note=str(one["note"]),
-                )
-                for part, one in parts.items()
-            }
-            for source, parts in sources.items()
+            source: {part: Estimate.from_tree(one) for part, one in parts.items()} for source, parts in sources.items()
         }
         for probe, sources in tree["summaries"].items()
     }

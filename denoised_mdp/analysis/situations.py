@@ -107,6 +107,7 @@ def make_situations(
                 for i in track(range(episodes), f"world: {name}", "episodes")
             ]
     rows = [rows_of(episode, apart=apart) for episode in worlds[HOME]]
+    rows = [own[: min(map(len, rows))] for own in rows]  # whole episodes are shuffled: all have as many
     truth = {"signal": [np.zeros((sum(map(len, rows)), 0))], "noise": [np.zeros((sum(map(len, rows)), 0))]}
     for factor in found:
         values = [factor.values(one.signal[at], one.noise[at]) for one, at in zip(worlds[HOME], rows, strict=True)]

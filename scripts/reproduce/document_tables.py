@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common import read
-from evidence_numbers import METRICS, Row, cells, digits_of, ends, known, metric_lines, text_of, with_late
+from evidence_numbers import METRICS, Row, cells, digits_of, ends, known, metric_lines, shares_text, text_of, with_late
 
 from denoised_mdp.analysis.results import write_whole
 from denoised_mdp.analysis.table.statistics import difference, interaction
@@ -100,7 +100,9 @@ class Differences:
         sides = [[known(column.rows(), metric) for column in side] for side in zip(*pairs, strict=True)]
         if not all(len(values) for side in sides for values in side):
             return "-"
-        return text_of(ends(difference if len(sides) == 2 else interaction, *sides), digits_of(metric))
+        runs = [sum(len(column.rows()) for column in side) for side in zip(*pairs, strict=True)]
+        shares = shares_text([sum(map(len, side)) for side in sides], runs)
+        return text_of(ends(difference if len(sides) == 2 else interaction, *sides), digits_of(metric)) + shares
 
 
 def strong(task: str) -> list[Column]:

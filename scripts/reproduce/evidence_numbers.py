@@ -168,7 +168,9 @@ def comparisons(rows: Sequence[Row]) -> list[dict[str, Any]]:
             if all(len(scores) for side in sides for scores in side):
                 named = {"task": task, "variant": variant, "first": first, "second": second, "metric": metric}
                 found = {name: ends(how, *sides, within=BOUNDS[name]) for name, how in COMPARISONS.items()}
-                out.append(named | found)
+                runs = [sum(map(len, side)) for side in zip(*both, strict=True)]
+                of = {"known": [sum(map(len, side)) for side in sides], "runs": runs}
+                out.append(named | found | of)
     return out
 
 
@@ -233,9 +235,17 @@ def seeds_text(runs: Sequence[Row], metric: str, intervals: bool = True, each: b
 
 
 def compared_text(line: Mapping[str, Any]) -> list[str]:
-    """The numbers of one of the `comparisons`."""
+    """The numbers of one of the `comparisons`; of how many runs, where some do not know the metric."""
     digits = {"difference": digits_of(line["metric"])}
-    return [text_of(line[name], digits.get(name, 2)) for name in COMPARISONS]
+    numbers = [text_of(line[name], digits.get(name, 2)) for name in COMPARISONS]
+    return [numbers[0] + shares_text(line["known"], line["runs"]), *numbers[1:]]
+
+
+def shares_text(known: Sequence[int], runs: Sequence[int]) -> str:
+    """What follows a comparison of two or more sides: nothing if it is of all their runs, else of how many of each."""
+    if list(known) == list(runs):
+        return ""
+    return f" ({', '.join(f'{some} of {all}' for some, all in zip(known, runs, strict=True))})"
 
 
 def text_of(found: Mapping[str, float], digits: int) -> str:

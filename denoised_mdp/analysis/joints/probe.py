@@ -80,7 +80,7 @@ def probe_joints(
         for subject in members:
             _check(subject.config, store)
             _check_stack(subject, stack)
-        train, test = _rows(store, sizes, test_pairs)
+        train, test = chosen_rows(store, sizes, test_pairs)
         names = _names([subject.config for subject in members], [subject.path for subject in members])
         config, where = _first_model(members, references), resolve_device(device)
         makers: Makers = {
@@ -144,7 +144,7 @@ def _curves(
     return curves
 
 
-def _rows(store: JointData, sizes: Sequence[int] | str, test_pairs: int | None) -> tuple[list[int], np.ndarray]:
+def chosen_rows(store: JointData, sizes: Sequence[int] | str, test_pairs: int | None) -> tuple[list[int], np.ndarray]:
     """The train sizes and the rows to test on."""
     policies = len(store.plan.policies)
     available = {side: len(store.choose(side, None, 0)) for side in ("train", "test")}
@@ -152,7 +152,7 @@ def _rows(store: JointData, sizes: Sequence[int] | str, test_pairs: int | None) 
     train = scaled_sizes(available["train"], policies) if isinstance(sizes, str) else sorted(set(sizes))
     for size in train:
         store.choose("train", size, 0)  # refuse an impossible one before anything is trained
-    return [size // policies * policies for size in train], np.sort(test)
+    return sorted({size // policies * policies for size in train}), np.sort(test)
 
 
 def _check(config: Config, store: JointData) -> None:

@@ -146,8 +146,9 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
 
 
 def _text(estimate: Mapping[str, Any]) -> str:
-    ends = "" if estimate["low"] is None else f" [{estimate['low']:.2f}, {estimate['high']:.2f}]"
-    return show(estimate["value"]) + ends
+    from denoised_mdp.analysis.crossfit import Estimate
+
+    return Estimate.from_tree(estimate).text()
 
 
 def _rows(tree: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,14 +67,13 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
 
 def report(tree: Mapping[str, Any]) -> Section:
     """The pictures, whose titles say how to read them, and the numbers behind the second."""
+    from denoised_mdp.analysis.crossfit import Estimate
     from denoised_mdp.analysis.report.plots import svg_uri
     from denoised_mdp.analysis.similarity.plots import figures
+    from denoised_mdp.analysis.similarity.roster import notes_of
 
     def text(estimate: Mapping[str, Any] | None) -> str:
-        if not estimate:
-            return "-"
-        ends = "" if estimate["low"] is None else f" [{show(estimate['low'], 2)}, {show(estimate['high'], 2)}]"
-        return show(estimate["value"], 2) + ends
+        return dataclasses.replace(Estimate.from_tree(estimate), note="").text(2) if estimate else "-"
 
     worlds = [
         [row["group"], in_words(row["role"]), row["world"], text(row["same run"]), text(row["other seed"])]
@@ -84,6 +84,7 @@ def report(tree: Mapping[str, Any]) -> Section:
         f" {tree['options']['episodes']} held-out episodes, the same for {len(tree['runs'])} runs:"
         f" {', '.join(Path(path).name for path in tree['runs'])}. Chance is {show(tree['chance'])};"
         f" with whole episodes shuffled, {text(tree['null'])}.",
+        *(f"Alignment across worlds: {note}." for note in notes_of(tree)),
         str(tree["competence"].get("note", "")),
     )
     return Section(

@@ -31,10 +31,14 @@ def pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     return a, b
 
 
-def check_neighbours(k: int, rows: int, least: int = 1) -> None:
-    """Raise UserError unless `rows` rows have k others, and k is at least `least`."""
-    if not least <= k < rows:
-        raise UserError(f"k = {k} neighbours of {rows} rows: give k from {least} to {rows - 1}.")
+def check_neighbours(k: int, episodes: np.ndarray, least: int = 1) -> None:
+    """Raise UserError unless every row has k others outside of its episode, and k is at least `least`.
+
+    episodes: number of each row's, [n]; without episodes, every row's own.
+    """
+    most = len(episodes) - np.unique(episodes, return_counts=True)[1].max()
+    if not least <= k <= most:
+        raise UserError(f"k = {k} neighbours of {len(episodes)} rows: give k from {least} to {most}.")
 
 
 def clamped(features: np.ndarray, quantile: float = 0.95) -> np.ndarray:

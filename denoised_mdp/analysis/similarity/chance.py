@@ -15,9 +15,15 @@ from denoised_mdp.seeding import generator
 DRAWS = 99
 
 
-def knn_chance(rows: int, k: int) -> float:
-    """Expected `mutual_knn` of independent rows: k / (n - 1)."""
-    return k / (rows - 1)
+def knn_chance(rows: int, k: int, episodes: np.ndarray | None = None) -> float:
+    """Expected `mutual_knn` of independent rows: k / (n - 1).
+
+    episodes: number of each row's, [n], where neighbours of its own do not count; then the mean of k / (n - own).
+    """
+    if episodes is None:
+        return k / (rows - 1)
+    _, place, counts = np.unique(episodes, return_inverse=True, return_counts=True)
+    return float((k / (rows - counts[place])).mean())
 
 
 def episode_halves(episodes: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -39,11 +45,13 @@ def shuffled_episodes(episodes: np.ndarray, draws: int = DRAWS, seed: int = 0) -
     Rows of an episode stay together and in order, so what is alike in every episode (its beginning, say) still meets.
 
     Raises:
-        UserError: fewer than three episodes.
+        UserError: fewer than three episodes, or episodes of different lengths, of which rows would meet by chance.
     """
-    names, place = np.unique(episodes, return_inverse=True)
+    names, place, counts = np.unique(episodes, return_inverse=True, return_counts=True)
     if len(names) < 3:
         raise UserError(f"{len(names)} episodes are too few to shuffle: give at least 3.")
+    if len(set(counts)) > 1:
+        raise UserError(f"Episodes of {counts.min()} to {counts.max()} rows cannot be shuffled: give all as many rows.")
     blocks = [np.flatnonzero(place == number) for number in range(len(names))]
     slots = np.concatenate(blocks)  # rows, sorted by episode
     random, orders = generator(seed, "similarity shuffle"), []

@@ -37,27 +37,27 @@ def cka(
     return _normalized(hsic(first, second), hsic(first, first), hsic(second, second))
 
 
-def cknna(a: np.ndarray, b: np.ndarray, k: int = K) -> float:
+def cknna(a: np.ndarray, b: np.ndarray, k: int = K, episodes: np.ndarray | None = None) -> float:
     """Unbiased CKA of linear kernels, restricted to pairs that are neighbours in both; about 0 where unrelated.
 
     k from 2; k = n - 1 is the unbiased CKA. Who is near whom is not symmetric, so the two directions may differ in the
-    third digit. nan as in `cka`.
+    third digit. nan as in `cka`. episodes: as of `mutual_knn`.
     """
     found = pair(a, b)
     if found is None:
         return np.nan
-    check_neighbours(k, len(a), least=2)
-    first, second = (masked_kernel(values, k) for values in found)
+    check_neighbours(k, np.arange(len(a)) if episodes is None else episodes, least=2)
+    first, second = (masked_kernel(values, k, episodes) for values in found)
     return masked_alignment(first, second)
 
 
 Masked = tuple[np.ndarray, np.ndarray, float]
 
 
-def masked_kernel(features: np.ndarray, k: int) -> Masked:
+def masked_kernel(features: np.ndarray, k: int, episodes: np.ndarray | None = None) -> Masked:
     """Linear kernel [n, n], who is near whom (bool [n, n]), and the unbiased HSIC of the masked kernel with itself."""
     kernel = features @ features.T
-    near = membership(largest(kernel, k))
+    near = membership(largest(kernel, k, episodes))
     return kernel, near, _unbiased_hsic(near * kernel, near * kernel)
 
 

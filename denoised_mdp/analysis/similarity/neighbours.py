@@ -2,6 +2,9 @@
 
 The neighbours of row i are the k other rows with the largest inner product with it, nearest first. Ties go to the
 smaller row number, so that duplicated rows give the same result everywhere.
+
+Where rows come from episodes, `episodes` [n] (the number of each row's) leaves out neighbours of a row's own: all of
+them share whatever stands still within an episode, in every world and in every representation of it.
 """
 
 from __future__ import annotations
@@ -16,22 +19,23 @@ DIGITS = 12
 """of inner products, relative to the largest; what is equal but for rounding is a tie"""
 
 
-def neighbours(features: np.ndarray, k: int) -> np.ndarray:
+def neighbours(features: np.ndarray, k: int, episodes: np.ndarray | None = None) -> np.ndarray:
     """Numbers of the k nearest rows of each row, nearest first: [n, d] -> int [n, k]."""
-    return largest(features @ features.T, k)
+    return largest(features @ features.T, k, episodes)
 
 
-def largest(kernel: np.ndarray, k: int) -> np.ndarray:
-    """Numbers of the k largest entries of each row of a kernel [n, n], its diagonal excluded, largest first: [n, k].
+def largest(kernel: np.ndarray, k: int, episodes: np.ndarray | None = None) -> np.ndarray:
+    """Numbers of the k largest entries of each row of a kernel [n, n], largest first: [n, k].
 
-    [n, 0] where the kernel is zero: of features that do not vary, no row is nearer than another.
+    Not of its diagonal, or of the row's own episode. [n, 0] where the kernel is zero: of features that do not vary, no
+    row is nearer than another.
     """
-    rows = len(kernel)
     if not kernel.any():
-        return np.zeros((rows, 0), int)
-    check_neighbours(k, rows)
+        return np.zeros((len(kernel), 0), int)
+    names = np.arange(len(kernel)) if episodes is None else episodes
+    check_neighbours(k, names)
     rounded = np.round(kernel / np.abs(kernel).max(), DIGITS)
-    return np.argsort(np.where(np.eye(rows, dtype=bool), np.inf, -rounded), axis=1, kind="stable")[:, :k]
+    return np.argsort(np.where(names[:, None] == names, np.inf, -rounded), axis=1, kind="stable")[:, :k]
 
 
 def membership(nearest: np.ndarray) -> np.ndarray:
@@ -52,26 +56,26 @@ def overlap(nearest: np.ndarray, marks: np.ndarray, order: np.ndarray | None = N
     return marks[rows[:, None], rows[nearest]].mean(1)
 
 
-def mutual_knn(a: np.ndarray, b: np.ndarray, k: int = K) -> float:
-    """Mean share of common neighbours, 0 to 1; of unrelated representations k / (n - 1).
+def mutual_knn(a: np.ndarray, b: np.ndarray, k: int = K, episodes: np.ndarray | None = None) -> float:
+    """Mean share of common neighbours, 0 to 1; of unrelated representations `knn_chance`.
 
     nan, with one warning, where all rows of one matrix are the same; so in all functions of this module.
     """
-    lists = _lists(a, b, k)
+    lists = _lists(a, b, k, episodes)
     return np.nan if lists is None else float(overlap(lists[0], membership(lists[1])).mean())
 
 
-def cycle_knn(a: np.ndarray, b: np.ndarray, k: int = K) -> float:
+def cycle_knn(a: np.ndarray, b: np.ndarray, k: int = K, episodes: np.ndarray | None = None) -> float:
     """Share of rows i that come back: some j near i in b has i near j in a. Not symmetric: compute both."""
-    lists = _lists(a, b, k)
+    lists = _lists(a, b, k, episodes)
     if lists is None:
         return np.nan
     return float(membership(lists[0])[lists[1], np.arange(len(a))[:, None]].any(1).mean())
 
 
-def lcs_knn(a: np.ndarray, b: np.ndarray, k: int = K) -> float:
+def lcs_knn(a: np.ndarray, b: np.ndarray, k: int = K, episodes: np.ndarray | None = None) -> float:
     """Mean length of the longest common subsequence of the ordered lists of neighbours, over k: 0 to 1."""
-    lists = _lists(a, b, k)
+    lists = _lists(a, b, k, episodes)
     if lists is None:
         return np.nan
 
@@ -81,9 +85,9 @@ def lcs_knn(a: np.ndarray, b: np.ndarray, k: int = K) -> float:
     return float(_aligned(*lists, np.zeros(k + 1), cell).mean() / k)
 
 
-def edit_knn(a: np.ndarray, b: np.ndarray, k: int = K) -> float:
+def edit_knn(a: np.ndarray, b: np.ndarray, k: int = K, episodes: np.ndarray | None = None) -> float:
     """1 - mean Levenshtein distance of the ordered lists of neighbours, over k: 0 to 1."""
-    lists = _lists(a, b, k)
+    lists = _lists(a, b, k, episodes)
     if lists is None:
         return np.nan
 
@@ -93,10 +97,10 @@ def edit_knn(a: np.ndarray, b: np.ndarray, k: int = K) -> float:
     return float(1 - _aligned(*lists, np.arange(k + 1.0), cell).mean() / k)
 
 
-def _lists(a: np.ndarray, b: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray] | None:
+def _lists(a: np.ndarray, b: np.ndarray, k: int, episodes: np.ndarray | None) -> tuple[np.ndarray, np.ndarray] | None:
     """The neighbours [n, k] in both; None where there are none."""
     found = pair(a, b)
-    return None if found is None else (neighbours(found[0], k), neighbours(found[1], k))
+    return None if found is None else (neighbours(found[0], k, episodes), neighbours(found[1], k, episodes))
 
 
 def _aligned(first: np.ndarray, second: np.ndarray, edge: np.ndarray, cell) -> np.ndarray:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from denoised_mdp.analysis.plots import DARK, FAINT, INK, LINE, colors_of, legend_below, literal, new_figure, plain_axes
 from denoised_mdp.analysis.results import number_of
 from denoised_mdp.analysis.roles import SEEN, in_words
+from denoised_mdp.analysis.similarity.roster import notes_of
 
 WIDTH = 5.2
 """inches"""
@@ -73,7 +74,8 @@ def worlds_figure(tree: Mapping[str, Any]) -> Figure:
     figure, axes = _figure(
         1.7 + 0.36 * len(lines),
         "Same physics, other distractors: does a latent stay the same? One that ignores them has its square at 1, and"
-        " its diamond where its circle is; one that follows them drops to chance (dashed).",
+        " its diamond where its circle is; one that follows them drops to chance (dashed)."
+        + "".join(f" Lines: {note}." for note in notes_of(tree)),
     )
     for place, (group, role) in enumerate(lines):
         home, other = rows[group, role, "trained"], rows[group, role, away]

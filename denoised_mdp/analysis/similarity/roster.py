@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import warnings
 from collections.abc import Mapping
@@ -29,16 +30,16 @@ FEWEST = 4
 METRICS = {
     "mutual_knn": similarity.mutual_knn,
     "cknna": similarity.cknna,
-    "cka_unbiased": lambda a, b, k: similarity.cka(a, b, unbiased=True),
-    "cka": lambda a, b, k: similarity.cka(a, b),
-    "cka_rbf": lambda a, b, k: similarity.cka(a, b, kernel="rbf", bandwidth=None),
+    "cka_unbiased": lambda a, b, k, episodes: similarity.cka(a, b, unbiased=True),
+    "cka": lambda a, b, k, episodes: similarity.cka(a, b),
+    "cka_rbf": lambda a, b, k, episodes: similarity.cka(a, b, kernel="rbf", bandwidth=None),
     "cycle_knn": similarity.cycle_knn,
-    "cycle_knn_back": lambda a, b, k: similarity.cycle_knn(b, a, k),
+    "cycle_knn_back": lambda a, b, k, episodes: similarity.cycle_knn(b, a, k, episodes),
     "lcs_knn": similarity.lcs_knn,
     "edit_knn": similarity.edit_knn,
-    "svcca": lambda a, b, k: similarity.svcca(a, b),
+    "svcca": lambda a, b, k, episodes: similarity.svcca(a, b),
 }
-"""(a, b, neighbours) -> number, of every pair of trained runs"""
+"""(a, b, neighbours, episode of each row) -> number, of every pair of trained runs"""
 
 
 def measure(roster: Roster, options: Any) -> tuple[list[Point], Situations]:
@@ -50,7 +51,7 @@ def measure(roster: Roster, options: Any) -> tuple[list[Point], Situations]:
     check_size(options.k, options.episodes, options.steps)
     players = [load_run(path, checkpoint=options.checkpoint, device=options.device)[1] for path in roster.paths]
     situations = make_situations(roster.configs[0], players, options.episodes, options.steps)
-    check_neighbours(options.k, len(situations.episode), least=2)  # episodes may have ended early
+    check_neighbours(options.k, situations.episode, least=2)  # episodes may have ended early
     stages = [roster.stages(number, options.snapshots, options.checkpoint) for number in range(len(roster.paths))]
     points = []
     with Phase("filtering", sum(map(len, stages)) + len(stages), "agents") as phase:
@@ -64,9 +65,10 @@ def measure(roster: Roster, options: Any) -> tuple[list[Point], Situations]:
 
 def check_size(k: int, episodes: int, steps: int) -> None:
     """Raise UserError if episodes that are not cut short have no k neighbours: before anything is played."""
-    rows = episodes * len(range(FIRST, steps + 1, APART))
-    if rows < FEWEST or k >= rows:
-        fewer = f", or --k from 2 to {rows - 1}" if rows >= FEWEST else ""
+    own = len(range(FIRST, steps + 1, APART))
+    rows = episodes * own
+    if rows < FEWEST or k > rows - own:
+        fewer = f", or --k from 2 to {rows - own}" if rows >= FEWEST and rows - own >= 2 else ""
         raise UserError(
             f"{episodes} episodes of {steps} actions give {rows} situations, too few for {k} neighbours: give more"
             f" --episodes or --steps{fewer}."
@@ -106,7 +108,9 @@ def pair_rows(known: tables.Alignments) -> list[dict[str, Any]]:
             about = {"first": first.name, "second": second.name, "role": role, "rows": len(prepared[0]), "k": known.k}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a dead latent is nan in the table
-                rows.append(about | {name: metric(*prepared, known.k) for name, metric in METRICS.items()})
+                rows.append(
+                    about | {name: metric(*prepared, known.k, known.episode) for name, metric in METRICS.items()}
+                )
     return rows
 
 
@@ -114,9 +118,7 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
     """The headline numbers of a tree as its file holds it, to print."""
 
     def text(estimate: Mapping[str, Any] | None) -> str:
-        if estimate is None:
-            return "-"
-        return Estimate(*(number_of(estimate[key]) for key in ("value", "low", "high"))).text()
+        return dataclasses.replace(Estimate.from_tree(estimate), note="").text() if estimate else "-"
 
     columns = ("same world, other seed", "other world, same run", "other world, other seed")
     home = {(row["group"], row["role"]): row for row in tree["worlds"] if row["world"] == HOME}
@@ -140,6 +142,7 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
     for name, (trained, row) in across.items():
         cells = (trained["other seed"], row["same run"], row["other seed"])
         lines.append(f"  {name:{wide}s}" + "".join(f"{text(cell):>25s}" for cell in cells))
+    lines += [f"  {note}" for note in notes_of(tree)]
     for name, row in truth.items():
         lines.append(f"  {name:{wide}s}{text(row['mutual_knn']):>25s}   R^2 {number_of(row['R2']):.3f}")
     for name, row in pairs.items():
@@ -148,6 +151,12 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
         if name != "bins":
             lines.append(f"  {found if name == 'note' else f'rank correlation of {name}: {text(found)}'}")
     return lines
+
+
+def notes_of(tree: Mapping[str, Any]) -> list[str]:
+    """What a reader must know of the intervals of alignment across worlds."""
+    cells = [row[column] for row in tree["worlds"] for column in ("same run", "other seed")]
+    return list(dict.fromkeys(cell["note"] for cell in cells if cell and cell.get("note")))
 
 
 def as_tree(value: Any) -> Any:

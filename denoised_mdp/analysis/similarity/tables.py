@@ -1,7 +1,7 @@
 """Numbers of a roster: who agrees with whom, in which world, with the truth, and when.
 
-Alignment is `mutual_knn` of standardized columns and unit rows. Intervals of one pair are over whole episodes, those of
-a mean over pairs are over runs: runs are independent, their stages and pairs are not.
+Alignment is `mutual_knn` of standardized columns and unit rows, among rows of other episodes. Intervals of one pair are
+over whole episodes, those of a mean over pairs are over runs: runs are independent, their stages and pairs are not.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ class Alignments:
     def __post_init__(self):
         self.episode = self.situations.episode
         self.fit = episode_halves(self.episode)
-        self.chance = knn_chance(len(self.episode), self.k)
+        self.chance = self.chance_of(self.k)
+
+    def chance_of(self, k: int) -> float:
+        """Expected alignment of unrelated representations."""
+        return knn_chance(len(self.episode), k, self.episode)
 
     def prepared(self, features: np.ndarray) -> np.ndarray:
         """Columns standardized over half of the episodes, rows of length 1."""
@@ -62,7 +66,7 @@ class Alignments:
     def _list(self, key: tuple, features: np.ndarray, k: int) -> np.ndarray:
         k = k or self.k
         if (*key, k) not in self._nearest:
-            self._nearest[(*key, k)] = neighbours(self.prepared(features), k)
+            self._nearest[(*key, k)] = neighbours(self.prepared(features), k, self.episode)
         return self._nearest[(*key, k)]
 
     def reduced(self, features: np.ndarray) -> np.ndarray:
@@ -114,7 +118,10 @@ def matrices(known: Alignments) -> dict[str, np.ndarray]:
     """Alignment and CKNNA of what the policies see, all agents with all, in the world of training: [P, P] each."""
     count = len(known.points)
     found = {name: np.eye(count) for name in ("mutual_knn", "cknna")}
-    kernels = [masked_kernel(known.prepared(point.features[HOME][SEEN]), max(known.k, 2)) for point in known.points]
+    kernels = [
+        masked_kernel(known.prepared(point.features[HOME][SEEN]), max(known.k, 2), known.episode)
+        for point in known.points
+    ]
     marks = [membership(known.of(point)) for point in known.points]
     for i, j in track(list(itertools.combinations(range(count), 2)), "comparing", "pairs", delay=1):
         aligned = overlap(known.of(known.points[i]), marks[j]).mean(), masked_alignment(kernels[i], kernels[j])
@@ -201,8 +208,14 @@ def by_neighbours(known: Alignments) -> list[dict]:
     rows = []
     for k in [k for k in KS if k < len(known.episode) / 2]:
         for group, points in groups_of(known.points):
-            chance = knn_chance(len(known.episode), k)
-            rows.append({"k": k, "group": group, "chance": chance, "other seed": _pairs(known, points, SEEN, HOME, k)})
+            rows.append(
+                {
+                    "k": k,
+                    "group": group,
+                    "chance": known.chance_of(k),
+                    "other seed": _pairs(known, points, SEEN, HOME, k),
+                }
+            )
     return rows
 
 
