@@ -2,6 +2,7 @@
 
 import os
 import time
+import warnings
 
 import gymnasium as gym
 import numpy as np
@@ -34,6 +35,14 @@ class Faulty(gym.Env):
 
     def hang(self):
         time.sleep(600)
+
+
+class Complaining(Faulty):
+    """Warns when it is made."""
+
+    def __init__(self):
+        super().__init__("fail")
+        warnings.warn("a clip cannot be read", stacklevel=1)
 
 
 class SlowToBegin(Faulty):

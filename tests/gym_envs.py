@@ -88,6 +88,41 @@ class PickyInDoubles(Picky):
     action_space = gym.spaces.Box(np.array([-1.0, -3.0, 2.0]), np.array([2.0, 7.0, 5.0]), dtype=np.float64)
 
 
+class PickyInHalves(Picky):
+    action_space = gym.spaces.Box(np.float16([-1, -3, 2]), np.float16([2, 7, 5]), dtype=np.float16)
+
+
+class Wordy(Ball):
+    """Its rewards are words."""
+
+    def step(self, action):
+        observation, _, *others = super().step(action)
+        return observation, "much", *others
+
+
+class Empty(Ball):
+    """Its pictures have no rows."""
+
+    def render(self):
+        return super().render()[:0]
+
+
+class Shortening(Ball):
+    """Looks the same in every episode, but ends each one earlier than the last."""
+
+    left = 5
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.steps = 0.0, 0
+        type(self).left -= 1
+        return np.zeros(1), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(1), 0.0, self.steps >= self.left, False, {}
+
+
 class Picture(Ball):
     """The picture is the observation, in shades of gray."""
 
@@ -126,6 +161,10 @@ class Blind(Ball):
 
 class Sheet(Ball):
     action_space = gym.spaces.Box(-1.0, 1.0, (2, 3), np.float32)
+
+
+class Idle(Ball):
+    action_space = gym.spaces.Box(-1.0, 1.0, (0,), np.float32)
 
 
 class Unlimited(Ball):

@@ -1,6 +1,8 @@
 """Suite "gym": any Gymnasium environment with a picture. Its interface, its errors, and exact resume."""
 
 import contextlib
+import subprocess
+import sys
 
 import gym_envs
 import gymnasium as gym
@@ -13,8 +15,9 @@ import denoised_mdp
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.gym_adapter import GymWorld
-from denoised_mdp.envs.paired import replay_paired
+from denoised_mdp.envs.paired import PairedWorlds, replay_paired
 from denoised_mdp.envs.pixels import PixelEnv
+from denoised_mdp.envs.world import CannotRestore
 from denoised_mdp.errors import UserError
 from denoised_mdp.session import train
 
@@ -40,14 +43,14 @@ def test_a_reward_is_one_number():
     for action in actions_for(plain, 3):
         reward = boxed.step(action)[1]
         assert type(reward) is float and reward == pytest.approx(plain.step(action)[1])
-    for name, kind in (("Pairs", "ndarray"), ("Unrewarded", "NoneType")):
+    for name, kind in (("Pairs", "ndarray"), ("Unrewarded", "NoneType"), ("Wordy", "str")):
         wrong = make_env(f"gym_envs:{name}", suite="gym", size=64)
         wrong.reset()
         with pytest.raises(UserError, match=rf"{name}: step\(\) returns a reward that is no number but {kind}"):
             wrong.step(actions_for(wrong, 1)[0])
 
 
-@pytest.mark.parametrize("name", ["Picky", "PickyInDoubles"])
+@pytest.mark.parametrize("name", ["Picky", "PickyInDoubles", "PickyInHalves"])
 def test_the_largest_actions_are_in_the_space_of_the_environment(name):
     """Rescaled, the last bit of a limit can lie outside: many environments refuse that."""
     env = make_env(f"gym_envs:{name}", suite="gym")
@@ -108,6 +111,41 @@ def test_a_state_continues_exactly(name, distractors):
     np.testing.assert_array_equal(env.reset()[0], other.reset()[0])  # the next episode of the stream
     env.close()
     other.close()
+
+
+def test_a_state_whose_episode_ends_elsewhere_cannot_be_restored():
+    """Where everything else looks the same."""
+    env, other = (make_env("gym_envs:Shortening", suite="gym", action_repeat=1) for _ in range(2))
+    gym_envs.Shortening.left = 5
+    env.reset(seed=0)  # it ends after four steps
+    assert [row[2] for row in play(env, actions_for(env, 4))] == [False, False, False, True]
+    with pytest.raises(CannotRestore, match="does not repeat"):
+        other.set_state(env.get_state())  # the same after three
+
+
+def test_what_does_not_repeat_itself_cannot_be_paired():
+    with contextlib.closing(make_env("gym_envs:Forgetful", suite="gym")) as env:
+        env.reset(seed=0)
+        with PairedWorlds(env, {"shaken": {"distractors": ["camera_jitter"]}}) as worlds:
+            env.step(actions_for(env, 1)[0])
+            with pytest.raises(UserError, match="Forgetful does not repeat .*: it cannot be paired"):
+                worlds.frames()
+
+
+def test_a_picture_without_rows_is_none():
+    env = make_env("gym_envs:Empty", suite="gym")
+    with pytest.raises(UserError, match=r"render\(\) gives uint8 \[0, 30, 3\]"):
+        env.reset()
+
+
+def test_gymnasiums_own_model_files_are_loaded_without_warnings(tmp_path):
+    code = (
+        "import mujoco; before = mujoco.get_mju_user_warning(); from denoised_mdp.envs import make_env;"
+        " env = make_env('HalfCheetah-v5', suite='gym'); env.reset(seed=0);"
+        " env.close(); assert mujoco.get_mju_user_warning() is before"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "") and not list(tmp_path.iterdir())
 
 
 OWN = ["env=gym", "env.task=gym_envs:Ball", "env.episode_steps=15", "env.action_repeat=2"]
@@ -189,6 +227,7 @@ def test_a_run_that_cannot_be_put_back_can_be_stopped_between_updates_again_and_
         ("gym_envs:Sized", "needs arguments (width, height): write a function without arguments"),
         ("gym_envs:Blind", "neither the observation (Box of float64 [1]) nor render() is a picture"),
         ("gym_envs:Sheet", "actions of shape [2, 3]"),
+        ("gym_envs:Idle", "actions of shape [0]"),
         ("gym_envs:Unlimited", "actions without limits"),
         ("gym_envs:Steps", "Box of int64 [2], from [-3, -3] to [3, 3]: wrap it so that actions are floating-point"),
         ("gym_envs:Stuck", "from [-1.0, 2.0] to [1.0, 2.0]: wrap it so that actions are floating-point numbers, each"),

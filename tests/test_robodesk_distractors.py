@@ -1,5 +1,6 @@
 """RoboDesk's distractors: their formulas, that they are seen, and that they leave the physics alone."""
 
+import contextlib
 import gc
 import weakref
 from pathlib import Path
@@ -10,6 +11,7 @@ from robodesk_case import ALL, MARKS, actions
 from scipy.ndimage import correlate
 from scipy.stats import chisquare, kstest
 
+from denoised_mdp.envs import make_env
 from denoised_mdp.envs.distractors import SmoothWalk
 from denoised_mdp.envs.factors import factors
 from denoised_mdp.envs.paired import PairedWorlds
@@ -418,6 +420,15 @@ def test_what_a_gray_screen_hides_is_no_factor(make):
         env = make({"tv": {"frames": 100, "strength": strength}})
         env.reset(seed=0)
         assert any(factor.name.startswith("tv/") for factor in factors(env)) == shown
+
+
+@pytest.mark.parametrize(("camera", "shown"), [("auto", True), ("desk", False), ("room", True)])
+def test_the_desks_camera_is_not_asked_about_the_television(camera, shown):
+    """It sees a sliver of it."""
+    with contextlib.closing(make_env("tv_green_hue", suite="robodesk", distractors=["tv"], camera=camera)) as env:
+        env.reset(seed=0)
+        names = [factor.name for factor in factors(env)]
+        assert any(name.startswith("tv/") for name in names) == ("hue/green" in names) == shown
 
 
 def test_a_world_is_freed_with_its_television(clips):

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_envs import Faulty, SlowToBegin
+from faulty_envs import Complaining, Faulty, SlowToBegin
 from small_runs import TINY
 
 from denoised_mdp import UserError
@@ -101,6 +102,17 @@ def test_an_error_in_this_process_is_reported_like_a_workers():
         pool.step(action)
         with pytest.raises(EnvironmentFailure, match="(?s)toy_faulty raised an error .* of seed 7.*exploded"):
             pool.step(action)
+
+
+def test_what_workers_warn_of_is_said_once(monkeypatch):
+    """Every evaluation starts new ones, all of which open the same clips."""
+    monkeypatch.setattr(worker_module, "_warned", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with EnvironmentPool(Complaining, 2, workers=2) as pool:
+                pool.reset([0, 1])
+    assert [str(one.message) for one in caught] == ["a clip cannot be read"]
 
 
 def test_a_mistake_in_the_options_is_the_same_mistake_in_a_worker():

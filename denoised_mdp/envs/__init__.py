@@ -47,7 +47,7 @@ def make_env(
             fixed.
         size, action_repeat, episode_steps: height and width of the observation in pixels, inner steps per action and
             per episode. None: the suite's own, else 64, 2 and 1000, as on the command line.
-        camera, quality: see `denoised_mdp.envs.rendering.Renderer`.
+        camera, quality: see `denoised_mdp.envs.rendering.Renderer`; "toy" and "gym" draw without them.
         reward: "dense", "sparse" or "success" for suite "robodesk"; others have one reward, "dense".
         clips, split: see `denoised_mdp.envs.video.open_clips`.
         clips_seed: chooses the clips of the background for all episodes. An episode's own seed chooses where it

@@ -31,6 +31,8 @@ class GymWorld(World, gym.utils.EzPickle):
     The picture is the observation if that is one (uint8 [H, W, 1 or 3]), else what `render()` returns. It is resized to
     a square. Every episode has a seed of its own. A state is that seed with the actions since: to restore it, the
     episode is played and drawn again (a camera may lag behind), and `CannotRestore` raised if it then looks different.
+    What an environment carries from one episode to the next is not in a state, nor seen before it shows: such an
+    environment does not resume exactly (`denoised-mdp doctor` tests it).
 
     Args:
         env: a Gymnasium id, ``"package.module:function"`` that returns an environment, or an environment.
@@ -74,8 +76,8 @@ class GymWorld(World, gym.utils.EzPickle):
             env.close()
             raise
         if isinstance(env.action_space, gym.spaces.Box):
-            space = env.action_space  # the last bit of a rescaled limit can lie outside
-            env = gym.wrappers.TransformAction(env, partial(np.clip, a_min=space.low, a_max=space.high), space)
+            space = env.action_space
+            env = gym.wrappers.TransformAction(env, partial(_within, space), space)
             env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
         self._env, self._name = env, name
 
@@ -110,9 +112,12 @@ class GymWorld(World, gym.utils.EzPickle):
             given = self._env.action_space.start + action
         observation, reward, terminated, truncated, _ = self._env.step(given)
         self._actions.append(action)
-        self._note(observation, reward)
+        reward, terminated = _number(self._name, reward), bool(terminated)
         truncated = bool(truncated) or len(self._actions) >= self.episode_steps
-        return NOTHING, _number(self._name, reward), bool(terminated), truncated, {}
+        self._note(observation, reward)
+        if terminated or truncated:
+            self._seen = zlib.crc32(bytes([terminated, truncated]), self._seen)
+        return NOTHING, reward, terminated, truncated, {}
 
     def _note(self, observation: Any, reward: float) -> None:
         """Remember a picture that was observed, and a checksum of everything that was seen in this episode."""
@@ -140,7 +145,8 @@ class GymWorld(World, gym.utils.EzPickle):
             picture = np.asarray(self._env.render() if self._picture is None else self._picture)
         except (gym.error.DependencyNotInstalled, ImportError) as error:
             raise UserError(f"{self._name}: a package is missing: {error}") from error
-        if picture.dtype != np.uint8 or picture.ndim not in (2, 3) or picture.shape[2:] not in ((), (1,), (3,)):
+        shaped = picture.ndim in (2, 3) and picture.shape[2:] in ((), (1,), (3,)) and picture.size
+        if picture.dtype != np.uint8 or not shaped:
             raise UserError(f"{self._name}: render() gives {picture.dtype} {list(picture.shape)}, not uint8 [H, W, 3].")
         image = Image.fromarray(picture.reshape(picture.shape[:2]) if picture.shape[2:] == (1,) else picture)
         if image.size != (self.size, self.size):
@@ -188,6 +194,11 @@ class GymWorld(World, gym.utils.EzPickle):
         return all(np.array_equal(own[name], state[name]) for name in ("seed", "actions", "draws", "seen"))
 
 
+def _within(space: gym.spaces.Box, action: np.ndarray) -> np.ndarray:
+    """The action in the space's own type and limits, outside of which the last bit of a rescaled one can lie."""
+    return np.clip(action, space.low, space.high).astype(space.dtype)
+
+
 def _number(name: str, reward: Any) -> float:
     """A reward, perhaps as an array of one number."""
     try:
@@ -212,15 +223,30 @@ def make_gym(task: str, size: int) -> gym.Env:
     if _accepts(create, "render_mode"):
         options["render_mode"] = "rgb_array"
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame's: else it looks for a display, which may be missing
-    if spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco"):
+    of_mujoco = spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco")
+    if of_mujoco:
         options |= {"width": size, "height": size}  # else it draws 480 x 480
     try:
-        env = create(**options) if spec is None else gym.make(spec, disable_env_checker=True, **options)
+        with _quiet() if of_mujoco else contextlib.nullcontext():
+            env = create(**options) if spec is None else gym.make(spec, disable_env_checker=True, **options)
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise UserError(f"{task}: a package is missing: {error}") from error
     if not isinstance(env, gym.Env):
         raise UserError(f"{task} returns {type(env).__name__}, not a gymnasium.Env.")
     return env
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Silence MuJoCo's warnings of deprecated attributes in Gymnasium's own model files."""
+    import mujoco
+
+    handler = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda text: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(handler)
 
 
 def check_id(task: str) -> int | None:
@@ -284,7 +310,7 @@ def _check_actions(name: str, space: gym.Space) -> None:
         return
     if not isinstance(space, gym.spaces.Box):
         raise UserError(f"{name} has the action space {_short(space)}: wrap it so that it is a Box or Discrete.")
-    if len(space.shape) != 1:
+    if len(space.shape) != 1 or not space.shape[0]:
         raise UserError(f"{name} has actions of shape {list(space.shape)}: wrap it so that they are one row.")
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise UserError(f"{name} has actions without limits: wrap it in gymnasium.wrappers.RescaleAction or the like.")

@@ -32,6 +32,7 @@ import numpy as np
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.distractors.base import distractors_of
 from denoised_mdp.envs.options import named_distractors
+from denoised_mdp.envs.world import CannotRestore
 from denoised_mdp.errors import UserError, did_you_mean
 
 ORIGINAL = "original"
@@ -131,6 +132,9 @@ class PairedWorlds:
         """Apply `action` [A] in all worlds; returns name -> (observation, reward, terminated, truncated, info).
 
         Rewards differ where a distractor changes the reward (noisy_sensor), physics never.
+
+        Raises:
+            UserError: an environment of Gymnasium that does not repeat itself; so in all methods of this class.
         """
         self._synchronize()
         results = {name: world.step(action) for name, world in [(ORIGINAL, self.env), *self.worlds.items()]}
@@ -187,7 +191,10 @@ class PairedWorlds:
                 self._start(name, None)
             world = variant.unwrapped.world
             own = world.unwrapped
-            getattr(own, "set_physics_state", own.set_state)(state)
+            try:
+                getattr(own, "set_physics_state", own.set_state)(state)
+            except CannotRestore as error:
+                raise UserError(f"{error}: it cannot be paired.") from error
             variant.unwrapped.begin_here()
             if self._seeds[name] is None:
                 if hasattr(own, "copy_noise"):  # a world that makes noise of its own

@@ -155,7 +155,11 @@ class ProcessWorker:
         if any(wait([self.pipe, self.process.sentinel], timeout / slices) for _ in range(slices)):
             if self.pipe.poll():
                 with contextlib.suppress(EOFError, OSError):
-                    return self.pipe.recv()
+                    kind, value = self.pipe.recv()
+                    if kind != "warning":
+                        return kind, value
+                    warn_once(value)
+                    return self.reply(timeout)
             self.process.join(5.0)
             if self.process.exitcode == UNGUARDED:
                 return "mistake", GUARD
@@ -228,13 +232,23 @@ def without_stops():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_warned: set[str] = set()
+
+
+def warn_once(text: str) -> None:
+    """Pass on what a worker warns of: all of them open the same clips, and every evaluation starts new ones."""
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, stacklevel=2)
+
+
 def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str, current: Any) -> None:
     """The worker: answer commands until the other side closes the pipe."""
     with open(trace, "w") as file:
         faulthandler.enable(file)
         if hasattr(signal, "SIGUSR1"):
             faulthandler.register(signal.SIGUSR1, file=file)
-        warnings.formatwarning = lambda message, *_: f"warning: {' '.join(str(message).split())}\n"
+        warnings.showwarning = lambda message, *_: pipe.send(("warning", str(message)))
         environments: list[gym.Env] = []
         try:
             for current.value in range(count):

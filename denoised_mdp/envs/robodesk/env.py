@@ -16,7 +16,7 @@ from denoised_mdp.envs.factors import RELEVANT_NOISE
 from denoised_mdp.envs.joints import Joint, coordinate_names, joint_kinds, visible_joints
 from denoised_mdp.envs.rendering import QUALITIES  # first of those with mujoco: it chooses the GL backend
 from denoised_mdp.envs.robodesk.arm import ACTIONS, Arm
-from denoised_mdp.envs.robodesk.camera import RoomRenderer, choose_view
+from denoised_mdp.envs.robodesk.camera import ROOM, RoomRenderer, choose_view
 from denoised_mdp.envs.robodesk.distractors import STILL_LIGHTING
 from denoised_mdp.envs.robodesk.scene import (
     ARM,
@@ -103,7 +103,10 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         self._task, self._reward = find_task(task), reward
         self._channel = 1 if self._task.channel is None else self._task.channel  # that a button changes
         self.room = television or self._task.channel is not None
-        self._look = size, choose_view(camera, self.room), quality
+        view = choose_view(camera, self.room)
+        self._look = size, view, quality
+        self.shows_television = self.room and view is ROOM
+        """the desk's camera sees a sliver of it at most"""
 
         self._model = build_model(self.room, quality)
         self._data = mujoco.MjData(self._model)
@@ -171,7 +174,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
     @property
     def signal_kinds(self) -> tuple[str, ...]:
         """What a camera sees of each number of the signal, see `denoised_mdp.envs.factors`."""
-        hue = "scalar" if self.room else "unseen"  # of the television's picture
+        hue = "scalar" if self.shows_television else "unseen"  # of the television's picture
         return (*joint_kinds(self._model, 0), *["scalar"] * 3, hue)
 
     @property
