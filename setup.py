@@ -17,7 +17,7 @@ setup(
     long_description_content_type="text/markdown",
     author="The denoised-mdp authors",
     license="MIT",
-    python_requires=">=3.10",  # labmaze, which dm_control needs, comes ready-made up to 3.12
+    python_requires=">=3.10,<3.13",  # labmaze, which dm_control needs, comes ready-made up to 3.12
     packages=[*find_packages(include=["denoised_mdp", "denoised_mdp.*"]), "denoised_mdp.configs"],
     package_dir={"denoised_mdp.configs": "configs"},  # the YAML files stand at the top of a checkout
     package_data={

@@ -22,7 +22,7 @@ usage: denoised-mdp train [key=value ...] [--multirun | --cfg | --dry-run]
 Train a Denoised MDP online and save everything in a run folder.
 To resume a run, repeat its command, or name its folder; to extend it, with a larger train.total_steps.
 Steps are environment steps before action repeat. Defaults of model, policy and
-schedule are the paper's (Wang et al. 2022); its environments are presets, paper/... A suite, a model,
+schedule are the paper's (Wang et al. 2022); its tasks are presets, paper/... A suite, a model,
 an agent or a preset may set other values: 'denoised-mdp config ...' prints those that a run gets.
 
   -m, --multirun   train one run for each combination of values, with Hydra's sweepers and launchers
@@ -33,11 +33,11 @@ examples
   denoised-mdp train preset=quickstart run_dir=runs/quickstart
   denoised-mdp train runs/quickstart train.total_steps=90_000    (as it began, but longer)
   denoised-mdp train preset=paper/cheetah_run_video_background policy=sac seed=1
-  denoised-mdp train env.task=walker_walk distractors=video_background,camera_jitter model.kl.beta=0.25
+  denoised-mdp train preset=quickstart env.task=walker_walk distractors=video_background,camera_jitter
   denoised-mdp train preset=debug env.clips=/data/videos    (a folder or a glob of videos)
   denoised-mdp train --multirun preset=quickstart seed=1,2,3
   denoised-mdp train sweep=ring --dry-run
-  denoised-mdp train --multirun 'distractors=[video_background,camera_jitter],[camera_jitter],none' seed=1,2
+  denoised-mdp train --multirun preset=quickstart 'distractors=[video_background],[camera_jitter]' seed=1,2
 """
 
 
