@@ -46,6 +46,7 @@ setup(
         "scipy>=1.10",
         "tensorboard>=2.14",
         "torch>=2.4",
+        "typing-extensions>=4.4",
     ],
     extras_require={
         # There is no extra for RoboDesk: of that package only the model files are used, and it would bring gym along.
@@ -64,6 +65,7 @@ setup(
             "pytest-xdist>=3.7",
             "ruff>=0.5",
             "stable-baselines3>=2.4",
+            "vermin>=1.6",
         ],
     },
 )

@@ -7,6 +7,7 @@ import difflib
 import errno
 import re
 import traceback
+import warnings
 from collections.abc import Iterable, Iterator
 
 MACHINE_ERRORS = {
@@ -114,6 +115,16 @@ def one_line(text: object, most: int) -> str:
     line = re.sub(r"[\t-\r]+", " ", str(text))
     line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", lambda match: ascii(match[0])[1:-1], line)
     return line if len(line) <= most else f"{line[: most * 2 // 3]} ... {line[-most // 3 :]}"
+
+
+_warned: set[str] = set()
+
+
+def warn_once(text: str) -> None:
+    """Warn, unless this process has said the same: every environment and worker of a run finds the same faults."""
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, stacklevel=2)
 
 
 def nearest(word: str, options: Iterable[str], cutoff: float = 0.5) -> str | None:

@@ -2,7 +2,7 @@
 
     python scripts/leak_test.py --cycles 1000 --output results/leak_test.csv --figure docs/images/leak_test.png
 
-Needs Linux. Each cycle makes an environment with all distractors, resets it, steps, and closes it.
+Needs Linux. Each cycle makes an environment with every distractor that fits, resets it, steps, and closes it.
 """
 
 from __future__ import annotations

@@ -44,6 +44,9 @@ class Complaining(Faulty):
         super().__init__("fail")
         warnings.warn("a clip cannot be read", stacklevel=1)
 
+    def close(self):
+        warnings.warn("nobody is left to hear this", stacklevel=1)
+
 
 class SlowToBegin(Faulty):
     """Prepares what it shows when its first episode begins."""

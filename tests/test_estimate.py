@@ -91,11 +91,14 @@ def test_a_row_costs_from_nothing_to_its_share(learner, monkeypatch):
 
 
 @pytest.mark.parametrize(("gain", "found"), [(1.37, 1.37), (0.5, 1.0), (3.0, 2.0)])
-def test_threads_help_as_much_as_they_do(learner, two_threads, gain, found):
+def test_threads_help_as_much_as_they_do(learner, two_threads, monkeypatch, gain, found):
+    monkeypatch.setattr(estimate.os, "getloadavg", lambda: (0.5,))
     learner.gain = gain
     config = load_config([*PAPER, *two_threads])
     assert estimate.update_on_cpu(config, 100)[0] == pytest.approx((FIXED + ROW * 2500) / found)
     assert torch.get_num_threads() == 2
+    monkeypatch.setattr(estimate.os, "getloadavg", lambda: (1e3,))  # nobody waits for threads that wait for others
+    assert estimate.update_on_cpu(config, 100)[0] == pytest.approx(FIXED + ROW * 2500)
 
 
 def test_steps_of_the_actor_count_as_often_as_they_come(learner):

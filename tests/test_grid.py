@@ -77,6 +77,8 @@ def test_the_command_line_chooses_values_and_adds_those_of_an_option(grid):
         (["model.kl.beta=1"], {"axes": {"a": {"b": {"model.kl": "{beta: 0.5}"}}}}, "the axis a sets it"),
         (["sweep.seed="], {}, "there is no ''"),
         (["sweep.seed=range(a)"], {}, r"seed=range\(a\): not understood"),
+        (["sweep.seed=range(0,2),5"], {}, "give one range alone"),
+        (["sweep.seed=range(0,2,0)"], {}, "give one range alone"),
         (["sweep.method=range(2)"], {}, r"there is no 'range\(2\)'"),
         (["model.kl.beta=1,0.5"], {}, "several values"),
         (["nope=1"], {}, "unknown option"),

@@ -1,6 +1,7 @@
 """Imports go downward only, and what need not import PyTorch does not."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -130,3 +131,13 @@ def test_every_layer_exists():
 def test_pytorch_is_imported_only_where_it_is_needed(statement):
     program = f"{statement}; import sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT.parent, capture_output=True).returncode == 0
+
+
+def test_no_module_needs_a_newer_python_than_setup_says():
+    """Such as `typing.Self`, which 3.10 lacks: this Python does not tell."""
+    checkout = ROOT.parent
+    least = re.search(r'python_requires=">=([\d.]+)', (checkout / "setup.py").read_text())[1]
+    command = [Path(sys.executable).parent / "vermin", f"-t={least}-", "--violations", "--no-tips"]
+    asked = [*command, ROOT, checkout / "scripts", checkout / "setup.py"]
+    found = subprocess.run(asked, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stdout + found.stderr

@@ -361,13 +361,13 @@ def test_rows_of_situations_are_as_many_in_every_episode(monkeypatch):
     config = load_config(["env=toy", "distractors=none", "env.episode_steps=60", "train.segment_length=4"])
     lengths = itertools.count(2)
     monkeypatch.setattr(situations, "rows_of", lambda episode, apart: np.arange(next(lengths)))
-    assert [list(own) for own in make_situations(config, [], 3, 50).rows] == [[0, 1]] * 3
+    assert [list(own) for own in make_situations(config, [], 3, 50, equal=True).rows] == [[0, 1]] * 3
 
 
 def test_two_runs_have_intervals_over_episodes_and_it_is_said(planted):
     two = dataclasses.replace(planted, points=[one for one in planted.points if one.run < 2], _nearest={})
     tree = as_tree({"worlds": tables.across_worlds(two)})
-    assert notes_of(tree) == ["interval over episodes, not over runs"]
+    assert notes_of(tree) == ["clean: interval over episodes, not over runs"]
     assert notes_of(as_tree({"worlds": tables.across_worlds(planted)})) == []
 
 

@@ -98,6 +98,8 @@ def test_better_than_random_is_by_three_errors_of_the_difference(ring):
     runs = [row("2b", seed=n, **{"return": value}) for n, value in enumerate((25.1, 24.9, 500.0))]
     assert ring.above_random(runs[:2]) == "1 of 2"
     assert ring.above_random([*runs[:2], runs[2] | {"random_error": ""}]) == "1 of 2"
+    still = {"random_error": "0", "return_error": "0", "random": "0"}
+    assert ring.above_random([runs[0] | still, runs[1] | still | {"return": "0"}]) == "1 of 2", "without any error"
 
 
 def test_means_and_interquartile_means_with_their_intervals(ring):

@@ -15,7 +15,7 @@ import pytest
 from faulty_envs import Complaining, Faulty, SlowToBegin
 from small_runs import TINY
 
-from denoised_mdp import UserError
+from denoised_mdp import UserError, errors
 from denoised_mdp.envs import make_env, vector
 from denoised_mdp.envs import workers as worker_module
 from denoised_mdp.envs.actions import Actions
@@ -106,7 +106,7 @@ def test_an_error_in_this_process_is_reported_like_a_workers():
 
 def test_what_workers_warn_of_is_said_once(monkeypatch):
     """Every evaluation starts new ones, all of which open the same clips."""
-    monkeypatch.setattr(worker_module, "_warned", set())
+    monkeypatch.setattr(errors, "_warned", set())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from denoised_mdp.agents.acting import (
     Carry,

@@ -8,11 +8,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from denoised_mdp.agents.acting import FrameCarry, Generators, check_frames
 from denoised_mdp.agents.base import Agent

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from denoised_mdp.agents.acting import Generators, LatentCarry, check_carry, draw_rows
 from denoised_mdp.agents.base import Agent

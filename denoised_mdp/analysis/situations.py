@@ -70,13 +70,13 @@ def check_lengths(episodes: Iterable[Episode], steps: int) -> None:
 
 
 def make_situations(
-    config: Config, agents: Sequence[Agent], episodes: int, steps: int, apart: int = APART
+    config: Config, agents: Sequence[Agent], episodes: int, steps: int, apart: int = APART, equal: bool = False
 ) -> Situations:
     """Play `episodes` episodes of at most `steps` actions, and replay each in all worlds.
 
     Every other episode has random actions; the rest are played by the agents in turn, as while collecting, so that
     good and bad behaviour are seen. Seeds are fixed: equal agents give equal situations. apart: decisions from one row
-    to the next.
+    to the next. equal: all episodes have as many rows, so that they can be shuffled whole: those of the shortest.
 
     Raises:
         UserError: fewer than three episodes, episodes too short for a row that counts, or no ground truth.
@@ -107,7 +107,8 @@ def make_situations(
                 for i in track(range(episodes), f"world: {name}", "episodes")
             ]
     rows = [rows_of(episode, apart=apart) for episode in worlds[HOME]]
-    rows = [own[: min(map(len, rows))] for own in rows]  # whole episodes are shuffled: all have as many
+    if equal:
+        rows = [own[: min(map(len, rows))] for own in rows]
     truth = {"signal": [np.zeros((sum(map(len, rows)), 0))], "noise": [np.zeros((sum(map(len, rows)), 0))]}
     for factor in found:
         values = [factor.values(one.signal[at], one.noise[at]) for one, at in zip(worlds[HOME], rows, strict=True)]

@@ -59,8 +59,8 @@ def doctor(config: Config, notes: Sequence[str] = ()) -> int:
 def days_on_a_cpu(config: Config) -> str | None:
     """Warn of a new run that would learn for days without a GPU; None for all others.
 
-    Small updates are timed, and scaled by rows and threads. This takes a few seconds, and is done only if a run learns
-    from enough rows to matter.
+    Small updates are timed, and scaled by rows and threads. This takes about ten seconds, and is done only if a run
+    learns from enough rows to matter.
     """
     train = config.train
     spec, updates = config.batch_spec, config.updates_due(train.total_steps)
@@ -73,7 +73,7 @@ def days_on_a_cpu(config: Config) -> str | None:
         return None
     return (
         f"without a GPU this run will learn for about {duration(seconds)}: {updates:,} updates of {update:.2g}"
-        f" seconds on {threads} thread{'s' * (threads > 1)}, estimated from an update of 1/{part}"
+        f" seconds on {threads} thread{'s' * (threads > 1)}, estimated from updates of at most 1/{part}"
         " of the batch, plus environments and evaluations. Use a GPU, or try preset=quickstart;"
         " 'denoised-mdp doctor' measures it."
     )

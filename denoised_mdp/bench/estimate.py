@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import statistics
 import time
 import warnings
@@ -49,7 +50,8 @@ def update_on_cpu(config: Config, rows: int, repeats: int = 1) -> tuple[float, i
 
     Updates of about `rows` rows and of a quarter are timed on one thread, in CPU seconds, which other programs hardly
     disturb; the fastest of `repeats` counts. A further row costs the same from there on, and what even the smallest
-    update costs counts once. More threads help as much as they do now. The run's random numbers are not affected.
+    update costs counts once. The gain of threads is that in the larger of them. The run's random numbers stay as they
+    are.
     """
     sizes = [shrunk(config, size) for size in (rows // 4, rows)]
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
@@ -61,23 +63,24 @@ def update_on_cpu(config: Config, rows: int, repeats: int = 1) -> tuple[float, i
         ]
         with _one_thread():
             few, many = (min(update_seconds(*learner, repeats, time.process_time)) for learner in learners)
-        gain = _gain_of_threads(lambda: min(update_seconds(*learners[1], repeats, time.perf_counter)))
+        gain = _gain_of_threads(lambda: learners[1][0].update(learners[1][1]))
     whole, less, measured = (one.batch_spec.batch_size * one.batch_spec.segment_length for one in (config, *sizes))
     row = 0.0 if measured == less else min((many - few) / (measured - less), many / measured)  # seconds
     return (many + max(row, 0.0) * (whole - measured)) / gain, whole // measured
 
 
-def _gain_of_threads(seconds: Callable[[], float]) -> float:
-    """How many times faster the threads of PyTorch are than one, from 1 to their number.
+def _gain_of_threads(update: Callable[[], object]) -> float:
+    """How many times faster the threads of PyTorch are than one, by the clock: from 1 to their number.
 
-    seconds: what an update takes by the clock.
+    update: one that has been called before. On a busy machine threads wait for one another: they gain nothing.
     """
     threads = torch.get_num_threads()
-    if threads == 1:
+    if threads == 1 or os.getloadavg()[0] > (os.cpu_count() or 1):
         return 1.0
     with _one_thread():
-        alone = seconds()
-    return min(max(alone / seconds(), 1.0), threads)
+        (alone,) = timed(update, 1, time.perf_counter)
+    (together,) = timed(update, 1, time.perf_counter)
+    return min(max(alone / together, 1.0), threads)
 
 
 def update_seconds(

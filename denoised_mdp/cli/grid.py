@@ -11,11 +11,12 @@ A file has up to three parts::
       - {method: dreamer}
 
 Later parts win: options, axes in their order, the command line. There ``sweep.seed=3,4`` chooses values of an axis,
-and of an axis of numbers also ``sweep.seed=range(0,5)``.
+and of an axis of numbers also ``'sweep.seed=range(0,5)'``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -150,7 +151,7 @@ class Axis:
             parts = [part.strip(" '\"") for part in outside_brackets(text)]
             names = [_name_of([*distractor_sets(part)[0]]) if part[:1] == "[" else part for part in parts]
         elif self.listed and text.startswith("range("):
-            names = list(parse(self.key, text).sweep_string_iterator())
+            names = self._range(text)
         else:
             names = [name.strip() for name in text.strip("[] ").split(",")]
         for name in names:
@@ -158,6 +159,14 @@ class Axis:
                 self.values.setdefault(name, {self.key: name})
             _known(name, self.values, f"sweep.{self.key}")
         self.chosen = names
+
+    def _range(self, text: str) -> list[str]:
+        """The numbers of a ``range(FIRST,END)`` or ``range(FIRST,END,STEP)``, as --multirun takes it."""
+        with contextlib.suppress(ValueError):  # a step of 0
+            found = parse(self.key, text)
+            if found.is_range_sweep():
+                return list(found.sweep_string_iterator())
+        raise UserError(f"sweep.{self.key}={text}: give one range alone, as in range(0,5), or values with commas.")
 
     def of(self, block: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         """(part of the folder's name, options) of the values in a block of runs: what it names and was chosen."""

@@ -39,7 +39,7 @@ class AgentConfig:
 
     @property
     def cycle(self) -> int:
-        """Updates after which the same work comes again, for who times them."""
+        """Updates after which the same work comes again, for timing."""
         return 1
 
     def check(self, config: Config) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +19,12 @@ from denoised_mdp.envs.procedural import FRAMES as PROCEDURAL_FRAMES
 from denoised_mdp.envs.procedural import VERSION as PROCEDURAL_VERSION
 from denoised_mdp.envs.procedural import procedural_clip
 from denoised_mdp.envs.video_files import ALL, SPLITS, check_split, find_videos
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import UserError, warn_once
 from denoised_mdp.progress import Phase
 from denoised_mdp.seeding import generator
 
 CACHE_VERSION = 1
 FAMILY = 1_000_000  # procedural clips of one seed are numbered from a multiple of this
-UNREADABLE: set[str] = set()
-"""keys of the clips of which this process has warned"""
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,7 @@ class Clip:
         try:
             return cached(self.key, self.make, self._fits)
         except UnreadableVideo as error:
-            if self.key not in UNREADABLE:  # every environment of a run opens the same clips
-                UNREADABLE.add(self.key)
-                warnings.warn(f"Skipping the unreadable video {self.name} ({error}).", stacklevel=2)
+            warn_once(f"Skipping the unreadable video {self.name} ({error}).")  # every environment opens the same clips
             return None
 
     def _fits(self, frames: np.ndarray) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import functools
 import math
 import multiprocessing
 import os
@@ -26,7 +27,7 @@ import gymnasium as gym
 
 from denoised_mdp.envs.actions import Actions
 from denoised_mdp.envs.world import CannotRestore
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import UserError, warn_once
 
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 ONE_THREAD["LP_NUM_THREADS"] = "0"  # threads of Mesa's software renderer besides the caller's
@@ -152,14 +153,14 @@ class ProcessWorker:
     def reply(self, timeout: float) -> tuple[str, Any]:
         """See `Worker`."""
         slices = max(1, math.ceil(timeout))  # of a process that was stopped and continued, the pause counts as one
-        if any(wait([self.pipe, self.process.sentinel], timeout / slices) for _ in range(slices)):
+        while any(wait([self.pipe, self.process.sentinel], timeout / slices) for _ in range(slices)):
             if self.pipe.poll():
                 with contextlib.suppress(EOFError, OSError):
                     kind, value = self.pipe.recv()
                     if kind != "warning":
                         return kind, value
                     warn_once(value)
-                    return self.reply(timeout)
+                    continue
             self.process.join(5.0)
             if self.process.exitcode == UNGUARDED:
                 return "mistake", GUARD
@@ -232,14 +233,10 @@ def without_stops():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_warned: set[str] = set()
-
-
-def warn_once(text: str) -> None:
-    """Pass on what a worker warns of: all of them open the same clips, and every evaluation starts new ones."""
-    if text not in _warned:
-        _warned.add(text)
-        warnings.warn(text, stacklevel=2)
+def _tell(pipe: Connection, message: Warning | str, *_) -> None:
+    """Let the other side warn, unless it has gone."""
+    with contextlib.suppress(OSError):
+        pipe.send(("warning", str(message)))
 
 
 def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str, current: Any) -> None:
@@ -248,7 +245,7 @@ def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str,
         faulthandler.enable(file)
         if hasattr(signal, "SIGUSR1"):
             faulthandler.register(signal.SIGUSR1, file=file)
-        warnings.showwarning = lambda message, *_: pipe.send(("warning", str(message)))
+        warnings.showwarning = functools.partial(_tell, pipe)
         environments: list[gym.Env] = []
         try:
             for current.value in range(count):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from denoised_mdp.models.base import Filtered, Learned, WorldModel, shared_options
 from denoised_mdp.models.latent import Latent

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.models.structure import Table

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from denoised_mdp.models.base import Filtered, Learned, WorldModel, shared_options
 from denoised_mdp.models.latent import Latent, Layout

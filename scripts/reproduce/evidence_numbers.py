@@ -245,7 +245,7 @@ def shares_text(known: Sequence[int], runs: Sequence[int]) -> str:
     """What follows a comparison of two or more sides: nothing if it is of all their runs, else of how many of each."""
     if list(known) == list(runs):
         return ""
-    return f" ({', '.join(f'{some} of {all}' for some, all in zip(known, runs, strict=True))})"
+    return f" ({', '.join(f'{own} of {count}' for own, count in zip(known, runs, strict=True))})"
 
 
 def text_of(found: Mapping[str, float], digits: int) -> str:

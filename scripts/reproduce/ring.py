@@ -93,8 +93,8 @@ def missing(rows: Sequence[numbers.Row], keys: Sequence[Key]) -> list[str]:
 def above_random(runs: Sequence[numbers.Row]) -> str:
     """How many runs are better than their random actions, see `ERRORS`; of those whose errors are known."""
     own, usual, *errors = (numbers.values(runs, name) for name in ("return", "random", "return_error", "random_error"))
-    lead = (own - usual) / np.hypot(*errors)
-    return f"{np.sum(lead > ERRORS)} of {np.isfinite(lead).sum()}"
+    beyond = own - usual - ERRORS * np.hypot(*errors)
+    return f"{np.sum(beyond > 0)} of {np.isfinite(beyond).sum()}"
 
 
 def scores(cells: Sequence[Sequence[numbers.Row]], metric: str) -> list[np.ndarray] | None:

@@ -3,8 +3,8 @@
 The neighbours of row i are the k other rows with the largest inner product with it, nearest first. Ties go to the
 smaller row number, so that duplicated rows give the same result everywhere.
 
-Where rows come from episodes, `episodes` [n] (the number of each row's) leaves out neighbours of a row's own: all of
-them share whatever stands still within an episode, in every world and in every representation of it.
+`episodes` [n] numbers the episode of each row; rows of the same episode are no neighbours then: all of them share
+whatever stands still within an episode, in every world and in every representation of it.
 """
 
 from __future__ import annotations

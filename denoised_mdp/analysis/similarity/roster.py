@@ -50,7 +50,7 @@ def measure(roster: Roster, options: Any) -> tuple[list[Point], Situations]:
     """
     check_size(options.k, options.episodes, options.steps)
     players = [load_run(path, checkpoint=options.checkpoint, device=options.device)[1] for path in roster.paths]
-    situations = make_situations(roster.configs[0], players, options.episodes, options.steps)
+    situations = make_situations(roster.configs[0], players, options.episodes, options.steps, equal=True)
     check_neighbours(options.k, situations.episode, least=2)  # episodes may have ended early
     stages = [roster.stages(number, options.snapshots, options.checkpoint) for number in range(len(roster.paths))]
     points = []
@@ -83,6 +83,7 @@ def summarize(known: tables.Alignments) -> dict[str, Any]:
     return {
         "rows": len(known.episode),
         "k": known.k,
+        "neighbours": "rows of other episodes",
         "chance": known.chance,
         "null": tables.null(known),
         "agents": [point.about() for point in points],
@@ -155,8 +156,8 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
 
 def notes_of(tree: Mapping[str, Any]) -> list[str]:
     """What a reader must know of the intervals of alignment across worlds."""
-    cells = [row[column] for row in tree["worlds"] for column in ("same run", "other seed")]
-    return list(dict.fromkeys(cell["note"] for cell in cells if cell and cell.get("note")))
+    cells = [(row["group"], row[column]) for row in tree["worlds"] for column in ("same run", "other seed")]
+    return list(dict.fromkeys(f"{group}: {cell['note']}" for group, cell in cells if cell and cell.get("note")))
 
 
 def as_tree(value: Any) -> Any:

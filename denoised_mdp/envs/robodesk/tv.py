@@ -51,7 +51,7 @@ class TV(SceneDistractor):
         cells = [f"brightness_{row}_{column}" for row, column in np.ndindex(self.patches)]
         factors = (*sides, "phase_roll", *COLORS, *cells)
         super().__init__(env, factors, options, clips=clips, split=split, clips_seed=clips_seed)
-        if self.options.strength == 0 or not env.unwrapped.shows_television:
+        if self.options.strength == 0 or not getattr(env.unwrapped, "shows_television", True):
             self.hides = (f"{self.name}/*",)
         frames = self.options.frames
         rows, columns = env.unwrapped.picture.shape[:2]
