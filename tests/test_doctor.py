@@ -46,6 +46,19 @@ def test_a_healthy_configuration(tmp_path, capsys):
         assert f"\n{title}" in text
 
 
+def test_a_run_on_threads_beside_other_programs_is_told_so(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (1e3,))
+    quick = ["preset=quickstart", "train.device=cpu", f"run_dir={tmp_path / 'run'}"]
+    text = doctor.waiting_threads(load_config(quick))
+    assert "load 1000.0 on" in text and "train.threads=1" in text
+    for other in ([*quick, "train.threads=1"], TINY):  # a run of a minute is not worth a word
+        assert doctor.waiting_threads(load_config(other)) is None
+    monkeypatch.setattr("denoised_mdp.session.train", lambda config, stop: True)
+    assert main(["train", *quick]) == 0 and f"note: {text}" in capsys.readouterr().err
+    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (0.5,))
+    assert doctor.waiting_threads(load_config(quick)) is None
+
+
 def test_an_environment_that_draws_itself_needs_no_renderer(tmp_path, capsys):
     code, text = examine(tmp_path, capsys, "env=gym", "env.id=gym_envs:Ball", "distractors=none")
     assert code == 0 and re.search(r"\nrenderer +none needed\n", text), "its frames cannot be drawn twice"

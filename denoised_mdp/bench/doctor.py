@@ -49,6 +49,7 @@ FRAMES = 1000  # that clips should fill, of a distractor that does not say how m
 SLOW_ACTION = 0.02  # seconds; a paper-sized run would spend three hours in the environment
 LONG_RUN = 48 * 3600  # seconds
 MANY_ROWS = 20_000_000  # rows learned from in a run; no CPU needs days for fewer
+MANY_UPDATES = 1000  # of a run that is worth a word about other programs
 
 
 def doctor(config: Config, notes: Sequence[str] = ()) -> int:
@@ -76,6 +77,18 @@ def days_on_a_cpu(config: Config) -> str | None:
         f" seconds on {threads} thread{'s' * (threads > 1)}, estimated from updates of at most 1/{part}"
         " of the batch, plus environments and evaluations. Use a GPU, or try preset=quickstart;"
         " 'denoised-mdp doctor' measures it."
+    )
+
+
+def waiting_threads(config: Config) -> str | None:
+    """Warn of a run that would learn on several threads of a CPU which others use; None for others, and short ones."""
+    cores, load, train = os.cpu_count() or 1, os.getloadavg()[0], config.train
+    short = config.updates_due(train.total_steps) < MANY_UPDATES
+    if short or load <= cores or train.threads == 1 or resolve_device(train.device).type != "cpu":
+        return None
+    return (
+        f"Other programs are busy (load {load:.1f} on {cores} cores). Train beside them with train.threads=1: threads"
+        " that wait for one another can take ten times longer."
     )
 
 
@@ -139,12 +152,8 @@ class Doctor:
         versions = [f"Python {platform.python_version()}"]
         versions += [f"{name} {version(name)}" for name in ("torch", "mujoco", "dm_control", "gymnasium", "numpy")]
         _row("versions", ", ".join(versions))
-        cores, load = os.cpu_count() or 1, os.getloadavg()[0]
-        if load > cores:
-            self.notes.append(
-                f"Other programs are busy (load {load:.1f} on {cores} cores): times are too long. Train beside them"
-                " with train.threads=1: threads that wait for one another can take ten times longer."
-            )
+        if text := waiting_threads(self.config):
+            self.notes.append(f"{text} All times here are too long.")
         if Path("/dev/nvidia0").exists() and not torch.cuda.is_available():
             self.problems.append("PyTorch cannot use the GPU of this machine: install a CUDA build of PyTorch.")
 

@@ -93,14 +93,14 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
     from denoised_mdp.config import load_config
 
     config = load_config(arguments.overrides)  # a typo is answered before PyTorch is imported
-    from denoised_mdp.bench.doctor import days_on_a_cpu
+    from denoised_mdp.bench.doctor import days_on_a_cpu, waiting_threads
     from denoised_mdp.run.checkpoint import list_steps
     from denoised_mdp.run.folder import RunFolder
     from denoised_mdp.run.signals import StopRequest
     from denoised_mdp.session import train
 
     _tell_without_effect(config, arguments.overrides)
-    if text := days_on_a_cpu(config):
+    for text in filter(None, (days_on_a_cpu(config), waiting_threads(config))):
         _tell(f"note: {text}")
     stop = StopRequest(last=owns_process)
     with progress.shown():
