@@ -1,5 +1,6 @@
 """The doctor: true counts and sizes, and one line for each problem."""
 
+import os
 import re
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_healthy_configuration(tmp_path, capsys):
 
 
 def test_a_run_on_threads_beside_other_programs_is_told_so(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (1e3,))
+    monkeypatch.setattr(os, "getloadavg", lambda: (1e3,))
     quick = ["preset=quickstart", "train.device=cpu", f"run_dir={tmp_path / 'run'}"]
     text = doctor.waiting_threads(load_config(quick))
     assert "load 1000.0 on" in text and "train.threads=1" in text
@@ -55,7 +56,7 @@ def test_a_run_on_threads_beside_other_programs_is_told_so(monkeypatch, tmp_path
         assert doctor.waiting_threads(load_config(other)) is None
     monkeypatch.setattr("denoised_mdp.session.train", lambda config, stop: True)
     assert main(["train", *quick]) == 0 and f"note: {text}" in capsys.readouterr().err
-    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (0.5,))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.5,))
     assert doctor.waiting_threads(load_config(quick)) is None
 
 

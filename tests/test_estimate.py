@@ -1,6 +1,7 @@
 """Estimates of how long runs take: from learners whose cost is known."""
 
 import dataclasses
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -92,12 +93,12 @@ def test_a_row_costs_from_nothing_to_its_share(learner, monkeypatch):
 
 @pytest.mark.parametrize(("gain", "found"), [(1.37, 1.37), (0.5, 1.0), (3.0, 2.0)])
 def test_threads_help_as_much_as_they_do(learner, two_threads, monkeypatch, gain, found):
-    monkeypatch.setattr(estimate.os, "getloadavg", lambda: (0.5,))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.5,))
     learner.gain = gain
     config = load_config([*PAPER, *two_threads])
     assert estimate.update_on_cpu(config, 100)[0] == pytest.approx((FIXED + ROW * 2500) / found)
     assert torch.get_num_threads() == 2
-    monkeypatch.setattr(estimate.os, "getloadavg", lambda: (1e3,))  # nobody waits for threads that wait for others
+    monkeypatch.setattr(os, "getloadavg", lambda: (1e3,))  # nobody waits for threads that wait for others
     assert estimate.update_on_cpu(config, 100)[0] == pytest.approx(FIXED + ROW * 2500)
 
 

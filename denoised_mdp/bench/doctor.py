@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import platform
 import shutil
 import statistics
@@ -42,7 +41,7 @@ from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.logger import data_size
-from denoised_mdp.run.machine import GIB, peak_memory, random_batch, refuse_large_batches, total_memory
+from denoised_mdp.run.machine import GIB, crowded, peak_memory, random_batch, refuse_large_batches, total_memory
 from denoised_mdp.run.packages import refuse_missing
 
 FRAMES = 1000  # that clips should fill, of a distractor that does not say how many
@@ -82,12 +81,12 @@ def days_on_a_cpu(config: Config) -> str | None:
 
 def waiting_threads(config: Config) -> str | None:
     """Warn of a run that would learn on several threads of a CPU which others use; None for others, and short ones."""
-    cores, load, train = os.cpu_count() or 1, os.getloadavg()[0], config.train
+    train, busy = config.train, crowded()
     short = config.updates_due(train.total_steps) < MANY_UPDATES
-    if short or load <= cores or train.threads == 1 or resolve_device(train.device).type != "cpu":
+    if short or not busy or train.threads == 1 or resolve_device(train.device).type != "cpu":
         return None
     return (
-        f"Other programs are busy (load {load:.1f} on {cores} cores). Train beside them with train.threads=1: threads"
+        f"Other programs are busy ({busy}). Train beside them with train.threads=1: threads"
         " that wait for one another can take ten times longer."
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import statistics
 import time
 import warnings
@@ -22,7 +21,7 @@ from denoised_mdp.device import configure
 from denoised_mdp.errors import blamed
 from denoised_mdp.evaluation import MAX_PARALLEL
 from denoised_mdp.run.environments import environment_maker
-from denoised_mdp.run.machine import random_batch
+from denoised_mdp.run.machine import crowded, random_batch
 
 ACTIONS = 6  # dimensions of an action; they hardly change the cost of an update
 LONGEST_CYCLE = 10  # updates; what comes more rarely is left out
@@ -75,7 +74,7 @@ def _gain_of_threads(update: Callable[[], object]) -> float:
     update: one that has been called before. On a busy machine threads wait for one another: they gain nothing.
     """
     threads = torch.get_num_threads()
-    if threads == 1 or os.getloadavg()[0] > (os.cpu_count() or 1):
+    if threads == 1 or crowded():
         return 1.0
     with _one_thread():
         (alone,) = timed(update, 1, time.perf_counter)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import os
 import zlib
-from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import load_env_creator
 from PIL import Image
 
+from denoised_mdp.envs.gym_maker import make_gym
 from denoised_mdp.envs.world import CannotRestore, World
-from denoised_mdp.errors import UserError, did_you_mean
-from denoised_mdp.plugins import import_path
+from denoised_mdp.errors import UserError
 from denoised_mdp.seeding import generator, generator_state, restore_generator
 
 NOTHING = np.zeros(0, np.float32)
-VARIABLE = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 class GymWorld(World, gym.utils.EzPickle):
@@ -205,97 +198,6 @@ def _number(name: str, reward: Any) -> float:
         return float(np.asarray(reward).item())
     except (TypeError, ValueError):
         raise UserError(f"{name}: step() returns a reward that is no number but {type(reward).__name__}.") from None
-
-
-def make_gym(task: str, size: int) -> gym.Env:
-    """Make the environment of an id or a path, drawing pictures where it can."""
-    with contextlib.suppress(UserError):  # of a machine without OpenGL, which not every environment needs
-        import_module("denoised_mdp.envs.gl")  # chooses MuJoCo's, before somebody imports mujoco
-    spec, create = find_gym(task)
-    known = ("render_mode", *(() if spec is None else spec.kwargs))
-    required = [one for one in _parameters(create) if one.default is one.empty and one.kind not in VARIABLE]
-    if missing := [one.name for one in required if one.name not in known]:
-        raise UserError(
-            f"{task} needs arguments ({', '.join(missing)}): write a function without arguments that returns the"
-            " environment, and name that one."
-        )
-    options: dict[str, Any] = {}
-    if _accepts(create, "render_mode"):
-        options["render_mode"] = "rgb_array"
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame's: else it looks for a display, which may be missing
-    of_mujoco = spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco")
-    if of_mujoco:
-        options |= {"width": size, "height": size}  # else it draws 480 x 480
-    try:
-        with _quiet() if of_mujoco else contextlib.nullcontext():
-            env = create(**options) if spec is None else gym.make(spec, disable_env_checker=True, **options)
-    except (gym.error.DependencyNotInstalled, ImportError) as error:
-        raise UserError(f"{task}: a package is missing: {error}") from error
-    if not isinstance(env, gym.Env):
-        raise UserError(f"{task} returns {type(env).__name__}, not a gymnasium.Env.")
-    return env
-
-
-@contextlib.contextmanager
-def _quiet():
-    """Silence MuJoCo's warnings of deprecated attributes in Gymnasium's own model files."""
-    import mujoco
-
-    handler = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(lambda text: None)
-    try:
-        yield
-    finally:
-        mujoco.set_mju_user_warning(handler)
-
-
-def check_id(task: str) -> int | None:
-    """Return after how many steps the environment of an id ends its episodes, None if it does not say.
-
-    Raises:
-        UserError: there is no such environment.
-    """
-    spec, _ = find_gym(task)
-    return None if spec is None else spec.max_episode_steps
-
-
-def find_gym(task: str) -> tuple[gym.envs.registration.EnvSpec | None, Callable[..., gym.Env]]:
-    """The specification of an id, None for the path of a function; and what makes the environment."""
-    if not isinstance(task, str) or not task:
-        raise UserError("Name an environment: env.id=HalfCheetah-v5, or env.id=package.module:function.")
-    module, colon, name = task.rpartition(":")
-    if colon:
-        found = getattr(import_path(module, module), name, None)
-        if callable(found):
-            return None, found
-    try:
-        spec = gym.spec(name)
-    except (gym.error.Error, ImportError) as error:
-        if colon:
-            raise UserError(f"{module} has no function {name!r}, nor does it register an environment of it.") from error
-        hint = did_you_mean(name, [known for known in gym.registry if not known.startswith("denoised_mdp/")])
-        hint = hint if "mean" in hint else " For your own write env.id=package.module:function."
-        raise UserError(f"There is no Gymnasium environment {name!r} ({error}).{hint}") from error
-    if not isinstance(spec.entry_point, str):
-        return spec, spec.entry_point
-    try:
-        return spec, load_env_creator(spec.entry_point)
-    except (gym.error.DependencyNotInstalled, ImportError) as error:
-        raise UserError(f"{task}: a package is missing: {error}") from error
-    except AttributeError as error:
-        raise UserError(f"{task} is registered, but not there: {error}.") from error
-
-
-def _parameters(function: Callable) -> list[inspect.Parameter]:
-    """Of a function or class; none where Python cannot tell, as of some that are written in C."""
-    try:
-        return [*inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):
-        return []
-
-
-def _accepts(function: Callable, name: str) -> bool:
-    return any(one.name == name or one.kind is one.VAR_KEYWORD for one in _parameters(function))
 
 
 def _is_picture(space: gym.Space) -> bool:

@@ -190,7 +190,7 @@ register_suite(
     (),
     {"task": "", "action_repeat": 1},
     ("camera_jitter",),
-    look_up="denoised_mdp.envs.gym_adapter:check_id",
+    look_up="denoised_mdp.envs.gym_maker:check_id",
 )
 register_suite(
     "toy",

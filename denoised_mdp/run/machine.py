@@ -34,6 +34,12 @@ def cpu_name() -> str:
     return names[0] if names and names[0] else platform.processor() or platform.machine()
 
 
+def crowded() -> str | None:
+    """How busy the machine is, in words, where more wants to run than it has cores; else None."""
+    cores, load = os.cpu_count() or 1, os.getloadavg()[0]
+    return f"load {load:.1f} on {cores} cores" if load > cores else None
+
+
 def peak_memory() -> int:
     """Peak resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,16 +66,17 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
 
 def report(tree: Mapping[str, Any]) -> Section:
     """The pictures, whose titles say how to read them, and the numbers behind the second."""
-    from denoised_mdp.analysis.crossfit import Estimate
     from denoised_mdp.analysis.report.plots import svg_uri
     from denoised_mdp.analysis.similarity.plots import figures
-    from denoised_mdp.analysis.similarity.roster import notes_of
-
-    def text(estimate: Mapping[str, Any] | None) -> str:
-        return dataclasses.replace(Estimate.from_tree(estimate), note="").text(2) if estimate else "-"
+    from denoised_mdp.analysis.similarity.roster import notes_of, text
 
     worlds = [
-        [row["group"], in_words(row["role"]), row["world"], text(row["same run"]), text(row["other seed"])]
+        [
+            row["group"],
+            in_words(row["role"]),
+            row["world"],
+            *(text(row[column], 2) for column in ("same run", "other seed")),
+        ]
         for row in tree["worlds"]
     ]
     words = (
@@ -84,7 +84,7 @@ def report(tree: Mapping[str, Any]) -> Section:
         f" ({tree.get('neighbours', 'of the same episode too, by an earlier version')}) among {tree['rows']} situations"
         f" of {tree['options']['episodes']} held-out episodes, the same for {len(tree['runs'])} runs:"
         f" {', '.join(Path(path).name for path in tree['runs'])}. Chance is {show(tree['chance'])};"
-        f" with whole episodes shuffled, {text(tree['null'])}.",
+        f" with whole episodes shuffled, {text(tree['null'], 2)}.",
         *(f"Alignment across worlds: {note}." for note in notes_of(tree)),
         str(tree["competence"].get("note", "")),
     )

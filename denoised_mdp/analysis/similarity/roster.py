@@ -117,10 +117,6 @@ def pair_rows(known: tables.Alignments) -> list[dict[str, Any]]:
 
 def lines_of(tree: Mapping[str, Any]) -> list[str]:
     """The headline numbers of a tree as its file holds it, to print."""
-
-    def text(estimate: Mapping[str, Any] | None) -> str:
-        return dataclasses.replace(Estimate.from_tree(estimate), note="").text() if estimate else "-"
-
     columns = ("same world, other seed", "other world, same run", "other world, other seed")
     home = {(row["group"], row["role"]): row for row in tree["worlds"] if row["world"] == HOME}
     across = {
@@ -152,6 +148,11 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
         if name != "bins":
             lines.append(f"  {found if name == 'note' else f'rank correlation of {name}: {text(found)}'}")
     return lines
+
+
+def text(estimate: Mapping[str, Any] | None, digits: int = 3) -> str:
+    """An estimate of a tree without its note, for a table; see `notes_of`."""
+    return dataclasses.replace(Estimate.from_tree(estimate), note="").text(digits) if estimate else "-"
 
 
 def notes_of(tree: Mapping[str, Any]) -> list[str]:
