@@ -3,17 +3,20 @@
 import functools
 import os
 import signal
+import socket
 import sys
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from faulty_envs import Faulty
+from faulty_envs import Complaining, Faulty
 from small_runs import TINY, run_in_parts, tiny
 from test_vector import TOY, play
 
+from denoised_mdp import errors
 from denoised_mdp.cli.main import main
 from denoised_mdp.collector import Collector
 from denoised_mdp.envs import make_env, ray_workers
@@ -67,7 +70,7 @@ def test_a_journal_leads_to_the_same_state(seed):
                 assert other.do(*entry)[0] == "done"
             assert same(other.do("get_state", [True, True]), host.do("get_state", [True, True]))
             host = other
-        status, replies, _ = host.do(command, arguments)
+        status, replies, *_ = host.do(command, arguments)
         assert status == "done"
         journal.note(command, arguments, replies)
     assert len(journal.entries) < 30
@@ -155,7 +158,7 @@ def test_a_host_says_what_went_wrong_and_where():
     host.do("reset", [5, 7, 6])
     action = np.zeros(1, np.float32)
     host.do("step", [action] * 3)
-    status, text, index = host.do("step", [action] * 3)
+    status, text, index, _ = host.do("step", [action] * 3)
     assert status == "error" and "the physics exploded" in text and index == 1
     assert Host(functools.partial(TOY, distractors=["fog"]), 1).do("make", [])[0] == "mistake"
 
@@ -197,6 +200,73 @@ def test_signals_stay_ours_and_a_thread_may_connect(monkeypatch, in_a_thread):
         assert signal.getsignal(signal.SIGTERM) == before
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class Late(Exception):
+    """What Ray raises where an answer is not there in time."""
+
+
+def full_cluster(waits: list[float]) -> SimpleNamespace:
+    """A Ray without a free CPU: no answer ever comes. How long each call waits for one is added to `waits`."""
+
+    def get(_, timeout):
+        waits.append(timeout)
+        raise Late
+
+    return SimpleNamespace(
+        get=get,
+        exceptions=SimpleNamespace(GetTimeoutError=Late, RayError=ConnectionError),
+        available_resources=dict,
+        cluster_resources=lambda: {"CPU": 4.0},
+    )
+
+
+def waiting(monkeypatch, waits: list[float], *, patience: float) -> RayWorker:
+    """A worker whose actor does not begin."""
+    monkeypatch.setattr(ray_workers, "SLICE_SECONDS", 0.001)
+    monkeypatch.setattr(ray_workers, "PATIENCE_SECONDS", patience)
+    worker = RayWorker.__new__(RayWorker)
+    worker._ray, worker._answer, worker._sent, worker.index = full_cluster(waits), None, ("make", []), 0
+    return worker
+
+
+def test_a_signal_need_not_wait_for_an_actor(monkeypatch):
+    waits = []
+    status, text = waiting(monkeypatch, waits, patience=1.0)._wait(0.05)
+    assert status == "hung" and "Of the cluster's 4 CPUs 0 are free" in text
+    assert len(waits) > 3 and max(waits) <= 0.001
+
+
+def test_a_worker_that_waits_for_a_free_cpu_says_so_once(monkeypatch):
+    monkeypatch.setattr(errors, "_warned", set())
+    with pytest.warns(UserWarning, match="of collecting and evaluating needs one") as warned:
+        waiting(monkeypatch, [], patience=0.01)._wait(0.05)
+    assert len(warned) == 1
+
+
+def test_an_address_that_nobody_listens_at_is_one_line_at_once(monkeypatch):
+    def init(**_):
+        raise AssertionError("Ray would try for minutes")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound, but it does not listen
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(UserError, match=f"no cluster at RAY_ADDRESS={address}"):
+            ray_workers._connected()
+
+
+@pytest.mark.parametrize("address", ["", "auto", "local", "ray://127.0.0.1:10001"])
+def test_a_ray_that_does_not_start_is_one_line(monkeypatch, address):
+    def init(**_):
+        raise Exception("The current node timed out during startup")  # as Ray does: not of a class of its own
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    what = f"no cluster at RAY_ADDRESS={address}" if address else "Ray does not start on this machine"
+    with pytest.raises(UserError, match=f"{what} .The current node timed out"):
+        ray_workers._connected()
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +313,16 @@ def test_an_environment_that_kills_every_actor_ends_the_pool(cluster):
         pool.step([np.zeros(1, np.float32)] * 2)
         with pytest.raises(EnvironmentFailure, match="toy_faulty died with its worker process .an actor of Ray"):
             pool.step([np.zeros(1, np.float32)] * 2)
+
+
+def test_what_actors_warn_of_is_said_once(cluster, monkeypatch):
+    monkeypatch.setattr(errors, "_warned", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with EnvironmentPool(Complaining, 2, workers=2, kind="ray") as pool:
+                pool.reset([0, 1])
+    assert [str(one.message) for one in caught] == ["a clip cannot be read"]
 
 
 SEVERAL = ["train.collect_envs=2", "train.collect_workers=2", "train.eval_workers=2", "train.precision=float32"]

@@ -114,6 +114,11 @@ def launch(arguments: Sequence[str], job: Callable[[Any], None]) -> None:
                     f"hydra/launcher={name}: unknown launcher.{did_you_mean(name, ['basic', *LAUNCHERS])}"
                 ) from error
             raise UserError(explain(error)) from error
+        except (ConnectionError, ValueError) as error:  # of a launcher: the first is an OSError too
+            launcher = [word for word in arguments if word.startswith("hydra/launcher=") and not word.endswith("basic")]
+            if not launcher:
+                raise
+            raise UserError(f"{launcher[-1]}: {error}") from error
         except OSError as error:
             raise UserError(f"The sweep's folder cannot be used ({error}). Choose another run_dir.") from error
 

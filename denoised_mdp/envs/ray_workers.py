@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 import traceback
+import warnings
 import zlib
 from collections.abc import Callable
 from importlib import import_module
@@ -20,7 +22,7 @@ import gymnasium as gym
 import numpy as np
 
 from denoised_mdp.envs.workers import ONE_THREAD, about, call, may_handle_signals
-from denoised_mdp.errors import UserError
+from denoised_mdp.errors import UserError, warn_once
 
 MOST_ENTRIES = 500
 """of a journal, before the environments' states replace them"""
@@ -28,6 +30,12 @@ MOST_DEATHS = 3
 """actors that one command may cost"""
 REPLACEMENT_SECONDS = 300.0
 """seconds that a new actor may take to start and to catch up"""
+SLICE_SECONDS = 1.0
+"""seconds that a signal may wait while an answer of an actor is waited for"""
+PATIENCE_SECONDS = 15.0
+"""seconds after which a worker that waits for a free CPU says so"""
+REACH_SECONDS = 10.0
+"""seconds in which a cluster's address must accept a connection"""
 
 
 class Journal:
@@ -69,8 +77,14 @@ class Host:
         os.environ.update(ONE_THREAD)
         self.make_environment, self.count, self.environments = make_environment, count, []
 
-    def do(self, command: str, arguments: list) -> tuple[str, Any, int]:
-        """A reply as of a `Worker`, and the number of the environment that it was last busy with."""
+    def do(self, command: str, arguments: list) -> tuple[str, Any, int, list[str]]:
+        """A reply as of a `Worker`, the number of the environment that it was last busy with, and its warnings."""
+        with warnings.catch_warnings(record=True) as caught:
+            reply = self._do(command, arguments)
+        return *reply, [str(one.message) for one in caught]
+
+    def _do(self, command: str, arguments: list) -> tuple[str, Any, int]:
+        """As `do`, without the warnings."""
         index = 0
         try:
             if command == "make":
@@ -124,15 +138,33 @@ class RayWorker:
 
     def _wait(self, timeout: float) -> tuple[str, Any]:
         try:
-            status, value, self.index = self._ray.get(self._answer, timeout=timeout)
-            return status, value
+            status, value, self.index, warned = self._get(time.monotonic() + timeout)
         except self._ray.exceptions.GetTimeoutError:
-            free, cpus = (
-                each.get("CPU", 0) for each in (self._ray.available_resources(), self._ray.cluster_resources())
-            )
-            return "hung", f"Of the cluster's {cpus:g} CPUs {free:g} are free; every worker needs one."
+            return "hung", self._cpus()[1]
         except self._ray.exceptions.RayError as error:
             return "dead", str(error)
+        for text in warned:
+            warn_once(text)
+        return status, value
+
+    def _get(self, deadline: float) -> tuple[str, Any, int, list[str]]:
+        """The answer. It is waited for in slices: until Ray returns, Python handles no signal."""
+        patience = time.monotonic() + PATIENCE_SECONDS
+        while (left := deadline - time.monotonic()) > SLICE_SECONDS:
+            with contextlib.suppress(self._ray.exceptions.GetTimeoutError):
+                return self._ray.get(self._answer, timeout=SLICE_SECONDS)
+            if self._sent[0] == "make" and time.monotonic() > patience:
+                free, text = self._cpus()
+                if free < 1:
+                    warn_once(f"A worker waits for a place on Ray. {text}")
+        return self._ray.get(self._answer, timeout=max(0.0, left))
+
+    def _cpus(self) -> tuple[float, str]:
+        """How many CPUs of the cluster are free, and a sentence about it."""
+        free, cpus = (each.get("CPU", 0) for each in (self._ray.available_resources(), self._ray.cluster_resources()))
+        return free, (
+            f"Of the cluster's {cpus:g} CPUs {free:g} are free; every worker of collecting and evaluating needs one."
+        )
 
     def _replace(self) -> tuple[str, Any]:
         """Start another actor, bring it to where the lost one was, and ask again what that one did not answer."""
@@ -186,18 +218,32 @@ def ray_module() -> Any:
         raise UserError("train.workers=ray needs a package: pip install 'denoised-mdp[ray]'.") from error
 
 
+def check_reachable(address: str) -> None:
+    """Raise UserError if ``host:port`` accepts no connection: Ray would try for a quarter of an hour.
+
+    Of other addresses, such as ``auto`` and ``ray://``, Ray says so at once.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or "//" in address or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(f"train.workers=ray: no cluster at RAY_ADDRESS={address} ({error}).") from error
+
+
 def _connected() -> Any:
     """The module ``ray``, connected to a cluster. Signals stay ours: Ray would end the process at once."""
-    ray = ray_module()
+    ray, address = ray_module(), os.environ.get("RAY_ADDRESS", "")
     if not ray.is_initialized():
+        check_reachable(address)
         changed = (signal.SIGINT, signal.SIGTERM) if may_handle_signals() else ()
         ours = {number: signal.getsignal(number) for number in changed}
         try:
             ray.init(log_to_driver=False, include_dashboard=False)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise UserError(
-                f"train.workers=ray: no cluster at RAY_ADDRESS={os.environ.get('RAY_ADDRESS')} ({error})."
-            ) from error
+        except Exception as error:  # of a plain one, where its own processes do not start
+            cluster = f"no cluster at RAY_ADDRESS={address}" if address else "Ray does not start on this machine"
+            raise UserError(f"train.workers=ray: {cluster} ({error}).") from error
         finally:
             for number, handler in ours.items():
                 signal.signal(number, handler)
