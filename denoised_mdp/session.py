@@ -103,8 +103,7 @@ class Session:
             before = build(Config, state["config"]).train.total_steps
             if before <= step < config.train.total_steps:
                 self.trainer.step_before = step  # the run is made longer: what was due at its end is done
-        if not self.trainer.done:
-            logger.mirror = mirror_of(config)
+        logger.mirror = mirror_of(config)
 
     def _build_players(self, parts: contextlib.ExitStack) -> None:
         """Build the agent that learns, the one that acts, and the environments it acts in."""
@@ -167,9 +166,6 @@ class Session:
     def announce(self) -> None:
         """Say what is about to happen, before it takes hours."""
         config, step = self.config, self.trainer.step
-        if self.trainer.done:
-            say(f"{self.run.path}: complete at step {step:,}. To extend it, set a larger train.total_steps.")
-            return
         acts = f", acts on {self.player.device}" if self.player.device != self.agent.device else ""
         begins = f"continuing at step {step:,}" if step else "starting"
         model, policy = config.method
@@ -285,8 +281,6 @@ def _train(config: Config, run: RunFolder, stop: StopRequest) -> bool:
     with session:
         save_config(config, run.config)  # what may change in a continued run, once its checkpoint has loaded
         session.announce()
-        if trainer.done:
-            return True
         where = session.agent.device, session.precision, session.player.device
         record_start(run.machine, trainer.step, session.parameters, *where)
         with trainer.progress:

@@ -273,7 +273,7 @@ def test_metrics_that_measure_time_are_known_by_name(tmp_path):
 @pytest.mark.skipif(kernels.library() is None, reason="no C compiler")
 def test_a_run_tells_that_it_goes_on_without_compiled_norms(tmp_path, monkeypatch):
     config = tiny(tmp_path / "run", "train.total_steps=160", "model.norm=rms")
-    run_in_parts(config, 90)
+    run_units(config, 50)
     monkeypatch.setattr(kernels, "library", lambda: None)
     with pytest.warns(UserWarning, match="with compiled norms and goes on in float32 on this machine"):
         assert train(config)
@@ -282,7 +282,7 @@ def test_a_run_tells_that_it_goes_on_without_compiled_norms(tmp_path, monkeypatc
 def test_what_a_gpu_saved_loads_on_a_cpu(tmp_path):
     """A GPU's generator has a state of 16 bytes: on a CPU other numbers follow, always the same, with a warning."""
     config = tiny(tmp_path / "run", "train.total_steps=160")
-    run_in_parts(config, 90)
+    run_units(config, 50)
     step, state = checkpoint.load(tmp_path / "run" / "checkpoints")
     state["collector"]["exploration"] = [torch.arange(16, dtype=torch.uint8)]
     state["agent"]["random"] = torch.arange(16, dtype=torch.uint8)

@@ -270,6 +270,19 @@ def test_a_run_that_has_lost_its_replay_is_damaged_unless_it_is_finished(whole, 
     assert (status.state, status.error) == ("damaged", f"It has lost its replay: put {run.replay} back.")
 
 
+def test_a_finished_run_needs_nothing_and_cannot_fail(whole, tmp_path, capsys):
+    """Neither its replay, which may be deleted, nor a device: it is complete, whatever an earlier start said."""
+    run = shutil.copytree(whole, tmp_path / "a")
+    shutil.rmtree(run / "replay")
+    (run / "error.json").write_text(json.dumps({"error": "a start was refused"}))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert main(["train", str(run), "train.act_device=cuda:7"]) == 0
+    assert "complete at step 200" in capsys.readouterr().out
+    assert main(["status", str(run)]) == 0 and capsys.readouterr().out.endswith("\n1 finished\n")
+    assert all(path.read_bytes() == data for path, data in before.items() if path.name != ".lock")
+    assert {path for path in run.rglob("*") if path.is_file() and path.name != ".lock"} <= set(before)
+
+
 def test_linked_runs_are_found_and_circles_end(tmp_path):
     run, links = make_run(tmp_path / "runs" / "a"), tmp_path / "links"
     links.mkdir()

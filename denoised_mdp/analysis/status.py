@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from denoised_mdp.analysis.report.data import read_metrics, read_speed
 from denoised_mdp.config import read_config
-from denoised_mdp.config.schedule import Schedule
-from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
 from denoised_mdp.progress import duration
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.failure import last_error
 from denoised_mdp.run.find import find_runs
 from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import complete
 
 
 @dataclass
@@ -74,7 +72,7 @@ def status_of(path: Path) -> Status:
     elif not begun:
         damage = damage or f"It has lost its checkpoints: put {run.checkpoints} back."
     saved, total = whole or 0, config.train.total_steps if config else None
-    done = config is not None and _complete(config, saved, checkpoints.plain_values(run.checkpoints, saved))
+    done = config is not None and complete(config, run)
     if whole is not None and not done and not run.exported and not run.replay.is_dir():
         damage = damage or f"It has lost its replay: put {run.replay} back."
     error = last_error(run.error)
@@ -82,12 +80,12 @@ def status_of(path: Path) -> Status:
         state, error = "running", None
     elif damage:
         state, error = "damaged", damage
+    elif done:
+        state, error = "finished", None
     elif error:
         state = "failed"
     elif run.exported:
         state = "exported"
-    elif done:
-        state = "finished"
     else:  # before its last step, or at it with something still due, such as the last evaluation
         state = "stopped"
     step = int(max((steps[-1] for steps, _ in metrics.values()), default=0))
@@ -95,15 +93,6 @@ def status_of(path: Path) -> Status:
     return Status(
         path, state, max(step, saved), total, values[-1], speed.steps_per_second if speed else math.nan, error
     )
-
-
-def _complete(config: Config, step: int, state: Mapping[str, Any]) -> bool:
-    """Whether a run with this in its checkpoint, of which nothing has been checked, has nothing left to do."""
-    counters, pending = state.get("counters"), state.get("pending")
-    updates = counters.get("updates") if isinstance(counters, dict) else None
-    if type(updates) is not int or not isinstance(pending, list) or not all(isinstance(name, str) for name in pending):
-        return False
-    return Schedule(config).complete(step, updates, pending)
 
 
 def statuses(folders: Sequence[Path]) -> list[Status]:

@@ -12,6 +12,7 @@ from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import read_config, save_config
 from denoised_mdp.config.compare import differences
+from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import build
 from denoised_mdp.device import resolve_device, resolve_precision
@@ -27,7 +28,7 @@ from denoised_mdp.run.state import AGENT_PARTS, load_state, refuse_nonfinite
 def prepare(config: Config, run: RunFolder) -> bool:
     """Write the configuration into a new run folder, or check that it matches an existing run.
 
-    Returns whether there is anything to do: a run that was made longer since stays as it is.
+    Returns whether there is anything to do: a run that is complete, or was made longer since, stays as it is.
 
     Raises:
         UserError: it holds a run with another configuration, or one that has lost its checkpoints, or never writes one
@@ -61,11 +62,25 @@ def prepare(config: Config, run: RunFolder) -> bool:
     run.refuse_changes(changed)
     step, end = steps[-1], config.train.total_steps
     longer = before.train.total_steps if before else end
-    if not end + config.turn_steps <= step < longer + config.turn_steps:  # in the last turn something may still be due
-        return True
-    goes_on = f"; train.total_steps={longer} goes on" if step < longer else ""
-    say(f"{run.path} is at step {step:,} already, beyond train.total_steps={end}: nothing to do{goes_on}.")
-    return False
+    if end + config.turn_steps <= step < longer + config.turn_steps:  # in the last turn something may still be due
+        goes_on = f"; train.total_steps={longer} goes on" if step < longer else ""
+        say(f"{run.path} is at step {step:,} already, beyond train.total_steps={end}: nothing to do{goes_on}.")
+        return False
+    if complete(config, run):  # whatever else its folder lacks: the replay of a run that is over may be deleted
+        say(f"{run.path}: complete at step {step:,}. To extend it, set a larger train.total_steps.")
+        return False
+    return True
+
+
+def complete(config: Config, run: RunFolder) -> bool:
+    """Whether a run has nothing left to do, from its newest checkpoint, whose tensors are not read."""
+    step = checkpoints.newest_seen_whole(run.checkpoints)
+    state = {} if step is None else checkpoints.plain_values(run.checkpoints, step)
+    counters, pending = state.get("counters"), state.get("pending")
+    updates = counters.get("updates") if isinstance(counters, dict) else None
+    if type(updates) is not int or not isinstance(pending, list) or not all(isinstance(name, str) for name in pending):
+        return False
+    return Schedule(config).complete(step, updates, pending)
 
 
 def lost_rows(run: RunFolder, state: dict[str, Any]) -> str | None:
