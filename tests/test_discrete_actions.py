@@ -9,7 +9,6 @@ import torch
 from conftest import assert_plain, configured, random_batch, small_config
 from small_runs import run_in_parts, tiny
 
-from denoised_mdp.agents.acting import explored
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.analysis import invariance
 from denoised_mdp.config.schema import BackpropConfig, ReinforceConfig, SACConfig
@@ -22,7 +21,7 @@ from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.models.structure import LatentSpec
 from denoised_mdp.options import arguments
 from denoised_mdp.policies import BackpropPolicy, ReinforcePolicy, SACPolicy
-from denoised_mdp.policies.actor import CategoricalActor
+from denoised_mdp.policies.actor import CategoricalActor, explored
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.diff import compare, report
 from denoised_mdp.run.folder import RunFolder

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from denoised_mdp.errors import UserError
@@ -175,17 +174,3 @@ def check_actions(action: Any, batch: int, size: int, who: str) -> None:
         return
     found = f"{list(action.shape)}, up to {action.abs().max():g}" if isinstance(action, Tensor) else f"{action!r}"
     raise UserError(f"{who} returns actions {found}: they must be [{batch}, {size}], from -1 to 1.")
-
-
-def explored(action: Tensor, amount: float, noise: Tensor, *, discrete: bool) -> Tensor:
-    """Actions [B, A] as they are tried while collecting; noise: standard normal, [B, A].
-
-    Continuous: Gaussian noise of std `amount` is added. Discrete: with probability `amount`, another choice is
-    drawn from all alike. Of A normal numbers, any may be the largest m, however large that is; Phi(m)^A is uniform.
-    """
-    if not discrete:
-        return (action + amount * noise).clamp(-1.0, 1.0)
-    choices = action.shape[-1]
-    largest, drawn = noise.max(-1)  # [B] each
-    replaced = torch.special.ndtr(largest) ** choices < amount  # [B]
-    return torch.where(replaced[:, None], F.one_hot(drawn, choices).to(action.dtype), action)

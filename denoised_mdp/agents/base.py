@@ -23,7 +23,6 @@ from denoised_mdp.agents.acting import (
     check_explore,
     check_generator,
     draw_rows,
-    explored,
 )
 from denoised_mdp.config import schema
 from denoised_mdp.config.agents import BatchSpec
@@ -31,6 +30,7 @@ from denoised_mdp.device import set_generator_state
 from denoised_mdp.envs.actions import Actions
 from denoised_mdp.models.cuda_graph import GraphedUpdate
 from denoised_mdp.models.networks import set_compute_dtype
+from denoised_mdp.policies.actor import explored
 
 
 class Agent(nn.Module, ABC):

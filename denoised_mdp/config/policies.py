@@ -51,6 +51,11 @@ class BackpropConfig:
     imagine_rows: int | None = option(None, "imagine from the last so many rows of each segment; null: all", low=1)
     imagined_value: float = option(1.0, "weight of the value net's loss on imagined returns", low=0)
     replay_value: float = option(0.0, "weight of the value net's loss on returns of the stored rows themselves", low=0)
+    imagined_noise: float = option(
+        0.0,
+        "noise of imagined actions, as train.exploration_noise is of real ones: a std, or of choices a probability",
+        low=0,
+    )
     actor_lr: float = option(8e-5, "learning rate of the actor", above=0)
     value_lr: float = option(8e-5, "learning rate of the value net", above=0)
     late_lr: float = option(1.0, "factor of both rates after late_after updates of the policy", above=0, high=1)

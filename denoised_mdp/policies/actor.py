@@ -147,3 +147,17 @@ def make_actor(
     if mdp.discrete:
         return CategoricalActor(*sizes, **shape)
     return Actor(*sizes, **shape, initial_std=initial_std, min_std=min_std)
+
+
+def explored(action: Tensor, amount: float, noise: Tensor, *, discrete: bool) -> Tensor:
+    """Actions [..., A] as they are tried while collecting; noise: standard normal, [..., A].
+
+    Continuous: Gaussian noise of std `amount` is added. Discrete: with probability `amount`, another choice is
+    drawn from all alike. Of A normal numbers, any may be the largest m, however large that is; Phi(m)^A is uniform.
+    """
+    if not discrete:
+        return (action + amount * noise).clamp(-1.0, 1.0)
+    choices = action.shape[-1]
+    largest, drawn = noise.max(-1)  # [...] each
+    replaced = torch.special.ndtr(largest) ** choices < amount  # [...]
+    return torch.where(replaced[..., None], F.one_hot(drawn, choices).to(action.dtype), action)

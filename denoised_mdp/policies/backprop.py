@@ -18,7 +18,7 @@ class BackpropPolicy(ImaginingPolicy):
     value_has_own_reward = True
 
     def losses(
-        self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]
+        self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Actor loss, value loss and metrics; see `ImaginingPolicy.losses`.
 

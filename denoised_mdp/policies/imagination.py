@@ -13,7 +13,7 @@ from denoised_mdp.models.networks import MLP, SideBySide
 from denoised_mdp.models.scalars import SCALARS, Lowest
 from denoised_mdp.optim import make_optimizer, optimize, soft_update
 from denoised_mdp.optim.parallel import average, gather, normal
-from denoised_mdp.policies.actor import make_actor
+from denoised_mdp.policies.actor import explored, make_actor
 from denoised_mdp.policies.base import Policy
 
 PERCENTILES = (0.05, 0.95)
@@ -71,6 +71,9 @@ class ImaginingPolicy(Policy):
     `imagine_rows`: imagination starts from the last so many rows of each segment (None: from all).
     `imagined_value`, `replay_value`: weights of the value net's losses on imagined returns and on those of the stored
     rows themselves (`replay_loss`). Where the first is 0, no value learns from what the actor believes of itself.
+    `imagined_noise`: exploration in imagination: of that amount, see `explored`. What the actor learns is then worth
+    doing under noise too, so it depends less on actions about which model or value net are wrong; and imagined actions
+    are spread like the stored ones, from which the value net learns as well.
     `late_lr`, `late_imagined_value`: factors of both learning rates and of `imagined_value` after `late_after` updates.
     """
 
@@ -99,6 +102,7 @@ class ImaginingPolicy(Policy):
         imagine_rows: int | None,
         imagined_value: float,
         replay_value: float,
+        imagined_noise: float,
         actor_lr: float,
         value_lr: float,
         eps: float,
@@ -114,7 +118,7 @@ class ImaginingPolicy(Policy):
         self.horizon, self.gamma, self.lambda_, self.clip = horizon, gamma, lambda_, clip
         self.entropy, self.discount_weights = entropy, discount_weights
         self.slow_rate, self.imagine_rows = slow_value, imagine_rows
-        self.imagined_value, self.replay_value = imagined_value, replay_value
+        self.imagined_value, self.replay_value, self.imagined_noise = imagined_value, replay_value, imagined_noise
         shape = {"hidden": hidden, "layers": actor_layers, "norm": norm, "initial_std": initial_std, "min_std": min_std}
         self.actor = make_actor(mdp, **shape)
         self.scalar = SCALARS[value]
@@ -135,39 +139,48 @@ class ImaginingPolicy(Policy):
             self.add_optimizer(net, make_optimizer(getattr(self, net).parameters(), **descent))
 
     def imagine(
-        self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor], log_probs: list[Tensor] | None = None
+        self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, ...], log_probs: list[Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Roll the x prior out from every posterior latent of the batch, N = T B starts.
 
-        noise: standard normal for states [H, N, S_x] and for actions [H, N, A]. log_probs: a list to which the log
-        density [N] of each action is added (of choices, minus the entropy). Returns features [H, N, D_x + S_x] of the
-        imagined latents 1..H and the actions [H, N, A] that led to them. The actor reads the *detached* latent:
-        gradients flow through the dynamics, not through the actor's input.
+        noise: as of `draw_noise`. log_probs: a list to which the log density [N] of each action that the actor chose
+        is added (of choices, minus the entropy). Returns features [H, N, D_x + S_x] of the imagined latents 1..H and
+        the actions [H, N, A] that led to them. The actor reads the *detached* latent: gradients flow through the
+        dynamics, not through the actor's input. They pass the limits of actions that `imagined_noise` led beyond, as
+        if there were none: else half of those at a limit would teach nothing.
         """
         belief, state = batch.belief.flatten(0, 1), batch.state.flatten(0, 1)  # [N, D_x], [N, S_x]
         features, actions = [torch.cat((belief, state), -1)], []
-        for state_noise, action_noise in zip(*noise, strict=True):
+        for state_noise, action_noise, *exploration in zip(*noise, strict=True):
             seen = features[-1].detach()  # [N, F]
             if log_probs is None:
                 action = self.actor.sample(seen, action_noise)
             else:
                 action, log_prob = self.actor.sample_with_log_prob(seen, action_noise)
                 log_probs.append(log_prob)
+            if exploration:
+                tried = explored(action, self.imagined_noise, exploration[0], discrete=mdp.discrete)  # [N, A]
+                action = tried if mdp.discrete else action + (tried - action).detach()
             belief, state = mdp.step(belief, state, action, state_noise)
             features.append(torch.cat((belief, state), -1))
             actions.append(action)
         return torch.stack(features[1:]), torch.stack(actions)
 
-    def draw_noise(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None):
-        """State noise [H, N, S_x], then action noise [H, N, A]: the documented order of draws."""
+    def draw_noise(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        """Standard normal noise of states [H, N, S_x], then of actions [H, N, A]: the documented order of draws.
+
+        With `imagined_noise`, then that of exploration [H, N, A].
+        """
         shape, like = (self.horizon, *batch.belief.shape[:2]), batch.belief
         states = mdp.draw_noise(*shape, like=like, generator=generator)  # [H, T, B, S_x]
-        actions = normal(*shape, mdp.action_size, like=like, generator=generator)  # [H, T, B, A]
-        return states.flatten(1, 2), actions.flatten(1, 2)
+        noise = [states]
+        for _ in range(2 if self.imagined_noise else 1):
+            noise.append(normal(*shape, mdp.action_size, like=like, generator=generator))  # [H, T, B, A]
+        return tuple(one.flatten(1, 2) for one in noise)
 
     @abstractmethod
     def losses(
-        self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, Tensor]
+        self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Actor loss and value loss, and detached metrics; what `scale` knows counts this batch.
 
