@@ -25,12 +25,20 @@ def act(p, features, noise):
     return torch.tanh(u), log_prob.sum(-1)
 
 
-def imagine(w, p, h, s, state_noise, action_noise):
-    """Roll the x prior out; starts h, s [N, .] are latent 0. Returns latents 1..H, and actions."""
+def imagine(w, p, h, s, state_noise, action_noise, tried=None):
+    """Roll the x prior out; starts h, s [N, .] are latent 0. Returns latents 1..H, and actions.
+
+    tried: [H, N, A] of noise that is added to the actions within their limits, which gradients do not see.
+    """
     h, s = h.detach(), s.detach()
     beliefs, states, actions = [], [], []
     for e_state, e_action in zip(state_noise, action_noise, strict=True):
         action, _ = act(p, torch.cat([h, s], -1).detach(), e_action)
+        if tried is not None:
+            limited = torch.minimum(
+                torch.maximum(action + tried[len(actions)], -torch.ones_like(action)), torch.ones_like(action)
+            )
+            action = action + limited.detach() - action.detach()
         h = x_belief(w, s, action, h)
         mean, std = prior(w, "x", h)
         s = mean + std * e_state
@@ -47,9 +55,9 @@ def lambda_returns(rewards, values, goes_on, gamma, lambda_):
     return torch.stack(returns[:-1])
 
 
-def backprop_losses(w, p, h, s, ended, state_noise, action_noise, *, gamma, lambda_):
+def backprop_losses(w, p, h, s, ended, state_noise, action_noise, *, gamma, lambda_, tried=None):
     """Actor and value loss from starts h, s [T, B, .] of x, some of them ended, and what they are made of."""
-    h, s, actions = imagine(w, p, h.flatten(0, 1), s.flatten(0, 1), state_noise, action_noise)
+    h, s, actions = imagine(w, p, h.flatten(0, 1), s.flatten(0, 1), state_noise, action_noise, tried)
     features = torch.cat([h, s], -1)
     rewards, values = reward(w, "x", h, s), mlp(p, "value", features, layers=3)[..., 0]
     goes_on = continuation(w, h, s)
@@ -72,9 +80,10 @@ def backprop_losses(w, p, h, s, ended, state_noise, action_noise, *, gamma, lamb
     }
 
 
-def backprop_step(w, p, h, s, ended, state_noise, action_noise, optimizers, *, gamma, lambda_):
+def backprop_step(w, p, h, s, ended, state_noise, action_noise, optimizers, *, gamma, lambda_, tried=None):
     """One step of actor and value net, both from the old weights; returns new weights, losses, gradients."""
-    losses = backprop_losses(w, p, h, s, ended, state_noise, action_noise, gamma=gamma, lambda_=lambda_)
+    settings = {"gamma": gamma, "lambda_": lambda_, "tried": tried}
+    losses = backprop_losses(w, p, h, s, ended, state_noise, action_noise, **settings)
     new, grads = p, {}
     for part in ("actor", "value"):
         found = gradients(losses[part], p, [n for n in p if n.startswith(f"{part}.")])

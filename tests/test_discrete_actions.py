@@ -140,6 +140,22 @@ def test_what_a_backprop_actor_samples_is_one_hot_and_follows_its_probabilities(
     assert actor.mode(features).argmax() == p.argmax() and actor.target_entropy == pytest.approx(0.5 * math.log(A))
 
 
+def test_imagined_exploration_replaces_choices_which_then_teach_the_actor_nothing():
+    mdp, *_ = linear_mdp()
+    options = arguments(BackpropConfig(hidden=4, actor_layers=1, horizon=2, imagined_noise=0.5))
+    policy, batch = BackpropPolicy(mdp, **options).double(), latents(4, 3)
+    noise = policy.draw_noise(batch, mdp, torch.Generator().manual_seed(0))
+    tried = policy.imagine(batch, mdp, noise)[1][0]  # [N, A] in the first imagined step
+    chosen = policy.actor.sample(batch.features.flatten(0, 1), noise[1][0]).detach()  # [N, A]
+    expected = explored(chosen, 0.5, noise[2][0], discrete=True)
+    assert torch.equal(tried.detach(), expected)
+    changed = (chosen != expected).any(-1)
+    bias = policy.actor.net.output.bias
+    (taught,) = torch.autograd.grad(tried[~changed][:, 0].sum(), bias, retain_graph=True)
+    (nothing,) = torch.autograd.grad(tried[changed][:, 0].sum(), bias)
+    assert changed.any() and taught.any() and not nothing.any()
+
+
 def test_sac_losses_are_sums_over_all_choices():
     """Every transition and every choice, written out."""
     mdp, *_ = linear_mdp()
@@ -231,6 +247,7 @@ WALK = ["env=gym", "env.task=gym_envs:Walk", "env.episode_steps=16", "train.segm
 @pytest.mark.parametrize("policy", ["backprop", "reinforce", "sac"])
 def test_a_stopped_run_with_choices_ends_as_one_that_was_not(tmp_path, policy):
     options = [*WALK, f"policy={policy}", "train.collect_envs=2", "train.total_steps=240"]
+    options += ["policy.imagined_noise=0.2"] if policy != "sac" else []
     assert train(tiny(tmp_path / "whole", *options))
     run_in_parts(tiny(tmp_path / "parts", *options), 43, 20)
     assert report(compare(tmp_path / "whole", tmp_path / "parts"))

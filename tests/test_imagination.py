@@ -100,6 +100,40 @@ def test_the_value_net_is_drawn_to_a_slow_copy_that_follows_it():
         assert after.grad is None
 
 
+def test_imagined_exploration_is_drawn_last():
+    """So what is drawn without it stays as it was."""
+    agent = small_agent()
+    batch, policy = policy_batch(agent), agent.policy
+    without = policy.draw_noise(batch, agent.mdp, generator())
+    policy.imagined_noise = 0.3
+    states, actions, exploration = policy.draw_noise(batch, agent.mdp, generator())
+    assert torch.equal(states, without[0]) and torch.equal(actions, without[1]) and len(without) == 2
+    assert exploration.shape == actions.shape and not torch.equal(exploration, actions)
+
+
+@pytest.mark.parametrize("kind", ["backprop", "reinforce"])
+def test_imagined_exploration_is_that_of_collecting(kind):
+    """Latents follow the actions that are tried, and what the actor chose is what counts for its gradient."""
+    agent = small_agent()
+    batch = policy_batch(agent)
+    options = schema.POLICIES[kind](hidden=8, horizon=4, imagined_noise=0.8)
+    policy = POLICIES[kind](agent.mdp, **arguments(options)).double()
+    states, chosen, exploration = noise = policy.draw_noise(batch, agent.mdp, generator())
+    log_probs = []
+    features, actions = policy.imagine(batch, agent.mdp, noise, log_probs)
+    belief, state = batch.belief.flatten(0, 1), batch.state.flatten(0, 1)
+    for t in range(4):
+        seen = torch.cat((belief, state), -1)
+        action, log_prob = policy.actor.sample_with_log_prob(seen, chosen[t])
+        tried = (action + 0.8 * exploration[t]).clamp(-1, 1)
+        torch.testing.assert_close(actions[t], tried)
+        torch.testing.assert_close(log_probs[t], log_prob)
+        belief, state = agent.mdp.step(belief, state, tried, states[t])
+        torch.testing.assert_close(features[t], torch.cat((belief, state), -1))
+    assert (actions.abs() == 1).double().mean() > 0.1
+    policy.update(batch, agent.mdp, generator())
+
+
 @pytest.mark.parametrize("value", ["gaussian", "twohot"])
 @pytest.mark.parametrize("kind", ["backprop", "reinforce"])
 def test_of_several_value_nets_the_lowest_counts_and_each_learns_its_targets(kind, value):
@@ -168,6 +202,7 @@ SWITCHES = [
     "policy.imagine_rows=2",
     "policy.replay_value=0.3",
     "policy.value_nets=2",
+    "policy.imagined_noise=0.3",
     "policy.late_lr=0.2",
     "policy.late_imagined_value=0",
     "policy.late_after=3",

@@ -150,14 +150,20 @@ def policy_optimizers(policy):
     return {part: oracle.Adam(group[part]["lr"], group[part]["eps"], clip) for part, clip in clips(policy).items()}
 
 
-def check_backprop(case):
+def check_backprop(case, imagined_noise=0.0):
     """Imagined latents, actions, rewards, values, returns, both losses, all gradients, and one step."""
     policy, mdp, batch = case.policy, case.mdp, case.x_latents()
     noise = torch.randn(HORIZON, T * B, X[1]).double(), torch.randn(HORIZON, T * B, ACTIONS).double()
-    optimizers = policy_optimizers(policy)
+    optimizers, settings = policy_optimizers(policy), {"gamma": 0.99, "lambda_": 0.95}
+    if imagined_noise:
+        settings["tried"] = imagined_noise * torch.randn(HORIZON, T * B, ACTIONS).double()
     after, expected, grads = oracle_policies.backprop_step(
-        case.w, case.p, batch.belief, batch.state, batch.is_terminal, *noise, optimizers, gamma=0.99, lambda_=0.95
+        case.w, case.p, batch.belief, batch.state, batch.is_terminal, *noise, optimizers, **settings
     )
+    if imagined_noise:
+        policy.imagined_noise, noise = imagined_noise, (*noise, settings["tried"] / imagined_noise)
+        share = (expected["actions"].abs() == 1).double().mean()
+        assert 0.1 < share < 0.9, "limits do not matter"
     with without_gradients(case.model):
         features, actions = policy.imagine(batch, mdp, noise)
         rewards, values = mdp.reward(features), policy.value(features).squeeze(-1)
@@ -280,6 +286,10 @@ free_and_clipped = pytest.mark.parametrize("clip", [None, 1.0], ids=["free", "cl
 @every_structure
 def test_policy_by_backpropagation(name, clip):
     check_backprop(Case(name, clip=clip, **(CLIPPED if clip else {})))
+
+
+def test_policy_by_backpropagation_explores_in_imagination():
+    check_backprop(Case("2c", clip=None), imagined_noise=0.7)
 
 
 @free_and_clipped
