@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,17 @@ def cache_folder() -> Path:
     """Return where things are kept that can be made again: ``$DENOISED_MDP_CACHE``, else one in the user's cache."""
     if folder := os.environ.get("DENOISED_MDP_CACHE"):
         return Path(os.path.expanduser(folder))
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(base)) / "denoised-mdp"
+    base = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"))
+    return (base if base.is_absolute() else _private_folder()) / "denoised-mdp"
+
+
+def _private_folder() -> Path:
+    """A folder for temporary files that nobody else can write to, of a user without a home; one each."""
+    folder = Path(tempfile.gettempdir(), f"cache-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    about = folder.lstat()
+    mine = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022
+    return folder if mine else Path(tempfile.mkdtemp())
 
 
 def regular(path: Path | str) -> Path:

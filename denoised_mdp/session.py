@@ -13,6 +13,7 @@ from denoised_mdp.agents.launch import launched
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.collector import Collector, Overlap, Sequential
 from denoised_mdp.config import as_tree, save_config
+from denoised_mdp.config.compare import with_absolute_clips
 from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import build
@@ -258,6 +259,7 @@ def train(config: Config, stop: StopRequest | None = None) -> bool:
 
 
 def _lead(config: Config, stop: StopRequest) -> bool:
+    config = with_absolute_clips(config)
     refuse_large_batches(config)
     if not checkpoints.list_steps(RunFolder(config.run_dir).checkpoints):  # else it may be complete, and needs nothing
         refuse_missing(config)

@@ -286,7 +286,14 @@ sys.exit(cli.main([]))
         (["preset=quickstart"], "denoised-mdp train preset=quickstart"),
         (["runs/a b", "evaluate"], "the command comes first: denoised-mdp evaluate 'runs/a b'"),
         (["--episodes", "3", "evaluate", "x"], "the command comes first: denoised-mdp evaluate --episodes 3 x"),
-        (["train", "--cfg", "hydra"], "argument --cfg: must be job"),
+        (["train", "--cfg", "hydra"], "'hydra' is not of the form key=value."),
+        (["train", "distractors=none,noisy_sensor"], "'none' stands alone. Leave it out, or the others."),
+        (["config", "runs/nope"], "There is no run at runs/nope: it does not exist."),
+        (["config", "runs/nope", "--against", "debug"], "There is no run at runs/nope: it does not exist."),
+        (["doctor", "runs/nope"], "There is no run at runs/nope: it does not exist."),
+        (["bench", "runs/nope"], "There is no run at runs/nope: it does not exist."),
+        (["status", "runs/nope/a"], "it does not exist. Nor is there a folder runs/nope."),
+        (["evaluate", "a", "--episodes", "1.5"], "must be a whole number, at least 1, not '1.5'"),
     ],
 )
 def test_what_newcomers_write_gets_a_hint(arguments, hint, capsys):
@@ -377,11 +384,12 @@ def test_a_configuration_is_set_against_a_preset(capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["config"], ["train", "--cfg", "job"], ["train", "-c"], ["train", "model=2b", "--cfg"]]
+    "arguments",
+    [["config"], ["train", "--cfg", "job"], ["train", "-c"], ["train", "model=2b", "--cfg"], ["train", "-c", "seed=1"]],
 )
 def test_the_composed_configuration_is_printed_and_can_be_read_back(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    options = ["preset=quickstart", "model=2c", "distractors=camera_jitter", "train.batch_size=7"]
+    options = ["preset=quickstart", "model=2c", "distractors=camera_jitter", "train.batch_size=7", "seed=2"]
     assert cli.main([*arguments, *options]) == 0
     printed = capsys.readouterr()
     assert printed.err == "" and list(tmp_path.iterdir()) == []

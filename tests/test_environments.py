@@ -1,6 +1,7 @@
 """The environment of a run, from Python; what environments refuse to be given."""
 
 import contextlib
+import dataclasses
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from small_runs import tiny
 
 import denoised_mdp
 from denoised_mdp.cli.main import main
-from denoised_mdp.config import save_config
+from denoised_mdp.config import read_config, save_config
 from denoised_mdp.envs import make_env
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluation_seeds
@@ -55,6 +56,21 @@ def test_the_readme_plays_what_evaluate_plays(tmp_path, clips, monkeypatch, caps
         assert np.array_equal(first[0], second[0]) and torch.equal(first[1].latent.state, second[1].latent.state)
         env.close()
     assert shown[0] and shown[1] and not shown[0] & shown[1]
+
+
+@pytest.mark.usefixtures("cache")
+def test_clips_of_a_relative_path_are_found_from_every_folder(tmp_path, clips, monkeypatch):
+    folder = Path(clips)
+    monkeypatch.chdir(folder.parent)
+    options = [VIDEO, "train.total_steps=80", "train.eval_every=0", f"env.clips={folder.name}"]
+    config = tiny(tmp_path / "run", *options)
+    assert train(config) and read_config(tmp_path / "run" / "config.yaml").env.clips == str(folder)
+    before = dataclasses.replace(config, env=dataclasses.replace(config.env, clips=f"./{folder.name}"))
+    save_config(before, tmp_path / "run" / "config.yaml")  # as an earlier version did
+    longer = tiny(tmp_path / "run", *options, "train.total_steps=120")
+    assert train(longer)
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", "run", "--episodes", "1", "--device", "cpu"]) == 0
 
 
 def run_of(path, *options):

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import stat
+import tempfile
 import warnings
 import weakref
 
@@ -302,6 +303,19 @@ def test_a_home_of_nobody_is_a_folder_that_is_not_there(monkeypatch):
         open_two("~no-such-user/clips")
     monkeypatch.setenv("DENOISED_MDP_CACHE", "~no-such-user/cache")
     assert str(cache_module.cache_folder()) == "~no-such-user/cache"
+
+
+def test_without_a_home_the_cache_is_private(monkeypatch, tmp_path):
+    """Compiled code is loaded from there: neither the working directory nor what others may write will do."""
+    for name in ("DENOISED_MDP_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it is for a user without an entry
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = cache_module.cache_folder()
+    assert folder == tmp_path / f"cache-{os.getuid()}" / "denoised-mdp" == cache_module.cache_folder()
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+    folder.parent.chmod(0o777)
+    assert cache_module.cache_folder().parent.parent == tmp_path and cache_module.cache_folder() != folder
 
 
 def test_a_corrupt_file_is_named_and_skipped(tmp_path):

@@ -121,16 +121,12 @@ def add_command(
 
 def positive(text: str) -> int:
     """Parse a whole number of at least 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
-    return int(text)
+    return _typed(int, {"low": 1}, True)(text)
 
 
 def natural(text: str) -> int:
     """Parse a whole number of at least 0, for argparse."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, not '{text}'")
-    return int(text)
+    return _typed(int, {"low": 0}, True)(text)
 
 
 def form(pattern: str, allowed: str) -> Callable[[str], str]:
@@ -244,6 +240,23 @@ def add_options(
     from denoised_mdp.cli.completion import complete
 
     parser.add_argument(name, nargs=nargs, metavar=metavar, help=help).completer = complete
+
+
+def check_run(words: Sequence[str], sweeps: bool = False) -> None:
+    """Refuse a path before the options where no run can continue. sweeps: several runs begin, or are listed."""
+    from denoised_mdp.config.overrides import has_config
+
+    word = words[0] if words else ""
+    if has_config(word):
+        if sweeps:
+            raise UserError(f"A sweep has runs of its own: leave out {word}.")
+        return
+    if "=" in word or not ("/" in word or os.path.exists(word) or word.startswith("pretrained:")):
+        return
+    from denoised_mdp.run.folder import RunFolder
+
+    RunFolder.existing(word)  # says why there is none
+    raise UserError(f"{word} is an exported agent, which has weights alone: no training continues there.")
 
 
 def suggest(*commands: Sequence[object]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from denoised_mdp.cli.arguments import add_command, add_count, add_options, expanded, positive
+from denoised_mdp.cli.arguments import add_command, add_count, add_options, check_run, expanded, positive
 from denoised_mdp.cli.grid import options_of_one
 from denoised_mdp.errors import UserError, did_you_mean
 
@@ -63,6 +63,7 @@ def _completion(arguments: argparse.Namespace) -> int:
 def _doctor(arguments: argparse.Namespace) -> int:
     from denoised_mdp.config import load_config
 
+    check_run(arguments.overrides)
     overrides = options_of_one(arguments.overrides)
     config = load_config(overrides)
     from denoised_mdp.bench.doctor import doctor
@@ -74,6 +75,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     from denoised_mdp.config import load_config
 
+    check_run(arguments.overrides)
     overrides = arguments.overrides or ["preset=paper/cheetah_run_video_background"]
     config = load_config(overrides)
     from denoised_mdp.bench.update import PARTS, benchmark

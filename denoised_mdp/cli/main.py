@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from denoised_mdp import __version__, progress
-from denoised_mdp.cli.arguments import Parser, add_command, add_options, first_probe, suggest
+from denoised_mdp.cli.arguments import Parser, add_command, add_options, check_run, first_probe, suggest
 from denoised_mdp.cli.grid import of_grid, options_of_one
 from denoised_mdp.cli.machine import add_machine_commands
 from denoised_mdp.cli.probe import add_probe_commands
@@ -51,7 +51,7 @@ def build_parser(probes: bool = True) -> Parser:
     train = add_command(commands, "train", _train, help, long_help=_train_help, keyed="overrides")
     add_options(train)
     train.add_argument("-m", "--multirun", action="store_true")
-    train.add_argument("-c", "--cfg", nargs="?", const="job")
+    train.add_argument("-c", "--cfg", action="store_true")
     train.add_argument("-n", "--dry-run", action="store_true")
     config = add_command(
         commands,
@@ -74,14 +74,10 @@ def build_parser(probes: bool = True) -> Parser:
 
 
 def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
-    if arguments.cfg is not None:
-        if "=" in arguments.cfg:  # --cfg key=value
-            arguments.overrides.append(arguments.cfg)
-        elif arguments.cfg != "job":
-            raise UserError(f"argument --cfg: must be job, or nothing, not '{arguments.cfg}'.")
-        return _print_config(arguments.overrides)
+    if arguments.cfg:
+        return _print_config([word for word in arguments.overrides if word != "job"])  # as in Hydra's --cfg job
     sweeps = arguments.multirun or arguments.dry_run or any(map(of_grid, arguments.overrides))
-    _check_run(arguments.overrides, sweeps)
+    check_run(arguments.overrides, sweeps)
     if sweeps:
         from denoised_mdp.cli.sweep import show_grid, sweep
 
@@ -115,29 +111,13 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
     return 0
 
 
-def _check_run(words: Sequence[str], sweeps: bool) -> None:
-    """Refuse a path before the options where no run can continue. sweeps: several runs begin, or are listed."""
-    from denoised_mdp.config.overrides import has_config
-
-    word = words[0] if words else ""
-    if has_config(word):
-        if sweeps:
-            raise UserError(f"A sweep has runs of its own: leave out {word}.")
-        return
-    if "=" in word or not ("/" in word or os.path.exists(word) or word.startswith("pretrained:")):
-        return
-    from denoised_mdp.run.folder import RunFolder
-
-    RunFolder.existing(word)  # says why there is none
-    raise UserError(f"{word} is an exported agent, which has weights alone: no training continues there.")
-
-
 def _config(arguments: argparse.Namespace) -> int:
     from denoised_mdp.config import load_config
     from denoised_mdp.config.compare import contrast
 
     if arguments.against is None:
         return _print_config(arguments.overrides)
+    check_run(arguments.overrides)
     overrides = options_of_one(arguments.overrides)
     config, other = load_config(overrides), load_config([f"preset={arguments.against}"])
     lines = contrast(other, config)
@@ -149,6 +129,7 @@ def _config(arguments: argparse.Namespace) -> int:
 def _print_config(overrides: Sequence[str]) -> int:
     from denoised_mdp.config import as_yaml, load_config
 
+    check_run(overrides)
     overrides = options_of_one(overrides)
     config = load_config(overrides)
     print(as_yaml(config), end="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
@@ -21,8 +22,20 @@ MAY_CHANGE = frozenset(
     | {"train.snapshot_every"}
 )
 
+MADE_CLIPS = ("procedural", "kinetics")
+"""values of ``env.clips`` that are no path of the user's"""
+
 # Of these, what cannot change results at all: what a replay has dropped is not drawn any more.
 SAME_RESULTS = MAY_CHANGE - {"replay.capacity"}
+
+
+def with_absolute_clips(config: Config) -> Config:
+    """The configuration with the path of its clips made absolute: the same clips, from whatever folder it is read."""
+    clips = config.env.clips
+    if clips.partition(":")[0] in MADE_CLIPS:
+        return config
+    path = os.path.abspath(os.path.expanduser(clips))
+    return dataclasses.replace(config, env=dataclasses.replace(config.env, clips=path))
 
 
 def differences(old: Config, new: Config, free: Collection[str] = MAY_CHANGE) -> list[str]:
@@ -31,7 +44,7 @@ def differences(old: Config, new: Config, free: Collection[str] = MAY_CHANGE) ->
     Of another choice, such as ``model=``, the choice alone: most of its options differ as well. So do those of groups
     that it leaves out, as ``agent=curl`` leaves out the model.
     """
-    found, other_distractors = _unlike(old, new), _other_distractors(old, new)
+    found, other_distractors = _unlike(*map(with_absolute_clips, (old, new))), _other_distractors(old, new)
     named = [key for key in found if key.endswith(".name")]
     implied = tuple(key.removesuffix("name") for key in named)
     if other_distractors:

@@ -14,10 +14,15 @@ QUOTED = re.compile(r"""(['"])(\\.|(?!\1)[^\\])*\1""")
 TEXTS = ("run_dir", "env.task", "env.clips", "train.device")  # free texts: taken as they are, commas and all
 
 
+def refuse_control_characters(text: str) -> None:
+    """Raise UserError for what would break files and messages."""
+    if re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text):
+        raise UserError(f"{ascii(text)}: control characters and bytes that are not UTF-8 cannot be used.")
+
+
 def split(text: str) -> tuple[str, str]:
     """Split ``key=value`` and check the key."""
-    if re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text):  # they would break files and messages
-        raise UserError(f"{ascii(text)}: control characters and bytes that are not UTF-8 cannot be used.")
+    refuse_control_characters(text)
     key, equals, value = (part.strip() for part in text.removeprefix("++").partition("="))
     if not equals or not key:
         group = next((group for group in reversed(GROUPS) if text in choices(group)), None)
@@ -39,6 +44,7 @@ def has_config(word: str) -> bool:
 def run_and_options(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """Return the folder of a run, if one comes first on a command line, and the words ``key=value``."""
     if words and has_config(words[0]):
+        refuse_control_characters(words[0])
         return words[0], list(words[1:])
     return None, list(words)
 
@@ -107,6 +113,8 @@ def distractor_sets(text: str) -> list[dict[str, Any]]:
         lists = [re.sub(r"^\s*\[(.*)\]\s*$", r"\1", part).split(",") for part in parts]
         sets = [dict.fromkeys(name.strip(" '\"") for name in names) for names in lists]
         sets = [{} if list(names) in ([""], ["none"], ["null"]) else names for names in sets]
+    if any("none" in names for names in sets):
+        raise UserError(f"distractors={text}: 'none' stands alone. Leave it out, or the others.")
     for name, options in ((name, options) for names in sets for name, options in names.items()):
         if name not in choices("distractors"):
             raise UserError(f"unknown distractor '{name}'.{did_you_mean(name, [*choices('distractors'), 'none'])}")

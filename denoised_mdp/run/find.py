@@ -11,6 +11,9 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.plugins import load_plugins
 from denoised_mdp.run.folder import RunFolder, is_pretrained
 
+UNREAL = ("dev", "proc", "sys")
+"""folders at the root of Linux that hold no files"""
+
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
     """The runs among these folders and, at any depth, inside the others; each one once. One may be `RunFolder.lost`.
@@ -32,7 +35,8 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
             if run.is_run if "config.yaml" in files else "checkpoints" in names and run.lost:
                 inside.append(Path(path))
                 names.clear()  # a run holds no other runs
-            names[:] = sorted(name for name in names if not name.startswith("."))  # not Hydra's records
+            hidden = UNREAL if path == os.sep else ()
+            names[:] = sorted(name for name in names if not name.startswith(".") and name not in hidden)
         if not inside:
             _refuse(RunFolder(folder))
         found |= {path.resolve(): path for path in inside}

@@ -187,13 +187,14 @@ class RunFolder:
             else:
                 problem = "has no config.yaml" + " of a run" * os.path.lexists(run.config)
             near = nearest(run.path.name, runs)
-            above = next(one for one in (run.path, *run.path.parents) if one.is_dir())
             if near:
                 hint = f"Did you mean '{runs[near]}'?"
             elif (_PACKAGED / run.path.name / "config.yaml").is_file():  # what is made from it lies here
                 hint = f"Did you mean '{PRETRAINED}{run.path.name}'?"
-            else:
+            elif (above := run.path if run.path.is_dir() else run.path.parent).is_dir():
                 hint = f"'denoised-mdp status {quote(str(above))}' lists the runs there."
+            else:
+                hint = f"Nor is there a folder {above}."
             if run.path.exists() and run.part_of:
                 step = re.search(r"step_0*(\d+)$", run.path.name)
                 name = f"name that{f', with --checkpoint {step[1]}' if step else ''}"

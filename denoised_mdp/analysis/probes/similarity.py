@@ -82,7 +82,7 @@ def report(tree: Mapping[str, Any]) -> Section:
     words = (
         f"Alignment is the share of common {tree['k']} nearest neighbours"
         f" ({tree.get('neighbours', 'of the same episode too, by an earlier version')}) among {tree['rows']} situations"
-        f" of {tree['options']['episodes']} held-out episodes, the same for {len(tree['runs'])} runs:"
+        f" of {tree['options']['episodes']} held-out episodes, the same for all runs:"
         f" {', '.join(Path(path).name for path in tree['runs'])}. Chance is {show(tree['chance'])};"
         f" with whole episodes shuffled, {text(tree['null'], 2)}.",
         *(f"Alignment across worlds: {note}." for note in notes_of(tree)),

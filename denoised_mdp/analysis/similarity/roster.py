@@ -130,9 +130,9 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
         if row["newest"] and row["role"] in (SEEN, REST)
     }
     pairs = {f"{row['group']}, {row['pairs']} pairs of seeds": row for row in tree["identifiability"]}
-    wide = max(48, *map(len, [*across, *truth, *pairs]))
+    runs, wide = len(tree["runs"]), max(48, *map(len, [*across, *truth, *pairs]))
     lines = [
-        f"{len(tree['runs'])} runs, {tree['rows']} situations, {tree['k']} neighbours; chance {tree['chance']:.3f},"
+        f"{runs} run{'s' * (runs > 1)}, {tree['rows']} situations, {tree['k']} neighbours; chance {tree['chance']:.3f},"
         f" with whole episodes shuffled {text(tree['null'])}",
         f"  {'alignment':{wide}s}" + "".join(f"{column:>25s}" for column in columns),
     ]
