@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from small_runs import TINY, tiny
+from small_runs import TINY, run_units, tiny
 
 import denoised_mdp
 from denoised_mdp.cli.main import main
@@ -202,17 +202,19 @@ def test_weights_that_are_no_numbers_are_not_used(run, bad, part, capfd):
 def test_a_folder_copied_while_it_was_written_to_continues_from_the_checkpoint_before(tmp_path, capacity, capfd):
     """The replay was copied first, and then a checkpoint that counts rows which the copy lacks."""
     run, whole = tmp_path / "run", tmp_path / "whole"
-    more = [f"replay.capacity={capacity}"]
-    assert train(tiny(run, *SHORT, *more, "train.total_steps=160"))
+    options = [f"replay.capacity={capacity}", "train.total_steps=200"]
+    run_units(tiny(run, *SHORT, *options), 90)
     shutil.copytree(run / "replay", tmp_path / "replay")
-    assert main(command(run, *more, "train.total_steps=200")) == 0
+    run_units(tiny(run, *SHORT, *options), 5)
     shutil.copytree(run, whole)
     shutil.rmtree(run / "replay")
     (tmp_path / "replay").rename(run / "replay")
-    assert checkpoint.list_steps(run / "checkpoints") == [160, 200]
+    before, after = checkpoint.list_steps(run / "checkpoints")
+    assert before < after < 200
+    assert main(command(whole, *options)) == 0
     capfd.readouterr()
-    assert main(command(run, *more, "train.total_steps=200")) == 0
-    assert "using step_000000160 instead" in capfd.readouterr().err
+    assert main(command(run, *options)) == 0
+    assert f"using step_{before:09d} instead" in capfd.readouterr().err
     assert report(compare(whole, run))
 
 
