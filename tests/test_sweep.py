@@ -161,6 +161,18 @@ def test_what_hydra_refuses_is_one_line(tmp_path, monkeypatch, capfd, overrides,
     assert "HYDRA_FULL_ERROR" not in os.environ
 
 
+@pytest.mark.parametrize("error", [ConnectionError("no running Ray"), ValueError("Invalid address format: nonsense")])
+def test_a_launcher_without_its_cluster_says_so_and_blames_no_folder(jobs, monkeypatch, error):
+    def refuse(_):
+        raise error
+
+    monkeypatch.setattr("hydra.main", lambda **_: lambda job: lambda: refuse(job))
+    with pytest.raises(UserError, match=f"^hydra/launcher=ray: {error}$"):
+        jobs("env=toy", "env.task=dot", "seed=0,1", "hydra/launcher=ray")
+    with pytest.raises(type(error)):
+        jobs("env=toy", "env.task=dot", "seed=0,1")  # a closed pipe, or a defect: no launcher is to blame
+
+
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_a_launcher_without_its_plug_in_names_the_extra(jobs, name, monkeypatch):
     given = {}
