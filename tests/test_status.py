@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import os
 import pickle
 import shutil
 import signal
@@ -281,6 +282,15 @@ def test_a_finished_run_needs_nothing_and_cannot_fail(whole, tmp_path, capsys):
     assert main(["status", str(run)]) == 0 and capsys.readouterr().out.endswith("\n1 finished\n")
     assert all(path.read_bytes() == data for path, data in before.items() if path.name != ".lock")
     assert {path for path in run.rglob("*") if path.is_file() and path.name != ".lock"} <= set(before)
+
+
+def test_checkpoints_that_fail_to_be_read_are_damage_and_no_error_of_status(whole, monkeypatch):
+    def fail(_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(checkpoint, "newest_seen_whole", fail)
+    status = status_of(whole)
+    assert status.state == "damaged" and "cannot be read (Input/output error)" in status.error
 
 
 def test_linked_runs_are_found_and_circles_end(tmp_path):

@@ -72,7 +72,7 @@ def status_of(path: Path) -> Status:
     elif not begun:
         damage = damage or f"It has lost its checkpoints: put {run.checkpoints} back."
     saved, total = whole or 0, config.train.total_steps if config else None
-    done = config is not None and complete(config, run)
+    done = config is not None and complete(config, run, whole)
     if whole is not None and not done and not run.exported and not run.replay.is_dir():
         damage = damage or f"It has lost its replay: put {run.replay} back."
     error = last_error(run.error)

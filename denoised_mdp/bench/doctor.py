@@ -65,11 +65,7 @@ def days_on_a_cpu(config: Config) -> str | None:
     train = config.train
     spec, updates = config.batch_spec, config.updates_due(train.total_steps)
     rows = spec.batch_size * spec.segment_length
-    if (
-        resolve_device(train.device, "train.device").type != "cpu"
-        or updates * rows < MANY_ROWS
-        or Path(config.run_dir).exists()
-    ):
+    if not _learns_on_a_cpu(config) or updates * rows < MANY_ROWS or Path(config.run_dir).exists():
         return None
     update, part = update_on_cpu(config, rows=100)
     seconds, threads = updates * update, torch.get_num_threads()
@@ -87,12 +83,16 @@ def waiting_threads(config: Config) -> str | None:
     """Warn of a run that would learn on several threads of a CPU which others use; None for others, and short ones."""
     train, busy = config.train, crowded()
     short = config.updates_due(train.total_steps) < MANY_UPDATES
-    if short or not busy or train.threads == 1 or resolve_device(train.device, "train.device").type != "cpu":
+    if short or not busy or train.threads == 1 or not _learns_on_a_cpu(config):
         return None
     return (
         f"Other programs are busy ({busy}). Train beside them with train.threads=1: threads"
         " that wait for one another can take ten times longer."
     )
+
+
+def _learns_on_a_cpu(config: Config) -> bool:
+    return resolve_device(config.train.device, "train.device").type == "cpu"
 
 
 class Doctor:

@@ -177,30 +177,29 @@ class RunFolder:
         run = cls(path)
         if run.lost:
             raise UserError(f"{path} has lost its config.yaml: restore that file from a copy.")
-        if not run.is_run:
-            beside = (config.parent for config in sorted(run.path.parent.glob("*/config.yaml")))
-            runs = {folder.name: folder for folder in beside if RunFolder(folder).is_run}
-            if not run.path.exists():
-                problem = "does not exist"
-            elif run.path.is_file():
-                problem = "is a file"
-            else:
-                problem = "has no config.yaml" + " of a run" * os.path.lexists(run.config)
-            near = nearest(run.path.name, runs)
-            if near:
-                hint = f"Did you mean '{runs[near]}'?"
-            elif (_PACKAGED / run.path.name / "config.yaml").is_file():  # what is made from it lies here
-                hint = f"Did you mean '{PRETRAINED}{run.path.name}'?"
-            elif (above := run.path if run.path.is_dir() else run.path.parent).is_dir():
-                hint = f"'denoised-mdp status {quote(str(above))}' lists the runs there."
-            else:
-                hint = f"Nor is there a folder {above}."
-            if run.path.exists() and run.part_of:
-                step = re.search(r"step_0*(\d+)$", run.path.name)
-                name = f"name that{f', with --checkpoint {step[1]}' if step else ''}"
-                hint = f"It is a part of the run {run.part_of}: {name}."
-            raise UserError(f"There is no run at {path}: it {problem}. {hint}")
-        return run
+        if run.is_run:
+            return run
+        beside = (config.parent for config in sorted(run.path.parent.glob("*/config.yaml")))
+        runs = {folder.name: folder for folder in beside if RunFolder(folder).is_run}
+        problem = "has no config.yaml" + " of a run" * os.path.lexists(run.config)
+        if not run.path.exists():
+            problem = "does not exist"
+        elif run.path.is_file():
+            problem = "is a file"
+        near = nearest(run.path.name, runs)
+        if near:
+            hint = f"Did you mean '{runs[near]}'?"
+        elif (_PACKAGED / run.path.name / "config.yaml").is_file():  # what is made from it lies here
+            hint = f"Did you mean '{PRETRAINED}{run.path.name}'?"
+        elif (above := run.path if run.path.is_dir() else run.path.parent).is_dir():
+            hint = f"'denoised-mdp status {quote(str(above))}' lists the runs there."
+        else:
+            hint = f"Nor is there a folder {above}."
+        if run.path.exists() and run.part_of:
+            step = re.search(r"step_0*(\d+)$", run.path.name)
+            name = f"name that{f', with --checkpoint {step[1]}' if step else ''}"
+            hint = f"It is a part of the run {run.part_of}: {name}."
+        raise UserError(f"There is no run at {path}: it {problem}. {hint}")
 
     @property
     def part_of(self) -> Path | None:

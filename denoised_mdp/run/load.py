@@ -66,15 +66,16 @@ def prepare(config: Config, run: RunFolder) -> bool:
         goes_on = f"; train.total_steps={longer} goes on" if step < longer else ""
         say(f"{run.path} is at step {step:,} already, beyond train.total_steps={end}: nothing to do{goes_on}.")
         return False
-    if complete(config, run):  # whatever else its folder lacks: the replay of a run that is over may be deleted
+    if complete(
+        config, run, checkpoints.newest_seen_whole(run.checkpoints)
+    ):  # whatever else its folder lacks: the replay of a run that is over may be deleted
         say(f"{run.path}: complete at step {step:,}. To extend it, set a larger train.total_steps.")
         return False
     return True
 
 
-def complete(config: Config, run: RunFolder) -> bool:
-    """Whether a run has nothing left to do, from its newest checkpoint, whose tensors are not read."""
-    step = checkpoints.newest_seen_whole(run.checkpoints)
+def complete(config: Config, run: RunFolder, step: int | None) -> bool:
+    """Whether a run has nothing left to do after the checkpoint of a step, whose tensors are not read."""
     state = {} if step is None else checkpoints.plain_values(run.checkpoints, step)
     counters, pending = state.get("counters"), state.get("pending")
     updates = counters.get("updates") if isinstance(counters, dict) else None
