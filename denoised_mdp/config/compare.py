@@ -22,11 +22,11 @@ MAY_CHANGE = frozenset(
     | {"train.snapshot_every"}
 )
 
-MADE_CLIPS = ("procedural", "kinetics")
-"""values of ``env.clips`` that are no path of the user's"""
-
 # Of these, what cannot change results at all: what a replay has dropped is not drawn any more.
 SAME_RESULTS = MAY_CHANGE - {"replay.capacity"}
+
+MADE_CLIPS = ("procedural", "kinetics")
+"""values of ``env.clips`` that are no path of the user's"""
 
 
 def with_absolute_clips(config: Config) -> Config:
