@@ -321,7 +321,7 @@ def test_command(tmp_path, capsys):
     for wrong in (
         ["report", str(tmp_path / "no")],
         ["report", str(run), "-o", str(tmp_path)],
-        ["report", str(run), "-o", str(tmp_path / "no" / "a.html")],
+        ["report", str(run), "-o", str(page / "a.html")],
         ["report", str(run), "--probes", str(tmp_path / "no")],
     ):
         assert main(wrong) == 2
@@ -348,7 +348,7 @@ def test_results_gathered_in_another_folder(tmp_path):
     run = make_run(tmp_path / "run")
     add_probes(run)
     (run / "probes").rename(tmp_path / "gathered")
-    write_report([run], tmp_path / "page.html", probes=[tmp_path / "gathered"])
-    assert 'class="heatmap"' in (tmp_path / "page.html").read_text()
+    page = tmp_path / "reports" / "page.html"  # whose folder is made, as for all results
+    assert 'class="heatmap"' in write_report([run], page, probes=[tmp_path / "gathered"]).read_text()
     with pytest.raises(UserError, match="no folder"):
         write_report([run], tmp_path / "page.html", probes=[tmp_path / "nowhere"])

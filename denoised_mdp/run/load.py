@@ -66,9 +66,8 @@ def prepare(config: Config, run: RunFolder) -> bool:
         goes_on = f"; train.total_steps={longer} goes on" if step < longer else ""
         say(f"{run.path} is at step {step:,} already, beyond train.total_steps={end}: nothing to do{goes_on}.")
         return False
-    if complete(
-        config, run, checkpoints.newest_seen_whole(run.checkpoints)
-    ):  # whatever else its folder lacks: the replay of a run that is over may be deleted
+    whole = checkpoints.newest_seen_whole(run.checkpoints)
+    if complete(config, run, whole):  # whatever else its folder lacks: the replay of a run that is over may be deleted
         say(f"{run.path}: complete at step {step:,}. To extend it, set a larger train.total_steps.")
         return False
     return True

@@ -70,9 +70,7 @@ def write_report(
     output = Path(output)
     if output.is_dir():
         raise UserError(f"{output} is a folder. Name a file, e.g. -o {output / 'report.html'}.")
-    if not output.parent.is_dir():  # checked before anything is drawn
-        raise UserError(f"There is no folder {output.parent} for {output.name}. Make it, or choose another -o.")
-    check_output(output, "-o")
+    check_output(output, "-o")  # before anything is drawn
     check_probe_folders(probes)
     found = [read_run(run, probes) for run in track(find_runs(runs), "reading", "runs", delay=1)]
     page = render(found, videos=videos, title=title)
