@@ -59,12 +59,29 @@ def test_a_lead_is_a_difference_of_means_with_an_interval_from_three_seeds_on(do
         tuple(documents.Column("", "mine", task, "v", arm) for arm in ("2b", "dreamer")) for task in ("a", "b")
     )
     pairs = {"a": [one], "b": [other], "both": [one, other]}
-    head, _, earned, unknown = documents.Differences(pairs, {"return": "earned", "recall": "known"}).lines()
+    head, _, earned, unknown = documents.Comparison(pairs, {"return": "earned", "recall": "known"}).lines()
     assert head == "| difference of means [95 % interval] | a | b | both |" and unknown == "| known | - | - | - |"
     sides = [[np.array(runs["a", arm], float)] for arm in ("2b", "dreamer")]
     value, low, high = interval(difference, *sides)
     assert value == 26 and low < 26 < high
     assert earned == f"| earned | 26 [{low:.0f}, {high:.0f}] | 3 | {(26 + 3) / 2:.0f} |"
+
+
+def test_shares_that_two_arms_keep_are_compared_by_their_ratio(documents, tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "ROOT", tmp_path)
+    (tmp_path / "results" / "mine").mkdir(parents=True)
+    runs = {
+        ("v", "2b"): (60, 64, 68),
+        ("v", "dreamer"): (20, 22, 24),
+        ("w", "2b"): (80, 78),
+        ("w", "dreamer"): (44, 44),
+    }
+    rows = [f"a,{variant},{arm},{seed},9,{v}" for (variant, arm), own in runs.items() for seed, v in enumerate(own)]
+    (tmp_path / "results" / "mine" / "runs.csv").write_text("\n".join(["task,variant,arm,seed,step,return", *rows]))
+    four = [documents.Column("", "mine", "a", variant, arm) for arm in ("2b", "dreamer") for variant in ("v", "w")]
+    kept = documents.Comparison({"2b": [(*four[:2],)], "both": [(*four,)]}, {"return": "earned"}, relative=True)
+    assert kept.lines()[0] == "| ratio of means [95 % interval] | 2b | both |"
+    assert kept.lines()[-1] == f"| earned | {64 / 79:.2f} | {64 / 79 / (22 / 44):.2f} |", "of two runs no interval"
 
 
 def test_a_lead_says_of_how_many_runs_it_is_where_some_are_unknown(documents, tmp_path, monkeypatch):
@@ -75,7 +92,7 @@ def test_a_lead_says_of_how_many_runs_it_is_where_some_are_unknown(documents, tm
     ]
     (tmp_path / "results" / "mine" / "runs.csv").write_text("\n".join(["task,variant,arm,seed,step,recall", *rows]))
     pair = tuple(documents.Column("", "mine", "a", "v", arm) for arm in ("2b", "dreamer"))
-    assert documents.Differences.text([pair], "recall") == "0.35 (2 of 2, 1 of 2)"
+    assert documents.Comparison({}, {}).text([pair], "recall") == "0.35 (2 of 2, 1 of 2)"
     evidence_numbers = importlib.import_module("evidence_numbers")
     lines = evidence_numbers.comparisons(pair[0].rows() + pair[1].rows())
     (line,) = [line for line in lines if line["metric"] == "recall"]

@@ -18,7 +18,7 @@ from common import read
 from evidence_numbers import METRICS, Row, cells, digits_of, ends, known, metric_lines, shares_text, text_of, with_late
 
 from denoised_mdp.analysis.results import write_whole
-from denoised_mdp.analysis.table.statistics import difference, interaction
+from denoised_mdp.analysis.table.statistics import difference, double_ratio, interaction, ratio
 from denoised_mdp.analysis.table.write import markdown
 from denoised_mdp.errors import UserError
 
@@ -77,7 +77,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Differences:
+class Comparison:
     """By how much one arm is above another: head -> pairs of columns, one for each task; metrics as of a `Table`.
 
     Of four columns: by how much more than the fourth is below the third.
@@ -85,6 +85,8 @@ class Differences:
 
     pairs: dict[str, Sequence[tuple[Column, ...]]]
     metrics: dict[str, str]
+    relative: bool = False
+    """how many times one is the other, instead of by how much it is above"""
 
     def lines(self) -> list[str]:
         """The table in Markdown."""
@@ -92,17 +94,19 @@ class Differences:
             [label or METRICS[m], *(self.text(own, m) for own in self.pairs.values())]
             for m, label in self.metrics.items()
         ]
-        return markdown([["difference of means [95 % interval]", *self.pairs], *body])
+        what = "ratio" if self.relative else "difference"
+        return markdown([[f"{what} of means [95 % interval]", *self.pairs], *body])
 
-    @staticmethod
-    def text(pairs: Sequence[tuple[Column, ...]], metric: str) -> str:
+    def text(self, pairs: Sequence[tuple[Column, ...]], metric: str) -> str:
         """Of means over tasks of means over seeds; a dash where one side of a task knows no value."""
         sides = [[known(column.rows(), metric) for column in side] for side in zip(*pairs, strict=True)]
         if not all(len(values) for side in sides for values in side):
             return "-"
         runs = [sum(len(column.rows()) for column in side) for side in zip(*pairs, strict=True)]
         shares = shares_text([sum(map(len, side)) for side in sides], runs)
-        return text_of(ends(difference if len(sides) == 2 else interaction, *sides), digits_of(metric)) + shares
+        of_two, of_four = (ratio, double_ratio) if self.relative else (difference, interaction)
+        digits = 2 if self.relative else digits_of(metric)
+        return text_of(ends(of_two if len(sides) == 2 else of_four, *sides), digits) + shares
 
 
 def strong(task: str) -> list[Column]:
@@ -138,6 +142,7 @@ EVIDENCE = (
     *("leakage", "leakage_untrained", "invariance", "action_change", "action_change_untrained", "action_ratio"),
     *("nats_x", "nats_y", "cpu_hours"),
 )
+RETURNS = {name: LONG[name] for name in ("return", "return_late", "return_best")}
 TWICE = ("return", "return_unseen", "return_late", "return_best", "recall", "leakage")
 CHEETAH = "evidence", "cheetah_run"
 RIVALS = [
@@ -177,7 +182,11 @@ BARE = {  # head -> columns of a task, by their places in `strong`
     "video - no distractors": slice(0, 4),
 }
 LEADS = {f"`{task}`, {where}": [tuple(strong(task)[part])] for task in TASKS for where, part in BARE.items()}
-LEADS["both, video - no distractors"] = [tuple(strong(task)) for task in TASKS]
+LEADS |= {f"both, {where}": [tuple(strong(task)[part]) for task in TASKS] for where, part in list(BARE.items())[1:]}
+KEPT = {}  # what is left of the return without distractors
+for what, tasks in [*((f"`{task}`", [task]) for task in TASKS), ("both", TASKS)]:
+    KEPT[f"{what}, 2b"], KEPT[f"{what}, Dreamer"] = ([tuple(strong(task)[i::2]) for task in tasks] for i in (0, 1))
+    KEPT[f"{what}, 2b / Dreamer"] = [(*strong(task)[::2], *strong(task)[1::2]) for task in tasks]
 LEAD = {
     name: LONG[name]
     for name in ("return", "return_unseen", "return_late", "return_best", "recall", "leakage", "action_change")
@@ -194,8 +203,9 @@ TABLES = {
         task: Table(strong(task), dict.fromkeys(EVIDENCE, "") | {"return_best": LONG["return_best"]}, intervals=True)
         for task in TASKS
     },
-    "lead": Differences(PAIRS_SHOWN, LEAD),
-    "leads": Differences(LEADS, {name: LONG[name] for name in ("return", "return_late", "return_best", "recall")}),
+    "lead": Comparison(PAIRS_SHOWN, LEAD),
+    "leads": Comparison(LEADS, RETURNS | {"recall": LONG["recall"]}),
+    "kept": Comparison(KEPT, RETURNS, relative=True),
     "floor": Table(FLOOR, LONG | Y_TOO),
     "twice": Table(LONGER, {name: LONG[name] for name in TWICE}),
     "hour": Table(LONGER, LONG | {"cpu_hours": ""}),

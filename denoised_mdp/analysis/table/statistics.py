@@ -55,6 +55,12 @@ def ratio(first: Scores, second: Scores) -> np.ndarray:
     return np.divide(mean(first), below, out=np.full_like(below, math.nan), where=below > 0)
 
 
+def double_ratio(first: Scores, second: Scores, third: Scores, fourth: Scores) -> np.ndarray:
+    """How many times the `ratio` of the last two methods that of the first two is; nan where it is not positive."""
+    below = ratio(third, fourth)
+    return np.divide(ratio(first, second), below, out=np.full_like(below, math.nan), where=below > 0)
+
+
 def median(tasks: Scores) -> np.ndarray:
     """Median over tasks of the mean over runs. [..., runs] each -> [...]."""
     return np.median([task.mean(-1) for task in tasks], 0)
@@ -107,7 +113,7 @@ def _relative_error(scores: Scores) -> float:
 def _student(methods: Sequence[Scores], relative: bool = False) -> float:
     """Half the 95 % interval of sums and differences of means; nan where no run differs from another of its task.
 
-    relative: of the logarithm of `ratio`, to which each method's errors count in relation to its mean.
+    relative: of the logarithm of a `ratio` of two or more, to which each method's errors count in relation to its mean.
     """
     errors, counts = _squared_errors(methods)  # [tasks of all methods] each
     units = [len(scores) * (float(mean(scores)) if relative else 1.0) for scores in methods]  # [methods]
@@ -127,10 +133,11 @@ def interval(
     """`statistic` of the methods' scores, and its 95 % interval; nan where there is none.
 
     That of `mean`, `difference` and `interaction` is Student's t, and so is that of the logarithm of a positive
-    `ratio`, with the errors to first order; none where a method's standard error is more than half its mean. Others
-    have a percentile bootstrap, stratified by task, widened for few runs. There is none where a task has too few
-    runs, nor where all resamples have one value, as the share of won comparisons where all are won: how far that is
-    from the truth, resampling cannot say. within: where the statistic can lie; the interval is cut there.
+    `ratio` or `double_ratio`, with the errors to first order; none where a mean is not positive, or its standard error
+    more than half of it. Others have a percentile bootstrap, stratified by task, widened for few runs. There is none
+    where a task has too few runs, nor where all resamples have one value, as the share of won comparisons where all are
+    won: how far that is from the truth, resampling cannot say. within: where the statistic can lie; the interval is cut
+    there.
     """
     value = statistic(*methods)
     nothing = np.full_like(value, math.nan)
@@ -140,8 +147,8 @@ def interval(
         half = _student(methods)
         low, high = np.clip((value - half, value + half), *within)
         return value, low, high
-    if statistic is ratio:
-        if not value > 0 or max(map(_relative_error, methods)) > ROUGH:
+    if statistic in (ratio, double_ratio):
+        if not all(mean(scores) > 0 and _relative_error(scores) <= ROUGH for scores in methods):
             return value, nothing, nothing
         factor = np.exp(_student(methods, relative=True))
         low, high = np.clip((value / factor, value * factor), *within)
