@@ -390,6 +390,16 @@ def test_noisy_sensor_shifts_the_reward(make, task, strength):
         assert "speed" not in vars(physics) and "torso_height" not in vars(physics)
 
 
+def test_the_sensor_reads_what_is_shown_of_the_video(make):
+    """At half its opacity half as much; nothing of one that is not shown."""
+    offsets = {}
+    for opacity in (1.0, 0.5, 0.0):
+        env = make("walker_walk", distractors={"video_background": {"strength": opacity}, "noisy_sensor": {}})
+        offsets[opacity] = [env.reset(seed=seed)[1]["noise"][-1] for seed in range(3)]
+    np.testing.assert_allclose(offsets[0.5], np.array(offsets[1.0]) / 2, rtol=1e-6)
+    assert min(np.abs(offsets[1.0])) > 1e-3 and not any(offsets[0.0])
+
+
 @pytest.mark.parametrize("task", ["cheetah_run", "walker_walk", "reacher_easy", "quadruped_walk"])
 def test_without_offset_physics_and_reward_are_dm_controls(make, task):
     from dm_control import suite

@@ -42,7 +42,7 @@ from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.probes.factors import _matrix
 from denoised_mdp.analysis.quick_probe import QuickProbe
 from denoised_mdp.analysis.results import Subject
-from denoised_mdp.analysis.ridge import fit_ridge, group_folds
+from denoised_mdp.analysis.ridge import Standardizer, fit_ridge, group_folds
 from denoised_mdp.cli import main as cli
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
@@ -94,6 +94,20 @@ def test_ridge_bears_constant_and_repeated_features():
     x = np.concatenate([base, base, np.full((120, 1), 7.0)], 1)
     y = base @ rng.normal(size=(3, 1)) + 2
     assert r_squared(y, fit_ridge(x, y, groups).predict(x))[0] > 0.9999
+
+
+def test_ridge_and_distances_take_rounding_for_no_feature():
+    """A saturated unit, 1 or one rounding below, that once moves where nothing was fitted."""
+    rng = np.random.default_rng(1)
+    groups, x = np.repeat(np.arange(6), 20), rng.normal(size=(120, 4))
+    y = x[:, :3] @ rng.normal(size=(3, 1)) + 2
+    x[:, 3] = 1 - rng.integers(0, 2, 120) * 6e-8
+    fitted, moved = fit_ridge(x, y, groups), x.copy()
+    moved[:, 3] -= 0.05
+    assert r_squared(y, fitted.predict(moved))[0] > 0.9999
+    scale = Standardizer.of(x)
+    assert (scale(moved)[:, 3] == 0).all() and scale(moved)[:, :3].std(0) == pytest.approx(1)
+    np.testing.assert_allclose(scale.undo(scale(moved)), np.column_stack((x[:, :3], np.full(120, x[:, 3].mean()))))
 
 
 def test_folds_never_divide_a_group():

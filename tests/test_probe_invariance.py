@@ -334,6 +334,17 @@ def test_invariance_and_health_of_a_run(run):
     assert json.loads(path.read_text())["active"]["x"][1] == 6
 
 
+def test_which_noise_the_reward_itself_depends_on():
+    video = ["video_background"]
+    for task, distractors, expected in (
+        ("walker_walk", [*video, "noisy_sensor", "camera_jitter"], ["video_background", "noisy_sensor"]),
+        ("walker_walk", [*video, "camera_jitter"], []),
+    ):
+        env = make_env(task, distractors=distractors)
+        assert invariance.reward_noise(env) == expected
+        env.close()
+
+
 def test_the_commands_of_probe(run, capsys):
     assert cli.main(["probe", "health", str(run[0]), "--episodes", "3", "--steps", "10", "--behaviour", "random"]) == 0
     assert "nats per step" in capsys.readouterr().out

@@ -32,6 +32,7 @@ from denoised_mdp.analysis.similarity.roster import as_tree, notes_of
 from denoised_mdp.analysis.situations import AWAY, HOME, Situations, check_lengths, features, make_situations, rows_of
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
+from denoised_mdp.models.latent import Latent
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.load import load_run
 from denoised_mdp.session import train
@@ -137,10 +138,43 @@ def test_features_that_do_not_vary_are_like_nothing():
     known = tables.Alignments(points, Situations({HOME: ()}, rows, alive, np.ones((60, 2))), 10)
     for matrix in tables.matrices(known).values():
         assert np.isnan(matrix[~np.eye(3, dtype=bool)]).all()
+        assert np.isnan(np.diag(matrix)).tolist() == [True, True, False] and matrix[2, 2] == 1
     with pytest.warns(UserWarning, match="the same in all rows"):
         truth = {(row["run"], row["truth"]): row["mutual_knn"] for row in tables.to_truth(known)}
     assert truth.pop((2, "state")).value == 1 and not any(one.known for one in truth.values())
     assert np.isfinite(classical_map(matrix, known.chance)).all()
+
+
+def test_a_run_whose_features_do_not_vary_takes_nothing_from_the_others(planted):
+    """Neither their null nor the mean of their pairs, whose note says how many there are."""
+    clean = [point for point in planted.points if point.newest and point.group == "clean"]
+    still = {world: dict.fromkeys(roles, np.ones((EPISODES * ROWS, 2))) for world, roles in clean[0].features.items()}
+    dead = dataclasses.replace(clean[0], run=99, name="dead", features=still)
+    alone, both = (tables.Alignments(points, planted.situations, planted.k) for points in (clean, [*clean, dead]))
+    assert tables.null(alone) == tables.null(both) and tables.null(both).known
+    assert not tables.null(tables.Alignments([dead], planted.situations, planted.k)).known
+    rows, more = tables.across_worlds(alone), tables.across_worlds(both)
+    for one, other in zip(rows, more, strict=True):
+        for key in ("same run", "other seed"):
+            if one[key] is not None:
+                np.testing.assert_equal((other[key].value, other[key].low), (one[key].value, one[key].low))
+                assert other[key].note.endswith("features of the others do not vary")
+    assert "3 of 6" in more[0]["other seed"].note
+
+
+def test_the_length_of_a_row_does_not_count_beside_a_truth_of_two_numbers():
+    """Cells that know the place well then look less like it than the direction alone."""
+    random = np.random.default_rng(0)
+    place, grid = random.uniform(-0.9, 0.9, (480, 2)), np.stack(np.meshgrid(*2 * [np.linspace(-1, 1, 8)]), -1)
+    cells = np.exp(-np.square(place[:, None] - grid.reshape(-1, 2)).sum(-1) / (2 * 0.3**2))
+    direction = place / np.linalg.norm(place, axis=1, keepdims=True)
+    roles = {HOME: {"cells": cells, "direction": direction, "place": place @ random.normal(size=(2, 64))}}
+    points = [Point(0, "run", "g", 0, 1, True, 1.0, roles)]
+    known = tables.Alignments(points, Situations({HOME: ()}, [np.arange(12)] * 40, place, np.zeros((480, 0))), 10)
+    found = {row["role"]: (row["mutual_knn"].value, row["R2"]) for row in tables.to_truth(known)}
+    assert found["cells"] == pytest.approx((0.34, 0.999), abs=0.02)
+    assert found["direction"] == pytest.approx((0.65, 0.86), abs=0.03)
+    assert found["place"] == pytest.approx((1, 1), abs=0.01)
 
 
 def test_seeds_that_know_the_same_agree_linearly_and_their_baselines_do_not(planted):
@@ -486,6 +520,17 @@ def test_true_signatures_are_the_rewards_that_follow(runs):
             expected = float(agent.mdp.reward(torch.cat((belief, state), -1)))
             assert own[4].reshape(4, 3)[2, number] == pytest.approx(expected, abs=1e-5)
     assert signatures.seen_latents(tiny_agent("curl"), column, rows) is None  # it cannot imagine
+
+
+def test_imagined_rewards_count_as_much_as_the_episode_is_expected_to_go_on():
+    def step(belief, state, action, noise):
+        return belief + action, state
+
+    mdp = SimpleNamespace(step=step, reward=lambda f: 2 + f[:, 0], continuation=lambda f: 0.25 + 0.5 * (f[:, 0] > 0))
+    agent = SimpleNamespace(mdp=mdp, parameters=lambda: iter([torch.zeros(1)]))
+    actions = np.array([[[1.0], [-2.0], [4.0]]], np.float32)
+    (found,) = signatures.model_signatures(agent, Latent(torch.zeros(1, 1), torch.zeros(1, 1), None), actions)
+    assert found.tolist() == [3.0, 0.75 * 1.0, 0.75 * 0.25 * 5.0]
 
 
 def test_true_signatures_of_other_episodes_are_refused_in_one_line(runs):

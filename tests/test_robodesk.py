@@ -12,6 +12,8 @@ from gymnasium.utils.env_checker import check_env
 from robodesk_case import ALL, MARKS, actions
 
 from denoised_mdp.envs import make_env, tasks
+from denoised_mdp.envs.factors import factors
+from denoised_mdp.envs.joints import visible_joints
 from denoised_mdp.envs.quadrants import quadrant_table
 from denoised_mdp.envs.robodesk.arm import Arm
 from denoised_mdp.envs.robodesk.env import SUBSTEPS, RoboDeskEnv
@@ -407,6 +409,29 @@ def test_gymnasium_checker(clips):
     again.close()
     for task in tasks("robodesk"):
         assert f"denoised_mdp/robodesk_{task}-v0" in gym.registry
+
+
+def test_the_turn_of_the_plain_ball_is_no_factor_and_its_place_is_one(make):
+    """What a turn shows of it is the edges of its polygons: less than a shift by two millimetres shows."""
+    env = make("lift_ball", quality="faithful")
+    env.reset(seed=0)
+    world = env.world.unwrapped
+    kinds = dict(zip(world.signal_names, world.signal_kinds, strict=True))
+    turn = [f"qpos/ball/{i}" for i in range(3, 7)] + [f"qvel/ball/{i}" for i in range(3, 6)]
+    place = [f"qpos/ball/{i}" for i in range(3)] + [f"qvel/ball/{i}" for i in range(3)]
+    assert {kinds[name] for name in turn} == {"unseen"} and {kinds[name] for name in place} == {"scalar"}
+    assert {kinds[f"qpos/flat_block/{i}"] for i in range(3, 7)} == {"quaternion"}
+    assert not {"qpos/ball", "qvel/ball/3"} & {factor.name for factor in factors(env)}
+    names = [joint.name for joint in visible_joints(world._model, 0)]
+    assert "ball/x" in names and "ball/rotation" not in names and "flat_block/rotation" in names
+    place, pictures = world._model.joint("ball").qposadr[0], [world.frame().astype(float)]
+    for shift, turn in ((0.0, [0.6, 0.0, 0.8, 0.0]), (0.002, [1.0, 0.0, 0.0, 0.0])):
+        world._data.qpos[place + 1] += shift
+        world._data.qpos[place + 3 : place + 7] = turn
+        mujoco.mj_forward(world._model, world._data)
+        pictures.append(world.frame().astype(float))
+    turned, shifted = (np.abs(one - pictures[0]).sum() for one in pictures[1:])
+    assert turned < shifted / 2
 
 
 def test_every_number_has_its_quadrant(make):

@@ -283,7 +283,7 @@ def by_hand(frame):
     return out
 
 
-def test_television_scrolls_and_its_clips_run(clips):
+def test_television_scrolls_and_its_clips_run(make, clips):
     env = TV(RoboDeskEnv("tv_green_hue"), frames=100, clips=clips)
     env.reset(seed=0)
     assert env._roll == 0
@@ -295,11 +295,13 @@ def test_television_scrolls_and_its_clips_run(clips):
             expected = np.roll(np.concatenate([by_hand(side) for side in sides], 1), step % 120, axis=1)
             np.testing.assert_array_equal(env.unwrapped.picture, expected)
             values = dict(zip(env.noise_names, env.noise(), strict=True))
-            assert values["tv/phase_roll"] == pytest.approx(step % 120 / 120)
+            assert values["tv/phase_roll"] == pytest.approx(step % 120 / 120), "a clock, and so no factor"
             assert values["tv/left/stream_index"] == (left + step) % 100
             assert values["tv/green"] == pytest.approx(expected[..., 1].mean() / 255, abs=1e-5)
             corner = expected[40:, 100:].mean() / 255
             assert values["tv/brightness_2_5"] == pytest.approx(corner, abs=1e-5)
+    found = {factor.name for factor in factors(make(["tv"]))}
+    assert {"tv/green", "tv/brightness"} <= found and not any("phase" in name for name in found)
     assert env.unwrapped.situation().screen[0] == pytest.approx(env.unwrapped.picture[..., 0].mean() / 255)
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from denoised_mdp.analysis.crossfit import LEAST_SPREAD
 from denoised_mdp.analysis.qrl import QRL, learn_distance
 from denoised_mdp.analysis.quasimetric import IQE, relu_network
 from denoised_mdp.analysis.ridge import Standardizer
@@ -69,9 +68,7 @@ class Distance:
     def __init__(self, features: np.ndarray, episode: np.ndarray, updates: int, seed: int, name: str):
         longest = np.bincount(episode).max() - 1
         self.limit, sharpness = SHORT if longest <= LONG_FROM else LONG
-        spread, objective = features.std(0), QRL(self.limit, sharpness)
-        spread = np.where(spread >= LEAST_SPREAD, spread, np.inf)  # else rounding would count as much as what moves
-        self.scale = Standardizer(features.mean(0), spread)
+        self.scale, objective = Standardizer.of(features), QRL(self.limit, sharpness)
         self.unit = 1 + objective.eps
         rows = self.rows(features)  # [n, F]
         before = np.flatnonzero(episode[1:] == episode[:-1])

@@ -19,6 +19,7 @@ import torch
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.analysis.data import Frozen, FrozenFeatures, as_batch, freeze, probe_seeds, record, replayed
 from denoised_mdp.config.schema import Config
+from denoised_mdp.envs.factors import RELEVANT_NOISE
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import EvaluationResult, evaluate, standard_error
@@ -171,6 +172,13 @@ def variations(config: Config) -> dict[str, tuple[Config, str]]:
         changed = config.distractors | {name: options | {"strength": strength}}
         found[f"{name} at strength {strength:g}"] = (dataclasses.replace(config, distractors=changed), "train")
     return found | other_worlds(config)
+
+
+def reward_noise(environment: gym.Env) -> list[str]:
+    """Distractors that the reward itself depends on: under others of them, the same behaviour earns another return."""
+    quadrants = environment.unwrapped.quadrants
+    touching = (name for name in environment.unwrapped.noise_names if quadrants[name] == RELEVANT_NOISE)
+    return [*dict.fromkeys(name.partition("/")[0] for name in touching)]
 
 
 def returns_under(agent: Agent, config: Config, episodes: int) -> dict[str, EvaluationResult]:

@@ -52,4 +52,4 @@ def mlp_predictions(
             better = error < best
             best = torch.where(better, error, best)
             chosen = torch.where(better, net(x_other), chosen)
-    return chosen.double().numpy() * outputs.scale + outputs.mean
+    return outputs.undo(chosen.double().numpy())

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from denoised_mdp.analysis.crossfit import varies
+
 PENALTIES = np.append(np.logspace(-6, 2, 9), 1e6)
 """candidates, relative to features of variance 1; the last one predicts the mean for any features"""
 FOLDS = 5
@@ -14,7 +16,7 @@ FOLDS = 5
 
 @dataclass
 class Standardizer:
-    """Makes columns of mean 0 and standard deviation 1; constant columns become 0."""
+    """Makes columns of mean 0 and standard deviation 1; columns that are constant but for rounding become 0."""
 
     mean: np.ndarray
     scale: np.ndarray
@@ -22,12 +24,15 @@ class Standardizer:
     @classmethod
     def of(cls, values: np.ndarray) -> Standardizer:
         """Learn from rows [n, F]."""
-        scale = values.std(0)
-        return cls(values.mean(0), np.where(scale > 1e-12, scale, 1.0))
+        return cls(values.mean(0), np.where(varies(values), values.std(0), np.inf))
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
         """Transform rows [n, F]."""
         return (values - self.mean) / self.scale
+
+    def undo(self, values: np.ndarray) -> np.ndarray:
+        """Transform back; constant columns have their mean."""
+        return values * np.where(np.isfinite(self.scale), self.scale, 0.0) + self.mean
 
 
 @dataclass

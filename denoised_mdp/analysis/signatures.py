@@ -136,15 +136,20 @@ def seen_latents(agent: Agent, episodes: Sequence[Episode], rows: np.ndarray) ->
 
 @torch.no_grad()
 def model_signatures(agent: Agent, latents: Latent, actions: np.ndarray) -> np.ndarray:
-    """The same through the prior's means: latents [n, ...] of what the policy sees -> [n, sequences * horizon]."""
+    """The same through the prior's means: latents [n, ...] of what the policy sees -> [n, sequences * horizon].
+
+    Rewards count as much as the model expects the episode to have gone on until then.
+    """
     states, sequences = len(latents.belief), len(actions)
     like = next(agent.parameters())
     start = latents.map(lambda tensor: tensor.to(like).repeat_interleave(sequences, 0))
     belief, state = start.belief, start.state  # [n sequences, ...]
-    noise, rewards = torch.zeros_like(state), []
+    noise, rewards, alive = torch.zeros_like(state), [], state.new_ones(len(state))
     for action in torch.as_tensor(actions).to(like).unbind(1):  # [sequences, A]
         belief, state = agent.mdp.step(belief, state, action.repeat(states, 1), noise)
-        rewards.append(agent.mdp.reward(torch.cat((belief, state), -1)))
+        features = torch.cat((belief, state), -1)  # [n sequences, F]
+        rewards.append(alive * agent.mdp.reward(features))  # [n sequences]
+        alive = alive * agent.mdp.continuation(features)
     return torch.stack(rewards, -1).reshape(states, -1).double().cpu().numpy()
 
 

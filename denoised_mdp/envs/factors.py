@@ -1,8 +1,9 @@
 """The ground truth of an environment as factors that a picture can show: the targets of probes.
 
-Numbers that no camera shows (frame and clip numbers, how far a filmed body has travelled, what a distractor hides) are
-left out. Circular numbers are encoded so that equal pictures have equal values. Each factor has one of the four kinds
-of information of Wang et al. 2022, Figure 1 and Table D.1.
+Numbers that no camera shows (frame and clip numbers, how far a filmed body has travelled, what a distractor hides) and
+those that need no look (how far the television has scrolled) are left out. Circular numbers are encoded so that equal
+pictures have equal values. Each factor has one of the four kinds of information of Wang et al. 2022, Figure 1 and
+Table D.1.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ QUADRANTS = {
 }
 """kind of information -> the latents that should hold it in the paper's models"""
 SIGNAL, USELESS, RELEVANT_NOISE, NOISE = QUADRANTS
-NOISE_KINDS = {"*/stream_index": "unseen", "*/clip": "unseen", "*/frame": "unseen", "*/phase_*": "phase"}
-"""pattern of names -> kind; the rest is scalar. The first three are a picture's address, not what it shows"""
+NOISE_KINDS = {
+    **dict.fromkeys(("*/stream_index", "*/clip", "*/frame"), "unseen"),  # a picture's address, not what it shows
+    "tv/phase_roll": "unseen",  # the step's number: the same in all episodes, so whoever counts knows it without a look
+    "*/phase_*": "phase",
+}
+"""pattern of names -> kind; the rest is scalar"""
 
 
 class NoGroundTruth(UserError):

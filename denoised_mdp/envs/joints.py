@@ -13,7 +13,7 @@ import mujoco  # isort: skip
 def joint_kinds(model: mujoco.MjModel, camera: int | str) -> tuple[str, ...]:
     """Return a kind for every number of ``qpos``, then of ``qvel``, as a camera sees them.
 
-    A hinge without limits is an angle; one that only turns a plain ball is unseen. A camera that follows a body does
+    A hinge without limits is an angle; how a plain ball is turned is unseen. A camera that follows a body does
     not show where the body is, only its pose: horizontal positions of the root are unseen, and so are those of other
     free bodies, of which it shows at most how far from the first they are. Heights count as seen, as they are where
     there is a floor.
@@ -22,17 +22,18 @@ def joint_kinds(model: mujoco.MjModel, camera: int | str) -> tuple[str, ...]:
     kinds, velocities = [], ["scalar"] * model.nv
     for index in range(model.njnt):
         kind = mujoco.mjtJoint(model.jnt_type[index])
-        hidden = _travels(model, index, followed)
+        hidden, plain = _travels(model, index, followed), _turns_plain_ball(model, index)
         if kind == mujoco.mjtJoint.mjJNT_HINGE:
-            kinds.append("scalar" if model.jnt_limited[index] else "angle")
-            if _turns_plain_ball(model, index):
-                kinds[-1] = velocities[model.jnt_dofadr[index]] = "unseen"
+            kinds.append("unseen" if plain else "scalar" if model.jnt_limited[index] else "angle")
         elif kind == mujoco.mjtJoint.mjJNT_SLIDE:
             kinds.append("unseen" if hidden else "scalar")
         else:
             if kind == mujoco.mjtJoint.mjJNT_FREE:
                 kinds += ["unseen", "unseen", "scalar"] if hidden else ["scalar"] * 3
-            kinds += ["quaternion"] * 4
+            kinds += ["unseen" if plain else "quaternion"] * 4
+        if plain:
+            turns = _velocities_of(model, index)[-3:]  # a free joint's first three are those of its place
+            velocities[turns.start : turns.stop] = ["unseen"] * len(turns)
     return (*kinds, *velocities)
 
 
@@ -50,7 +51,9 @@ def _travels(model: mujoco.MjModel, joint: int, followed: Collection[int]) -> bo
 
 
 def _turns_plain_ball(model: mujoco.MjModel, joint: int) -> bool:
-    """Whether all that a hinge turns is one sphere without a texture, about its centre."""
+    """Whether all that a joint turns is one sphere without a texture, about its centre."""
+    if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE:
+        return False
     body = model.jnt_bodyid[joint]
     geoms = (model.geom_bodyid == body).nonzero()[0]
     if len(geoms) != 1 or model.geom_type[geoms[0]] != mujoco.mjtGeom.mjGEOM_SPHERE:
@@ -59,6 +62,12 @@ def _turns_plain_ball(model: mujoco.MjModel, joint: int) -> bool:
     textured = material >= 0 and (model.mat_texid[material] >= 0).any()
     carries = (model.body_parentid == body).any()
     return not (textured or carries or model.geom_pos[geoms[0]].any() or model.jnt_pos[joint].any())
+
+
+def _velocities_of(model: mujoco.MjModel, joint: int) -> range:
+    """Which numbers of ``qvel`` are those of a joint."""
+    addresses = [*model.jnt_dofadr, model.nv]
+    return range(addresses[joint], addresses[joint + 1])
 
 
 def coordinate_names(model: mujoco.MjModel) -> tuple[str, ...]:
@@ -109,7 +118,7 @@ def visible_joints(model: mujoco.MjModel, camera: int | str, names: Collection[s
         if kind == mujoco.mjtJoint.mjJNT_FREE:
             found += [Joint(f"{name}/{axis}", "m", kinds[address + i], (address + i,)) for i, axis in enumerate("xyz")]
             address += 3
-        found.append(Joint(f"{name}/rotation", "rad", "quaternion", tuple(range(address, address + 4))))
+        found.append(Joint(f"{name}/rotation", "rad", kinds[address], tuple(range(address, address + 4))))
     return tuple(joint for joint in found if joint.kind != "unseen")
 
 

@@ -1,8 +1,8 @@
 """Generated video clips with natural statistics: no download. They are not Kinetics.
 
 A clip is a dead-leaves scene: opaque shapes whose number falls with the cube of their size, each with its own
-tone and 1/f texture. They drift at different depths; nearer shapes are faster and occlude farther ones. Such
-scenes share the spectrum, edges and occlusions of natural images.
+tone and 1/f texture. They drift at different depths; nearer shapes are faster and occlude farther ones. The backdrop
+drifts the other way. Such scenes share the spectrum, edges and occlusions of natural images.
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
     lines = []
     for subject in subjects(runs, options):
         stem = subject.stem("health", options.output, options.variant())
-        config, agent, divisions = subject.config, subject.agent, random_divisions(options.episodes)
+        config, agent = subject.config, subject.agent
         make = environment_maker(config, options.split)
         found = _factors_of(make)
+        divisions = [] if found is None else random_divisions(options.episodes)
         seeds, explore = probe_seeds(0, options.episodes), config.train.exploration_noise
         recordings = record(make, seeds, options.steps, agent=agent, explore=explore, behaviour=options.behaviour)
         frozen = freeze(agent, recordings)

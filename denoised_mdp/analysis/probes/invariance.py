@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
         )
         tree = {name: dataclasses.asdict(d) | {"ratio": d.ratio} for name, d in found.parts.items()}
         results = invariance.returns_under(agent, config, options.returns) if options.returns else {}
+        with contextlib.closing(make()) as environment:
+            touching = invariance.reward_noise(environment)
         trained = results.get("as trained")
         earned = {}
         for name, result in results.items():
@@ -63,16 +66,26 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
             }
             versus = "" if result is trained else f"   change {number(change, error)}"
             lines.append(f"  return, {name:34s}{number(result.mean, result.standard_error):>20s}{versus}")
+        if results and touching:
+            lines.append(f"  {_other_rewards(touching)}")
         measured = {
             "distances": tree,
             "seen": found.seen,
             "action_change": found.action_change,
             "untrained": {"action_change": before, "action_ratio": ratio_before},
             "returns": earned,
+            "reward_noise": touching,
         }
         about = subject.about("invariance", options.measured())
         lines.append(f"  {write_json(f'{stem}.json', about | measured)}")
     return lines
+
+
+def _other_rewards(touching: Sequence[Any]) -> str:
+    return (
+        f"The reward itself depends on {' and '.join(map(str, touching))}: a return under other distractors may change"
+        " although the behaviour does not."
+    )
 
 
 def report(tree: Mapping[str, Any]) -> Section:
@@ -89,12 +102,14 @@ def report(tree: Mapping[str, Any]) -> Section:
     if returns:
         tables.append((["return under", "mean", "standard error", "change", "its standard error"], returns))
     picture = bars_plot(ratios, "other distractors / other states")
+    touching = tree.get("reward_noise") or []
     return Section(
         text=(
             "Distance between latents when only the distractors change, relative to that between different states."
             f" For what the policy sees ({tree.get('seen', 'x')}), small is good; for the others, large is good.",
             f"The policy's action changes by {show(tree.get('action_change'))} on average (its range is 2); with"
             f" initial weights by {show(tree.get('untrained', {}).get('action_change'))}.",
+            *([_other_rewards(touching)] if returns and touching else []),
         ),
         pictures=[picture] if picture else [],
         tables=tables,

@@ -79,11 +79,20 @@ class Alignments:
         return over_episodes(overlap(first, membership(second)), self.episode).within(0.0, 1.0)
 
     def mean(self, values: Mapping[tuple[int, ...], np.ndarray]) -> Estimate:
-        """The mean of overlaps [n] of runs or pairs; its interval is over runs or, of fewer than 3, over episodes."""
-        if len({run for key in values for run in key}) >= LEAST_RUNS or not values:
-            return over_runs({key: float(rows.mean()) for key, rows in values.items()}).within(0.0, 1.0)
-        found = over_episodes(np.mean(list(values.values()), 0), self.episode).within(0.0, 1.0)
-        return dataclasses.replace(found, note="interval over episodes, not over runs")
+        """The mean of overlaps [n] of runs or pairs; its interval is over runs or, of fewer than 3, over episodes.
+
+        Those of features that do not vary are left out, with a note.
+        """
+        known = {key: rows for key, rows in values.items() if not np.isnan(rows).any()}
+        if len({run for key in known for run in key}) >= LEAST_RUNS or not known:
+            found = over_runs({key: float(rows.mean()) for key, rows in known.items()}).within(0.0, 1.0)
+        else:
+            found = over_episodes(np.mean(list(known.values()), 0), self.episode).within(0.0, 1.0)
+            found = dataclasses.replace(found, note="interval over episodes, not over runs")
+        if len(known) == len(values):
+            return found
+        note = f"{len(known)} of {len(values)}: features of the others do not vary"
+        return dataclasses.replace(found, note="; ".join(filter(None, (found.note, note))))
 
 
 def over_episodes(rows: np.ndarray, episode: np.ndarray) -> Estimate:
@@ -115,9 +124,13 @@ def over_runs(values: Mapping[tuple[int, ...], float]) -> Estimate:
 
 
 def matrices(known: Alignments) -> dict[str, np.ndarray]:
-    """Alignment and CKNNA of what the policies see, all agents with all, in the world of training: [P, P] each."""
+    """Alignment and CKNNA of what the policies see, all agents with all, in the world of training: [P, P] each.
+
+    1 of each with itself; nan where its features do not vary.
+    """
     count = len(known.points)
-    found = {name: np.eye(count) for name in ("mutual_knn", "cknna")}
+    varying = [known.of(point).size > 0 for point in known.points]
+    found = {name: np.where(np.diag(varying), 1.0, np.diag([np.nan] * count)) for name in ("mutual_knn", "cknna")}
     kernels = [
         masked_kernel(known.prepared(point.features[HOME][SEEN]), max(known.k, 2), known.episode)
         for point in known.points
@@ -131,9 +144,14 @@ def matrices(known: Alignments) -> dict[str, np.ndarray]:
 
 
 def null(known: Alignments) -> Estimate:
-    """Alignment of trained agents of different runs after whole episodes were shuffled: mean and 95 % band."""
+    """Alignment of trained agents of different runs after whole episodes were shuffled: mean and 95 % band.
+
+    Those whose features do not vary are left out.
+    """
     orders = shuffled_episodes(known.episode)
-    newest = [point for point in known.points if point.newest]
+    newest = [point for point in known.points if point.newest and known.of(point).size]
+    if not newest:
+        return Estimate(math.nan, note="no features vary")
     pairs = list(itertools.combinations(newest, 2)) or [(newest[0], newest[0])]
     draws = []
     for first, second in track(pairs, "shuffling episodes", "pairs", delay=1):

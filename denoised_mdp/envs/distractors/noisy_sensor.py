@@ -17,7 +17,8 @@ class NoisySensor(Distractor):
     """Couples the reward to the background, whose brightness shifts the sensor that the reward reads.
 
     The offset is the mean of the video's rows and columns H/8 to 3H/8, / 255 - 0.5, in the frame shown before
-    the step. The task defines how far a unit offset shifts its sensor (Wang et al. 2022).
+    the step, times the video's opacity: what is not shown disturbs nothing. The task defines how far a unit offset
+    shifts its sensor (Wang et al. 2022).
 
     The environment is a task with a scalar sensor, in a `VideoBackground`.
 
@@ -56,7 +57,8 @@ class NoisySensor(Distractor):
     def offset(self) -> float:
         """Return the offset that the frame shown now gives to the next reward."""
         patch = slice(self.size // 8, 3 * self.size // 8)
-        return self.options.strength * (float(self._video.background()[patch, patch].mean()) / 255 - 0.5)
+        scale = self.options.strength * self._video.options.strength
+        return scale * (float(self._video.background()[patch, patch].mean()) / 255 - 0.5)
 
     def noise_values(self):
         """Return the offset."""
