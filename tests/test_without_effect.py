@@ -7,7 +7,8 @@ from conftest import random_batch
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
-from denoised_mdp.config.effect import without_effect
+from denoised_mdp.config.choices import choices
+from denoised_mdp.config.effect import never_reached, notes, without_effect
 from denoised_mdp.config.schema import MODELS
 from denoised_mdp.errors import UserError
 
@@ -17,6 +18,7 @@ OTHER |= {"free": "true", "width": "64", "classes": "5"}
 OTHER |= {"free_nats_strategy": "mean"}  # of model=2b too it changes nothing where all of the KL is above the free nats
 UNUSED = [
     *((f"model={kind}", key) for kind, options in MODELS.items() for key in options.UNUSED),
+    *((f"model={kind}", f"x.{key}") for kind, options in MODELS.items() for key in options.UNUSED_OF_ROWS),
     ("model=tia", "kl.beta"),
     ("model=dreamer", "kl.beta"),
     ("model=2b", "kl.relax_after"),
@@ -25,6 +27,16 @@ UNUSED = [
     ("model=2b model.y.beta=0.5", "kl.beta"),
     ("model=2b model.x.free=false", "kl.free_nats"),
     ("model=2b model.x.free=false", "kl.free_nats_strategy"),
+]
+STRATEGIES = [  # what is in force, and the strategy that is A in spite of its name
+    ("model=repo", "B"),
+    ("model=repo", "mean"),
+    ("model=repo model.x.free=true model.kl.dyn=1", "B"),
+    ("model=dreamer", "B"),
+    ("model=2b model.kl.free_nats=0", "B"),
+    ("model=2b model.kl.free_nats=0", "mean"),
+    ("model=2b model.kl.beta=1", "B"),
+    ("model=2b model.x.beta=0.5 model.kl.beta=0.5", "B"),
 ]
 USED = [("model=2b", f"kl.{name}") for name in ("free_nats", "alpha", "beta", "dyn")] + [
     ("model=dreamer", "kl.free_nats"),
@@ -71,12 +83,70 @@ def test_what_changes_something_is_not_named(model, key):
     assert not equal(weights_after(given), weights_after(words))
 
 
-def test_of_the_strategies_only_one_is_another_without_noise():
-    words = [*TINY, "model=dreamer"]
-    given, other = ([*words, f"model.kl.free_nats_strategy={strategy}"] for strategy in ("B", "mean"))
-    assert any("strategy=B changes nothing" in line for line in without_effect(load_config(given), given))
+@pytest.mark.parametrize(("model", "strategy"), STRATEGIES)
+def test_a_strategy_that_is_another_by_name_alone(model, strategy):
+    words = [*TINY, *model.split()]
+    given = [*words, f"model.kl.free_nats_strategy={strategy}"]
+    assert any(f"strategy={strategy} changes nothing" in line for line in without_effect(load_config(given), given))
     assert equal(weights_after(given), weights_after(words))
-    assert not any("strategy" in line for line in without_effect(load_config(other), other))
+
+
+@pytest.mark.parametrize(("model", "strategy"), [("model=dreamer", "mean"), ("model=2b model.kl.beta=0.5", "B")])
+def test_a_strategy_that_may_be_another_is_not_named(model, strategy):
+    given = [*TINY, *model.split(), f"model.kl.free_nats_strategy={strategy}"]
+    assert not any("strategy" in line for line in without_effect(load_config(given), given))
+
+
+@pytest.mark.parametrize(
+    ("words", "last", "said"),
+    [
+        ("model.y.rewarded=false", "model.y.reward_sees=[x]", "model.y.rewarded is false"),
+        ("policy=backprop train.segment_length=4", "policy.imagine_rows=4", "train.segment_length is 4: all rows"),
+        ("policy=backprop train.segment_length=4", "policy.imagine_rows=9", "train.segment_length is 4: all rows"),
+        ("policy=backprop train.segment_length=4", "policy.imagine_rows=3", None),
+    ],
+)
+def test_options_of_rewards_and_imagination_without_effect(words, last, said):
+    base = [*TINY, *words.split()]
+    given = [*base, last]
+    expected = [] if said is None else [f"{last} changes nothing: {said}."]
+    assert [line for line in without_effect(load_config(given), given) if line.startswith(last)] == expected
+    assert equal(weights_after(given), weights_after(base)) == bool(said)
+
+
+def test_a_schedule_that_is_cut_short_says_what_never_comes():
+    """Also where a preset has set it. 8,000 steps of the quickstart give 270 updates."""
+    short = ["preset=quickstart", "train.total_steps=8000"]
+    total = load_config(short).updates_due(8000)
+    of_run = f"this run has {total} updates."
+    assert never_reached(load_config(short)) == [
+        f"the policy never learns: train.policy_after=400 and {of_run}",
+        f"model.kl.relax_after=600 is never reached: {of_run}",
+    ]
+    early = [*short, "train.policy_after=0", "model.kl.relax_after=0"]
+    late = [*early, "policy.late_lr=0.2", f"policy.late_after={total}", f"model.kl.warmup={total + 1}"]
+    assert never_reached(load_config(early)) == []
+    assert never_reached(load_config(late)) == [
+        f"policy.late_after={total} is never reached: the policy has {total} updates.",
+        f"alpha stays below its value: model.kl.warmup={total + 1} and {of_run}",
+    ]
+    in_time = [*early, "policy.late_lr=0.2", f"policy.late_after={total - 1}", f"model.kl.warmup={total}"]
+    assert never_reached(load_config([*in_time, f"train.policy_after={1}"])) == [
+        f"policy.late_after={total - 1} is never reached: the policy has {total - 1} updates."
+    ]
+    assert never_reached(load_config(in_time)) == []
+    assert never_reached(load_config(["preset=quickstart", "agent=pisac", "train.policy_after=100_000"])) != []
+
+
+def test_no_preset_names_what_it_never_reaches():
+    for preset in choices("preset"):
+        for agent in ("world_model", "curl", "pisac"):
+            given = [f"preset={preset}", f"agent={agent}"]
+            try:
+                config = load_config(given)
+            except UserError:  # a preset of a model
+                continue
+            assert notes(config, given[:1]) == [], given
 
 
 def test_a_run_begins_with_what_changes_nothing(monkeypatch, capsys):

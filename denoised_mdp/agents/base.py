@@ -104,7 +104,7 @@ class Agent(nn.Module, ABC):
     def update_eagerly(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
         """One step on a batch [T, B, ...] of the replay; returns metrics as scalar tensors.
 
-        batch: observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first and is_terminal bool
+        batch: observation uint8 [T, B, H, W, C], action [T, B, A], reward [T, B], is_first and is_terminal bool
         [T, B]; T counts the rows before each segment, see `BatchSpec`. policy: False leaves the policy as it is. With
         "start" in the batch, latents [1, B, F] before its first rows, `learned` then has those of its rows.
         """

@@ -67,9 +67,9 @@ def _doctor(arguments: argparse.Namespace) -> int:
     overrides = options_of_one(arguments.overrides)
     config = load_config(overrides)
     from denoised_mdp.bench.doctor import doctor
-    from denoised_mdp.config.effect import without_effect
+    from denoised_mdp.config.effect import notes
 
-    return doctor(config, without_effect(config, overrides))
+    return doctor(config, notes(config, overrides))
 
 
 def _bench(arguments: argparse.Namespace) -> int:

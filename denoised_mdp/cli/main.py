@@ -95,7 +95,7 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
     from denoised_mdp.run.signals import StopRequest
     from denoised_mdp.session import train
 
-    _tell_without_effect(config, arguments.overrides)
+    _tell_notes(config, arguments.overrides)
     for text in filter(None, (days_on_a_cpu(config), waiting_threads(config))):
         _tell(f"note: {text}")
     stop = StopRequest(last=owns_process)
@@ -122,7 +122,7 @@ def _config(arguments: argparse.Namespace) -> int:
     config, other = load_config(overrides), load_config([f"preset={arguments.against}"])
     lines = contrast(other, config)
     print(*lines, sep="\n") if lines else _tell(f"nothing differs from preset={arguments.against}.")
-    _tell_without_effect(config, overrides)
+    _tell_notes(config, overrides)
     return 0
 
 
@@ -133,14 +133,14 @@ def _print_config(overrides: Sequence[str]) -> int:
     overrides = options_of_one(overrides)
     config = load_config(overrides)
     print(as_yaml(config), end="")
-    _tell_without_effect(config, overrides)
+    _tell_notes(config, overrides)
     return 0
 
 
-def _tell_without_effect(config: Config, overrides: Sequence[str]) -> None:
-    from denoised_mdp.config.effect import without_effect
+def _tell_notes(config: Config, overrides: Sequence[str]) -> None:
+    from denoised_mdp.config.effect import notes
 
-    for text in without_effect(config, overrides):
+    for text in notes(config, overrides):
         _tell(f"note: {text}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from denoised_mdp.config.models import ModelConfig
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.suites import check_reward, check_task
 from denoised_mdp.errors import UserError
@@ -55,7 +56,7 @@ def check(config: Config) -> None:
 
 def _check_model(config: Config) -> None:
     """Refuse a table of latents, and weights of the KL, that cannot be."""
-    model, kl = config.model, config.model.kl
+    model = config.model
     kind = model.convolutions or convolutions_for(config.env.size)
     if config.env.size not in CONVOLUTIONS[kind]:
         sizes = ", ".join(map(str, CONVOLUTIONS[kind]))
@@ -68,6 +69,25 @@ def _check_model(config: Config) -> None:
         model.check(table)
     except ValueError as error:
         raise UserError(f"model={model.name}: {error}.") from None
+    if "kl.free_nats_strategy" not in model.UNUSED:
+        _check_kl(model, table)
+    if model.core == "block" and (model.norm != "rms" or model.depth % 2):
+        raise UserError("model.core=block: needs model.norm=rms and an even model.depth.")
+    if model.core == "block" and kind == "paper" and model.embed is not None and model.embed % BLOCKS:
+        raise UserError(
+            f"model.embed={model.embed}: with model.core=block and model.convolutions=paper, a multiple of {BLOCKS}."
+        )
+    for row in model.latents.values():
+        if model.core == "block" and row.belief % BLOCKS:
+            raise UserError(f"model.{row.name}.belief={row.belief}: with model.core=block, a multiple of {BLOCKS}.")
+    _check_warmup("model.optimizer.", model.optimizer.name, model.optimizer.warmup)
+    if hasattr(config.policy, "optimizer"):  # else its warmup is another
+        _check_warmup("policy.", config.policy.optimizer, getattr(config.policy, "warmup", 0))
+
+
+def _check_kl(model: ModelConfig, table: Table) -> None:
+    """Refuse weights of the KL that cannot go together, or a strategy that this table has no use for."""
+    kl = model.kl
     if kl.dyn is not None and kl.free_nats_strategy == "B":
         raise UserError(
             f"model.kl.dyn={kl.dyn}: strategy B weighs both sides alike; use model.kl.free_nats_strategy=A."
@@ -87,18 +107,6 @@ def _check_model(config: Config) -> None:
             if other.beta != noise[0].beta:
                 first = f"model.{noise[0].name}.beta={noise[0].beta}"
                 raise UserError(f"{named}={other.beta}: strategy B needs the same as {first}.")
-    if model.core == "block" and (model.norm != "rms" or model.depth % 2):
-        raise UserError("model.core=block: needs model.norm=rms and an even model.depth.")
-    if model.core == "block" and kind == "paper" and model.embed is not None and model.embed % BLOCKS:
-        raise UserError(
-            f"model.embed={model.embed}: with model.core=block and model.convolutions=paper, a multiple of {BLOCKS}."
-        )
-    for row in model.latents.values():
-        if model.core == "block" and row.belief % BLOCKS:
-            raise UserError(f"model.{row.name}.belief={row.belief}: with model.core=block, a multiple of {BLOCKS}.")
-    _check_warmup("model.optimizer.", model.optimizer.name, model.optimizer.warmup)
-    if hasattr(config.policy, "optimizer"):  # else its warmup is another
-        _check_warmup("policy.", config.policy.optimizer, getattr(config.policy, "warmup", 0))
 
 
 def _check_warmup(group: str, optimizer: str, warmup: int) -> None:

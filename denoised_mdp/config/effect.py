@@ -1,4 +1,4 @@
-"""Options that a command line gives and a run does not use."""
+"""What a run does not use: options that its command line gives, and what its schedule never comes to."""
 
 from __future__ import annotations
 
@@ -11,6 +11,36 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.config.training import TrainConfig
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.suites import SUITES
+
+LATE = "late_lr", "late_imagined_value"
+"""factors that count after policy.late_after updates"""
+
+
+def notes(config: Config, overrides: Sequence[str]) -> list[str]:
+    """What to tell whoever begins a run with these `overrides`: `without_effect`, then `never_reached`."""
+    return [*without_effect(config, overrides), *never_reached(config)]
+
+
+def never_reached(config: Config) -> list[str]:
+    """One line for each part of the schedule that would begin after the last update, as in a preset that is cut short.
+
+    No mistake: with a larger train.total_steps the same run may come to it.
+    """
+    total, after = config.updates_due(config.train.total_steps), config.train.policy_after
+    of_run = f"this run has {total:,} updates"
+    lines = []
+    if after >= total:
+        lines.append(f"the policy never learns: train.policy_after={after} and {of_run}.")
+    if config.agent.has_model:
+        kl, policy, learned = config.model.kl, config.policy, max(0, total - after)
+        late = any(getattr(policy, name, 1) != 1 for name in LATE)
+        if 0 < learned <= getattr(policy, "late_after", 0) and late:
+            lines.append(f"policy.late_after={policy.late_after} is never reached: the policy has {learned:,} updates.")
+        if kl.relax != 1 and kl.relax_after >= total:
+            lines.append(f"model.kl.relax_after={kl.relax_after} is never reached: {of_run}.")
+        if kl.warmup > total:
+            lines.append(f"alpha stays below its value: model.kl.warmup={kl.warmup} and {of_run}.")
+    return lines
 
 
 def without_effect(config: Config, overrides: Sequence[str]) -> list[str]:
@@ -26,7 +56,7 @@ def without_effect(config: Config, overrides: Sequence[str]) -> list[str]:
 def unused(config: Config) -> dict[str, str]:
     """The options that this run does not use, or not all of their value, and why not: what ends "changes nothing"."""
     if config.agent.has_model:  # else options of a model are refused
-        reasons = _of_the_policy(config.policy) | _of_the_model(config.model)
+        reasons = _of_the_policy(config.policy, config.train.segment_length) | _of_the_model(config.model)
     else:
         rows = config.batch_spec.segment_length
         reasons = {"train.segment_length": f"agent={config.agent.name} learns from segments of {rows} rows"}
@@ -66,8 +96,11 @@ def _beyond(train: TrainConfig) -> dict[str, str]:
     return reasons
 
 
-def _of_the_policy(policy: BackpropConfig | ReinforceConfig | SACConfig) -> dict[str, str]:
-    reasons, late = {}, {name: getattr(policy, name, 1) for name in ("late_lr", "late_imagined_value")}
+def _of_the_policy(policy: BackpropConfig | ReinforceConfig | SACConfig, rows: int) -> dict[str, str]:
+    """rows: of a segment."""
+    reasons, late = {}, {name: getattr(policy, name, 1) for name in LATE}
+    if (getattr(policy, "imagine_rows", None) or 0) >= rows:
+        reasons["policy.imagine_rows"] = f"train.segment_length is {rows}: all rows"
     if getattr(policy, "imagined_value", 1) == 0:
         reasons["policy.late_imagined_value"] = "policy.imagined_value is 0"
         del late["late_imagined_value"]
@@ -77,23 +110,32 @@ def _of_the_policy(policy: BackpropConfig | ReinforceConfig | SACConfig) -> dict
 
 
 def _of_the_model(model: ModelConfig) -> dict[str, str]:
-    rows = model.latents.values()
-    noise = [row for row in rows if not row.free]
-    reasons = {
-        f"model.{row.name}.classes": f"model.{row.name}.distribution is {row.distribution}"
-        for row in rows
-        if row.distribution != "categorical"
-    }
+    rows, reasons = model.latents.values(), _of_the_kl(model)
+    for row in rows:
+        if row.distribution != "categorical":
+            reasons[f"model.{row.name}.classes"] = f"model.{row.name}.distribution is {row.distribution}"
+        if not row.rewarded:
+            reasons[f"model.{row.name}.reward_sees"] = f"model.{row.name}.rewarded is false"
     if model.core == "gru":
         reasons["model.width"] = "model.core is gru"
-    if not any(row.beta == model.kl.beta for row in noise):
+    of_rows = [f"{row.name}.{key}" for row in rows for key in model.UNUSED_OF_ROWS]
+    return reasons | {f"model.{key}": f"model={model.name} does not use it" for key in (*model.UNUSED, *of_rows)}
+
+
+def _of_the_kl(model: ModelConfig) -> dict[str, str]:
+    kl, rows, reasons = model.kl, model.latents.values(), {}
+    noise, strategy = [row for row in rows if not row.free], "model.kl.free_nats_strategy"
+    if not any(row.beta == kl.beta for row in noise):
         why = "each latent that is noise has its own beta" if noise else f"no latent of model={model.name} is noise"
         reasons["model.kl.beta"] = why
-    if not noise and model.kl.free_nats_strategy == "B":
-        reasons["model.kl.free_nats_strategy"] = f"without a latent that is noise, as in model={model.name}, B is A"
+    if kl.free_nats_strategy == "B" and not noise:
+        reasons[strategy] = f"without a latent that is noise, as in model={model.name}, B is A"
+    elif kl.free_nats_strategy == "B" and any(row.free and row.beta == noise[0].beta for row in rows):
+        reasons[strategy] = "signal and noise have the same beta, so B is A"
+    if kl.free_nats == 0:
+        reasons[strategy] = "model.kl.free_nats is 0"
     if len(noise) == len(rows):
-        for key in ("free_nats", "free_nats_strategy"):
-            reasons[f"model.kl.{key}"] = f"no latent of model={model.name} is signal (free)"
-    if model.kl.relax == 1:
+        reasons |= dict.fromkeys(("model.kl.free_nats", strategy), f"no latent of model={model.name} is signal (free)")
+    if kl.relax == 1:
         reasons["model.kl.relax_after"] = "model.kl.relax is 1"
-    return reasons | {f"model.{key}": f"model={model.name} does not use it" for key in model.UNUSED}
+    return reasons

@@ -96,6 +96,8 @@ class ModelConfig:
     optimizer: OptimizerConfig = group(OptimizerConfig, "optimizer of the world model")
     UNUSED: ClassVar[tuple[str, ...]] = ()
     """options above that this kind of model does not use, see `without_effect`"""
+    UNUSED_OF_ROWS: ClassVar[tuple[str, ...]] = ()
+    """options of each latent that it does not use"""
 
     def check(self, table: Table) -> None:
         """Raise ValueError if this model cannot have such a table."""
@@ -124,10 +126,8 @@ class RePoConfig(ModelConfig):
         above=0,
     )
     decoder: bool = option(True, "learn a decoder, for viewing only: half the cost of an update")
-    UNUSED = (
-        *("kl.alpha", "kl.beta", "kl.free_nats", "kl.free_nats_strategy", "kl.dyn", "kl.relax_after"),
-        *("x.beta", "x.free"),
-    )
+    UNUSED = ("kl.alpha", "kl.beta", "kl.free_nats", "kl.free_nats_strategy", "kl.dyn", "kl.relax_after")
+    UNUSED_OF_ROWS = ("beta", "free")
 
     def check(self, table: Table) -> None:
         """No schedule of the KL's weight, which a dual variable sets; see `ModelConfig.check`."""

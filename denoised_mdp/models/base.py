@@ -117,7 +117,7 @@ class WorldModel(nn.Module, ABC):
     def update(self, batch: dict[str, Tensor], generator: torch.Generator) -> Learned:
         """One optimization step.
 
-        batch: observation uint8 [T, B, H, W, 3], action [T, B, A], reward [T, B], is_first and is_terminal bool [T, B],
+        batch: observation uint8 [T, B, H, W, C], action [T, B, A], reward [T, B], is_first and is_terminal bool [T, B],
         on the model's device, and perhaps start [1, B, D + S], see `latent_before`. All noise comes from `generator`.
         Shapes do not depend on data and nothing is copied to the host, so that an update can be captured as one CUDA
         graph.
@@ -129,7 +129,7 @@ class WorldModel(nn.Module, ABC):
     ) -> Filtered:
         """Posterior over a sequence.
 
-        observation uint8 [T, B, H, W, 3], action [T, B, A] (row t led to observation t), is_first bool [T, B], noise
+        observation uint8 [T, B, H, W, C], action [T, B, A] (row t led to observation t), is_first bool [T, B], noise
         [T, B, S] from `draw_noise`, initial: latent before the first row [B, ...] (default: zeros).
         """
 

@@ -16,7 +16,7 @@ from denoised_mdp.models.structure import BLOCKS, LatentSpec
 
 
 class BlockLinear(nn.Module):
-    """A linear layer of `BLOCKS` independent ones: [..., g, inputs / g] -> [..., g, outputs / g].
+    """A linear layer of `BLOCKS` independent ones: [N, g, inputs / g] -> [N, g, outputs / g].
 
     `inputs` and `outputs` count all blocks.
     """

@@ -38,7 +38,7 @@ class _SquaredError(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
         difference, ctx.difference = ctx.difference, None
-        return difference.mul_(gradient.to(difference.dtype)), None
+        return difference.mul_(gradient), None  # not rounded to the pictures' type, which would err the same everywhere
 
 
 def image_nll(prediction: Tensor, image: Tensor) -> Tensor:

@@ -58,8 +58,8 @@ class Table:
 
     Raises:
         ValueError: a name that means something else; a row stands before one of its parents or before a row of an
-            earlier stage; a row reads another twice; the policy would need a latent that it does not see; nothing that
-            the policy sees is rewarded; betas of free rows differ.
+            earlier stage; a row reads another twice; a reward reads a latent that is not there; the policy would need a
+            latent that it does not see; nothing that the policy sees is rewarded; betas of free rows differ.
     """
 
     def __init__(self, rows: Sequence[LatentSpec]):

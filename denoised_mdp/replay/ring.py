@@ -242,7 +242,7 @@ class Replay:
         stand before each segment, see `choose_segments`; T then counts them.
 
         Returns:
-            observation uint8 [T, B, H, W, 3], action float32 [T, B, A], reward float32 [T, B],
+            observation uint8 [T, B, H, W, C], action float32 [T, B, A], reward float32 [T, B],
             is_first and is_terminal bool [T, B]; contiguous and owned by the caller.
 
         Raises:
