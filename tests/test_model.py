@@ -114,9 +114,9 @@ def test_a_rounded_prediction_is_compared_with_the_exact_image():
     prediction = (image + 0.002 * torch.randn_like(image)).to(torch.bfloat16).requires_grad_()
     loss = _SquaredError.apply(prediction, image)
     difference = prediction.detach().float() - image
-    torch.testing.assert_close(loss, 0.5 * difference.square().sum())
+    torch.testing.assert_close(loss, 0.5 * difference.square().sum() / 4)
     loss.backward()
-    assert torch.equal(prediction.grad, difference.to(torch.bfloat16))
+    assert torch.equal(prediction.grad, difference.to(torch.bfloat16) / 4)
 
 
 def test_images_keep_their_bits_whatever_convolutions_compute_in():

@@ -96,7 +96,7 @@ def test_ridge_bears_constant_and_repeated_features():
     assert r_squared(y, fit_ridge(x, y, groups).predict(x))[0] > 0.9999
 
 
-def test_ridge_and_distances_take_rounding_for_no_feature():
+def test_ridge_takes_rounding_for_no_feature():
     """A saturated unit, 1 or one rounding below, that once moves where nothing was fitted."""
     rng = np.random.default_rng(1)
     groups, x = np.repeat(np.arange(6), 20), rng.normal(size=(120, 4))

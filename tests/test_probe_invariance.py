@@ -339,6 +339,7 @@ def test_which_noise_the_reward_itself_depends_on():
     for task, distractors, expected in (
         ("walker_walk", [*video, "noisy_sensor", "camera_jitter"], ["video_background", "noisy_sensor"]),
         ("walker_walk", [*video, "camera_jitter"], []),
+        ("walker_walk", {"video_background": {"strength": 0.0}, "noisy_sensor": {}}, []),
     ):
         env = make_env(task, distractors=distractors)
         assert invariance.reward_noise(env) == expected

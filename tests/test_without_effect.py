@@ -28,6 +28,7 @@ UNUSED = [
     ("model=2b model.x.free=false", "kl.free_nats"),
     ("model=2b model.x.free=false", "kl.free_nats_strategy"),
 ]
+ALL_ROWS = "a segment has 4 rows (train.segment_length), and all are used"
 STRATEGIES = [  # what is in force, and the strategy that is A in spite of its name
     ("model=repo", "B"),
     ("model=repo", "mean"),
@@ -93,16 +94,18 @@ def test_a_strategy_that_is_another_by_name_alone(model, strategy):
 
 @pytest.mark.parametrize(("model", "strategy"), [("model=dreamer", "mean"), ("model=2b model.kl.beta=0.5", "B")])
 def test_a_strategy_that_may_be_another_is_not_named(model, strategy):
-    given = [*TINY, *model.split(), f"model.kl.free_nats_strategy={strategy}"]
+    words = [*TINY, *model.split(), "model.kl.free_nats=20"]  # more than there are: all of the KL is free
+    given = [*words, f"model.kl.free_nats_strategy={strategy}"]
     assert not any("strategy" in line for line in without_effect(load_config(given), given))
+    assert strategy == "mean" or not equal(weights_after(given), weights_after(words))
 
 
 @pytest.mark.parametrize(
     ("words", "last", "said"),
     [
         ("model.y.rewarded=false", "model.y.reward_sees=[x]", "model.y.rewarded is false"),
-        ("policy=backprop train.segment_length=4", "policy.imagine_rows=4", "train.segment_length is 4: all rows"),
-        ("policy=backprop train.segment_length=4", "policy.imagine_rows=9", "train.segment_length is 4: all rows"),
+        ("policy=backprop train.segment_length=4", "policy.imagine_rows=4", ALL_ROWS),
+        ("policy=backprop train.segment_length=4", "policy.imagine_rows=9", ALL_ROWS),
         ("policy=backprop train.segment_length=4", "policy.imagine_rows=3", None),
     ],
 )
@@ -128,14 +131,22 @@ def test_a_schedule_that_is_cut_short_says_what_never_comes():
     assert never_reached(load_config(early)) == []
     assert never_reached(load_config(late)) == [
         f"policy.late_after={total} is never reached: the policy has {total} updates.",
-        f"alpha stays below its value: model.kl.warmup={total + 1} and {of_run}",
+        f"alpha never reaches its value: model.kl.warmup={total + 1} and {of_run}",
     ]
     in_time = [*early, "policy.late_lr=0.2", f"policy.late_after={total - 1}", f"model.kl.warmup={total}"]
-    assert never_reached(load_config([*in_time, f"train.policy_after={1}"])) == [
+    assert never_reached(load_config([*in_time, "train.policy_after=1"])) == [
         f"policy.late_after={total - 1} is never reached: the policy has {total - 1} updates."
     ]
     assert never_reached(load_config(in_time)) == []
-    assert never_reached(load_config(["preset=quickstart", "agent=pisac", "train.policy_after=100_000"])) != []
+    (told,) = never_reached(load_config(["preset=quickstart", "agent=pisac", "train.policy_after=100_000"]))
+    assert told.startswith("the policy never learns: ")
+    nothing = [
+        "policy.imagined_value=0",
+        "policy.replay_value=1",
+        "policy.late_imagined_value=0.5",
+        f"policy.late_after={total}",
+    ]
+    assert never_reached(load_config([*early, *nothing])) == []
 
 
 def test_no_preset_names_what_it_never_reaches():

@@ -29,7 +29,7 @@ def mlp_predictions(
     that cannot be learned are not predicted wildly. PyTorch's global generator is not changed.
     """
     held = group_folds(groups)[seed % len(group_folds(groups))]
-    inputs, outputs = (Standardizer.of(np.asarray(values[~held], np.float64)) for values in (features, targets))
+    inputs, outputs = (Standardizer.of(values[~held]) for values in (features, targets))
     x, x_held, x_other = (
         torch.as_tensor(inputs(rows), dtype=torch.float32) for rows in (features[~held], features[held], others)
     )

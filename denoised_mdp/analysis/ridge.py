@@ -24,6 +24,7 @@ class Standardizer:
     @classmethod
     def of(cls, values: np.ndarray) -> Standardizer:
         """Learn from rows [n, F]."""
+        values = np.asarray(values, np.float64)
         return cls(values.mean(0), np.where(varies(values), values.std(0), np.inf))
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
@@ -76,7 +77,7 @@ def fit_ridge(
     folds_of = group_folds(groups, folds)
     if len(folds_of) < 2:
         raise ValueError("cross-validation needs at least two groups")
-    inputs = Standardizer.of(np.asarray(features, np.float64))
+    inputs = Standardizer.of(features)
     x, y = inputs(np.asarray(features, np.float64)), np.asarray(targets, np.float64)
     center = y.mean(0)
     y = y - center  # [n, K]; moments about the overall mean lose no digits

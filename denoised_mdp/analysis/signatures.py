@@ -138,7 +138,7 @@ def seen_latents(agent: Agent, episodes: Sequence[Episode], rows: np.ndarray) ->
 def model_signatures(agent: Agent, latents: Latent, actions: np.ndarray) -> np.ndarray:
     """The same through the prior's means: latents [n, ...] of what the policy sees -> [n, sequences * horizon].
 
-    Rewards count as much as the model expects the episode to have gone on until then.
+    Each reward is weighted by the model's probability that the episode has not ended before it.
     """
     states, sequences = len(latents.belief), len(actions)
     like = next(agent.parameters())

@@ -69,7 +69,7 @@ def _check_model(config: Config) -> None:
         model.check(table)
     except ValueError as error:
         raise UserError(f"model={model.name}: {error}.") from None
-    if "kl.free_nats_strategy" not in model.UNUSED:
+    if "kl.free_nats_strategy" not in model.UNUSED:  # else it has weights of its own
         _check_kl(model, table)
     if model.core == "block" and (model.norm != "rms" or model.depth % 2):
         raise UserError("model.core=block: needs model.norm=rms and an even model.depth.")
@@ -86,7 +86,7 @@ def _check_model(config: Config) -> None:
 
 
 def _check_kl(model: ModelConfig, table: Table) -> None:
-    """Refuse weights of the KL that cannot go together, or a strategy that this table has no use for."""
+    """Refuse weights of the KL that cannot go together, or that this table has no use for."""
     kl = model.kl
     if kl.dyn is not None and kl.free_nats_strategy == "B":
         raise UserError(

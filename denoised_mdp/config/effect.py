@@ -12,9 +12,6 @@ from denoised_mdp.config.training import TrainConfig
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.suites import SUITES
 
-LATE = "late_lr", "late_imagined_value"
-"""factors that count after policy.late_after updates"""
-
 
 def notes(config: Config, overrides: Sequence[str]) -> list[str]:
     """What to tell whoever begins a run with these `overrides`: `without_effect`, then `never_reached`."""
@@ -22,7 +19,7 @@ def notes(config: Config, overrides: Sequence[str]) -> list[str]:
 
 
 def never_reached(config: Config) -> list[str]:
-    """One line for each part of the schedule that would begin after the last update, as in a preset that is cut short.
+    """One line for each part of the schedule that the last update does not reach, as in a preset that is cut short.
 
     No mistake: with a larger train.total_steps the same run may come to it.
     """
@@ -33,13 +30,12 @@ def never_reached(config: Config) -> list[str]:
         lines.append(f"the policy never learns: train.policy_after={after} and {of_run}.")
     if config.agent.has_model:
         kl, policy, learned = config.model.kl, config.policy, max(0, total - after)
-        late = any(getattr(policy, name, 1) != 1 for name in LATE)
-        if 0 < learned <= getattr(policy, "late_after", 0) and late:
+        if 0 < learned <= getattr(policy, "late_after", 0) and any(factor != 1 for factor in _late(policy).values()):
             lines.append(f"policy.late_after={policy.late_after} is never reached: the policy has {learned:,} updates.")
         if kl.relax != 1 and kl.relax_after >= total:
             lines.append(f"model.kl.relax_after={kl.relax_after} is never reached: {of_run}.")
         if kl.warmup > total:
-            lines.append(f"alpha stays below its value: model.kl.warmup={kl.warmup} and {of_run}.")
+            lines.append(f"alpha never reaches its value: model.kl.warmup={kl.warmup} and {of_run}.")
     return lines
 
 
@@ -96,14 +92,19 @@ def _beyond(train: TrainConfig) -> dict[str, str]:
     return reasons
 
 
+def _late(policy: BackpropConfig | ReinforceConfig | SACConfig) -> dict[str, float]:
+    """Factors that count after policy.late_after updates, by name; 1: no change. Not one of what is 0 anyway."""
+    names = "late_lr", *(["late_imagined_value"] if getattr(policy, "imagined_value", 1) else [])
+    return {name: getattr(policy, name, 1) for name in names}
+
+
 def _of_the_policy(policy: BackpropConfig | ReinforceConfig | SACConfig, rows: int) -> dict[str, str]:
     """rows: of a segment."""
-    reasons, late = {}, {name: getattr(policy, name, 1) for name in LATE}
+    reasons, late = {}, _late(policy)
     if (getattr(policy, "imagine_rows", None) or 0) >= rows:
-        reasons["policy.imagine_rows"] = f"train.segment_length is {rows}: all rows"
+        reasons["policy.imagine_rows"] = f"a segment has {rows} rows (train.segment_length), and all are used"
     if getattr(policy, "imagined_value", 1) == 0:
         reasons["policy.late_imagined_value"] = "policy.imagined_value is 0"
-        del late["late_imagined_value"]
     if all(factor == 1 for factor in late.values()):
         reasons["policy.late_after"] = " and ".join(f"policy.{name} is 1" for name in late)
     return reasons

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from denoised_mdp.options import option
 
 NORMS = ("none", "rms")
-INITIAL_STD = "std of an untrained actor before squashing, less min_std (continuous actions only)"
+INITIAL_STD = "std of an untrained actor before squashing and before the least std is added (continuous actions only)"
 NORM = "after every hidden layer; none: ELU, after convolutions ReLU; rms: RMSNorm and SiLU, which allow larger rates"
 OPTIMIZERS = ("adam", "laprop", "muon")
 OPTIMIZER = "adam; laprop: momentum of normalized gradients; muon: orthogonalized momentum"

@@ -32,8 +32,8 @@ def joint_kinds(model: mujoco.MjModel, camera: int | str) -> tuple[str, ...]:
                 kinds += ["unseen", "unseen", "scalar"] if hidden else ["scalar"] * 3
             kinds += ["unseen" if plain else "quaternion"] * 4
         if plain:
-            turns = _velocities_of(model, index)[-3:]  # a free joint's first three are those of its place
-            velocities[turns.start : turns.stop] = ["unseen"] * len(turns)
+            for turn in _velocities_of(model, index)[-3:]:  # a free joint's first three are those of its place
+                velocities[turn] = "unseen"
     return (*kinds, *velocities)
 
 

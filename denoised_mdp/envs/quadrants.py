@@ -28,7 +28,7 @@ def quadrants_of(env: gym.Env) -> dict[str, str]:
         for name in names:
             found[name] = next((value for pattern, value in exceptions.items() if fnmatch(name, pattern)), default)
     sensor = distractors_of(env.world).get("noisy_sensor")
-    if sensor is not None and sensor.options.strength > 0:
+    if sensor is not None and sensor.scale > 0:
         coupled = ("noisy_sensor/", "video_background/")
         found |= {name: RELEVANT_NOISE for name in found if name.startswith(coupled)}
     return found

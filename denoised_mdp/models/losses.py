@@ -22,7 +22,7 @@ Scalar = float | Tensor
 
 
 class _SquaredError(torch.autograd.Function):
-    """0.5 * sum((prediction - image)^2), without the image-sized temporaries of the composed form.
+    """0.5 * sum((prediction - image)^2) / N, without the image-sized temporaries of the composed form.
 
     A prediction in bf16 is compared with the exact image: of a picture that is nearly right, the error of a rounded one
     would be most of the gradient. What is kept for the gradient has the prediction's type. Its gradient overwrites
@@ -33,12 +33,13 @@ class _SquaredError(torch.autograd.Function):
     def forward(ctx, prediction: Tensor, image: Tensor) -> Tensor:
         difference = prediction - image
         ctx.difference = difference.to(prediction.dtype)
-        return 0.5 * torch.linalg.vector_norm(difference, dim=(1, 2, 3)).square().sum()
+        return 0.5 * torch.linalg.vector_norm(difference, dim=(1, 2, 3)).square().sum() / len(image)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
         difference, ctx.difference = ctx.difference, None
-        return difference.mul_(gradient), None  # not rounded to the pictures' type, which would err the same everywhere
+        # 1 / N is a number, which is not rounded to the pictures' type as a tensor would be: it errs alike everywhere.
+        return difference.mul_(1.0 / len(difference)).mul_(gradient.to(difference.dtype)), None
 
 
 def image_nll(prediction: Tensor, image: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ def image_nll(prediction: Tensor, image: Tensor) -> Tensor:
     prediction and image [N, 3, H, W]; the image in float32 or float64, the prediction perhaps in a smaller type.
     """
     pixels = image[0].numel()
-    return _SquaredError.apply(prediction, image) / len(image) + HALF_LOG_2PI * pixels
+    return _SquaredError.apply(prediction, image) + HALF_LOG_2PI * pixels
 
 
 def scalar_nll(prediction: Tensor, target: Tensor, std: float = 1.0) -> Tensor:

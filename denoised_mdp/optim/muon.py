@@ -67,8 +67,8 @@ class Muon(torch.optim.Optimizer):
 
     m <- 0.95 m + 0.05 g, and a step of lr 0.2 sqrt(max(M, N)) O(0.05 g + 0.95 m), with O `orthogonalized`: as large as
     a step of Adam (Liu et al. 2025), so both parts share the learning rate. A convolution's weight counts as the matrix
-    of its first dimension by all others; one of three dimensions, as independent blocks, of whatever shape. Vectors,
-    and matrices of a single row or column, take Adam's steps.
+    of its first dimension by all others; one of three dimensions, as independent blocks, even of a single row.
+    Vectors, and matrices of a single row or column, take Adam's steps.
 
     `compute_dtype`: of large products; see `orthogonalized`. Momentum and weights keep their own.
     """

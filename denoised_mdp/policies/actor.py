@@ -24,7 +24,7 @@ ENTROPY_SHARE = 0.5
 class Actor(nn.Module):
     """(h^x, x) -> mean and std before the squashing; `layers` hidden layers of width `hidden`.
 
-    `initial_std`: std of an untrained actor, less `min_std`, which is added to every std. The paper's 5 makes its
+    `initial_std`: std of an untrained actor before `min_std` is added, as it is to every std. The paper's 5 makes its
     actions jump between the limits, which explores much and learns slowly at first, since the squashing saturates.
     """
 

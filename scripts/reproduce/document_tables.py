@@ -182,10 +182,12 @@ BARE = {  # head -> columns of a task, by their places in `strong`
     "video - no distractors": slice(0, 4),
 }
 LEADS = {f"`{task}`, {where}": [tuple(strong(task)[part])] for task in TASKS for where, part in BARE.items()}
-LEADS |= {f"both, {where}": [tuple(strong(task)[part]) for task in TASKS] for where, part in list(BARE.items())[1:]}
+for where in ("no distractors", "video - no distractors"):
+    LEADS[f"both, {where}"] = [tuple(strong(task)[BARE[where]]) for task in TASKS]
 KEPT = {}  # what is left of the return without distractors
 for what, tasks in [*((f"`{task}`", [task]) for task in TASKS), ("both", TASKS)]:
-    KEPT[f"{what}, 2b"], KEPT[f"{what}, Dreamer"] = ([tuple(strong(task)[i::2]) for task in tasks] for i in (0, 1))
+    for place, model in enumerate(("2b", "Dreamer")):
+        KEPT[f"{what}, {model}"] = [tuple(strong(task)[place::2]) for task in tasks]
     KEPT[f"{what}, 2b / Dreamer"] = [(*strong(task)[::2], *strong(task)[1::2]) for task in tasks]
 LEAD = {
     name: LONG[name]

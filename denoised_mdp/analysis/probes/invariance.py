@@ -81,10 +81,10 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
     return lines
 
 
-def _other_rewards(touching: Sequence[Any]) -> str:
+def _other_rewards(touching: Sequence[str]) -> str:
     return (
-        f"The reward itself depends on {' and '.join(map(str, touching))}: a return under other distractors may change"
-        " although the behaviour does not."
+        f"The reward itself depends on {', '.join(touching)}: a return under other distractors may change although the"
+        " behaviour does not."
     )
 
 
@@ -102,7 +102,7 @@ def report(tree: Mapping[str, Any]) -> Section:
     if returns:
         tables.append((["return under", "mean", "standard error", "change", "its standard error"], returns))
     picture = bars_plot(ratios, "other distractors / other states")
-    touching = tree.get("reward_noise") or []
+    touching = [str(name) for name in tree.get("reward_noise") or []]
     return Section(
         text=(
             "Distance between latents when only the distractors change, relative to that between different states."

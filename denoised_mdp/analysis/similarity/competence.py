@@ -19,7 +19,8 @@ DRAWS = 1000
 def competence(points: Sequence[Point], matrix: np.ndarray, to_state: np.ndarray) -> dict:
     """Alignment [P, P] within bins of the return, and how alignment with the state [P] goes with return and step.
 
-    Nothing is stated from fewer than 12 trained agents with a return.
+    Nothing is stated from fewer than 12 trained agents with a return. Features that do not vary are like nothing (nan)
+    and count in no alignment.
     """
     known = [i for i, point in enumerate(points) if point.step and math.isfinite(point.score)]
     if len(known) < LEAST_POINTS:
@@ -32,15 +33,16 @@ def competence(points: Sequence[Point], matrix: np.ndarray, to_state: np.ndarray
         members = [i for i, bin_ in zip(known, place, strict=True) if bin_ == number]
         pairs: dict[tuple[int, int], list[float]] = {}
         for i, j in itertools.combinations(members, 2):
-            if points[i].run != points[j].run:
+            if points[i].run != points[j].run and math.isfinite(matrix[i, j]):
                 pairs.setdefault((points[i].run, points[j].run), []).append(matrix[i, j])
         aligned = over_runs({pair: float(np.mean(values)) for pair, values in pairs.items()}).within(0.0, 1.0)
         bins.append({"from": edges[number], "to": edges[number + 1], "agents": len(members), "alignment": aligned})
     aligned, steps = to_state[known], np.array([float(points[i].step) for i in known])
+    vary = np.isfinite(aligned)
     return {
         "bins": bins,
-        "return and alignment to state": spearman(scores, aligned, runs),
-        "step and alignment to state": spearman(steps, aligned, runs),
+        "return and alignment to state": spearman(scores[vary], aligned[vary], runs[vary]),
+        "step and alignment to state": spearman(steps[vary], aligned[vary], runs[vary]),
         "step and return": spearman(steps, scores, runs),
     }
 
@@ -76,6 +78,7 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
 def classical_map(matrix: np.ndarray, chance: float) -> np.ndarray:
     """Positions [P, 2] whose distances approximate -log(alignment), by classical scaling; chance or nan is farthest."""
     distance = -np.log(np.clip(np.nan_to_num(matrix, nan=chance), chance, 1.0))
+    np.fill_diagonal(distance, 0.0)  # also of agents whose features do not vary
     center = np.eye(len(matrix)) - 1 / len(matrix)
     values, vectors = np.linalg.eigh(-center @ np.square(distance) @ center / 2)
     order = np.argsort(values)[::-1][:2]

@@ -81,7 +81,7 @@ class Alignments:
     def mean(self, values: Mapping[tuple[int, ...], np.ndarray]) -> Estimate:
         """The mean of overlaps [n] of runs or pairs; its interval is over runs or, of fewer than 3, over episodes.
 
-        Those of features that do not vary are left out, with a note.
+        Overlaps of features that do not vary are left out; a note says how many remain.
         """
         known = {key: rows for key, rows in values.items() if not np.isnan(rows).any()}
         if len({run for key in known for run in key}) >= LEAST_RUNS or not known:
@@ -91,7 +91,7 @@ class Alignments:
             found = dataclasses.replace(found, note="interval over episodes, not over runs")
         if len(known) == len(values):
             return found
-        note = f"{len(known)} of {len(values)}: features of the others do not vary"
+        note = f"{len(known)} of {len(values)}: features of the others do not vary" if known else "no features vary"
         return dataclasses.replace(found, note="; ".join(filter(None, (found.note, note))))
 
 
@@ -129,8 +129,8 @@ def matrices(known: Alignments) -> dict[str, np.ndarray]:
     1 of each with itself; nan where its features do not vary.
     """
     count = len(known.points)
-    varying = [known.of(point).size > 0 for point in known.points]
-    found = {name: np.where(np.diag(varying), 1.0, np.diag([np.nan] * count)) for name in ("mutual_knn", "cknna")}
+    alone = np.diag([1.0 if known.of(point).size else math.nan for point in known.points])
+    found = {name: alone.copy() for name in ("mutual_knn", "cknna")}
     kernels = [
         masked_kernel(known.prepared(point.features[HOME][SEEN]), max(known.k, 2), known.episode)
         for point in known.points
@@ -247,6 +247,7 @@ def over_training(known: Alignments, matrix: np.ndarray) -> list[dict]:
             for j, other in enumerate(points)
             if other.group == point.group and other.step == point.step and other.run != point.run
         ]
+        seeds = [value for value in seeds if math.isfinite(value)]
         seeds = float(np.mean(seeds)) if seeds else math.nan
         rows.append({**point.about(), "to the last stage": float(matrix[i, last]), "to other seeds": seeds})
     return rows

@@ -56,7 +56,7 @@ def ratio(first: Scores, second: Scores) -> np.ndarray:
 
 
 def double_ratio(first: Scores, second: Scores, third: Scores, fourth: Scores) -> np.ndarray:
-    """How many times the `ratio` of the last two methods that of the first two is; nan where it is not positive."""
+    """`ratio` of the first two methods over that of the last two; nan where the latter is not positive."""
     below = ratio(third, fourth)
     return np.divide(ratio(first, second), below, out=np.full_like(below, math.nan), where=below > 0)
 
@@ -113,7 +113,7 @@ def _relative_error(scores: Scores) -> float:
 def _student(methods: Sequence[Scores], relative: bool = False) -> float:
     """Half the 95 % interval of sums and differences of means; nan where no run differs from another of its task.
 
-    relative: of the logarithm of a `ratio` of two or more, to which each method's errors count in relation to its mean.
+    relative: of the logarithm of a `ratio` or `double_ratio`, to which errors count in relation to their means.
     """
     errors, counts = _squared_errors(methods)  # [tasks of all methods] each
     units = [len(scores) * (float(mean(scores)) if relative else 1.0) for scores in methods]  # [methods]

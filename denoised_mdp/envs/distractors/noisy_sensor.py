@@ -17,8 +17,8 @@ class NoisySensor(Distractor):
     """Couples the reward to the background, whose brightness shifts the sensor that the reward reads.
 
     The offset is the mean of the video's rows and columns H/8 to 3H/8, / 255 - 0.5, in the frame shown before
-    the step, times the video's opacity: what is not shown disturbs nothing. The task defines how far a unit offset
-    shifts its sensor (Wang et al. 2022).
+    the step, times the video's opacity, so that a video of opacity 0 disturbs nothing; what the scene hides of it
+    counts. The task defines how far a unit offset shifts its sensor (Wang et al. 2022).
 
     The environment is a task with a scalar sensor, in a `VideoBackground`.
 
@@ -54,11 +54,15 @@ class NoisySensor(Distractor):
         finally:
             world.reward_sensor_offset = 0.0  # it belongs to this step, not to the world's state
 
+    @property
+    def scale(self) -> float:
+        """Its strength times the video's opacity; 0: the reward does not depend on the video."""
+        return self.options.strength * self._video.options.strength
+
     def offset(self) -> float:
         """Return the offset that the frame shown now gives to the next reward."""
         patch = slice(self.size // 8, 3 * self.size // 8)
-        scale = self.options.strength * self._video.options.strength
-        return scale * (float(self._video.background()[patch, patch].mean()) / 255 - 0.5)
+        return self.scale * (float(self._video.background()[patch, patch].mean()) / 255 - 0.5)
 
     def noise_values(self):
         """Return the offset."""
