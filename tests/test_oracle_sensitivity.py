@@ -107,7 +107,7 @@ LOSS_ERRORS = {  # name: (structure, strategy, function, right, wrong)
         "sum(shares.values())",
         'sum(shares.values()) + 0.01 * latent["z"][1].sum(-1)',
     ),
-    "mean-over-pixels": ("2b", "A", "models.losses:image_nll", "/ len(image)", "/ image.numel()"),
+    "mean-over-pixels": ("2b", "A", "models.losses:_SquaredError.forward", "/ len(image)", "/ image.numel()"),
     "image-gradient-doubled": ("2b", "A", "models.losses:_SquaredError.backward", "mul_(gradient", "mul_(2 * gradient"),
     "relu-gradient-missing": (
         "2b",
