@@ -77,8 +77,9 @@ def fit_ridge(
     folds_of = group_folds(groups, folds)
     if len(folds_of) < 2:
         raise ValueError("cross-validation needs at least two groups")
-    inputs = Standardizer.of(features)
-    x, y = inputs(np.asarray(features, np.float64)), np.asarray(targets, np.float64)
+    x, y = (np.asarray(values, np.float64) for values in (features, targets))
+    inputs = Standardizer.of(x)
+    x = inputs(x)
     center = y.mean(0)
     y = y - center  # [n, K]; moments about the overall mean lose no digits
     rows = [(torch.from_numpy(x[out]), torch.from_numpy(y[out])) for out in folds_of]  # PyTorch keeps to its threads

@@ -38,7 +38,7 @@ class _SquaredError(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
         difference, ctx.difference = ctx.difference, None
-        # 1 / N is a number, which is not rounded to the pictures' type as a tensor would be: it errs alike everywhere.
+        # A number is not rounded to the pictures' type, as a tensor would be: 1 / N rounded errs alike in every pixel.
         return difference.mul_(1.0 / len(difference)).mul_(gradient.to(difference.dtype)), None
 
 
