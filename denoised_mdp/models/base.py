@@ -66,20 +66,6 @@ class Learned:
     """scalars by name; they stay on the device"""
 
 
-def shared_options(config: Config) -> dict[str, Any]:
-    """Keyword arguments that a configuration implies for every model with an `Encoder`, reward nets and KL terms."""
-    m = config.model
-    return {
-        **Encoder.options(config),
-        "hidden": m.reward_hidden,
-        "reward_layers": m.reward_layers,
-        "reward_std": m.reward_std,
-        "continuation": bool(m.continuation),
-        "kl": KLWeights.from_config(config),
-        **vars(m.optimizer),
-    }
-
-
 class WorldModel(nn.Module, ABC):
     """A latent model of an environment: it learns from batches, filters observations, and is an MDP for a policy.
 
@@ -109,9 +95,26 @@ class WorldModel(nn.Module, ABC):
         self.continuation: MLP | None = None  # see `add_continuation`
 
     @classmethod
-    @abstractmethod
     def from_config(cls, config: Config, action_size: int) -> Self:
         """Build one from a configuration, whose `model` has the options that the class was registered with."""
+        return cls(Table(list(config.model.latents.values())), action_size, **cls.options(config))
+
+    @classmethod
+    def options(cls, config: Config) -> dict[str, Any]:
+        """Keyword arguments that a configuration implies: those of an `Encoder`, reward nets and KL terms.
+
+        A subclass adds its own.
+        """
+        m = config.model
+        return {
+            **Encoder.options(config),
+            "hidden": m.reward_hidden,
+            "reward_layers": m.reward_layers,
+            "reward_std": m.reward_std,
+            "continuation": bool(m.continuation),
+            "kl": KLWeights.from_config(config),
+            **vars(m.optimizer),
+        }
 
     @abstractmethod
     def update(self, batch: dict[str, Tensor], generator: torch.Generator) -> Learned:

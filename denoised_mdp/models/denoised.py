@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
-from denoised_mdp.models.base import Filtered, Learned, WorldModel, shared_options
+from denoised_mdp.models.base import Filtered, Learned, WorldModel
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.losses import HALF_LOG_2PI, KLSchedule, KLWeights, image_nll, scalar_nll
 from denoised_mdp.models.networks import MLP, images_to_float
@@ -89,16 +88,11 @@ class DenoisedModel(WorldModel):
         self.optimizers["model"] = self.make_optimizer(self.parameters())
 
     @classmethod
-    def from_config(cls, config: Config, action_size: int) -> Self:
-        """Build one from a configuration; see `WorldModel.from_config`."""
-        return cls(Table(list(config.model.latents.values())), action_size, **cls.options(config))
-
-    @classmethod
     def options(cls, config: Config) -> dict[str, Any]:
-        """Keyword arguments that a configuration implies."""
+        """Keyword arguments that a configuration implies; see `WorldModel.options`."""
         m = config.model
         return {
-            **shared_options(config),
+            **super().options(config),
             "block_width": m.width if m.core == "block" else None,
             "target": m.target,
             "kl_schedule": KLSchedule(warmup=m.kl.warmup, relax=m.kl.relax, relax_after=m.kl.relax_after),

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import Self
 
-from denoised_mdp.models.base import Filtered, Learned, WorldModel, shared_options
+from denoised_mdp.models.base import Filtered, Learned, WorldModel
 from denoised_mdp.models.latent import Latent, Layout
 from denoised_mdp.models.losses import HALF_LOG_2PI, KLWeights, image_nll, scalar_nll
 from denoised_mdp.models.networks import MLP, images_to_float
@@ -114,15 +113,10 @@ class TIA(WorldModel):
         }
 
     @classmethod
-    def from_config(cls, config: Config, action_size: int) -> Self:
-        """Build one from a configuration; see `WorldModel.from_config`."""
-        return cls(Table(list(config.model.latents.values())), action_size, **cls.options(config))
-
-    @classmethod
     def options(cls, config: Config) -> dict[str, Any]:
-        """Keyword arguments that a configuration implies."""
+        """Keyword arguments that a configuration implies; see `WorldModel.options`."""
         names = ("adversary_weight", "adversary_steps", "adversary_lr", "alone_weight")
-        return shared_options(config) | {name: getattr(config.model, name) for name in names}
+        return super().options(config) | {name: getattr(config.model, name) for name in names}
 
     @property
     def rows(self) -> list[LatentSpec]:
