@@ -86,7 +86,7 @@ def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
     usual = _usual_threads()  # asked first: it must not find a number that a configuration has set
     torch.set_num_threads(train.threads or (1 if train.deterministic else usual))
     for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
-        backend.allow_tf32 = train.precision == "tf32"  # PyTorch would let convolutions
+        backend.allow_tf32 = train.precision == "tf32"  # PyTorch itself lets convolutions use it
     if train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # As torch.use_deterministic_algorithms, which imports all of PyTorch's compiler: as long as PyTorch itself takes.

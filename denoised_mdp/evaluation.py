@@ -24,7 +24,7 @@ from denoised_mdp.run.environments import environment_maker, warn_without_clips
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import load_run
 from denoised_mdp.run.state import evaluated_episodes
-from denoised_mdp.seeding import generator
+from denoised_mdp.seeding import episode_seeds
 
 MAX_PARALLEL = 10
 """episodes that are played at the same time, so that the agent acts on a batch"""
@@ -59,14 +59,9 @@ class EvaluationResult:
 def evaluation_seeds(seed: int, episodes: int, after: int = 0) -> list[int]:
     """Distinct episode seeds, always the same for a seed, and a longer list begins with the shorter one.
 
-    after: so many of the first are left out, those by which a checkpoint was chosen.
-
-    Training never gets one of them: its environment is seeded once, with the run's own, smaller seed.
+    after: so many of the first are left out, those by which a checkpoint was chosen. See `seeding.episode_seeds`.
     """
-    rng, seeds = generator(seed, "evaluation"), {}
-    while len(seeds) < after + episodes:
-        seeds[int(rng.integers(2**31, 2**32))] = None  # above every seed that a configuration may hold
-    return list(seeds)[after:]
+    return episode_seeds(seed, "evaluation", after + episodes)[after:]
 
 
 def evaluate(

@@ -19,10 +19,12 @@ from typing import Any, TextIO
 
 INTERVAL = 30.0
 """seconds between lines where standard error is no terminal"""
+WINDOW = 120.0
+"""seconds that speeds are averaged over, at least"""
 
 
 def say(text: str) -> None:
-    """Print a line of which nothing depends, where phases are `shown`.
+    """Print a line on which nothing depends, where phases are `shown`.
 
     That nobody can read it (a closed pipe, a full disk) ends no work.
     """
@@ -87,19 +89,18 @@ class Phase:
 class Training(Phase):
     """A running training: steps, returns, speeds and the time left.
 
-    Speeds and the time left are of the latest rounds that took at least `window` seconds together. A round is all steps
+    Speeds and the time left are of the latest rounds that took at least `WINDOW` seconds together. A round is all steps
     and updates from one beginning of learning to the next; a part of one would mislead.
 
     Args:
         total: environment steps of the whole run.
         step, updates: where the run stands now.
         prefill: the first so many steps are random.
-        window: seconds.
     """
 
-    def __init__(self, total: int, step: int = 0, updates: int = 0, prefill: int = 0, window: float = 120.0):
+    def __init__(self, total: int, step: int = 0, updates: int = 0, prefill: int = 0):
         super().__init__("training", total, "steps", done=step)
-        self.prefill, self.window, self.updates = prefill, window, updates
+        self.prefill, self.updates = prefill, updates
         self._first = (self.began, step, updates)
         self._rounds: deque[tuple[float, int, int]] = deque()  # (time, step, updates) where learning began
         self.train_return, self.evaluation = None, None
@@ -115,7 +116,7 @@ class Training(Phase):
         if updates > self.updates and (not self._rounds or step > self._rounds[-1][1]):
             now = time.monotonic()
             self._rounds.append((now, step, updates))
-            while len(self._rounds) > 2 and self._rounds[-1][0] - self._rounds[1][0] >= self.window:
+            while len(self._rounds) > 2 and self._rounds[-1][0] - self._rounds[1][0] >= WINDOW:
                 self._rounds.popleft()
         self.done, self.updates, self.train_return, self.evaluation = step, updates, train_return, evaluation
         refresh()
@@ -244,6 +245,14 @@ def clear() -> None:
     """Remove the line from the terminal, for whoever writes there next; the next update brings it back."""
     if _display:
         _display.clear()
+
+
+def data_size(count: int) -> str:
+    """Format a number of bytes, e.g. ``6.19 GB (6,193,152,000 bytes)``."""
+    exponent = min((len(str(count)) - 1) // 3, 6)
+    if exponent == 0:
+        return f"{count} bytes"
+    return f"{count / 1000**exponent:.2f} {' kMGTPE'[exponent]}B ({count:,} bytes)"
 
 
 def duration(seconds: float) -> str:

@@ -60,10 +60,7 @@ class Recorder:
     def episode(self) -> Episode:
         """What was added."""
         *columns, latents = zip(*self.rows, strict=True)
-        latent = None
-        if latents[0] is not None:
-            belief, state = (torch.stack([getattr(one, part) for one in latents]) for part in ("belief", "state"))
-            latent = Latent(belief, state, latents[0].layout)
+        latent = None if latents[0] is None else latents[0].map(lambda *rows: torch.stack(rows), *latents[1:])
         return Episode(*map(np.stack, columns), latent=latent)
 
 

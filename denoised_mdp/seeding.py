@@ -16,6 +16,22 @@ def generator(seed: int | None, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=spawn_key)))
 
 
+EPISODES = {"evaluation": 2**31, "probe": 2**32, "joints episodes": 2**33}
+"""lowest seed of the episodes for a purpose: those of the next begin at twice that"""
+
+
+def episode_seeds(seed: int, purpose: str, count: int) -> list[int]:
+    """Distinct seeds of episodes for one of `EPISODES`; a longer list begins with the shorter one.
+
+    All exceed every seed that a configuration may hold, and no two purposes share one. So training never plays such an
+    episode: its environment is seeded once, with the run's own seed.
+    """
+    rng, low, seeds = generator(seed, purpose), EPISODES[purpose], {}
+    while len(seeds) < count:
+        seeds[int(rng.integers(low, 2 * low))] = None
+    return list(seeds)
+
+
 def torch_seed(seed: int, name: str) -> int:
     """Return a seed for a generator of another library, independent for every `name`."""
     return int(generator(seed, name).integers(2**63))

@@ -22,7 +22,7 @@ from denoised_mdp.envs.workers import refuse_unguarded
 from denoised_mdp.errors import UserError
 from denoised_mdp.hooks import looking_hooks
 from denoised_mdp.models import kernels
-from denoised_mdp.progress import Training, say
+from denoised_mdp.progress import Training, data_size, say
 from denoised_mdp.replay.batches import Batches, choose_source
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.replay.starts import StoredLatents
@@ -31,7 +31,7 @@ from denoised_mdp.run.environments import environment_maker, refuse_no_clips
 from denoised_mdp.run.failure import recorded
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import fitting, newest_state, prepare, refuse_too_few_rows
-from denoised_mdp.run.logger import Logger, data_size
+from denoised_mdp.run.logger import Logger
 from denoised_mdp.run.machine import record_start, refuse_large_batches
 from denoised_mdp.run.mirrors import mirror_of
 from denoised_mdp.run.nan_check import NanCheck

@@ -264,7 +264,7 @@ def test_bf16_gives_nearly_the_same_gradients():
         agent = build_agent(config, 2, dtype=dtype)
         batch = agent.to_device(random_batch())
         batch["observation"] = torch.arange(64, dtype=torch.uint8)[:, None].expand(4, 3, 64, 64, 3).contiguous()
-        noise = agent.world_model.rssm.draw_noise(4, 3, generator=generator())
+        noise = agent.world_model.draw_noise(4, 3, generator=generator())
         loss, *_, metrics = agent.world_model.loss(**batch, noise=noise)
         loss.backward()
         parameters = [p for p in agent.world_model.parameters() if p.grad is not None]

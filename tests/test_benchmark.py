@@ -29,7 +29,7 @@ def test_the_plain_update_is_the_same_update(structure, entropy):
         batch = random_batch(seed=step)
         draws = torch.Generator()
         draws.set_state(ours.random.get_state())
-        noise = ours.world_model.rssm.draw_noise(4, 3, generator=draws)
+        noise = ours.world_model.draw_noise(4, 3, generator=draws)
         shape = (5, 12)
         policy_noise = tuple(
             torch.randn(*shape, size, dtype=torch.float64, generator=draws)

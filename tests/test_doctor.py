@@ -12,8 +12,8 @@ from denoised_mdp.bench.doctor import Doctor
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, save_config
 from denoised_mdp.errors import EnvironmentFailure
+from denoised_mdp.progress import data_size
 from denoised_mdp.replay.ring import Replay
-from denoised_mdp.run.logger import data_size
 
 TINY = ["preset=debug", "env=toy"]
 

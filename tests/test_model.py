@@ -22,7 +22,7 @@ def observed(agent, noise_seed=0, **changes):
     """Filter a random batch with fixed noise; `changes` replace entries. Returns what `RSSM.observe` returns."""
     batch = agent.to_device(random_batch()) | changes
     generator = torch.Generator().manual_seed(noise_seed)
-    noise = agent.world_model.rssm.draw_noise(*batch["reward"].shape, generator=generator)
+    noise = agent.world_model.draw_noise(*batch["reward"].shape, generator=generator)
     return agent.world_model.filter(batch["observation"], batch["action"], batch["is_first"], noise)
 
 
@@ -138,7 +138,7 @@ def test_priors_see_only_what_the_table_allows(structure):
     action = torch.randn(1, 3, 2, dtype=torch.float64, requires_grad=True)
     embed = torch.randn(1, 3, 12, dtype=torch.float64)
     is_first = torch.zeros(1, 3, dtype=torch.bool)
-    noise = rssm.draw_noise(1, 3)
+    noise = agent.world_model.draw_noise(1, 3)
     _, _, prior = rssm.observe(embed, action, is_first, noise, initial)
 
     rows = rssm.table.rows
@@ -208,7 +208,7 @@ def test_reward_std_is_that_of_the_likelihood():
         config.model.reward_std = std
         agent = build_agent(config, 2).double()
         batch = agent.to_device(random_batch())
-        noise = agent.world_model.rssm.draw_noise(4, 3, generator=torch.Generator().manual_seed(0))
+        noise = agent.world_model.draw_noise(4, 3, generator=torch.Generator().manual_seed(0))
         loss, *_, metrics = agent.world_model.loss(**batch, noise=noise)
         return loss.detach(), metrics["model/reward_error"]
 
@@ -221,7 +221,7 @@ def test_reward_std_is_that_of_the_likelihood():
 def test_one_step_at_a_time_equals_the_sequence(structure):
     agent = small_agent(structure)
     batch = agent.to_device(random_batch(length=5))
-    rssm, noise = agent.world_model.rssm, agent.world_model.rssm.draw_noise(5, 3)
+    rssm, noise = agent.world_model.rssm, agent.world_model.draw_noise(5, 3)
     embed = agent.world_model.embed(batch["observation"])
     whole, posterior, prior = rssm.observe(embed, batch["action"], batch["is_first"], noise)
     latent = None
@@ -241,7 +241,7 @@ def test_a_reset_inside_is_a_fresh_start(structure):
     """From an is_first row on, nothing before it matters, not even the action stored in that row."""
     agent = small_agent(structure)
     batch = agent.to_device(random_batch(length=4, batch=1))  # is_first in row 2
-    rssm, noise = agent.world_model.rssm, agent.world_model.rssm.draw_noise(4, 1)
+    rssm, noise = agent.world_model.rssm, agent.world_model.draw_noise(4, 1)
     embed = agent.world_model.embed(batch["observation"])
     whole, _, _ = rssm.observe(embed, batch["action"], batch["is_first"], noise)
     action = batch["action"].clone()

@@ -599,7 +599,7 @@ def test_filtering_in_chunks_equals_acting_step_by_step(monkeypatch):
         for name in "xyz":
             torch.testing.assert_close(a.posterior[name].mean, b.posterior[name].mean, rtol=1e-5, atol=1e-6)
     random = data._torch_generator("cpu", 0, "probe filter")
-    noise = [agent.world_model.rssm.draw_noise(1, generator=random) for _ in range(10)]
+    noise = [agent.world_model.draw_noise(1, generator=random) for _ in range(10)]
     carry = None
     for t in range(10):
         image = torch.as_tensor(played[0].observation[t])[None]

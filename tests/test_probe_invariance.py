@@ -246,7 +246,7 @@ def test_nats_and_reconstruction_of_a_frozen_model_are_the_loss_own():
     frozen = data.freeze(agent, played, seed=5)
     found = health.measure_health(agent, played, frozen, matrix_of(dict.fromkeys("xyz", (0.0, 0.0))))
     random = data._torch_generator("cpu", 5, "probe filter")
-    noise = torch.stack([agent.world_model.rssm.draw_noise(3, generator=random) for _ in range(11)])
+    noise = torch.stack([agent.world_model.draw_noise(3, generator=random) for _ in range(11)])
     batch = {
         "observation": np.stack([one.observation for one in played], 1),
         "action": np.stack([one.action for one in played], 1),

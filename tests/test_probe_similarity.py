@@ -21,6 +21,7 @@ from denoised_mdp.analysis.crossfit import Estimate, confidence
 from denoised_mdp.analysis.data import freeze, probe_seeds, record
 from denoised_mdp.analysis.invariance import record_grid
 from denoised_mdp.analysis.probes import PROBES
+from denoised_mdp.analysis.results import finite
 from denoised_mdp.analysis.roles import by_role, in_words, sees
 from denoised_mdp.analysis.similarity import competence as competence_module
 from denoised_mdp.analysis.similarity import plots as similarity_plots
@@ -28,7 +29,7 @@ from denoised_mdp.analysis.similarity import tables
 from denoised_mdp.analysis.similarity.competence import classical_map, competence, rank_correlation, spearman
 from denoised_mdp.analysis.similarity.identifiability import identifiability
 from denoised_mdp.analysis.similarity.points import Point, Roster, score_at
-from denoised_mdp.analysis.similarity.roster import as_tree, notes_of
+from denoised_mdp.analysis.similarity.roster import notes_of
 from denoised_mdp.analysis.situations import AWAY, HOME, Situations, check_lengths, features, make_situations, rows_of
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
@@ -403,9 +404,9 @@ def test_rows_of_situations_are_as_many_in_every_episode(monkeypatch):
 
 def test_two_runs_have_intervals_over_episodes_and_it_is_said(planted):
     two = dataclasses.replace(planted, points=[one for one in planted.points if one.run < 2], _nearest={})
-    tree = as_tree({"worlds": tables.across_worlds(two)})
+    tree = finite({"worlds": tables.across_worlds(two)})
     assert notes_of(tree) == ["clean: interval over episodes, not over runs"]
-    assert notes_of(as_tree({"worlds": tables.across_worlds(planted)})) == []
+    assert notes_of(finite({"worlds": tables.across_worlds(planted)})) == []
 
 
 def test_of_four_blocks_the_policy_sees_y_and_x_and_the_rest_is_w_and_z(tmp_path):

@@ -37,11 +37,11 @@ def alignment(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).square().sum(1).mean()
 
 
-def uniformity(features: Tensor, t: float = T) -> Tensor:
-    """log of the mean of exp(-t ||u - v||^2) over all distinct pairs: features [N, D] of length 1 -> scalar."""
+def uniformity(features: Tensor) -> Tensor:
+    """log of the mean of exp(-T ||u - v||^2) over all distinct pairs: features [N, D] of length 1 -> scalar."""
     squared = (2 - 2 * features @ features.T).clamp(min=0)  # [N, N]; the lengths are 1
     pairs = torch.triu_indices(len(features), len(features), 1, device=features.device)
-    return torch.logsumexp(-t * squared[pairs[0], pairs[1]], 0) - np.log(pairs.shape[1])
+    return torch.logsumexp(-T * squared[pairs[0], pairs[1]], 0) - np.log(pairs.shape[1])
 
 
 def contrastive_loss(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

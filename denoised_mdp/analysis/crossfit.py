@@ -64,7 +64,7 @@ class Estimate:
         return f"{self.value:.{digits}f}{interval}" + (f" ({self.note})" if self.note else "")
 
 
-def random_divisions(episodes: int, seeds: int = 1, folds: int = FOLDS) -> list[Division]:
+def random_divisions(episodes: int, seeds: int = 1) -> list[Division]:
     """One random division of the episodes into folds per seed; with fewer episodes than folds, each is a fold.
 
     Raises:
@@ -75,7 +75,7 @@ def random_divisions(episodes: int, seeds: int = 1, folds: int = FOLDS) -> list[
     divisions = []
     for seed in range(seeds):
         order = generator(seed, "probe split").permutation(episodes)
-        tested = [np.sort(fold) for fold in np.array_split(order, min(folds, episodes))]
+        tested = [np.sort(fold) for fold in np.array_split(order, min(FOLDS, episodes))]
         divisions.append([(np.setdiff1d(order, test), test) for test in tested])
     return divisions
 

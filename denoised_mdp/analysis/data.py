@@ -24,7 +24,7 @@ from denoised_mdp.models.latent import Latent
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.progress import track
 from denoised_mdp.rollout import Episode, play
-from denoised_mdp.seeding import generator, torch_seed
+from denoised_mdp.seeding import episode_seeds, generator, torch_seed
 
 FRAMES = 1024
 """images encoded at once, to bound memory"""
@@ -79,14 +79,8 @@ class FrozenLatents(Frozen):
 
 
 def probe_seeds(seed: int, episodes: int) -> list[int]:
-    """Distinct seeds of episodes for probes; a longer list begins with the shorter one.
-
-    They exceed every seed of a configuration, and differ from those of evaluations.
-    """
-    rng, seeds = generator(seed, "probe"), {}
-    while len(seeds) < episodes:
-        seeds[int(rng.integers(2**32, 2**33))] = None
-    return list(seeds)
+    """Distinct seeds of episodes for probes; see `seeding.episode_seeds`."""
+    return episode_seeds(seed, "probe", episodes)
 
 
 def record(

@@ -80,9 +80,8 @@ def record_grid(
 ) -> list[list[Episode]]:
     """Play `physics` episodes (agent and random in turn), then replay each under `worlds` seeds of the distractors.
 
-    Without an agent, all actions are random, and every model sees the same grid.
-
-    Row i, column k: physics i under distractors k; all are cut to the shortest episode.
+    Without an agent, all actions are random, and every model sees the same grid. Row i, column k: physics i under
+    distractors k; all are cut to the shortest episode.
 
     Raises:
         UserError: an environment without noise.

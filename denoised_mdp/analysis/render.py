@@ -38,6 +38,7 @@ STEPS = 250
 """actions per rendered episode"""
 LEFT_OUT = ("reconstruction", "swap")
 """rows that a hero does not need"""
+FPS = 25
 HERO_SECONDS = 4
 
 
@@ -101,12 +102,7 @@ def rows(agent: WorldModelAgent, episode: Episode, other: Episode) -> list[Sheet
 
 
 def write(
-    agent: WorldModelAgent,
-    episodes: Sequence[Episode],
-    stem: Path,
-    fps: int = 25,
-    hero: bool = False,
-    shown: int | None = None,
+    agent: WorldModelAgent, episodes: Sequence[Episode], stem: Path, hero: bool = False, shown: int | None = None
 ) -> list[Path]:
     """Write `stem`.png and `stem`.mp4 for recorded episodes; each swaps with the next. Returns the paths.
 
@@ -125,7 +121,7 @@ def write(
         with output_file(paths[0]) as unfinished:
             sheet = contact_sheet(groups, columns=4, side=192) if hero else contact_sheet(groups)
             Image.fromarray(sheet).save(unfinished, format="png", compress_level=4)  # half the usual time, 5 % larger
-        movie = _animation(groups, fps) if hero else _movie(groups, fps)
+        movie = _animation(groups) if hero else _movie(groups)
         with output_file(paths[1]) as unfinished:
             unfinished.write_bytes(movie)
     except (OSError, ValueError) as error:
@@ -145,7 +141,7 @@ def files(stem: Path, hero: bool = False) -> list[Path]:
     return [stem.with_name(stem.name + suffix) for suffix in (".png", ".webp" if hero else ".mp4")]
 
 
-def _movie(groups: Sequence[Sequence[SheetRow]], fps: int) -> bytes:
+def _movie(groups: Sequence[Sequence[SheetRow]]) -> bytes:
     """The moving sheet as H.264.
 
     Raises:
@@ -154,7 +150,7 @@ def _movie(groups: Sequence[Sequence[SheetRow]], fps: int) -> bytes:
     options = {"codec": "libx264", "macro_block_size": 2, "output_params": ["-crf", "20", "-preset", "veryfast"]}
     movie = io.BytesIO()
     try:
-        with imageio.get_writer(movie, format="mp4", fps=fps, **options) as writer:
+        with imageio.get_writer(movie, format="mp4", fps=FPS, **options) as writer:
             for frame in video(groups):
                 writer.append_data(frame)
     except RuntimeError as error:  # of imageio-ffmpeg, which finds none
@@ -164,11 +160,11 @@ def _movie(groups: Sequence[Sequence[SheetRow]], fps: int) -> bytes:
     return movie.getvalue()
 
 
-def _animation(groups: Sequence[Sequence[SheetRow]], fps: int) -> bytes:
+def _animation(groups: Sequence[Sequence[SheetRow]]) -> bytes:
     """The first seconds of the moving sheet as WebP, which pages show and repeat."""
-    frames = map(Image.fromarray, itertools.islice(video(groups, side=256), HERO_SECONDS * fps))
+    frames = map(Image.fromarray, itertools.islice(video(groups, side=256), HERO_SECONDS * FPS))
     movie = io.BytesIO()
-    options = {"save_all": True, "loop": 0, "duration": round(1000 / fps), "quality": 60, "method": 4}
+    options = {"save_all": True, "loop": 0, "duration": round(1000 / FPS), "quality": 60, "method": 4}
     next(frames).save(movie, format="webp", append_images=frames, **options)
     return movie.getvalue()
 

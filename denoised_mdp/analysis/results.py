@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import glob
 import hashlib
 import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from denoised_mdp.analysis.probe import Options
 from denoised_mdp.config import read_config
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from denoised_mdp.agents.base import Agent
 
 
-@dataclass
+@dataclasses.dataclass
 class Subject:
     """A run whose checkpoint is probed."""
 
@@ -215,7 +217,13 @@ def first_difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def finite(tree: Any) -> Any:
-    """The same tree with None for nan and infinity."""
+    """The same tree as JSON has it: None for nan and infinity, data classes as dictionaries, paths as text."""
+    if dataclasses.is_dataclass(tree):
+        tree = dataclasses.asdict(tree)
+    if isinstance(tree, np.generic):
+        tree = tree.item()
+    if isinstance(tree, Path):
+        return str(tree)
     if isinstance(tree, Mapping):
         return {str(key): finite(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):

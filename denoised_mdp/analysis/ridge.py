@@ -53,18 +53,19 @@ class Ridge:
         return self.inputs(np.asarray(features, np.float64)) @ self.weights + self.intercept
 
 
-def group_folds(groups: np.ndarray, folds: int = FOLDS) -> list[np.ndarray]:
+def group_folds(groups: np.ndarray) -> list[np.ndarray]:
     """Divide rows by their group [n]; return a mask [n] of the held-out rows per fold.
 
     Groups are dealt out in order of their number; with fewer groups than folds, each is a fold.
     """
     names = np.unique(groups)
-    number = np.searchsorted(names, groups) % min(folds, len(names))
-    return [number == fold for fold in range(min(folds, len(names)))]
+    folds = min(FOLDS, len(names))
+    number = np.searchsorted(names, groups) % folds
+    return [number == fold for fold in range(folds)]
 
 
 def fit_ridge(
-    features: np.ndarray, targets: np.ndarray, groups: np.ndarray, penalties: np.ndarray = PENALTIES, folds: int = FOLDS
+    features: np.ndarray, targets: np.ndarray, groups: np.ndarray, penalties: np.ndarray = PENALTIES
 ) -> Ridge:
     """Minimize mean squared error + penalty * |w|^2 for each column of `targets`.
 
@@ -74,15 +75,15 @@ def fit_ridge(
     Raises:
         ValueError: fewer than two groups.
     """
-    folds_of = group_folds(groups, folds)
-    if len(folds_of) < 2:
+    folds = group_folds(groups)
+    if len(folds) < 2:
         raise ValueError("cross-validation needs at least two groups")
     x, y = (np.asarray(values, np.float64) for values in (features, targets))
     inputs = Standardizer.of(x)
     x = inputs(x)
     center = y.mean(0)
     y = y - center  # [n, K]; moments about the overall mean lose no digits
-    rows = [(torch.from_numpy(x[out]), torch.from_numpy(y[out])) for out in folds_of]  # PyTorch keeps to its threads
+    rows = [(torch.from_numpy(x[out]), torch.from_numpy(y[out])) for out in folds]  # PyTorch keeps to its threads
     moments = [_moments(*fold) for fold in rows]
     total = [sum(parts) for parts in zip(*moments, strict=True)]
 

@@ -40,19 +40,19 @@ def random_actions(size: int, sequences: int = SEQUENCES, horizon: int = HORIZON
     return generator(0, "signature actions").uniform(-1.0, 1.0, shape).astype(np.float32)
 
 
-def rows_with_future(config: Config, rows: np.ndarray, horizon: int = HORIZON) -> np.ndarray:
-    """Those of `rows` [n] from which `horizon` whole decisions fit before the time limit, which ends no rewards.
+def rows_with_future(config: Config, rows: np.ndarray) -> np.ndarray:
+    """Those of `rows` [n] from which `HORIZON` whole decisions fit before the time limit, which ends no rewards.
 
     Raises:
         UserError: there is none.
     """
     env = config.env
     limit = env.episode_steps // env.action_repeat
-    kept = rows[rows + horizon <= limit]
+    kept = rows[rows + HORIZON <= limit]
     if not len(kept):
         raise UserError(
-            f"Signatures need {horizon} decisions after row {rows[0]}, and episodes have {limit}: leave them out"
-            f" (--sequences 0), or train with env.episode_steps={(rows[0] + horizon) * env.action_repeat} or more."
+            f"Signatures need {HORIZON} decisions after row {rows[0]}, and episodes have {limit}: leave them out"
+            f" (--sequences 0), or train with env.episode_steps={(rows[0] + HORIZON) * env.action_repeat} or more."
         )
     return kept
 
@@ -130,8 +130,7 @@ def seen_latents(agent: Agent, episodes: Sequence[Episode], rows: np.ndarray) ->
         return None
     frozen = freeze(agent, episodes, sample=False)
     latents = [one.latent.select(agent.world_model.table.seen).map(lambda tensor: tensor[rows]) for one in frozen]
-    belief, state = (torch.cat([getattr(one, part) for one in latents]) for part in ("belief", "state"))
-    return Latent(belief, state, latents[0].layout)
+    return latents[0].map(lambda *parts: torch.cat(parts), *latents[1:])
 
 
 @torch.no_grad()

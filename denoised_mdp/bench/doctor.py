@@ -36,11 +36,10 @@ from denoised_mdp.envs.video import open_clips
 from denoised_mdp.envs.video_files import SPLITS
 from denoised_mdp.envs.workers import about
 from denoised_mdp.errors import EnvironmentFailure, UserError, blamed
-from denoised_mdp.progress import duration
+from denoised_mdp.progress import data_size, duration
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
-from denoised_mdp.run.logger import data_size
 from denoised_mdp.run.machine import GIB, crowded, peak_memory, random_batch, refuse_large_batches, total_memory
 from denoised_mdp.run.packages import refuse_missing
 
@@ -169,15 +168,15 @@ class Doctor:
         _row("run folder", f"{run.path} (holds a run)")
         run.refuse_changes(differences(read_config(run.path), self.config))
 
-    def check_clips(self, options: dict, size: int, sample: int = 10) -> None:
-        """Count the clips of both splits and decode the first `sample` of each; names those that fail."""
+    def check_clips(self, options: dict, size: int) -> None:
+        """Count the clips of both splits and decode the first ten of each; names those that fail."""
         env, color = self.config.env, options.get("color", True)  # a television is always in colour
         for split in SPLITS:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 resize = options.get("resize", "nearest")
                 clips = open_clips(env.clips, split, size, color, options.get("frames", FRAMES), resize)
-                frames = [clip.frames() for clip in clips[:sample]]
+                frames = [clip.frames() for clip in clips[:10]]
             lengths = [len(clip) for clip in frames if clip is not None]
             _row(f"clips, {split}", f"{len(clips):,} found; {sum(lengths):,} frames in the first {len(lengths)}")
             self.notes += [str(warning.message) for warning in caught]

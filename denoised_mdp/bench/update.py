@@ -112,8 +112,9 @@ def _unit(device: torch.device) -> str:
     return "GFLOP/s" if device.type == "cuda" else "GFLOP per cpu s"
 
 
-def peak(device: torch.device, dtype: torch.dtype, size: int = 1536) -> float:
+def peak(device: torch.device, dtype: torch.dtype) -> float:
     """The peak of square matrix products within two seconds, in `_unit`."""
+    size = 1536
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     column, began, times = 0 if device.type == "cuda" else 1, time.perf_counter(), []
     while len(times) < 6 or time.perf_counter() - began < 2:  # a processor needs time to reach full speed

@@ -174,13 +174,6 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=device, default="auto", help="auto (default), cpu, cuda or cuda:N")
 
 
-def add_count(
-    parser: argparse.ArgumentParser, flag: str, default: int, help: str, type: Callable[[str], int] = positive
-) -> None:
-    """Add a whole number with a default."""
-    parser.add_argument(flag, type=type, default=default, metavar="N", help=f"{help}; default: {default:,}")
-
-
 def add_fields(parser: argparse.ArgumentParser, options: type) -> None:
     """Add one flag for each field of a dataclass of `denoised_mdp.options.option`s."""
     kinds = typing.get_type_hints(options)

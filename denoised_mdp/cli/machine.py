@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from denoised_mdp.cli.arguments import add_command, add_count, add_options, check_run, expanded, positive
+from denoised_mdp.cli.arguments import add_command, add_options, check_run, expanded, positive
 from denoised_mdp.cli.grid import options_of_one
 from denoised_mdp.errors import UserError, did_you_mean
 
@@ -34,7 +34,8 @@ def add_machine_commands(commands: argparse._SubParsersAction) -> None:
     add_options(bench, help="as for train (default: a paper preset)")
     parts = "update,acting,environments,evaluation,replay,start"
     bench.add_argument("--parts", metavar="NAMES", help=f"some of {parts} (default: all)")
-    add_count(bench, "--repeats", 5, "updates of each kind")
+    repeats = "updates of each kind; default: %(default)s"
+    bench.add_argument("--repeats", type=positive, default=5, metavar="N", help=repeats)
     bench.add_argument(
         "--rows", default="10000,100000", metavar="NUMBERS", help="rows of the replays; default: %(default)s"
     )

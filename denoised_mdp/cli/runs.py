@@ -21,7 +21,7 @@ from denoised_mdp.cli.arguments import (
 )
 from denoised_mdp.errors import UserError
 from denoised_mdp.options import BEST
-from denoised_mdp.progress import shown, track
+from denoised_mdp.progress import data_size, shown, track
 
 if TYPE_CHECKING:
     from denoised_mdp.evaluation import EvaluationResult
@@ -225,7 +225,6 @@ def _render(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.run.logger import data_size
     from denoised_mdp.run.pretrained import export
 
     folder = export(arguments.run, arguments.output, arguments.checkpoint)
@@ -281,7 +280,6 @@ def _report(arguments: argparse.Namespace) -> int:
     from denoised_mdp.run.checkpoint import list_steps
     from denoised_mdp.run.find import find_runs
     from denoised_mdp.run.folder import RunFolder
-    from denoised_mdp.run.logger import data_size
 
     options = {key: getattr(arguments, key) for key in ("probes", "videos", "title")}
     with shown():

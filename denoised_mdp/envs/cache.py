@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
-import uuid
 import warnings
 import weakref
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from denoised_mdp.errors import TOO_MANY_FILES, UserError, remedy
-from denoised_mdp.files import cache_folder
+from denoised_mdp.files import cache_folder, replacing
 
 _OPEN: weakref.WeakValueDictionary[tuple, np.ndarray] = weakref.WeakValueDictionary()
 """the memory maps of this process that are in use, by place, number and age of their files: each holds a file open"""
@@ -77,25 +77,13 @@ def _about(path: Path) -> os.stat_result | None:
 
 def _store(path: Path, array: np.ndarray) -> None:
     """Write an array atomically, readable by others as the umask allows."""
-    temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            np.save(file, array)
-            file.flush()
-            os.fsync(file.fileno())  # else a power failure could leave an empty file under the final name
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as unfinished, open(unfinished, "xb") as file:
+        np.save(file, array)
 
 
 @contextlib.contextmanager
 def _locked(path: Path):
     """Hold a lock between processes: only one of them decodes a clip."""
-    try:
-        import fcntl
-    except ImportError:  # not POSIX: the atomic rename keeps the cache correct, at the cost of duplicate work
-        yield
-        return
     _about(path)
     try:
         file = open(path, "a")

@@ -38,7 +38,7 @@ GUARD = (
     "Worker processes import the script that starts them, and this one would begin its work there anew. Put the work"
     " under 'if __name__ == \"__main__\":'."
 )
-STOPS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2") if hasattr(signal, name)}
+STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2}
 """signals that stop a run: meant for the process that workers serve, though terminals and schedulers tell all"""
 ALL_STOPS = STOPS | {signal.SIGUSR1}
 """the same, and one that in a worker asks for a trace"""
@@ -165,7 +165,7 @@ class ProcessWorker:
             if self.process.exitcode == UNGUARDED:
                 return "mistake", GUARD
             return "dead", self._traceback()
-        if self.process.pid and hasattr(signal, "SIGUSR1"):  # let it write its traceback
+        if self.process.pid:  # let it write its traceback
             before = len(self._traceback())  # somebody else may have asked: where it is now is what follows
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGUSR1)
@@ -243,8 +243,7 @@ def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str,
     """The worker: answer commands until the other side closes the pipe."""
     with open(trace, "w") as file:
         faulthandler.enable(file)
-        if hasattr(signal, "SIGUSR1"):
-            faulthandler.register(signal.SIGUSR1, file=file)
+        faulthandler.register(signal.SIGUSR1, file=file)
         warnings.showwarning = functools.partial(_tell, pipe)
         environments: list[gym.Env] = []
         try:

@@ -23,6 +23,7 @@ from denoised_mdp.models.networks import MLP
 from denoised_mdp.models.rssm import Distributions
 from denoised_mdp.models.structure import Table
 from denoised_mdp.models.vision import Encoder
+from denoised_mdp.optim.parallel import normal
 
 if TYPE_CHECKING:
     from denoised_mdp.config.schema import Config
@@ -41,11 +42,8 @@ class Filtered:
 
     def map(self, function: Callable[..., Tensor], *others: Filtered) -> Filtered:
         """Apply `function` to every tensor, and to the same tensor of others (moving, indexing, concatenating ...)."""
-        latents = [other.latent for other in others]
-        belief = function(self.latent.belief, *(latent.belief for latent in latents))
-        state = function(self.latent.state, *(latent.state for latent in latents))
         return Filtered(
-            Latent(belief, state, self.latent.layout),
+            self.latent.map(function, *(other.latent for other in others)),
             *(
                 {name: one.map(function, *(getattr(o, which)[name] for o in others)) for name, one in mine.items()}
                 for which, mine in (("posterior", self.posterior), ("prior", self.prior))
@@ -147,9 +145,10 @@ class WorldModel(nn.Module, ABC):
         layout = self.initial(1).layout
         return Latent(*start[0].split((layout.belief_size, layout.state_size), -1), layout)
 
-    @abstractmethod
     def draw_noise(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
-        """Noise [*shape, S] for `filter`."""
+        """Standard normal noise [*shape, S] for `filter`, on the model's device."""
+        initial = self.initial(1)
+        return normal(*shape, initial.layout.state_size, like=initial.state, generator=generator)
 
     def mean_noise(self, *shape: int) -> Tensor:
         """Noise [*shape, S] with which `filter` takes the posterior's mean, of classes the mode: zeros."""
@@ -164,7 +163,7 @@ class WorldModel(nn.Module, ABC):
     def seen_reward(self, latent: Latent) -> Tensor:
         """Mean reward [...] of latents [...] of what the policy sees."""
 
-    def add_continuation(self, hidden: int, norm: str = "none") -> None:
+    def add_continuation(self, hidden: int, norm: str) -> None:
         """Add a head that predicts from what the policy sees whether the episode goes on, of width `hidden`.
 
         Call it last, before the optimizer is made: the other nets then draw the same initial weights as without it.

@@ -178,10 +178,6 @@ class DenoisedModel(WorldModel):
         """The zero latent, [B, ...]."""
         return self.rssm.initial(batch)
 
-    def draw_noise(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
-        """Noise [*shape, S] for `filter`."""
-        return self.rssm.draw_noise(*shape, generator=generator)
-
     def imagine_step(self, latent: Latent, action: Tensor, noise: Tensor) -> Latent:
         """Sample the priors of what the policy sees; see `WorldModel.imagine_step`."""
         return self.rssm.imagine_step(latent, action, noise)

@@ -6,7 +6,7 @@ stochastic sample.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,9 +81,10 @@ class Latent:
             )
         return Latent(torch.cat(list(beliefs.values()), -1), torch.cat(list(states.values()), -1), self.layout)
 
-    def map(self, function) -> Latent:
-        """Apply `function` to both tensors (indexing, detaching, moving ...)."""
-        return Latent(function(self.belief), function(self.state), self.layout)
+    def map(self, function: Callable[..., Tensor], *others: Latent) -> Latent:
+        """Apply `function` to both tensors, and to the same tensor of others (indexing, detaching, stacking ...)."""
+        belief = function(self.belief, *(other.belief for other in others))
+        return Latent(belief, function(self.state, *(other.state for other in others)), self.layout)
 
 
 def _cat(parts: list[Tensor]) -> Tensor:

@@ -154,10 +154,9 @@ class _BiasReLU(torch.autograd.Function):
 class _SubPixel(torch.autograd.Function):
     """A transposed convolution of stride 2 and even kernel k, as one k/2 convolution to 4 O channels.
 
-    padding: so many pixels at each border of what it gives are left out.
-
     Output pixel (2 i + a, 2 j + b) sums x[i - m, j - n] w[2 m + a, 2 n + b]: each phase (a, b) is an ordinary
-    convolution. The backward pass is the transposed convolution's own, which is the faster one there.
+    convolution. The backward pass is the transposed convolution's own, which is the faster one there. padding: so many
+    pixels at each border of the output are left out.
     """
 
     @staticmethod

@@ -20,7 +20,6 @@ from denoised_mdp.models.latent import Latent, Layout
 from denoised_mdp.models.networks import MLP
 from denoised_mdp.models.norms import activation
 from denoised_mdp.models.structure import LatentSpec, Table
-from denoised_mdp.optim.parallel import normal
 
 Distributions = dict[str, StateDistribution]
 """prior or posterior of each latent by name"""
@@ -32,7 +31,7 @@ class Transition(nn.Module):
     A latent without parents has one input layer, one with parents has two; every width is the belief's.
     """
 
-    def __init__(self, row: LatentSpec, inputs: int, norm: str = "none"):
+    def __init__(self, row: LatentSpec, inputs: int, norm: str):
         super().__init__()
         widths = [inputs] + [row.belief] * (2 if row.parents else 1)
         self.row = row
@@ -60,9 +59,7 @@ class PosteriorStage(nn.Module):
     of later ones, and the embedding. Its hidden width is `width`, or the sum of its own beliefs.
     """
 
-    def __init__(
-        self, rows: tuple[LatentSpec, ...], inputs: int, embed: int, norm: str = "none", width: int | None = None
-    ):
+    def __init__(self, rows: tuple[LatentSpec, ...], inputs: int, embed: int, norm: str, width: int | None):
         super().__init__()
         self.rows, self.embed = rows, embed
         self.kinds = [DISTRIBUTIONS[row.distribution] for row in rows]
@@ -105,7 +102,7 @@ class RSSM(nn.Module):
     `block_width`: H of `BlockTransition`, which is then the prior, and of the posteriors; None: `Transition`.
     """
 
-    def __init__(self, table: Table, action_size: int, embed: int, norm: str = "none", block_width: int | None = None):
+    def __init__(self, table: Table, action_size: int, embed: int, norm: str, block_width: int | None = None):
         super().__init__()
         self.table, self.layout, self.action_size = table, Layout(list(table.rows.values())), action_size
         self.transitions = nn.ModuleDict()
@@ -124,22 +121,11 @@ class RSSM(nn.Module):
             inputs = sum(row.belief for row in rows) + sum(row.belief + row.width for row in others)
             self.posteriors.append(PosteriorStage(rows, inputs, embed, norm, block_width))
 
-    @property
-    def _like(self) -> Tensor:
-        """A weight, for its device and type."""
-        return self.posteriors[0].net.output.weight
-
     def initial(self, batch: int) -> Latent:
         """The zero latent before an episode: belief [B, D], state [B, S]."""
-        like = self._like
-        return Latent(
-            like.new_zeros(batch, self.layout.belief_size), like.new_zeros(batch, self.layout.state_size), self.layout
-        )
-
-    def draw_noise(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
-        """Noise [*shape, S] for `observe`, on the module's device."""
-        like = self._like
-        return normal(*shape, self.layout.state_size, like=like, generator=generator)
+        like = self.posteriors[0].net.output.weight
+        sizes = self.layout.belief_size, self.layout.state_size
+        return Latent(*(like.new_zeros(batch, size) for size in sizes), self.layout)
 
     def observe(
         self, embed: Tensor, action: Tensor, is_first: Tensor, noise: Tensor, initial: Latent | None = None
@@ -147,7 +133,7 @@ class RSSM(nn.Module):
         """Filter a sequence; one step is a sequence of length 1.
 
         embed [T, B, E], action [T, B, A] (row t holds the action that led to observation t), is_first [T, B],
-        noise [T, B, S] (see `draw_noise`), initial: latent before the first row, [B, ...] (default zeros).
+        noise [T, B, S] (see `WorldModel.draw_noise`), initial: latent before the first row, [B, ...] (default zeros).
         Where is_first is set, the previous belief, state and action are zero.
 
         Returns posterior samples as a `Latent` [T, B, ...], and posterior and prior of each latent, [T, B, ...].

@@ -23,7 +23,7 @@ from denoised_mdp.models.rssm import RSSM
 from denoised_mdp.models.structure import LatentSpec, Table
 from denoised_mdp.models.vision import Decoder, Encoder
 from denoised_mdp.optim import clipped_step, differentiate, make_optimizer, optimize, parameters_of
-from denoised_mdp.optim.parallel import average, normal
+from denoised_mdp.optim.parallel import average
 
 if TYPE_CHECKING:
     from denoised_mdp.config.schema import Config
@@ -272,11 +272,6 @@ class TIA(WorldModel):
     def initial(self, batch: int) -> Latent:
         """The zero latent, [B, ...]."""
         return self._join(self.x.rssm.initial(batch), self.y.rssm.initial(batch))
-
-    def draw_noise(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
-        """Noise [*shape, S] for `filter`."""
-        like = self.encoder.like
-        return normal(*shape, self.layout.state_size, like=like, generator=generator)
 
     def imagine_step(self, latent: Latent, action: Tensor, noise: Tensor) -> Latent:
         """Sample the prior of x; see `WorldModel.imagine_step`."""

@@ -7,7 +7,6 @@ use.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -223,10 +222,10 @@ def _ring(first: Replay, second: Replay) -> str | None:
     return None
 
 
-def report(verdicts: list[Verdict], write: Callable[[str], None] = print) -> bool:
+def report(verdicts: list[Verdict]) -> bool:
     """Print one line per verdict and a summary; return whether all are identical."""
     for verdict in verdicts:
-        write(str(verdict))
+        print(verdict)
     parts = [verdict.part for verdict in verdicts if verdict.difference]
-    write(f"different: first in {parts[0]}" if parts else "identical")
+    print(f"different: first in {parts[0]}" if parts else "identical")
     return not parts

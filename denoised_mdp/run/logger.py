@@ -216,11 +216,3 @@ def _lines_until(path: Path, step: int, count: int | None = None) -> list[str]:
         for line, row in itertools.islice(json_lines(path), count)
         if line.endswith("\n") and row is not None and isinstance(row.get("step"), int) and row["step"] <= step
     ]
-
-
-def data_size(count: int) -> str:
-    """Format a number of bytes, e.g. ``6.19 GB (6,193,152,000 bytes)``."""
-    exponent = min((len(str(count)) - 1) // 3, 6)
-    if exponent == 0:
-        return f"{count} bytes"
-    return f"{count / 1000**exponent:.2f} {' kMGTPE'[exponent]}B ({count:,} bytes)"

@@ -24,7 +24,7 @@ from denoised_mdp.envs.joints import Joint
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.files import read_json
 from denoised_mdp.replay.storage import Columns, Layout
-from denoised_mdp.seeding import generator
+from denoised_mdp.seeding import episode_seeds, generator
 
 FORMAT = 1
 SAMPLED = 8
@@ -58,9 +58,7 @@ class Plan:
         if test >= self.episodes:
             raise UserError("Each policy needs an episode to train on and one to test on: give more --episodes.")
         orders = {p: generator(self.seed, f"joints split {p}").permutation(self.episodes) for p in self.policies}
-        rng, seeds = generator(self.seed, "joints episodes"), {}
-        while len(seeds) < self.episodes * len(self.policies):  # beyond all seeds of configurations and other probes
-            seeds[int(rng.integers(2**33, 2**34))] = None
+        seeds = episode_seeds(self.seed, "joints episodes", self.episodes * len(self.policies))
         pairs = [(number, policy) for number in range(self.episodes) for policy in self.policies]
         return [
             {"policy": policy, "seed": seed, "split": "test" if number in orders[policy][:test] else "train"}

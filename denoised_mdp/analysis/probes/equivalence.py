@@ -55,7 +55,6 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
     from denoised_mdp.analysis.equivalence import equivalence, grid_features
     from denoised_mdp.analysis.equivalence_plot import equivalence_figure
     from denoised_mdp.analysis.plots import save_figure
-    from denoised_mdp.analysis.similarity.roster import as_tree
     from denoised_mdp.run.machine import peak_memory
 
     if options.episodes < 3:
@@ -79,7 +78,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
             "seconds": time.perf_counter() - began,
             "peak_memory": peak_memory(),
         }
-        tree = finite(as_tree(tree))
+        tree = finite(tree)
         about = subject.about("equivalence", options.measured())
         lines += [subject.label, *lines_of(tree)]
         lines.append(f"  {write_json(f'{stem}.json', about | tree)}")

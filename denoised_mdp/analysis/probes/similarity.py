@@ -32,7 +32,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
     from denoised_mdp.analysis.plots import save_figure
     from denoised_mdp.analysis.similarity.plots import figures
     from denoised_mdp.analysis.similarity.points import Roster
-    from denoised_mdp.analysis.similarity.roster import as_tree, lines_of, measure, pair_rows, summarize
+    from denoised_mdp.analysis.similarity.roster import lines_of, measure, pair_rows, summarize
     from denoised_mdp.analysis.similarity.tables import Alignments
     from denoised_mdp.run.machine import peak_memory
 
@@ -42,7 +42,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
     points, situations = measure(roster, options)
     recorded = time.perf_counter()
     known = Alignments(points, situations, options.k)
-    tree, pairs = finite(as_tree(summarize(known))), pair_rows(known)
+    tree, pairs = finite(summarize(known)), pair_rows(known)
     ended = time.perf_counter()
     first = next(point for point in points if point.newest)
     subject = Subject(roster.paths[0], roster.configs[0], None, first.step)

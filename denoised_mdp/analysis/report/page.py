@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 
 from denoised_mdp import __version__
-from denoised_mdp.analysis.factor_tables import from_tree, headline_text, pooled
+from denoised_mdp.analysis.factor_tables import from_tree, pooled
 from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.report.choice import common_options, options_of, options_text, results_at_common_step, shown
 from denoised_mdp.analysis.report.data import RunData, check_probe_folders, read_run
@@ -155,10 +155,7 @@ def _means(group: Group, everyone: Sequence[RunData]) -> list[dict[str, str]]:
         title = f"mean of {count} · step {tree['step']:,} · {options_text(tree)}"
 
         def make(same=same, split=split, title=title) -> dict[str, str]:
-            mean = pooled(same)
-            probe = "ridge" if "ridge" in mean.scores else next(iter(mean.scores))
-            note = headline_text(mean, probe, split if split in ("train", "test", "across") else "train")
-            return factor_dict(title, note, mean, probe)
+            return factor_dict(title, pooled(same), split)
 
         means.append(safely(group.first.problems, "The mean factor matrix", make))
     return list(filter(None, means))

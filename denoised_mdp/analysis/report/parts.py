@@ -27,6 +27,7 @@ from denoised_mdp.analysis.results import number_of, show
 from denoised_mdp.errors import UserError
 from denoised_mdp.files import read_bytes, whole_mp4
 from denoised_mdp.progress import duration, track
+from denoised_mdp.run.logger import is_wall_clock
 
 RETURNS = {
     "eval/return": ("Return of held-out episodes", "actions without sampling, always the same episodes"),
@@ -149,7 +150,7 @@ def other_metrics(groups: Sequence[Group]) -> dict[str, tuple[str, str]]:
     """Metrics that were logged but have no title of their own, by name."""
     names = {name for group in groups for run in group.runs for name in run.metrics}
     kept = (name for name in sorted(names) if name.partition("/")[0] in ("model", "policy", "probe"))
-    return {name: (name, "") for name in kept if name not in MODEL and "second" not in name}
+    return {name: (name, "") for name in kept if name not in MODEL and not is_wall_clock(name)}
 
 
 def title_of(run: RunData, tree: Mapping[str, Any]) -> str:
@@ -165,14 +166,13 @@ def _place(run: RunData, step: int) -> str:
 
 def factor_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
     """The heat map of one result of `probe factors`, and its two numbers."""
-    matrix = from_tree(tree)
+    return factor_dict(title_of(run, tree), from_tree(tree), tree["split"])
+
+
+def factor_dict(title: str, matrix: FactorMatrix, split: str) -> dict[str, str]:
+    """What the template shows of a factor matrix, measured with the clips of `split`."""
     probe = "ridge" if "ridge" in matrix.scores else next(iter(matrix.scores))
-    note = headline_text(matrix, probe, tree["split"] if tree["split"] in ("train", "test", "across") else "train")
-    return factor_dict(title_of(run, tree), note, matrix, probe)
-
-
-def factor_dict(title: str, note: str, matrix: FactorMatrix, probe: str) -> dict[str, str]:
-    """What the template shows of a factor matrix."""
+    note = headline_text(matrix, probe, split if split in ("train", "test", "across") else "train")
     heads = {
         name: matrix.summary(probe, matrix.seen, source).text(2)
         for name, source in (("recall", "signal"), ("leakage", "noise"))

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -159,16 +158,3 @@ def notes_of(tree: Mapping[str, Any]) -> list[str]:
     """What a reader must know of the intervals of alignment across worlds."""
     cells = [(row["group"], row[column]) for row in tree["worlds"] for column in ("same run", "other seed")]
     return list(dict.fromkeys(f"{group}: {cell['note']}" for group, cell in cells if cell and cell.get("note")))
-
-
-def as_tree(value: Any) -> Any:
-    """Estimates as dictionaries, throughout a tree."""
-    if isinstance(value, Estimate):
-        return {"value": value.value, "low": value.low, "high": value.high, "note": value.note}
-    if isinstance(value, Mapping):
-        return {key: as_tree(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [as_tree(inner) for inner in value]
-    if isinstance(value, Path):
-        return str(value)
-    return value.item() if isinstance(value, np.generic) else value
