@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = (
     "README.md",
     "docs/denoising.md",
-    *(f"results/{name}/README.md" for name in ("hour", "longer", "quickstart")),
+    *(f"results/{name}/README.md" for name in ("hour", "imagined_noise", "longer", "quickstart")),
 )
 BLOCK = re.compile(r"(<!-- table (\w+):[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -189,6 +189,17 @@ for what, tasks in [*((f"`{task}`", [task]) for task in TASKS), ("both", TASKS)]
     for place, model in enumerate(("2b", "Dreamer")):
         KEPT[f"{what}, {model}"] = [tuple(strong(task)[place::2]) for task in tasks]
     KEPT[f"{what}, 2b / Dreamer"] = [(*strong(task)[::2], *strong(task)[1::2]) for task in tasks]
+WALKER, EXPLORING = (
+    tuple(Column("", folder, TASKS[1], "video_background", arm) for arm in ("2b", "dreamer"))
+    for folder in ("evidence", "imagined_noise")
+)
+IMAGINED = {
+    "2b, with - without": [(EXPLORING[0], WALKER[0])],
+    "Dreamer, with - without": [(EXPLORING[1], WALKER[1])],
+    "2b - Dreamer, with": [EXPLORING],
+    "2b - Dreamer, without": [WALKER],
+    "lead with - lead without": [(*EXPLORING, *WALKER)],
+}
 LEAD = {
     name: LONG[name]
     for name in ("return", "return_unseen", "return_late", "return_best", "recall", "leakage", "action_change")
@@ -208,6 +219,7 @@ TABLES = {
     "lead": Comparison(PAIRS_SHOWN, LEAD),
     "leads": Comparison(LEADS, RETURNS | {"recall": LONG["recall"]}),
     "kept": Comparison(KEPT, RETURNS, relative=True),
+    "imagined": Comparison(IMAGINED, LEAD),
     "floor": Table(FLOOR, LONG | Y_TOO),
     "twice": Table(LONGER, {name: LONG[name] for name in TWICE}),
     "hour": Table(LONGER, LONG | {"cpu_hours": ""}),
