@@ -9,7 +9,7 @@ import pytest
 import torch
 from small_runs import tiny
 
-from denoised_mdp.analysis.report.data import read_run
+from denoised_mdp.analysis.report.data import read_machine, read_run
 from denoised_mdp.analysis.table.write import parameters
 from denoised_mdp.progress import shown
 from denoised_mdp.run.machine import cpu_name, record_start
@@ -27,6 +27,18 @@ def test_every_start_adds_a_line(tmp_path, capsys):
     assert all(f" {row['parameters']:,} parameters;" in announced for row in rows)
     assert parameters(read_run(tmp_path / "run")) == rows[-1]["parameters"]
     assert all(row["cores"] == os.cpu_count() and row["pytorch"] == torch.__version__ for row in rows)
+
+
+def test_a_torn_line_does_not_cost_the_next_start_too(tmp_path):
+    path = tmp_path / "machine.jsonl"
+    for step in (0, 80):
+        record_start(path, step, 1, torch.device("cpu"), "float32", torch.device("cpu"))
+    path.write_bytes(path.read_bytes()[:-30])
+    record_start(path, 120, 1, torch.device("cpu"), "float32", torch.device("cpu"))
+    rows, problems = read_machine(path)
+    assert [row["step"] for row in rows] == [0, 120] and len(problems) == 1
+    record_start(path, 160, 1, torch.device("cpu"), "float32", torch.device("cpu"))
+    assert [row["step"] for row in read_machine(path)[0]] == [0, 120, 160]
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="no /proc/cpuinfo here")

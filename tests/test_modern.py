@@ -124,13 +124,14 @@ def test_a_run(tmp_path):
     assert list((tmp_path / "run").rglob("*.mp4"))
 
 
-def test_the_small_preset_differs_in_sizes_alone():
+def test_the_small_preset_differs_in_sizes_and_warmup_alone():
     """Both files say the same switches."""
     large, small = (dict(flatten(as_tree(load_config([f"preset={name}"])))) for name in ("modern", "modern_debug"))
     different = {
         key for key in large if large[key] != small[key] and not key.startswith(("train.", "env.", "run_dir", "preset"))
     }
     sizes = {"model.width", "model.depth", "model.reward_hidden", "policy.hidden", "model.kl.alpha"}
+    sizes |= {"model.optimizer.warmup", "policy.warmup"}
     assert different - sizes == {f"model.{row}.{cell}" for row in "xy" for cell in ("belief", "state", "classes")}
 
 

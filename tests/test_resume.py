@@ -245,6 +245,21 @@ def test_a_run_continues_from_its_folder_alone(tmp_path, capsys):
     assert "complete at step 200" in capsys.readouterr().out
 
 
+def test_a_run_that_is_told_to_end_where_it_is_has_ended(tmp_path, capsys):
+    path = tmp_path / "a"
+    run_units(tiny(path), 60)
+    step = checkpoint.list_steps(path / "checkpoints")[-1]
+    assert 0 < step < 200
+    with shown():
+        assert train(tiny(path, f"train.total_steps={step}"))
+    assert f"complete at step {step}" in capsys.readouterr().out
+    assert read_config(path).train.total_steps == step
+    assert main(["train", str(path)]) == 0 and f"complete at step {step}" in capsys.readouterr().out
+    with shown():
+        assert train(tiny(path))
+    assert checkpoint.list_steps(path / "checkpoints")[-1] == 200
+
+
 def test_a_run_that_was_made_longer_stays_so(tmp_path, capsys):
     """Its first command finds nothing to do, and changes nothing; nor does it after the end of the longer one."""
     first, longer = (tiny(tmp_path / "a", f"train.total_steps={steps}") for steps in (200, 240))

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import json
 import math
 import shutil
 
@@ -303,6 +304,19 @@ def test_what_cannot_be_compared_is_refused(tmp_path, other, said):
     grid(tmp_path, methods=("2b",), seeds=(0,))
     make_run(tmp_path / "z", "seed=1", *other, returns=(0.0, 1.0), step=240)
     with pytest.raises(UserError, match=said):
+        table_of(tmp_path)
+
+
+def test_evaluations_of_other_numbers_of_episodes_are_refused(tmp_path):
+    """Also where both runs have been continued with the same number since."""
+    grid(tmp_path, methods=("2b",), seeds=(0, 1))
+    for run, episodes in zip(sorted(tmp_path.iterdir()), (1, 5), strict=True):
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        text = "\n".join(
+            json.dumps(line | ({"eval/episodes": episodes} if "eval/return" in line else {})) for line in lines
+        )
+        (run / "metrics.jsonl").write_text(text + "\n")
+    with pytest.raises(UserError, match="evaluated differently at step 480: by 1 and 5 episodes"):
         table_of(tmp_path)
 
 

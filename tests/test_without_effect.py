@@ -140,6 +140,16 @@ def test_a_schedule_that_is_cut_short_says_what_never_comes():
     assert never_reached(load_config(in_time)) == []
     (told,) = never_reached(load_config(["preset=quickstart", "agent=pisac", "train.policy_after=100_000"]))
     assert told.startswith("the policy never learns: ")
+    rate = ["policy.optimizer=laprop", f"policy.warmup={total + 1}"]
+    assert never_reached(load_config([*early, *rate])) == [
+        f"the policy's learning rate never reaches its value: policy.warmup={total + 1} and the policy has"
+        f" {total} updates."
+    ]
+    rate = ["model.optimizer.name=laprop", "model.optimizer.warmup="]
+    assert never_reached(load_config([*early, rate[0], f"{rate[1]}{total}"])) == []
+    assert never_reached(load_config([*early, rate[0], f"{rate[1]}{total + 1}"])) == [
+        f"the model's learning rate never reaches its value: model.optimizer.warmup={total + 1} and {of_run}"
+    ]
     nothing = [
         "policy.imagined_value=0",
         "policy.replay_value=1",

@@ -36,6 +36,15 @@ def never_reached(config: Config) -> list[str]:
             lines.append(f"model.kl.relax_after={kl.relax_after} is never reached: {of_run}.")
         if kl.warmup > total:
             lines.append(f"alpha never reaches its value: model.kl.warmup={kl.warmup} and {of_run}.")
+        if (warmup := config.model.optimizer.warmup) > total:
+            lines.append(
+                f"the model's learning rate never reaches its value: model.optimizer.warmup={warmup} and {of_run}."
+            )
+        if (warmup := getattr(policy, "warmup", 0)) > learned > 0:
+            lines.append(
+                f"the policy's learning rate never reaches its value: policy.warmup={warmup} and the policy has"
+                f" {learned:,} updates."
+            )
     return lines
 
 

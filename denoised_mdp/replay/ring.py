@@ -281,7 +281,7 @@ class Replay:
 
         It has checksums of a few rows from everywhere, which reveal the files of another run.
         """
-        rows = sorted({int(row) for row in np.linspace(self._oldest, self.total - 1, _SAMPLED)} if self.total else ())
+        rows = sorted({int(row) for row in np.linspace(self._oldest, self.total - 1, _SAMPLED)} if len(self) else ())
         sample = [[row, self._digest(row)] for row in rows]
         self._columns.forget("observation")
         return {

@@ -68,6 +68,8 @@ def prepare(config: Config, run: RunFolder) -> bool:
         return False
     whole = checkpoints.newest_seen_whole(run.checkpoints)
     if complete(config, run, whole):  # whatever else its folder lacks: the replay of a run that is over may be deleted
+        if end < longer:  # told to end here: so it is over for whoever looks, and for the next start too
+            save_config(config, run.config)
         say(f"{run.path}: complete at step {step:,}. To extend it, set a larger train.total_steps.")
         return False
     return True

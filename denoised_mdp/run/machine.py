@@ -111,8 +111,12 @@ def record_start(
     try:
         if os.path.lexists(path):
             regular(path)  # a pipe would wait for a reader
-        with open(path, "a", encoding="utf-8") as file:
+        with open(path, "a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            torn = file.read() not in (b"", b"\n")  # by a full disk, perhaps: this line shall not be lost with it
             about = describe(device, precision) | {"acts_on": str(acts_on)}
-            file.write(json.dumps({"started": when, "step": step, "parameters": parameters, **about}) + "\n")
+            line = json.dumps({"started": when, "step": step, "parameters": parameters, **about})
+            file.write(f"{chr(10) * torn}{line}\n".encode())
     except OSError as error:
         warnings.warn(f"{path} cannot be written ({error.strerror}): reports will not know the machine.", stacklevel=2)

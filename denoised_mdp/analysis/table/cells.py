@@ -93,7 +93,7 @@ def make_table(runs: Sequence[RunData], step: int | None = None, by: Sequence[st
     for entry in entries:
         if "eval/return" not in entry.run.metrics:  # as of a run that failed at its start: listed as missing
             continue
-        _refuse_other_protocol(first.setdefault(entry.cell, entry), entry)
+        _refuse_other_protocol(first.setdefault(entry.cell, entry), entry, budget)
         _refuse_other_settings(first.setdefault((entry.cell, entry.method), entry), entry, by)
         same = first.setdefault((entry.cell, entry.method, entry.run.config.seed), entry)
         if same is not entry:
@@ -155,7 +155,12 @@ def is_at(run: RunData, step: float | np.ndarray, budget: int) -> bool | np.ndar
 
 def _score(run: RunData, budget: int) -> float:
     """Return of the evaluation at the budget."""
-    steps, values = run.metrics.get("eval/return", (np.empty(0), np.empty(0)))
+    return _logged(run, "eval/return", budget)
+
+
+def _logged(run: RunData, name: str, budget: int) -> float:
+    """A metric at the budget; nan without one."""
+    steps, values = run.metrics.get(name, (np.empty(0), np.empty(0)))
     at = is_at(run, steps, budget)
     return float(values[at][-1]) if at.any() else float("nan")
 
@@ -164,8 +169,14 @@ def _pair(one: Entry, other: Entry) -> str:
     return f"{one.run.path} and {other.run.path} ({', '.join(one.cell)})"
 
 
-def _refuse_other_protocol(one: Entry, other: Entry) -> None:
+def _refuse_other_protocol(one: Entry, other: Entry, budget: int) -> None:
     """Two runs in a cell must have been evaluated alike, whatever their methods."""
+    counts = [_logged(entry.run, "eval/episodes", budget) for entry in (one, other)]
+    if np.isfinite(counts).all() and counts[0] != counts[1]:  # before one was continued with another number
+        texts = " and ".join(f"{count:,.0f}" for count in counts)
+        raise UserError(
+            f"{_pair(one, other)} were evaluated differently at step {budget:,}: by {texts} episodes. Leave one out."
+        )
     options = [dict(flatten(as_tree(entry.run.config))) for entry in (one, other)]
     ignored = _unused(one, other)
     for key in (key for key in {**options[0], **options[1]} if key not in ignored):
