@@ -189,17 +189,15 @@ for what, tasks in [*((f"`{task}`", [task]) for task in TASKS), ("both", TASKS)]
     for place, model in enumerate(("2b", "Dreamer")):
         KEPT[f"{what}, {model}"] = [tuple(strong(task)[place::2]) for task in tasks]
     KEPT[f"{what}, 2b / Dreamer"] = [(*strong(task)[::2], *strong(task)[1::2]) for task in tasks]
-WALKER, EXPLORING = (
-    tuple(Column("", folder, TASKS[1], "video_background", arm) for arm in ("2b", "dreamer"))
-    for folder in ("evidence", "imagined_noise")
-)
-IMAGINED = {
-    "2b, with - without": [(EXPLORING[0], WALKER[0])],
-    "Dreamer, with - without": [(EXPLORING[1], WALKER[1])],
-    "2b - Dreamer, with": [EXPLORING],
-    "2b - Dreamer, without": [WALKER],
-    "lead with - lead without": [(*EXPLORING, *WALKER)],
-}
+IMAGINED = {}  # with and without exploration in imagination
+for task in TASKS:
+    plain, exploring = PAIRS[task], tuple(replace(column, folder="imagined_noise") for column in PAIRS[task])
+    IMAGINED |= {
+        f"`{task}`, 2b, with - without": [(exploring[0], plain[0])],
+        f"`{task}`, Dreamer, with - without": [(exploring[1], plain[1])],
+        f"`{task}`, 2b - Dreamer, with": [exploring],
+        f"`{task}`, lead with - lead without": [(*exploring, *plain)],
+    }
 LEAD = {
     name: LONG[name]
     for name in ("return", "return_unseen", "return_late", "return_best", "recall", "leakage", "action_change")
