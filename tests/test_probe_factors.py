@@ -42,7 +42,7 @@ from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.probes.factors import _matrix
 from denoised_mdp.analysis.quick_probe import QuickProbe
 from denoised_mdp.analysis.results import Subject
-from denoised_mdp.analysis.ridge import Standardizer, fit_ridge, group_folds
+from denoised_mdp.analysis.ridge import FOLDS, Standardizer, fit_ridge, group_folds
 from denoised_mdp.cli import main as cli
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
@@ -112,8 +112,8 @@ def test_ridge_takes_rounding_for_no_feature():
 
 def test_folds_never_divide_a_group():
     groups = np.array([3, 3, 8, 1, 8, 1, 40, 5, 5, 9])
-    folds = group_folds(groups, 4)
-    assert len(folds) == 4 and (np.sum(folds, 0) == 1).all()
+    folds = group_folds(groups)
+    assert len(folds) == FOLDS < len(set(groups)) and (np.sum(folds, 0) == 1).all()
     assert all(len({tuple(fold[groups == g]) for fold in folds if fold[groups == g].any()}) == 1 for g in groups)
     assert all(fold[groups == g].all() or not fold[groups == g].any() for fold in folds for g in groups)
     assert len(group_folds(np.array([1, 2, 2]))) == 2
