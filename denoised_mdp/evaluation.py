@@ -57,9 +57,9 @@ class EvaluationResult:
 
 
 def evaluation_seeds(seed: int, episodes: int, after: int = 0) -> list[int]:
-    """Distinct episode seeds, always the same for a seed, and a longer list begins with the shorter one.
+    """Seeds of the episodes of evaluations, see `seeding.episode_seeds`.
 
-    after: so many of the first are left out, those by which a checkpoint was chosen. See `seeding.episode_seeds`.
+    after: so many of the first are left out, those by which a checkpoint was chosen.
     """
     return episode_seeds(seed, "evaluation", after + episodes)[after:]
 

@@ -323,7 +323,7 @@ def test_an_agent_with_nothing_but_x_is_told_what_x_reads():
     matrix = factor_matrix({"x": parts["x"]}, columns, episode, random_divisions(4), ["ridge"])
     assert not matrix.ceiling("ridge", "noise").known
     assert re.search(r"\(R\^2 from x: 0\.\d+ \[.*\]\)", matrix.reason("ridge", "noise"))
-    again = factor_tables.from_tree(json.loads(json.dumps(results.finite(factor_tables.as_tree(matrix)))))
+    again = factor_tables.from_tree(json.loads(json.dumps(results.as_json(factor_tables.as_tree(matrix)))))
     assert again.reason("ridge", "noise") == matrix.reason("ridge", "noise")
     mean = factor_tables.pooled([matrix, matrix])
     assert mean.reason("ridge", "noise") == f"no run has a number; of the first: {matrix.reason('ridge', 'noise')}"

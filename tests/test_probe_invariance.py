@@ -292,7 +292,7 @@ def test_factors_of_runs_are_written_and_read_back(run, tmp_path):
     assert {f"{stem}.json", f"{stem}.csv", f"{stem}_ridge.png", f"{stem}_mlp.png"} <= files and len(files) == 11
     tree = json.loads((tmp_path / f"{stem}.json").read_text())
     matrix = factor_tables.from_tree(tree)
-    assert json.loads(json.dumps(results.finite(factor_tables.as_tree(matrix)))) == {
+    assert json.loads(json.dumps(results.as_json(factor_tables.as_tree(matrix)))) == {
         key: tree[key] for key in factor_tables.as_tree(matrix)
     }
     assert tree["options"]["split"] == "across"

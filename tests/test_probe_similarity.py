@@ -21,7 +21,7 @@ from denoised_mdp.analysis.crossfit import Estimate, confidence
 from denoised_mdp.analysis.data import freeze, probe_seeds, record
 from denoised_mdp.analysis.invariance import record_grid
 from denoised_mdp.analysis.probes import PROBES
-from denoised_mdp.analysis.results import finite
+from denoised_mdp.analysis.results import as_json
 from denoised_mdp.analysis.roles import by_role, in_words, sees
 from denoised_mdp.analysis.similarity import competence as competence_module
 from denoised_mdp.analysis.similarity import plots as similarity_plots
@@ -404,9 +404,9 @@ def test_rows_of_situations_are_as_many_in_every_episode(monkeypatch):
 
 def test_two_runs_have_intervals_over_episodes_and_it_is_said(planted):
     two = dataclasses.replace(planted, points=[one for one in planted.points if one.run < 2], _nearest={})
-    tree = finite({"worlds": tables.across_worlds(two)})
+    tree = as_json({"worlds": tables.across_worlds(two)})
     assert notes_of(tree) == ["clean: interval over episodes, not over runs"]
-    assert notes_of(finite({"worlds": tables.across_worlds(planted)})) == []
+    assert notes_of(as_json({"worlds": tables.across_worlds(planted)})) == []
 
 
 def test_of_four_blocks_the_policy_sees_y_and_x_and_the_rest_is_w_and_z(tmp_path):

@@ -158,8 +158,8 @@ def show(value: Any, digits: int = 3) -> str:
 
 
 def write_json(path: Path | str, tree: Mapping[str, Any]) -> Path:
-    """Write JSON; nan and infinity become null."""
-    return write_whole(path, json.dumps(finite(tree), indent=1, allow_nan=False) + "\n")
+    """Write a tree, see `as_json`; nan and infinity become null."""
+    return write_whole(path, json.dumps(as_json(tree), indent=1, allow_nan=False) + "\n")
 
 
 def write_csv(path: Path | str, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -216,7 +216,7 @@ def first_difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return text if len(text) < 200 else f"another {key}"
 
 
-def finite(tree: Any) -> Any:
+def as_json(tree: Any) -> Any:
     """The same tree as JSON has it: None for nan and infinity, data classes as dictionaries, paths as text."""
     if dataclasses.is_dataclass(tree):
         tree = dataclasses.asdict(tree)
@@ -225,7 +225,7 @@ def finite(tree: Any) -> Any:
     if isinstance(tree, Path):
         return str(tree)
     if isinstance(tree, Mapping):
-        return {str(key): finite(value) for key, value in tree.items()}
+        return {str(key): as_json(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [finite(value) for value in tree]
+        return [as_json(value) for value in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree

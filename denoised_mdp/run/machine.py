@@ -109,14 +109,10 @@ def record_start(
     """Append one line to `path`: time, step, parameters and machine of a start; a full disk is only a warning."""
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     try:
-        if os.path.lexists(path):
-            regular(path)  # a pipe would wait for a reader
-        with open(path, "a+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - 1, 0))
-            torn = file.read() not in (b"", b"\n")  # by a full disk, perhaps: this line shall not be lost with it
+        before = regular(path).read_bytes() if os.path.lexists(path) else b""  # a pipe would wait for a reader
+        gap = "" if before[-1:] in (b"", b"\n") else "\n"  # after a torn line, as a full disk leaves one
+        with open(path, "a", encoding="utf-8") as file:
             about = describe(device, precision) | {"acts_on": str(acts_on)}
-            line = json.dumps({"started": when, "step": step, "parameters": parameters, **about})
-            file.write(f"{chr(10) * torn}{line}\n".encode())
+            file.write(gap + json.dumps({"started": when, "step": step, "parameters": parameters, **about}) + "\n")
     except OSError as error:
         warnings.warn(f"{path} cannot be written ({error.strerror}): reports will not know the machine.", stacklevel=2)

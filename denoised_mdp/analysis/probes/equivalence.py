@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from denoised_mdp.analysis.probe import EpisodeOptions, Probe, Section
-from denoised_mdp.analysis.results import Subject, finite, show, subjects, write_csv, write_json
+from denoised_mdp.analysis.results import Subject, as_json, show, subjects, write_csv, write_json
 from denoised_mdp.analysis.roles import REST, in_words, sees
 from denoised_mdp.errors import UserError
 from denoised_mdp.options import option
@@ -73,12 +72,12 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
             found[f"{REST}, same distractors"] = equivalence(roles[REST].transpose(1, 0, 2, 3), turned)
         tree = {
             "seen": subject.agent.seen,
-            "roles": {role: dataclasses.asdict(one) for role, one in found.items()},
+            "roles": found,
             "signatures": None if ground.signatures is None else _signatures(subject, ground, roles, episode),
             "seconds": time.perf_counter() - began,
             "peak_memory": peak_memory(),
         }
-        tree = finite(tree)
+        tree = as_json(tree)
         about = subject.about("equivalence", options.measured())
         lines += [subject.label, *lines_of(tree)]
         lines.append(f"  {write_json(f'{stem}.json', about | tree)}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from denoised_mdp.analysis.probe import Options as ProbeOptions
 from denoised_mdp.analysis.probe import Probe, Section
-from denoised_mdp.analysis.results import Subject, finite, mark_of, show, write_csv, write_json
+from denoised_mdp.analysis.results import Subject, as_json, mark_of, show, write_csv, write_json
 from denoised_mdp.analysis.roles import in_words
 from denoised_mdp.errors import UserError
 from denoised_mdp.options import option
@@ -42,7 +42,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
     points, situations = measure(roster, options)
     recorded = time.perf_counter()
     known = Alignments(points, situations, options.k)
-    tree, pairs = finite(summarize(known)), pair_rows(known)
+    tree, pairs = as_json(summarize(known)), pair_rows(known)
     ended = time.perf_counter()
     first = next(point for point in points if point.newest)
     subject = Subject(roster.paths[0], roster.configs[0], None, first.step)

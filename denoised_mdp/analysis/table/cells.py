@@ -88,7 +88,7 @@ def make_table(runs: Sequence[RunData], step: int | None = None, by: Sequence[st
             raise UserError(f"{run.path}: {run.problems[0]} Or leave this run out.")
     evaluated = [run for run in runs if "eval/return" in run.metrics]
     budget = step or _one_budget(evaluated or runs)
-    entries = [Entry(run, _cell(run.config), _method(run, by), _score(run, budget)) for run in runs]
+    entries = [Entry(run, _cell(run.config), _method(run, by), _logged(run, "eval/return", budget)) for run in runs]
     first: dict[tuple, Entry] = {}
     for entry in entries:
         if "eval/return" not in entry.run.metrics:  # as of a run that failed at its start: listed as missing
@@ -151,11 +151,6 @@ def _one_budget(runs: Sequence[RunData]) -> int:
 def is_at(run: RunData, step: float | np.ndarray, budget: int) -> bool | np.ndarray:
     """Is it the budget's step? With several environments, that is the end of the turn that reached the budget."""
     return (step >= budget) & (step < budget + run.config.turn_steps)
-
-
-def _score(run: RunData, budget: int) -> float:
-    """Return of the evaluation at the budget."""
-    return _logged(run, "eval/return", budget)
 
 
 def _logged(run: RunData, name: str, budget: int) -> float:
