@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from denoised_mdp.agents.base import Agent
+from denoised_mdp.config.training import EVALUATED_AT_ONCE
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import UserError
 from denoised_mdp.options import BEST, check_whole
@@ -26,7 +27,6 @@ from denoised_mdp.run.load import load_run
 from denoised_mdp.run.state import evaluated_episodes
 from denoised_mdp.seeding import episode_seeds
 
-MAX_PARALLEL = 10
 """episodes that are played at the same time, so that the agent acts on a batch"""
 
 
@@ -90,7 +90,7 @@ def evaluate(
     if not len(seeds):
         raise UserError("There is nothing to evaluate: give at least one episode.")
     returns, recorders = [0.0] * len(seeds), []
-    parallel = min(MAX_PARALLEL, len(seeds))
+    parallel = min(EVALUATED_AT_ONCE, len(seeds))
     task = next(iter(getattr(make_environment, "args", ())), "environment")
     what = "evaluating" if max_steps is None else "playing"
     with (

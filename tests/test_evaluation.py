@@ -17,7 +17,7 @@ from denoised_mdp.cli.main import main
 from denoised_mdp.envs import make_env
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import EnvironmentFailure, UserError
-from denoised_mdp.evaluation import MAX_PARALLEL, evaluate, evaluation_seeds
+from denoised_mdp.evaluation import EVALUATED_AT_ONCE, evaluate, evaluation_seeds
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.diff import compare, report
 from denoised_mdp.session import train
@@ -35,7 +35,7 @@ def nothing_left():
 def test_workers_change_nothing(random):
     """More episodes than are played at the same time, with exploration noise, two of them recorded."""
     agent = None if random else small_agent()
-    seeds = evaluation_seeds(1, MAX_PARALLEL + 2)
+    seeds = evaluation_seeds(1, EVALUATED_AT_ONCE + 2)
     options = {} if random else {"record": 2, "explore": 0.3}
     alone, shared = (evaluate(agent, TOY, seeds, workers=workers, **options) for workers in (0, 3))
     assert len(set(alone.returns)) == len(seeds)

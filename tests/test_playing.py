@@ -243,7 +243,7 @@ def by_hand(agent, seed, explore):
 @pytest.mark.parametrize("explore", [None, 0.3])
 def test_an_evaluation_plays_each_episode_as_if_alone(monkeypatch, explore):
     """Episodes of several lengths, in two groups; each from its own seed, in the order of the seeds."""
-    monkeypatch.setattr(evaluation, "MAX_PARALLEL", 3)
+    monkeypatch.setattr(evaluation, "EVALUATED_AT_ONCE", 3)
     agent, seeds = small_agent("2c"), evaluation_seeds(3, 6)
     result = evaluate(agent, short, seeds, record=6, explore=explore)
     assert len({seed % 6 for seed in seeds}) > 2 and len(set(result.returns)) == 6 and result.seeds == seeds
@@ -264,7 +264,7 @@ def test_a_random_evaluation_plays_uniform_actions():
 
 
 def test_only_the_first_episodes_of_an_evaluation_are_kept_though_it_has_several_groups(monkeypatch):
-    monkeypatch.setattr(evaluation, "MAX_PARALLEL", 2)
+    monkeypatch.setattr(evaluation, "EVALUATED_AT_ONCE", 2)
     result, alone = (evaluate(None, short, seeds, record=3) for seeds in ([3, 4, 5, 6, 7], [3, 4, 5]))
     assert len(result.returns) == 5 and len(result.episodes) == 3
     for episode, other in zip(result.episodes, alone.episodes, strict=True):

@@ -258,7 +258,7 @@ class Doctor:
     def show_memory(self, device: torch.device) -> None:
         """Print the peak memory of this process, which has updated and acted in one environment.
 
-        Training needs more: for the environments of an evaluation (up to `MAX_PARALLEL` at once), rendering, and
+        Training needs more: for the environments of an evaluation (up to `EVALUATED_AT_ONCE` at once), rendering, and
         checkpoints. The replay on disk needs none.
         """
         peak = peak_memory()

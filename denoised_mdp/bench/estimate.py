@@ -17,9 +17,9 @@ import torch
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config.schema import Config
+from denoised_mdp.config.training import EVALUATED_AT_ONCE
 from denoised_mdp.device import configure
 from denoised_mdp.errors import blamed
-from denoised_mdp.evaluation import MAX_PARALLEL
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.machine import crowded, random_batch
 
@@ -35,7 +35,7 @@ def project(config: Config, update: float, action: float, acting: float) -> dict
     that are evaluated side by side are taken to cost the same.
     """
     train, env = config.train, config.env
-    rounds = -(-train.eval_episodes // MAX_PARALLEL)  # of episodes that are played side by side
+    rounds = -(-train.eval_episodes // EVALUATED_AT_ONCE)  # of episodes that are played side by side
     evaluation = env.episode_steps / env.action_repeat * (train.eval_episodes * action + rounds * acting)
     return {
         "learning": config.updates_due(train.total_steps) * update,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from denoised_mdp.config.models import ModelConfig
-from denoised_mdp.config.overrides import run_and_options, split
+from denoised_mdp.config.overrides import run_and_options, split, value_of
 from denoised_mdp.config.policies import BackpropConfig, ReinforceConfig, SACConfig
 from denoised_mdp.config.schema import Config
-from denoised_mdp.config.training import TrainConfig
+from denoised_mdp.config.training import EVALUATED_AT_ONCE, TrainConfig
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.suites import SUITES
 
@@ -53,8 +53,8 @@ def without_effect(config: Config, overrides: Sequence[str]) -> list[str]:
 
     A preset or a sweep may set such options for all its methods alike, so they are no mistake.
     """
-    reasons = unused(config)
     given = dict(split(word) for word in run_and_options(overrides)[1])
+    reasons = unused(config) | _cut_short(config, given)
     return [f"{key}={value} changes nothing{reasons[key]}." for key, value in given.items() if key in reasons]
 
 
@@ -67,6 +67,14 @@ def unused(config: Config) -> dict[str, str]:
         reasons = {"train.segment_length": f"agent={config.agent.name} learns from segments of {rows} rows"}
     reasons |= _of_the_environment(config) | _of_training(config.train)
     return _beyond(config.train) | {key: f": {why}" for key, why in reasons.items()}
+
+
+def _cut_short(config: Config, given: Mapping[str, str]) -> dict[str, str]:
+    """An episode that the environment itself ends before the given length."""
+    key, length = "env.episode_steps", config.env.episode_steps
+    if key not in given or value_of(key, given[key]) == length:
+        return {}
+    return {key: f" beyond {length}: {config.env.task} ends by itself then"}
 
 
 def _of_the_environment(config: Config) -> dict[str, str]:
@@ -89,6 +97,8 @@ def _of_training(train: TrainConfig) -> dict[str, str]:
         reasons |= dict.fromkeys(("train.eval_episodes", "train.eval_workers"), "train.eval_every is 0")
     if train.cuda_graph and train.device == "cpu":
         reasons["train.cuda_graph"] = "train.device is cpu"
+    if train.precision == "tf32" and train.device == "cpu":
+        reasons["train.precision"] = "train.device is cpu, which takes float32"
     return reasons
 
 
@@ -98,6 +108,8 @@ def _beyond(train: TrainConfig) -> dict[str, str]:
     for key, limit in (("collect_workers", "collect_envs"), ("eval_workers", "eval_episodes")):
         if getattr(train, key) > (most := getattr(train, limit)):
             reasons[f"train.{key}"] = f" beyond {most}: train.{limit} is {most}"
+    if train.eval_workers > EVALUATED_AT_ONCE < train.eval_episodes:
+        reasons["train.eval_workers"] = f" beyond {EVALUATED_AT_ONCE}: no more episodes are played side by side"
     return reasons
 
 
