@@ -19,7 +19,7 @@ from denoised_mdp.files import json_lines
 from denoised_mdp.replay.ring import Replay
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run import checkpoint as checkpoints
-from denoised_mdp.run.event_files import event_records
+from denoised_mdp.run.event_files import event_files, event_records
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.logger import is_wall_clock
 from denoised_mdp.run.state import load_state
@@ -129,7 +129,7 @@ def scalars_of(folder: Path) -> list[tuple[int, str, float]]:
     from tensorboard.compat.proto.event_pb2 import Event
 
     out = []
-    for path in sorted(folder.glob("events.out.tfevents.*")):
+    for path in event_files(folder):
         try:
             for record in event_records(path):
                 event = Event.FromString(record)

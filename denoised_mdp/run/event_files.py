@@ -16,6 +16,11 @@ _MOMENT = re.compile(rb"\x09(.{8})(?:\x10([\x80-\xff]{0,9}[\x00-\x7f]))?\x2a", r
 """of an event that holds a summary, as it is written: wall time (field 1), step (2; not written where it is 0)"""
 
 
+def event_files(folder: Path) -> list[Path]:
+    """TensorBoard's files in a run's folder of them, the oldest first."""
+    return sorted(folder.glob("events.out.tfevents.*"))
+
+
 def moments(path: Path) -> Iterator[tuple[float, int]]:
     """Yield (wall time, step) of all summaries in one of TensorBoard's files.
 

@@ -19,6 +19,7 @@ from PIL import Image
 
 from denoised_mdp.errors import UserError, remedy
 from denoised_mdp.files import json_lines, replace_file, still_at, sync_folder
+from denoised_mdp.run.event_files import event_files
 from denoised_mdp.run.mirrors import Mirror
 
 
@@ -145,7 +146,7 @@ class Logger:
         return {path.name: path.stat().st_size for path in self._event_files()}
 
     def _event_files(self) -> list[Path]:
-        return _event_files(self._tensorboard)
+        return event_files(self._tensorboard)
 
     def __enter__(self) -> Logger:
         return self
@@ -180,17 +181,13 @@ class Logger:
             ) from error
 
 
-def _event_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("events.out.tfevents.*"))
-
-
 def _cut_back(folder: Path, sizes: Mapping[str, int]) -> None:
     """Truncate TensorBoard's files to `sizes`, where whole records end, and delete those without a size.
 
     TensorBoard's own way, a record that makes readers forget later steps, cannot cut within a step: entries of the
     checkpoint's step that were logged after it would appear twice.
     """
-    found = {path.name: path for path in _event_files(folder)}
+    found = {path.name: path for path in event_files(folder)}
     for name, path in found.items():
         if name not in sizes:
             path.unlink()

@@ -23,7 +23,7 @@ from denoised_mdp.config.validate import as_text
 from denoised_mdp.errors import UserError, one_line
 from denoised_mdp.files import json_lines, read_json
 from denoised_mdp.run.checkpoint import list_steps
-from denoised_mdp.run.event_files import moments
+from denoised_mdp.run.event_files import event_files, moments
 from denoised_mdp.run.folder import RunFolder
 
 BROKEN = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
@@ -231,7 +231,7 @@ def read_speed(folder: Path) -> tuple[Speed | None, list[str]]:
     from google.protobuf.message import DecodeError
 
     total, problems = Speed(0.0, 0), []
-    for path in sorted(folder.glob("events.out.tfevents.*")):
+    for path in event_files(folder):
         points = []
         try:
             points.extend(moments(path))  # those before an error are kept
