@@ -189,15 +189,21 @@ for what, tasks in [*((f"`{task}`", [task]) for task in TASKS), ("both", TASKS)]
     for place, model in enumerate(("2b", "Dreamer")):
         KEPT[f"{what}, {model}"] = [tuple(strong(task)[place::2]) for task in tasks]
     KEPT[f"{what}, 2b / Dreamer"] = [(*strong(task)[::2], *strong(task)[1::2]) for task in tasks]
-IMAGINED = {}  # with and without exploration in imagination
-for task in TASKS:
-    plain, exploring = PAIRS[task], tuple(replace(column, folder="imagined_noise") for column in PAIRS[task])
-    IMAGINED |= {
-        f"`{task}`, 2b, with - without": [(exploring[0], plain[0])],
-        f"`{task}`, Dreamer, with - without": [(exploring[1], plain[1])],
-        f"`{task}`, 2b - Dreamer, with": [exploring],
-        f"`{task}`, lead with - lead without": [(*exploring, *plain)],
-    }
+EXPLORING = {  # 2b and Dreamer with exploration in imagination, then without
+    task: (*(replace(column, folder="imagined_noise") for column in pair), *pair) for task, pair in PAIRS.items()
+}
+WHERE = {f"`{task}`": [task] for task in TASKS} | {"both tasks": TASKS}
+GAINS = {
+    f"{model}, {where}": [EXPLORING[task][place::2] for task in tasks]
+    for place, model in enumerate(("2b", "Dreamer"))
+    for where, tasks in WHERE.items()
+}
+EXPLORING_LEADS = {
+    f"{where}{whom}": [EXPLORING[task][part] for task in tasks]
+    for whom, part in (("", slice(0, 2)), (", Dreamer without", slice(0, 4, 3)))
+    for where, tasks in WHERE.items()
+}
+WIDER_LEADS = {where: [EXPLORING[task] for task in tasks] for where, tasks in WHERE.items()}
 LEAD = {
     name: LONG[name]
     for name in ("return", "return_unseen", "return_late", "return_best", "recall", "leakage", "action_change")
@@ -217,7 +223,9 @@ TABLES = {
     "lead": Comparison(PAIRS_SHOWN, LEAD),
     "leads": Comparison(LEADS, RETURNS | {"recall": LONG["recall"]}),
     "kept": Comparison(KEPT, RETURNS, relative=True),
-    "imagined": Comparison(IMAGINED, LEAD),
+    "gains": Comparison(GAINS, LEAD),
+    "exploring": Comparison(EXPLORING_LEADS, LEAD),
+    "wider": Comparison(WIDER_LEADS, LEAD),
     "floor": Table(FLOOR, LONG | Y_TOO),
     "twice": Table(LONGER, {name: LONG[name] for name in TWICE}),
     "hour": Table(LONGER, LONG | {"cpu_hours": ""}),
