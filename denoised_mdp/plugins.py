@@ -1,4 +1,4 @@
-"""Plug-ins: modules outside of this package that register suites, policies, distractors or probes of their own.
+"""Plug-ins: modules outside of this package that register suites, models, policies, agents, distractors or probes.
 
 They are found in two ways. An installed package declares an entry point of the group ``denoised_mdp.plugins``, a module
 or a function without arguments. The variable DENOISED_MDP_PLUGINS names further modules, separated by commas; those of
@@ -23,6 +23,8 @@ from denoised_mdp.errors import UserError, one_line
 
 GROUP = "denoised_mdp.plugins"
 VARIABLE = "DENOISED_MDP_PLUGINS"
+HINT = f" One of a plug-in is known once {VARIABLE} names its module."
+"""for messages about a name that nothing has registered"""
 
 Value = TypeVar("Value")
 _state: dict[str, Any] = {"loaded": False, "error": None}
@@ -123,7 +125,9 @@ def import_path(what: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except Exception as error:
-        raise UserError(f"{what}: cannot be imported: {_reason(error).rstrip('.')}.") from error
+        lost = isinstance(error, ModuleNotFoundError) and module.partition(".")[0] == error.name
+        hint = " It must be installed, or lie in the working directory or on PYTHONPATH." if lost else ""
+        raise UserError(f"{what}: cannot be imported: {_reason(error).rstrip('.')}.{hint}") from error
 
 
 def _reason(error: Exception) -> str:

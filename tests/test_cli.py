@@ -278,6 +278,7 @@ sys.exit(cli.main([]))
         (["evaluate", "a", "--epsiodes", "3"], "Did you mean '--episodes'? See 'denoised-mdp evaluate --help'."),
         (["evaluate", "a", "b"], "unrecognized arguments: b; see 'denoised-mdp evaluate --help'."),
         (["evaluate", "a", "episodes=3"], "unrecognized arguments: episodes=3; did you mean --episodes 3? See '"),
+        (["evaluate", "a", "env.task=x"], "unrecognized arguments: env.task=x; a run keeps its own options; see '"),
         (["evaluate", "a", "random=true"], "unrecognized arguments: random=true; did you mean --random? See '"),
         (["evaluate", "a", "episodes="], "did you mean --episodes VALUE? See '"),
         (["render", "a", "-o"], "argument -o/--output: expected one argument"),

@@ -13,6 +13,7 @@ from conftest import small_agent
 from small_runs import TINY, tiny
 
 from denoised_mdp import plugins, register_agent, register_distractor, register_policy, register_probe, register_table
+from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.curl import CURL
 from denoised_mdp.agents.pixel_sac import PixelSAC
 from denoised_mdp.agents.registry import AGENTS, build_agent
@@ -35,7 +36,7 @@ from denoised_mdp.models.cuda_graph import refuse_numbers
 from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.registry import MODELS
 from denoised_mdp.options import check_options, group, option
-from denoised_mdp.policies import POLICIES
+from denoised_mdp.policies import POLICIES, Policy
 from denoised_mdp.policies.sac import SACPolicy
 from denoised_mdp.run.logger import Logger
 from denoised_mdp.run.nan_check import scalars
@@ -254,6 +255,18 @@ def test_a_class_that_cannot_be_options_is_refused_where_it_is_registered(option
         register_policy("own", SACPolicy, options)
     with pytest.raises(UserError, match=words):
         register_agent("own", PixelSAC, PixelSACConfig if options is SACConfig else options)
+    assert "own" not in POLICIES and "own" not in AGENTS and "own" not in schema.POLICIES
+
+
+def test_a_class_that_lacks_methods_is_refused_where_it_is_registered():
+    class Half(Policy):
+        def act(self, features, noise):
+            return features
+
+    with pytest.raises(UserError, match=r"policy=own: Half must define update\.$"):
+        register_policy("own", Half, SACConfig)
+    with pytest.raises(UserError, match=r"agent=own: Agent must define .*update_eagerly"):
+        register_agent("own", Agent, PixelSACConfig)
     assert "own" not in POLICIES and "own" not in AGENTS and "own" not in schema.POLICIES
 
 

@@ -106,6 +106,8 @@ def test_a_run_has_its_own_environment(tmp_path, monkeypatch):
     [
         ("runs/none", {}, "There is no run at runs/none: it does not exist"),
         ("cheetah_rnu", {}, "'cheetah_rnu' is neither a run folder nor a task. Did you mean 'cheetah_run'?"),
+        ("my_env:Ball", {}, r"'my_env:Ball' is neither .*needs suite='gym': make_env\('my_env:Ball', suite='gym'\)."),
+        ("Reacher-v5", {}, "'Reacher-v5' is neither a run folder nor a task. An environment of Gymnasium needs suite"),
         ("dot", {}, "Task 'dot' is none of suite 'dmc': choose suite 'toy'"),
         (None, {}, "make_env needs a run folder or the name of a task, not None"),
         (small_agent, {}, "make_env needs a run folder or the name of a task"),

@@ -115,6 +115,27 @@ def test_the_example_of_parts_trains_resumes_exactly_and_is_probed(folder):
     assert unknown.returncode == 1 and "known once DENOISED_MDP_PLUGINS names its module" in unknown.stdout
 
 
+def test_the_example_of_a_suite_trains(folder):
+    program, (setting, train, evaluate) = blocks("A suite")
+    (folder / "my_env.py").write_text(blocks("Your own Gymnasium environment")[0])
+    (folder / "my_suite.py").write_text(program)
+    plugin = dict(word.split("=") for word in setting)
+    done = run_all([[*train, "train.total_steps=300"], evaluate], folder, **plugin)
+    assert done.stdout.endswith("exit codes [0, 0]\n"), done.stderr
+    assert "denoised-mdp probe health runs/mine" in done.stderr  # no factor of it could be probed
+    lost = run_all([evaluate, ["train", "env=mine"]], folder)
+    assert lost.stdout.endswith("exit codes [2, 2]\n")
+    assert lost.stderr.count("known once DENOISED_MDP_PLUGINS names its module") == 2, lost.stderr
+
+
+def test_a_run_of_a_module_that_is_not_here_says_where_it_is_looked_for(folder, tmp_path):
+    told = run(["evaluate", str(folder / "runs" / "ball"), "--episodes", "1"], tmp_path)
+    assert told.returncode == 2
+    assert "No module named 'my_env'. It must be installed, or lie in the working directory or on PYTHONPATH." in (
+        told.stderr
+    )
+
+
 def test_the_keys_of_a_table_are_those_of_a_latent():
     section = TEXT.partition("The keys of a row:\n")[2].partition("\n#")[0]
     named = {

@@ -260,6 +260,14 @@ def test_links_to_one_file_are_one_clip(tmp_path):
         assert len(find_videos(str(tmp_path / "both"), "test")) == 2
 
 
+def test_a_folder_with_one_of_both_splits_says_that_its_videos_are_shared_out(tmp_path):
+    for number in range(3):
+        write_video(tmp_path / "train" / f"{number}.mkv", 3)
+    with pytest.warns(UserWarning, match=f"no videos in {tmp_path}/test: all under {tmp_path} are shared out"):
+        parts = [find_videos(str(tmp_path), split) for split in ("train", "test")]
+    assert all(parts) and not set(parts[0]) & set(parts[1]) and sum(map(len, parts)) == 3
+
+
 def test_pipes_and_devices_are_no_videos(tmp_path):
     """To open one waits for its other end, or never ends: from a folder, by a pattern, by a link, and by name."""
     folder = tmp_path / "clips"

@@ -6,7 +6,7 @@ from conftest import random_batch
 
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.cli.main import main
-from denoised_mdp.config import load_config
+from denoised_mdp.config import load_config, save_config
 from denoised_mdp.config.choices import choices
 from denoised_mdp.config.effect import never_reached, notes, without_effect
 from denoised_mdp.config.schema import MODELS
@@ -239,6 +239,18 @@ def test_options_of_environments_and_training_without_effect(words, last, said):
     expected = [] if said is None else [f"{last} changes nothing{said}."]
     assert [line for line in without_effect(load_config(given), given) if line.startswith(last)] == expected
     assert not without_effect(load_config(given), given[:1]), "nobody gave it"
+
+
+def test_of_a_run_that_goes_on_only_what_it_may_change_is_told(tmp_path):
+    """The rest it refuses."""
+    words = ["preset=debug", "env=toy", f"run_dir={tmp_path}"]
+    save_config(load_config(words), tmp_path / "config.yaml")
+    given = [str(tmp_path), "model.y.beta=0.5", "model.kl.beta=0.3", "train.eval_workers=2", "train.eval_episodes=1"]
+    assert without_effect(load_config(given), given) == [
+        "train.eval_workers=2 changes nothing beyond 1: train.eval_episodes is 1."
+    ]
+    given[:1] = words
+    assert len(without_effect(load_config(given), given)) == 2
 
 
 def test_config_and_doctor_say_what_changes_nothing(monkeypatch, tmp_path, capsys):

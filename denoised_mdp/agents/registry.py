@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import torch
 
@@ -75,8 +76,9 @@ def register_agent(name: str, agent: type[Agent], options: type[AgentConfig]) ->
     options: a dataclass that extends `AgentConfig`; `agent.from_config` finds them in ``config.agent``.
 
     Raises:
-        UserError: another agent has the name, or the options cannot be options.
+        UserError: another agent has the name, the class lacks methods, or the options cannot be options.
     """
+    _refuse_abstract(f"agent={name}", agent)
     check_options(options, f"agent={name}", name=name)
     AGENTS.register(name, agent)
     schema.AGENTS.register(name, options)
@@ -88,8 +90,9 @@ def register_policy(name: str, policy: type[Policy], options: type) -> None:
     options: a dataclass whose fields are the keyword arguments of `policy` (with defaults), and `name`.
 
     Raises:
-        UserError: another policy has the name, or the options cannot be options.
+        UserError: another policy has the name, the class lacks methods, or the options cannot be options.
     """
+    _refuse_abstract(f"policy={name}", policy)
     check_options(options, f"policy={name}", name=name)
     POLICIES.register(name, policy)
     schema.POLICIES.register(name, options)
@@ -101,8 +104,15 @@ def register_model(name: str, model: type[WorldModel], options: type) -> None:
     options: a dataclass that extends `schema.ModelConfig`; `model.from_config` finds them in ``config.model``.
 
     Raises:
-        UserError: another model has the name, or the options cannot be options.
+        UserError: another model has the name, the class lacks methods, or the options cannot be options.
     """
+    _refuse_abstract(f"kind: {name}", model)
     check_options(options, f"kind: {name}", kind=name)
     MODELS.register(name, model)
     schema.MODELS.register(name, options)
+
+
+def _refuse_abstract(whose: str, kind: type) -> None:
+    """Raise UserError for a class that lacks methods: where it is registered, not when a training makes one."""
+    if inspect.isabstract(kind):
+        raise UserError(f"{whose}: {kind.__name__} must define {', '.join(sorted(kind.__abstractmethods__))}.")

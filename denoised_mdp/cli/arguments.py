@@ -76,7 +76,8 @@ class Parser(argparse.ArgumentParser):
             name, _, value = word.partition("=")
             if action := self._option_string_actions.get(f"--{name}"):
                 return f"; did you mean --{name}{'' if action.nargs == 0 else ' ' + shlex.quote(value or 'VALUE')}?"
-        return ""
+        options = any(re.match(r"[a-z_]+\.[a-z_.]+=", word) for word in words)
+        return "; a run keeps its own options" if options else ""
 
     def _hint(self, flag: str, words: Sequence[str]) -> str:
         """What could have been meant by an unknown flag: another flag, or key=value."""
@@ -260,5 +261,5 @@ def suggest(*commands: Sequence[object]) -> None:
 
 
 def first_probe(configs: Sequence[Config]) -> str:
-    """The probe to begin with: factors need ground truth, which Gymnasium's environments do not have."""
-    return "health" if any(config.env.suite == "gym" for config in configs) else "factors"
+    """The probe to begin with: factors need ground truth, which no suite but these is known to have."""
+    return "factors" if all(config.env.suite in ("dmc", "robodesk", "toy") for config in configs) else "health"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from denoised_mdp.config.compare import MAY_CHANGE
 from denoised_mdp.config.models import ModelConfig
 from denoised_mdp.config.overrides import run_and_options, split, value_of
 from denoised_mdp.config.policies import BackpropConfig, ReinforceConfig, SACConfig
@@ -51,9 +52,11 @@ def never_reached(config: Config) -> list[str]:
 def without_effect(config: Config, overrides: Sequence[str]) -> list[str]:
     """One line for each option of `overrides`, see `load_config`, that changes nothing in this run, with the reason.
 
-    A preset or a sweep may set such options for all its methods alike, so they are no mistake.
+    A preset or a sweep may set such options for all its methods alike, so they are no mistake. Of a run that goes on,
+    what it refuses to change is left to that.
     """
-    given = dict(split(word) for word in run_and_options(overrides)[1])
+    run, options = run_and_options(overrides)
+    given = {key: value for key, value in map(split, options) if run is None or key in MAY_CHANGE}
     reasons = unused(config) | _cut_short(config, given)
     return [f"{key}={value} changes nothing{reasons[key]}." for key, value in given.items() if key in reasons]
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.config.choices import ALIASES, GROUPS, check_key, choices
+from denoised_mdp.config.choices import ALIASES, GROUPS, REGISTRIES, check_key, choices
 from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.plugins import HINT
 
 QUOTED = re.compile(r"""(['"])(\\.|(?!\1)[^\\])*\1""")
 TEXTS = ("run_dir", "env.task", "env.clips", "train.device")  # free texts: taken as they are, commas and all
@@ -79,7 +80,9 @@ def check_choice(group: str, text: str) -> str:
     """Return the name of a choice without quotes; refuse what is no choice of the group."""
     name = text.strip("'\"")
     if name not in choices(group):
-        raise UserError(f"{group}={text}: unknown choice.{did_you_mean(name, choices(group))}")
+        hint = did_you_mean(name, choices(group))
+        plugin = HINT if group in (*REGISTRIES, "model") and not hint.endswith("?") else ""
+        raise UserError(f"{group}={text}: unknown choice.{hint}{plugin}")
     return name
 
 

@@ -13,10 +13,10 @@ from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError, did_you_mean, one_line
 from denoised_mdp.models.structure import LatentSpec
 from denoised_mdp.options import convert, defaults
+from denoised_mdp.plugins import HINT, Registry
 
 RETIRED = {"policy.clip": None, "policy.replay_ahead": 0}
 """options of saved configurations that no longer exist -> the value that changed nothing"""
-PLUGIN = " One of a plug-in is known once DENOISED_MDP_PLUGINS names its module."
 
 
 def build(kind: Any, tree: Any, path: str = "") -> Any:
@@ -48,7 +48,8 @@ def build(kind: Any, tree: Any, path: str = "") -> Any:
             try:
                 values[key] = convert(value, hints[key], fields[key].metadata)
             except ValueError as error:
-                raise UserError(f"{path}{key}={shown(value)}: must be {error}.") from None
+                hint = HINT if isinstance(fields[key].metadata.get("choices"), Registry) else ""
+                raise UserError(f"{path}{key}={shown(value)}: must be {error}.{hint}") from None
     return kind(**values)
 
 
@@ -69,7 +70,7 @@ def _chosen(group: str, tree: Any) -> type:
     field, known = KINDS[group]
     name = tree.get(field, getattr(getattr(Config(), group), field)) if isinstance(tree, Mapping) else tree
     if not isinstance(name, str) or name not in known:
-        raise UserError(f"{group}.{field}={shown(name)}: unknown {group}.{did_you_mean(name, known)}{PLUGIN}")
+        raise UserError(f"{group}.{field}={shown(name)}: unknown {group}.{did_you_mean(name, known)}{HINT}")
     return known[name]
 
 

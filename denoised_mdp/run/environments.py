@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -103,7 +104,10 @@ def make_env(source: str | os.PathLike, /, **options: Any) -> gym.Env:
         return envs.make_env(source, **options)
     if not isinstance(source, str | os.PathLike):
         raise UserError(f"make_env needs a run folder or the name of a task, not {source!r}.")
-    near = nearest(str(source), known)
-    if near and not is_pretrained(source) and not os.path.exists(os.path.expanduser(source)):
-        raise UserError(f"{str(source)!r} is neither a run folder nor a task. Did you mean {near!r}?")
+    if not is_pretrained(source) and not os.path.exists(os.path.expanduser(source)):
+        if re.search(r"-v\d+$|^[\w.]+:\w+$", str(source)):
+            hint = f"An environment of Gymnasium needs suite='gym': make_env({str(source)!r}, suite='gym')."
+            raise UserError(f"{str(source)!r} is neither a run folder nor a task. {hint}")
+        if near := nearest(str(source), known):
+            raise UserError(f"{str(source)!r} is neither a run folder nor a task. Did you mean {near!r}?")
     return environment_maker(read_config(RunFolder.existing(source).config), **options)()
