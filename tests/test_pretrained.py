@@ -24,7 +24,11 @@ from denoised_mdp.run.pretrained import compact, export
 from denoised_mdp.session import train
 
 ROOT = Path(denoised_mdp.__file__).parent
-SHIPPED = {"pretrained:cheetah_run_video": "2b", "pretrained:cheetah_run_video_dreamer": "dreamer"}
+SHIPPED = {
+    "pretrained:cheetah_run_video": "2b",
+    "pretrained:cheetah_run_video_dreamer": "dreamer",
+    "pretrained:walker_walk_video": "2b",
+}
 """agent -> its model"""
 
 
@@ -263,7 +267,7 @@ def test_a_shipped_agent_acts_in_its_environment(name, model, cache):
     action, _ = agent.act(observation)
     environment.close()
     assert agent.config.method[0] == model
-    assert agent.config.env.task == "cheetah_run" and "video_background" in agent.config.distractors
+    assert name.startswith(f"pretrained:{agent.config.env.task}_") and "video_background" in agent.config.distractors
     assert action.shape == environment.action_space.shape and (np.abs(action) <= 1).all()
     assert any(name.startswith("video_background") for name in environment.unwrapped.noise_names)
 
