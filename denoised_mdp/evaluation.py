@@ -27,8 +27,6 @@ from denoised_mdp.run.load import load_run
 from denoised_mdp.run.state import evaluated_episodes
 from denoised_mdp.seeding import episode_seeds
 
-"""episodes that are played at the same time, so that the agent acts on a batch"""
-
 
 def standard_error(values: Sequence[float]) -> float:
     """Standard error of the mean; nan for one value."""

@@ -52,8 +52,8 @@ def never_reached(config: Config) -> list[str]:
 def without_effect(config: Config, overrides: Sequence[str]) -> list[str]:
     """One line for each option of `overrides`, see `load_config`, that changes nothing in this run, with the reason.
 
-    A preset or a sweep may set such options for all its methods alike, so they are no mistake. Of a run that goes on,
-    what it refuses to change is left to that.
+    A preset or a sweep may set such options for all its methods alike, so they are no mistake. A run that
+    continues refuses most changes itself: of these nothing is said here.
     """
     run, options = run_and_options(overrides)
     given = {key: value for key, value in map(split, options) if run is None or key in MAY_CHANGE}

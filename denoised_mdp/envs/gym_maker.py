@@ -85,7 +85,8 @@ def find_gym(task: str) -> tuple[gym.envs.registration.EnvSpec | None, Callable[
         if colon:
             raise UserError(f"{module} has no function {name!r}, nor does it register an environment of it.") from error
         hint = did_you_mean(name, [known for known in gym.registry if not known.startswith("denoised_mdp/")])
-        hint = hint if "mean" in hint else " For your own write env.id=package.module:function."
+        if "mean" not in hint:  # Gymnasium may know more, such as other versions
+            hint = f" {str(error).rstrip('.')}. For your own write env.id=package.module:function."
         raise UserError(f"There is no Gymnasium environment {name!r}.{hint}") from error
     if not isinstance(spec.entry_point, str):
         return spec, spec.entry_point
