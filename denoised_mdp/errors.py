@@ -132,14 +132,14 @@ def nearest(word: str, options: Iterable[str], cutoff: float = 0.5) -> str | Non
     return next(iter(difflib.get_close_matches(word[:MOST_WORD], list(options), n=1, cutoff=cutoff)), None)
 
 
-def did_you_mean(word: object, options: Iterable[str]) -> str:
+def did_you_mean(word: object, options: Iterable[str], *, listed: bool = True) -> str:
     """Return `` Did you mean 'x'?`` for the option nearest to `word`, or all options when none is near.
 
-    The result begins with a space, so that it can follow a sentence.
+    The result begins with a space, so that it can follow a sentence. listed: with False, "" instead of all options.
     """
     word, options = str(word), [str(option) for option in options]
     begun_well = (option for option in options if len(word) > 2 and option.startswith(word))
     near = nearest(word, options) or next(begun_well, None)
     if near:
         return f" Did you mean '{near}'?"
-    return f" Choose one of: {', '.join(options)}." if options else ""
+    return f" Choose one of: {', '.join(options)}." if listed and options else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -66,13 +67,17 @@ class Registry(MutableMapping[str, Value]):
         """Add an entry.
 
         Raises:
-            UserError: the name cannot stand on the command line, or something else has it.
+            UserError: the name cannot stand on the command line, something else has it, or a class lacks methods: said
+                here, not when a training makes one.
         """
         noun = f"an {self.what}" if self.what[0] in "aeiou" else f"a {self.what}"
         if not isinstance(name, str) or not re.fullmatch(r"\w*[^\W\d]\w*", name):
             raise UserError(f"{name!r} cannot name {noun}: use letters, digits and underscores.")
         if name in self.entries and self.entries[name] != value:
             raise UserError(f"There is {noun} {name!r} already: choose another name.")
+        if inspect.isabstract(value):
+            lacks = ", ".join(sorted(value.__abstractmethods__))
+            raise UserError(f"{self.what}={name}: {value.__name__} must define {lacks}.")
         self.entries[name] = value
 
 

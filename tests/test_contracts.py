@@ -263,10 +263,14 @@ def test_a_class_that_lacks_methods_is_refused_where_it_is_registered():
         def act(self, features, noise):
             return features
 
+    @dataclass
+    class Own(PixelSACConfig):
+        name: str = "own"
+
     with pytest.raises(UserError, match=r"policy=own: Half must define update\.$"):
-        register_policy("own", Half, SACConfig)
+        register_policy("own", Half, Own)
     with pytest.raises(UserError, match=r"agent=own: Agent must define .*update_eagerly"):
-        register_agent("own", Agent, PixelSACConfig)
+        register_agent("own", Agent, Own)
     assert "own" not in POLICIES and "own" not in AGENTS and "own" not in schema.POLICIES
 
 

@@ -38,7 +38,7 @@ def test_parameters_are_those_of_the_paper(model, total, capsys):
 
 def test_a_healthy_configuration(tmp_path, capsys):
     code, text = examine(tmp_path, capsys)
-    assert code == 0 and "No problems found" in text
+    assert code == 0 and "No problems found." in text
     assert not (tmp_path / "new").exists()  # it looks, and leaves nothing behind
     rows = 8 * 31  # 480 steps: 8 episodes of 30 actions and one first row
     assert f"{rows:,} rows" in text
@@ -53,7 +53,7 @@ def test_the_verdict_names_problems_and_notes(capsys):
     assert looked.verdict() == 0 and capsys.readouterr().out == "\nNo problems found.\n"
     looked.notes.append("one")
     assert looked.verdict() == 0
-    assert capsys.readouterr().out == "\nnote: one\nNo problems found, but see the notes.\n"
+    assert capsys.readouterr().out == "\nnote: one\nNo problems found. See the notes.\n"
     looked.problems.append("two")
     assert looked.verdict() == 1 and capsys.readouterr().out == "\nnote: one\nPROBLEM: two\n"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 
 import torch
 
@@ -78,7 +77,6 @@ def register_agent(name: str, agent: type[Agent], options: type[AgentConfig]) ->
     Raises:
         UserError: another agent has the name, the class lacks methods, or the options cannot be options.
     """
-    _refuse_abstract(f"agent={name}", agent)
     check_options(options, f"agent={name}", name=name)
     AGENTS.register(name, agent)
     schema.AGENTS.register(name, options)
@@ -92,7 +90,6 @@ def register_policy(name: str, policy: type[Policy], options: type) -> None:
     Raises:
         UserError: another policy has the name, the class lacks methods, or the options cannot be options.
     """
-    _refuse_abstract(f"policy={name}", policy)
     check_options(options, f"policy={name}", name=name)
     POLICIES.register(name, policy)
     schema.POLICIES.register(name, options)
@@ -106,13 +103,6 @@ def register_model(name: str, model: type[WorldModel], options: type) -> None:
     Raises:
         UserError: another model has the name, the class lacks methods, or the options cannot be options.
     """
-    _refuse_abstract(f"kind: {name}", model)
     check_options(options, f"kind: {name}", kind=name)
     MODELS.register(name, model)
     schema.MODELS.register(name, options)
-
-
-def _refuse_abstract(whose: str, kind: type) -> None:
-    """Raise UserError for a class that lacks methods: where it is registered, not when a training makes one."""
-    if inspect.isabstract(kind):
-        raise UserError(f"{whose}: {kind.__name__} must define {', '.join(sorted(kind.__abstractmethods__))}.")

@@ -279,7 +279,7 @@ class Doctor:
         for problem in self.problems:
             print(f"PROBLEM: {problem}")
         if not self.problems:
-            print("No problems found, but see the notes." if self.notes else "No problems found.")
+            print("No problems found." + " See the notes." * bool(self.notes))
         return 1 if self.problems else 0
 
 

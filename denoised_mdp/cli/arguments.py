@@ -53,9 +53,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             names = ", ".join(map(str, action.choices))
-            near = did_you_mean(value, action.choices)
-            hint = f".{near}" if near.endswith("?") else ""
-            raise argparse.ArgumentError(action, f"must be one of {names}, not '{value}'{hint}")
+            near = did_you_mean(value, action.choices, listed=False)
+            raise argparse.ArgumentError(action, f"must be one of {names}, not '{value}'{'.' * bool(near)}{near}")
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
         """Parse, and refuse what is unknown here, where the command is known."""
@@ -76,8 +75,8 @@ class Parser(argparse.ArgumentParser):
             name, _, value = word.partition("=")
             if action := self._option_string_actions.get(f"--{name}"):
                 return f"; did you mean --{name}{'' if action.nargs == 0 else ' ' + shlex.quote(value or 'VALUE')}?"
-        options = any(re.match(r"[a-z_]+\.[a-z_.]+=", word) for word in words)
-        return "; a run keeps its own options" if options else ""
+        keys = [word.partition("=")[0] for word in words if "=" in word]
+        return "; a run keeps its own options" if any(_key(key, exact=True) for key in keys) else ""
 
     def _hint(self, flag: str, words: Sequence[str]) -> str:
         """What could have been meant by an unknown flag: another flag, or key=value."""

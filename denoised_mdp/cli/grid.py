@@ -241,8 +241,8 @@ def _read(source: str) -> dict[str, Any]:
     try:
         tree = read_yaml(file)
     except FileNotFoundError as error:
-        hint = did_you_mean(source, [path.name for path in Path().glob("*.y*ml")])
-        raise UserError(f"sweep={source}: there is no file {file}.{hint if hint.endswith('?') else ''}") from error
+        near = did_you_mean(source, [path.name for path in Path().glob("*.y*ml")], listed=False)
+        raise UserError(f"sweep={source}: there is no file {file}.{near}") from error
     except (OSError, ValueError) as error:
         raise UserError(f"sweep={source}: it cannot be read ({error}).") from error
     kinds = {"options": Mapping, "axes": Mapping, "runs": list}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from denoised_mdp.config.models import ModelConfig
 from denoised_mdp.config.schema import Config
-from denoised_mdp.envs.suites import check_reward, check_task
+from denoised_mdp.envs.suites import check_reward, check_task, of_gymnasium
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.structure import BLOCKS, CONVOLUTIONS, Table, convolutions_for
 
@@ -19,7 +17,7 @@ def check(config: Config) -> None:
     except UserError as error:
         if env.suite == "gym":
             raise UserError(f"env.id={env.task}: {error}") from None
-        hint = " A Gymnasium environment needs env=gym." if re.search(r"-v\d+$", env.task) else ""
+        hint = " A Gymnasium environment needs env=gym." if of_gymnasium(env.task) else ""
         raise UserError(f"env.task={env.task}: {error}{hint}") from None
     env.episode_steps = min(env.episode_steps, limit or env.episode_steps)
     check_reward(env.reward, env.suite)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from denoised_mdp.config.choices import ALIASES, GROUPS, REGISTRIES, check_key, choices
+from denoised_mdp.config.choices import ALIASES, GROUPS, check_key, choices
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.plugins import HINT
 
@@ -78,11 +78,10 @@ def value_of(key: str, text: str) -> Any:
 
 def check_choice(group: str, text: str) -> str:
     """Return the name of a choice without quotes; refuse what is no choice of the group."""
-    name = text.strip("'\"")
-    if name not in choices(group):
-        hint = did_you_mean(name, choices(group))
-        plugin = HINT if group in (*REGISTRIES, "model") and not hint.endswith("?") else ""
-        raise UserError(f"{group}={text}: unknown choice.{hint}{plugin}")
+    name, known = text.strip("'\""), choices(group)
+    if name not in known:
+        near, plugin = did_you_mean(name, known, listed=False), "" if group == "preset" else HINT
+        raise UserError(f"{group}={text}: unknown choice.{near or did_you_mean(name, known) + plugin}")
     return name
 
 

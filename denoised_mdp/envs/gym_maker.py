@@ -84,10 +84,10 @@ def find_gym(task: str) -> tuple[gym.envs.registration.EnvSpec | None, Callable[
     except (gym.error.Error, ImportError) as error:
         if colon:
             raise UserError(f"{module} has no function {name!r}, nor does it register an environment of it.") from error
-        hint = did_you_mean(name, [known for known in gym.registry if not known.startswith("denoised_mdp/")])
-        if "mean" not in hint:  # Gymnasium may know more, such as other versions
-            hint = f" {str(error).rstrip('.')}. For your own write env.id=package.module:function."
-        raise UserError(f"There is no Gymnasium environment {name!r}.{hint}") from error
+        others = [known for known in gym.registry if not known.startswith("denoised_mdp/")]
+        hint = f" {str(error).rstrip('.')}. For your own write env.id=package.module:function."
+        near = did_you_mean(name, others, listed=False)
+        raise UserError(f"There is no Gymnasium environment {name!r}.{near or hint}") from error
     if not isinstance(spec.entry_point, str):
         return spec, spec.entry_point
     try:

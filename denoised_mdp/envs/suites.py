@@ -5,6 +5,7 @@ A suite is known on the command line (``env=NAME``), in help, completion and err
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -123,6 +124,11 @@ def check_task(task: str, suite: str) -> int | None:
             find_suite(suite)
             raise UserError(f"Task {task!r} is none of suite {suite!r}: choose suite {other!r} (env={other}).")
     return find_suite(suite).check(task)
+
+
+def of_gymnasium(task: str) -> bool:
+    """Whether a name is of the form of those of ``env=gym``: Reacher-v5, or package.module:function."""
+    return re.search(r"-v\d+$|^[\w.]+:\w+$", task) is not None
 
 
 def check_reward(reward: str, suite: str) -> None:

@@ -47,8 +47,8 @@ def find_videos(clips: str, split: str) -> list[Path]:
                 what = f"training and test share {len(shared)} clips of {root}, such as {shared[0]}."
                 warnings.warn(what, stacklevel=2)
             return parts[split]
-        if found := [name for name, files in parts.items() if files]:
-            lacks = root / next(name for name in SPLITS if name not in found)
+        if any(parts.values()):
+            lacks = root / next(name for name, files in parts.items() if not files)
             told = f"There are no videos in {lacks}: all under {root} are shared out between training and test."
             warnings.warn(told, stacklevel=2)
         files = [root] if root.is_file() else _videos_under(root)

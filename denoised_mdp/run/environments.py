@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import inspect
 import os
-import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from denoised_mdp import envs
 from denoised_mdp.config import read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.options import DISTRACTORS
-from denoised_mdp.envs.suites import all_tasks
+from denoised_mdp.envs.suites import all_tasks, of_gymnasium
 from denoised_mdp.envs.video import open_clips
 from denoised_mdp.errors import UserError, did_you_mean, nearest
 from denoised_mdp.run.folder import RunFolder, is_pretrained
@@ -105,7 +104,7 @@ def make_env(source: str | os.PathLike, /, **options: Any) -> gym.Env:
     if not isinstance(source, str | os.PathLike):
         raise UserError(f"make_env needs a run folder or the name of a task, not {source!r}.")
     if not is_pretrained(source) and not os.path.exists(os.path.expanduser(source)):
-        if re.search(r"-v\d+$|^[\w.]+:\w+$", str(source)):
+        if of_gymnasium(str(source)):
             hint = f"An environment of Gymnasium needs suite='gym': make_env({str(source)!r}, suite='gym')."
             raise UserError(f"{str(source)!r} is neither a run folder nor a task. {hint}")
         if near := nearest(str(source), known):

@@ -175,7 +175,8 @@ JITTER = [
     for model, arm in (("2b", "2b"), ("Dreamer", "dreamer"))
 ]
 PAIRS = {task: tuple(strong(task)[:2]) for task in TASKS}
-PAIRS_SHOWN = {f"`{task}`": [PAIRS[task]] for task in TASKS} | {"both tasks": list(PAIRS.values())}
+WHERE = {f"`{task}`": [task] for task in TASKS} | {"both tasks": TASKS}
+PAIRS_SHOWN = {where: [PAIRS[task] for task in tasks] for where, tasks in WHERE.items()}
 BARE = {  # head -> columns of a task, by their places in `strong`
     "video": slice(0, 2),
     "no distractors": slice(2, 4),
@@ -192,7 +193,6 @@ for what, tasks in [*((f"`{task}`", [task]) for task in TASKS), ("both", TASKS)]
 EXPLORING = {  # 2b and Dreamer with exploration in imagination, then without
     task: (*(replace(column, folder="imagined_noise") for column in pair), *pair) for task, pair in PAIRS.items()
 }
-WHERE = {f"`{task}`": [task] for task in TASKS} | {"both tasks": TASKS}
 GAINS = {
     f"{model}, {where}": [EXPLORING[task][place::2] for task in tasks]
     for place, model in enumerate(("2b", "Dreamer"))
