@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from denoised_mdp.agents.base import Agent
+from denoised_mdp.config.schema import Config
 from denoised_mdp.config.training import EVALUATED_AT_ONCE
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import UserError
@@ -60,6 +61,16 @@ def evaluation_seeds(seed: int, episodes: int, after: int = 0) -> list[int]:
     after: so many of the first are left out, those by which a checkpoint was chosen.
     """
     return episode_seeds(seed, "evaluation", after + episodes)[after:]
+
+
+def held_out_seeds(run: RunFolder, config: Config, episodes: int, checkpoint: int | str | None = None) -> list[int]:
+    """Seeds of `episodes` of a run's evaluations that did not choose the weights of `checkpoint`.
+
+    The first evaluations of training may have chosen the "best" weights and an exported agent's: theirs are left out.
+    """
+    chosen = checkpoint == BEST or run.exported
+    used = evaluated_episodes(run, config.train.eval_episodes) if chosen else 0
+    return evaluation_seeds(config.seed, episodes, after=used)
 
 
 def evaluate(
@@ -174,10 +185,9 @@ def evaluate_run(
             warnings.simplefilter("ignore")
         config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
         warn_without_clips(run, config, split)
-    seed = config.seed if seed is None else seed
-    folder = RunFolder.existing(run)
-    chosen = seed == config.seed and (checkpoint == BEST or folder.exported)
-    used = evaluated_episodes(folder, config.train.eval_episodes) if chosen else 0
-    seeds = evaluation_seeds(seed, episodes, after=used)
+    if seed is None or seed == config.seed:
+        seeds = held_out_seeds(RunFolder.existing(run), config, episodes, checkpoint)
+    else:
+        seeds = evaluation_seeds(seed, episodes)
     result = evaluate(None if random else agent, environment_maker(config, split), seeds, workers=workers)
     return dataclasses.replace(result, step=step)

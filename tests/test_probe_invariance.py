@@ -18,6 +18,7 @@ from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.cli import main as cli
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
+from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import EvaluationResult
 from denoised_mdp.models.structure import Table
@@ -150,6 +151,20 @@ def test_variations_change_the_distractors_and_nothing_else():
     assert list(variations(load_config(["distractors=none"]))) == ["as trained"]
 
 
+def test_all_that_makes_a_distractor_stronger_is_varied():
+    config = load_config(["env=robodesk", "env.task=open_drawer", "distractors=moving_lights"])
+    changed, _ = variations(config)["moving_lights at swing 2 and flicker 2"]
+    assert changed.distractors["moving_lights"] == {"swing": 2, "flicker": 2}
+    steady = load_config([*STEADY, "distractors.moving_lights.swing=6"])
+    assert list(variations(steady))[1] == "moving_lights at swing 3"
+    assert all(
+        hasattr(kind.Options(), key) for kind in DISTRACTORS.values() for key in kind.scales if key != "strength"
+    )
+
+
+STEADY = ["env=robodesk", "env.task=open_drawer", "distractors=moving_lights", "distractors.moving_lights.flicker=0"]
+
+
 def test_what_is_part_of_the_task_stays_without_distractors():
     """As RoboDesk's television, whose colour is rewarded."""
     config = load_config(["env=robodesk", "env.task=tv_green_hue", "distractors=tv,camera_shake"])
@@ -218,6 +233,8 @@ def healthy(**changes):
         ({"signal": {"x": 0.8, "y": 0.5}}, "y explains the agent"),
         ({"noise": {"x": 0.7, "y": 0.9}}, "x holds noise"),
         ({"noise": {"x": float("nan"), "y": float("nan")}}, None),
+        ({"noise": {"x": 0.8, "y": float("nan")}}, "R^2 of the noise is 0.80 from x and not known from y. Lower"),
+        ({"signal": {"x": float("nan"), "y": 0.5}}, "R^2 of the signal is 0.50 from y and not known from x. y is"),
         ({"signal": {"x": 0.1, "y": 0.0}}, "x knows little"),
         ({"image_r2": -1.0}, "reconstructs little"),
     ],

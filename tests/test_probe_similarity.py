@@ -526,6 +526,23 @@ def test_true_signatures_are_the_rewards_that_follow(runs):
     assert signatures.seen_latents(tiny_agent("curl"), column, rows) is None  # it cannot imagine
 
 
+def test_signatures_do_not_know_what_a_television_shows():
+    """Its picture is rewarded. Without the distractor it is gray; each episode would begin with another one."""
+    task = ["env=robodesk", "env.task=tv_green_hue", "env.episode_steps=60"]
+    config, gray = (load_config([*task, f"distractors={name}"]) for name in ("tv", "none"))
+    column = [row[0] for row in record_grid(environment_maker(config), None, 2, 2, 3)]
+    rows, actions = np.array([2]), signatures.random_actions(5, 2, 3)
+    found, expected = (
+        signatures.true_signatures(one, column, probe_seeds(0, 2), rows, actions) for one in (config, gray)
+    )
+    assert np.array_equal(found, expected) and found.std() > 0
+
+
+def test_of_a_reward_in_two_shares_the_level_of_one_does_not_count():
+    true = np.random.default_rng(0).normal(size=(5, 4))
+    assert signatures.pooled_r2(true, true + 0.3) < 1 and signatures.pooled_r2(true, true + 0.3, level=False) == 1
+
+
 def test_imagined_rewards_count_as_much_as_the_episode_is_expected_to_go_on():
     def step(belief, state, action, noise):
         return belief + action, state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, nan
+from math import inf, isfinite, nan
 
 import numpy as np
 import torch
@@ -138,19 +138,21 @@ def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
     best = _most(seen, signal)
     for name in table.noise:
         moved = table.rows[name].sees_action  # by the agent, whom it may know
-        if not moved and signal[name] >= EXPLAINED and signal[name] >= 0.5 * signal[best]:
+        if not moved and signal[name] >= EXPLAINED and not signal[name] < 0.5 * signal[best]:
+            there = f"{signal[best]:.2f} from {best}" if isfinite(signal[best]) else f"not known from {best}"
             out.append(
                 f"{name} explains the agent: R^2 of the signal is {signal[name]:.2f} from {name} and"
-                f" {signal[best]:.2f} from {best}. {name} is too cheap, or the agent is predictable: raise"
+                f" {there}. {name} is too cheap, or the agent is predictable: raise"
                 f" model.{name}.beta, or explore more."
             )
     if table.noise:
         most = _most(table.noise, noise)
+        there = f"{noise[most]:.2f} from {most}" if isfinite(noise[most]) else f"not known from {most}"
         out += [
-            f"{name} holds noise: R^2 of the noise is {noise[name]:.2f} from {name} and {noise[most]:.2f} from {most}."
+            f"{name} holds noise: R^2 of the noise is {noise[name]:.2f} from {name} and {there}."
             f" Lower model.{most}.beta, or train longer."
             for name in seen
-            if noise[name] >= EXPLAINED and noise[name] >= 0.5 * noise[most]
+            if noise[name] >= EXPLAINED and not noise[name] < 0.5 * noise[most]  # nan: not known
         ]
     if signal[best] < EXPLAINED:
         out.append(

@@ -158,18 +158,21 @@ def _actions(agent: Agent, cells: Sequence[Episode], frozen: Sequence[Frozen]) -
 def variations(config: Config) -> dict[str, tuple[Config, str]]:
     """Conditions of the return: name -> (configuration, split of the clips); the first is as trained.
 
-    The others are another strength of each distractor that has one (twice, or half where twice is not allowed), and
+    The others are each distractor with other `Distractor.scales` (twice, or half where twice is not allowed), and
     `other_worlds`.
     """
     found = {"as trained": (config, "train")}
     for name, options in config.distractors.items():
-        limits = {field.name: field.metadata for field in dataclasses.fields(DISTRACTORS[name].Options)}
-        strength = options.get("strength")
-        if not strength:
+        kind = DISTRACTORS[name]
+        high = {field.name: field.metadata.get("high", math.inf) for field in dataclasses.fields(kind.Options)}
+        scales = {key: options[key] for key in kind.scales if options.get(key)}
+        if not scales:
             continue
-        strength = 2 * strength if 2 * strength <= limits["strength"].get("high", math.inf) else strength / 2
-        changed = config.distractors | {name: options | {"strength": strength}}
-        found[f"{name} at strength {strength:g}"] = (dataclasses.replace(config, distractors=changed), "train")
+        factor = 2 if all(2 * value <= high[key] for key, value in scales.items()) else 0.5
+        scales = {key: factor * value for key, value in scales.items()}
+        changed = config.distractors | {name: options | scales}
+        label = " and ".join(f"{key} {value:g}" for key, value in scales.items())
+        found[f"{name} at {label}"] = (dataclasses.replace(config, distractors=changed), "train")
     return found | other_worlds(config)
 
 

@@ -8,6 +8,7 @@ the prior of what the policy sees, with means. A task whose reward reads one num
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 
 import gymnasium as gym
@@ -62,7 +63,8 @@ def true_signatures(
 ) -> np.ndarray:
     """Rewards without noise after the states in `rows` of each episode: [episodes * rows, sequences * horizon].
 
-    Nothing is drawn. The physics is that of the episodes, which began with `seeds`.
+    Nothing is drawn. The physics is that of the episodes, which began with `seeds`. A distractor that is part of the
+    task, such as RoboDesk's television, has strength 0.
 
     Raises:
         UserError: the environment cannot be put back into a state, its actions are discrete, an episode lacks a row, or
@@ -71,7 +73,7 @@ def true_signatures(
     if any(len(episode.action) <= rows[-1] for episode in episodes):
         raise UserError(f"An episode ends before row {rows[-1]}, whose signature is wanted: leave it out.")
     found = []
-    with contextlib.closing(environment_maker(without_distractors(config))()) as environment:
+    with contextlib.closing(environment_maker(_without_noise(config))()) as environment:
         core = environment.unwrapped.world.unwrapped
         if not (hasattr(core, "get_state") and hasattr(core, "set_state")):
             raise UserError("This environment cannot be put back into a state, so there are no true signatures.")
@@ -100,6 +102,13 @@ def true_signatures(
                         " are no true signatures. Leave them out (--sequences 0)."
                     )
     return np.stack(found)
+
+
+def _without_noise(config: Config) -> Config:
+    """Without distractors, and with those that the task cannot do without at strength 0: rewards may depend on them."""
+    bare = without_distractors(config)
+    still = {name: options | {"strength": 0.0} for name, options in bare.distractors.items()}
+    return dataclasses.replace(bare, distractors=still)
 
 
 def signature(core: gym.Env, stepper: ActionRepeat, actions: np.ndarray) -> np.ndarray:
@@ -152,8 +161,13 @@ def model_signatures(agent: Agent, latents: Latent, actions: np.ndarray) -> np.n
     return torch.stack(rewards, -1).reshape(states, -1).double().cpu().numpy()
 
 
-def pooled_r2(true: np.ndarray, predicted: np.ndarray) -> float:
-    """1 - squared error over squares about each column's mean, of all columns together; nan where nothing varies."""
+def pooled_r2(true: np.ndarray, predicted: np.ndarray, level: bool = True) -> float:
+    """1 - squared error over squares about each column's mean, of all columns together; nan where nothing varies.
+
+    level: False does not count a constant by which all predictions are off.
+    """
+    if not level:
+        predicted = predicted + (true - predicted).mean()
     spread = np.square(true - true.mean(0)).sum()
     return float(1 - np.square(true - predicted).sum() / spread) if spread > 0 else np.nan
 

@@ -17,12 +17,12 @@ from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.analysis.results import write_csv
 from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
-from denoised_mdp.evaluation import evaluation_seeds
 from denoised_mdp.models.latent import Latent
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.rollout import Row, rows
 from denoised_mdp.run.find import find_runs
 from denoised_mdp.run.folder import RunFolder
+from denoised_mdp.run.load import load_run
 
 
 def open_replay(run: RunFolder, state: Mapping[str, Any]) -> Rings:
@@ -90,15 +90,19 @@ def tabulate(description: str, measure: Callable[[Path], list[dict[str, Any]]], 
 
 
 def whole_episodes(
-    agent: WorldModelAgent, environment: gymnasium.Env, config: Config, count: int, explore: float | None = None
+    agent: WorldModelAgent,
+    environment: gymnasium.Env,
+    config: Config,
+    seeds: Sequence[int],
+    explore: float | None = None,
 ) -> Iterator[tuple[list[Row], list[Latent]]]:
-    """The first held-out episodes, those of `denoised-mdp evaluate`, to their time limit.
+    """Episodes of these seeds, to their time limit.
 
     Yields the rows of each, with the reset's, [T + 1], and the latents, batch 1, in which its T actions were chosen.
     explore: the scale of the noise on actions. Raises UserError if an episode ends early.
     """
     steps = config.env.episode_steps // config.env.action_repeat
-    for seed in evaluation_seeds(config.seed, count):
+    for seed in seeds:
         noise, carry, latents = torch.Generator(agent.device).manual_seed(seed), None, []
 
         def act(observation, _, noise=noise, latents=latents):
@@ -111,6 +115,26 @@ def whole_episodes(
         if any(row.last for row in played[:-1]):
             raise UserError(f"{config.env.task}: its episodes can end early; this compares whole ones.")
         yield played, latents
+
+
+def load_model(run: Path) -> tuple[Config, WorldModelAgent, int]:
+    """Load a run whose policy sees all of the reward: (configuration, agent of the newest checkpoint, step).
+
+    Of a reward in two shares only the sum is learned: the level of one share means nothing.
+
+    Raises:
+        UserError: the agent has no world model, or what the policy does not see has a share of the reward.
+    """
+    config, agent, step = load_run(run)
+    if not isinstance(agent, WorldModelAgent):
+        raise UserError(f"{run}: agent={config.agent.name} has no world model.")
+    table = agent.world_model.table
+    if hidden := [name for name in table.noise if table.rows[name].rewarded]:
+        raise UserError(
+            f"{run}: {' and '.join(hidden)}, which the policy does not see, has a share of the reward, so the level of"
+            " the share that it sees means nothing. Leave the run out."
+        )
+    return config, agent, step
 
 
 def spread(values: list[float]) -> tuple[str, str, str]:

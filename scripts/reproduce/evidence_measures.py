@@ -92,7 +92,7 @@ def asked_of(run: RunData, options: Mapping[str, Options], step: int | str | Non
     if not run.config.distractors:
         asked.pop("invariance", None)
     best, evaluated = asked.pop("best", None), [int(n) for n in run.metrics.get("eval/return", ((),))[0] if n <= at]
-    if step == BEST:
+    if step == BEST or folder.exported:
         asked["returns"] = dataclasses.replace(asked["returns"], **others)
     elif best and evaluated and stored.issuperset(evaluated):  # else the best ones may be gone
         asked["best"] = dataclasses.replace(best, checkpoint=best_step(folder, until=at), **others)

@@ -17,8 +17,9 @@ from common import tabulate
 from scipy.ndimage import binary_opening
 
 from denoised_mdp.errors import UserError
-from denoised_mdp.evaluation import evaluate, evaluation_seeds
+from denoised_mdp.evaluation import evaluate, held_out_seeds
 from denoised_mdp.run.environments import environment_maker
+from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import load_run
 
 EPISODES = 10
@@ -34,7 +35,7 @@ def falls(run: Path) -> dict[str, object]:
     make = environment_maker(config)
     with contextlib.closing(make()) as environment:
         names = list(environment.unwrapped.signal_names)
-    result = evaluate(agent, make, evaluation_seeds(config.seed, EPISODES), record=EPISODES)
+    result = evaluate(agent, make, held_out_seeds(RunFolder(run), config, EPISODES), record=EPISODES)
     signal = np.stack([episode.signal for episode in result.episodes])  # [E, T + 1, factors]
     over = np.cos(signal[..., names.index("qpos/rooty")]) < 0  # [E, T + 1]
     speed = signal[..., names.index("qvel/rootx")]  # [E, T + 1], m/s

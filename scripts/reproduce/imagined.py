@@ -12,19 +12,22 @@ Before a fall: at most `SOON` decisions. On its back: see `falls.py`.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from common import tabulate, whole_episodes
+from common import load_model, tabulate, whole_episodes
 from torch import Tensor
 
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
+from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
+from denoised_mdp.evaluation import held_out_seeds
 from denoised_mdp.policies.imagination import ImaginingPolicy
 from denoised_mdp.run.environments import environment_maker
-from denoised_mdp.run.load import load_run
+from denoised_mdp.run.folder import RunFolder
 
 EPISODES = 10
 SOON = 10
@@ -59,12 +62,12 @@ class Played:
         return {"upright": self.upright & ~soon, "before a fall": self.upright & soon, "on its back": ~self.upright}
 
 
-def play(agent: WorldModelAgent, config) -> Played:
+def play(agent: WorldModelAgent, config: Config, seeds: Sequence[int]) -> Played:
     """Episodes side by side."""
     episodes = []
     with contextlib.closing(environment_maker(config)()) as environment:
         pitch = list(environment.unwrapped.signal_names).index("qpos/rooty")
-        for (*played, _), latents in whole_episodes(agent, environment, config, EPISODES):  # nothing decided at the end
+        for (*played, _), latents in whole_episodes(agent, environment, config, seeds):  # nothing decided at the end
             seen = [latent.select(agent.world_model.table.seen) for latent in latents]
             belief, state = (torch.cat([getattr(one, part) for one in seen]) for part in ("belief", "state"))
             action = torch.as_tensor(np.stack([row.action for row in played]), device=agent.device)
@@ -105,13 +108,13 @@ def imagine(agent: WorldModelAgent, played: Played, starts: np.ndarray, actor: b
 
 def measure(run: Path) -> list[dict[str, object]]:
     """A row for each kind of state of a run's newest checkpoint."""
-    config, agent, step = load_run(run)
+    config, agent, step = load_model(run)
     if config.env.task != "cheetah_run":
         raise UserError(f"{run}: its task is {config.env.task}; only cheetah_run falls on its back.")
-    policy = getattr(agent, "policy", None)
+    policy = agent.policy
     if not isinstance(policy, ImaginingPolicy):
         raise UserError(f"{run}: its policy does not imagine.")
-    played = play(agent, config)
+    played = play(agent, config, held_out_seeds(RunFolder(run), config, EPISODES))
     with torch.no_grad():
         features = torch.cat((played.belief, played.state), -1)  # [E, T, F]
         value = policy.scalar.mean(policy.value(features)).cpu().numpy()  # [E, T]

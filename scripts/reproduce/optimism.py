@@ -11,18 +11,18 @@ Bias: predicted minus true, per decision. A policy seeks what its model overesti
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from common import open_replay, tabulate, whole_episodes
+from common import load_model, open_replay, tabulate, whole_episodes
 
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.config.schema import Config
-from denoised_mdp.errors import UserError
+from denoised_mdp.evaluation import held_out_seeds
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
-from denoised_mdp.run.load import load_run
 from denoised_mdp.run.state import load_state
 
 EPISODES = 6
@@ -32,11 +32,11 @@ WARM = 8
 Batch = dict[str, np.ndarray]
 
 
-def fresh(agent: WorldModelAgent, config: Config, explore: float | None) -> Batch:
-    """Episodes side by side, [T, EPISODES, ...]."""
+def fresh(agent: WorldModelAgent, config: Config, seeds: Sequence[int], explore: float | None) -> Batch:
+    """Episodes side by side, [T, E, ...]."""
     with contextlib.closing(environment_maker(config)()) as environment:
-        columns = [played for played, _ in whole_episodes(agent, environment, config, EPISODES, explore)]
-    is_first = np.zeros((len(columns[0]), EPISODES), bool)
+        columns = [played for played, _ in whole_episodes(agent, environment, config, seeds, explore)]
+    is_first = np.zeros((len(columns[0]), len(seeds)), bool)
     is_first[0] = True
     return {
         name: np.stack([np.stack([getattr(row, name) for row in column]) for column in columns], 1)
@@ -71,12 +71,11 @@ def compared(agent: WorldModelAgent, batch: Batch) -> dict[str, str]:
 
 def measure(run: Path) -> list[dict[str, object]]:
     """Rows of a run's newest checkpoint."""
-    config, agent, step = load_run(run)
-    if not isinstance(agent, WorldModelAgent):
-        raise UserError(f"{run}: agent={config.agent.name} has no world model.")
+    config, agent, step = load_model(run)
+    seeds = held_out_seeds(RunFolder(run), config, EPISODES)
     kinds = {
-        "fresh": lambda: fresh(agent, config, None),
-        "fresh, exploring": lambda: fresh(agent, config, config.train.exploration_noise),
+        "fresh": lambda: fresh(agent, config, seeds, None),
+        "fresh, exploring": lambda: fresh(agent, config, seeds, config.train.exploration_noise),
         "stored": lambda: stored(run, config),
     }
     if not RunFolder(run).replay.exists():  # an exported agent

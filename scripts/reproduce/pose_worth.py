@@ -87,6 +87,8 @@ if __name__ == "__main__":
     for run, agent in agents.items():
         if not can_render(agent):
             sys.exit(f"error: {run} decodes no pictures. Leave it out.")
+        if agent.config.foreground:
+            sys.exit(f"error: {run} decodes the body alone (model.target=foreground). Leave it out.")
     for strength in (1.0, 0.3):
         worth(given.task, given.repeat, strength)
     for run, agent in agents.items():

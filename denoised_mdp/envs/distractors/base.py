@@ -35,6 +35,8 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
     """suites of tasks that it fits"""
     needs: tuple[str, ...] = ()
     """what it uses of a world besides the methods of `World`"""
+    scales: tuple[str, ...] = ("strength",)
+    """options that make all of its noise larger or smaller; 0: none"""
     shows_clips = False
     """it takes `clips`, `split` and `clips_seed` of `make_env` as well"""
     clip_size: int | None = None

@@ -116,6 +116,7 @@ class MovingLights(SceneDistractor):
 
     name = "moving_lights"
     needs = ("lighting", "room")
+    scales = ("swing", "flicker")
     reach = np.array([0.5, 0.707, 1.0])
     pace = np.sqrt([5, 1, 1 / 3]) / 30  # mean radians per step
     frequency = np.sqrt([1, 8, 28]) / 15
