@@ -202,10 +202,13 @@ def remove(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return once the names in `folder` would survive a power failure."""
+    """Return once the names in `folder` would survive a power failure, where the file system can tell."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # folders of some shared disks cannot be synced
+            raise
     finally:
         os.close(descriptor)
 

@@ -30,6 +30,9 @@ class Faulty(gym.Env):
     def fail(self):
         raise ZeroDivisionError("the physics exploded")
 
+    def lose(self):
+        raise BrokenPipeError("the simulator has gone")
+
     def die(self):
         os._exit(3)
 

@@ -66,7 +66,7 @@ def contents(folder: Path) -> dict[Path, object]:
 @pytest.mark.parametrize("environments", [1, 2])
 def test_all_that_a_checkpoint_counts_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, environments):
     """A simulated power failure may take whatever was not forced to the disk: at the rename, that is nothing."""
-    run, durable, checked = tmp_path / "run", {}, []
+    run, durable, checked = tmp_path / "runs" / "run", {}, []
     real_fsync, real_rename, real_replace = os.fsync, os.rename, os.replace
 
     def fsync(file):
@@ -100,6 +100,7 @@ def test_all_that_a_checkpoint_counts_is_on_the_disk_before_it_has_its_name(tmp_
     assert main(command(run, f"train.collect_envs={environments}", "train.total_steps=120")) == 0
     assert len(checked) == 2
     assert checked[-1].name in durable[run / "checkpoints"]
+    assert durable[run.parent] == ["run"] and "runs" in durable[tmp_path]
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):

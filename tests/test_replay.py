@@ -195,6 +195,27 @@ def test_after_all_rows_were_overwritten_the_next_ones_count(tmp_path, ends):
     assert sorted(numbers(replay.sample(3 + 6, 4, EveryChoice()))[0]) == [30, 31, 32, *range(37, 43)]
 
 
+def test_files_with_rows_of_a_later_part_do_not_grow_until_those_are_gone(tmp_path):
+    """Set back by more than its places, the files hold two parts of the run, whose rows would claim one place."""
+    replay = Replay(tmp_path, 20, SHAPE, ACTIONS)
+    fill(replay, [12, 18])
+    state = replay.state()
+    fill(replay, [45])
+    replay.close()
+    with pytest.warns(UserWarning, match="20 oldest of 20 rows"):
+        replay = Replay.open(tmp_path, state)
+    for rows in (8, 12):
+        fill(replay, [rows])
+        state = replay.state()
+        replay.close()
+        if rows == 8:
+            with pytest.raises(UserError, match="cannot grow yet.*replay.capacity=20 until 20 more rows"):
+                Replay.open(tmp_path, state, capacity=27)
+            replay = Replay.open(tmp_path, state)
+    replay = Replay.open(tmp_path, state, capacity=27)
+    assert sorted(numbers(replay.sample(5 + 9, 4, EveryChoice()))[0]) == [*range(30, 35), *range(38, 47)]
+
+
 @pytest.mark.parametrize("before", [0, 1])
 def test_rows_overwritten_beyond_the_slack_are_named_by_a_larger_replay_too(tmp_path, before):
     """Also where a process before had enlarged the files, and did no more."""

@@ -22,7 +22,7 @@ from denoised_mdp.analysis.results import make_folder, write_whole
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, read_config, save_config
 from denoised_mdp.errors import UserError, remedy
-from denoised_mdp.files import replace_file
+from denoised_mdp.files import replace_file, sync_folder
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.folder import output_file
 from denoised_mdp.session import train
@@ -424,6 +424,20 @@ def test_another_name_is_advised_where_it_would_help(tmp_path, monkeypatch, numb
     ):
         file.touch()
     assert ("--output" in str(error.value)) == (number == errno.EACCES)
+
+
+def test_a_disk_whose_folders_cannot_be_synced(tmp_path, monkeypatch):
+    """As VirtualBox shares. A disk that fails does not pass for one."""
+
+    def refuse(_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    number = errno.EINVAL
+    sync_folder(tmp_path)
+    number = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        sync_folder(tmp_path)
 
 
 def test_terminals_without_the_letters_that_are_printed(finished):

@@ -54,6 +54,7 @@ def test_results_do_not_depend_on_the_number_of_workers():
     ("what", "parts"),
     [
         ("fail", ("raised an error", "Traceback", "the physics exploded", "in fail")),
+        ("lose", ("raised an error", "Traceback", "the simulator has gone", "in lose")),
         ("die", ("died", "exit code 3")),
         ("hang", ("no answer within 6 s", "in hang")),
     ],

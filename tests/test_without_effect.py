@@ -232,6 +232,8 @@ VIDEO = "distractors=video_background"
             ": the place of a still picture (dynamic=false) is always drawn",
         ),
         (VIDEO, "distractors.video_background.start=continue", None),
+        (VIDEO, "distractors.video_background.resize=bilinear", ": procedural clips are drawn at their final size"),
+        (f"{VIDEO} env.clips=/clips", "distractors.video_background.resize=bilinear", None),
     ],
 )
 def test_options_of_environments_and_training_without_effect(words, last, said):

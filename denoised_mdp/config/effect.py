@@ -89,6 +89,8 @@ def _of_the_environment(config: Config) -> dict[str, str]:
     }
     if not any(DISTRACTORS[name].shows_clips for name in distractors):
         reasons["env.clips"] = "no chosen distractor shows clips"
+    if config.env.clips.partition(":")[0] == "procedural":
+        reasons["distractors.video_background.resize"] = "procedural clips are drawn at their final size"
     if not distractors.get("video_background", {}).get("dynamic", True):
         reasons["distractors.video_background.start"] = "the place of a still picture (dynamic=false) is always drawn"
     return reasons

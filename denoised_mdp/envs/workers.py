@@ -17,7 +17,7 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -239,6 +239,19 @@ def _tell(pipe: Connection, message: Warning | str, *_) -> None:
         pipe.send(("warning", str(message)))
 
 
+class _Gone(Exception):
+    """The other side of the pipe has ended. An environment's own lost connections are other errors."""
+
+
+@contextlib.contextmanager
+def _speaking() -> Iterator[None]:
+    """Raise `_Gone` where the pipe has no other end any more."""
+    try:
+        yield
+    except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+        raise _Gone from error
+
+
 def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str, current: Any) -> None:
     """The worker: answer commands until the other side closes the pipe."""
     with open(trace, "w") as file:
@@ -247,20 +260,33 @@ def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str,
         warnings.showwarning = functools.partial(_tell, pipe)
         environments: list[gym.Env] = []
         try:
-            for current.value in range(count):
-                environments.append(make_environment())
-            pipe.send(("done", about(environments[0])))
-            while True:
-                command, arguments = pipe.recv()
-                replies = []
-                for current.value, argument in enumerate(arguments):
-                    replies.append(call(environments[current.value], command, argument))
-                pipe.send(("done", replies))
-        except (EOFError, BrokenPipeError, ConnectionResetError):  # nobody is left to read or remove it
+            kind, told = _work(pipe, make_environment, count, current, environments)
+            with _speaking():
+                pipe.send((kind, told))
+        except _Gone:  # nobody is left to read or remove it
             Path(trace).unlink(missing_ok=True)
-        except UserError as error:
-            pipe.send(("mistake", str(error)))
-        except Exception:
-            pipe.send(("error", traceback.format_exc()))
         for environment in environments:
             environment.close()
+
+
+def _work(
+    pipe: Connection, make_environment: Callable, count: int, current: Any, environments: list[gym.Env]
+) -> tuple[str, str]:
+    """Make the environments and answer commands; returns the message of the failure that ends it."""
+    try:
+        for current.value in range(count):
+            environments.append(make_environment())
+        reply: Any = about(environments[0])
+        while True:
+            with _speaking():
+                pipe.send(("done", reply))
+                command, arguments = pipe.recv()
+            reply = []
+            for current.value, argument in enumerate(arguments):
+                reply.append(call(environments[current.value], command, argument))
+    except _Gone:
+        raise
+    except UserError as error:
+        return "mistake", str(error)
+    except Exception:
+        return "error", traceback.format_exc()

@@ -143,6 +143,13 @@ class Replay:
                 stacklevel=2,
             )
         if capacity + slack > columns.places:
+            written = columns["number"][columns["number"] > 0]
+            if len(written) and np.ptp(written) >= columns.places:  # no window of the run: see `_ring`
+                raise UserError(
+                    f"The replay in {folder} cannot grow yet: it still holds rows of a later part of the run, before"
+                    f" which this checkpoint was. Go on with replay.capacity={state['capacity']} until"
+                    f" {columns.places:,} more rows are written."
+                )
             columns.grow(capacity + slack)
             self._ring = _ring(columns["number"][: columns.places])
         self._oldest = max(self._oldest + overwritten, total - capacity)

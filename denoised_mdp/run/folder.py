@@ -12,7 +12,7 @@ from pathlib import Path
 from shlex import quote
 
 from denoised_mdp.errors import UserError, nearest, refusing
-from denoised_mdp.files import read_json, read_yaml, regular, replacing, unfinished_name
+from denoised_mdp.files import read_json, read_yaml, regular, replacing, sync_folder, unfinished_name
 from denoised_mdp.run.lock import LOCK, locked, locked_by_another
 
 _GROUPS = {"seed", "env", "train"}
@@ -66,7 +66,10 @@ class RunFolder:
         """
         run = cls.checked(path, option)
         with refusing(f"The folder {path} cannot be used", option):
+            made = [folder for folder in (run.path, *run.path.parents) if not folder.exists()]
             run.path.mkdir(parents=True, exist_ok=True)
+            for folder in made:  # a power failure must not take the run with its name
+                sync_folder(folder.parent)
         return run
 
     @classmethod
