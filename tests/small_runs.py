@@ -35,6 +35,7 @@ TINY = [
     "train.checkpoint_every=80",
     "train.log_every=40",
     "train.deterministic=true",
+    "train.probe_every=0",
 ]
 
 

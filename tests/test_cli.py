@@ -22,6 +22,7 @@ from denoised_mdp.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ["preset=debug", "env=toy", "train.total_steps=360", "train.render_every=0", "train.eval_every=0"]
+TINY += ["train.probe_every=0"]
 
 
 def run(*arguments, **options):
@@ -184,10 +185,10 @@ def test_interruption_is_exit_code_130(monkeypatch, capsys):
 
 
 def test_a_tiny_run_from_training_to_video(tmp_path, capsys):
-    folder = tmp_path / "a run"
-    done = run("train", *TINY, "distractors=camera_jitter", f"run_dir={folder}")
+    folder, options = tmp_path / "a run", [*TINY, "train.probe_every=360"]
+    done = run("train", *options, "distractors=camera_jitter", f"run_dir={folder}")
     assert done.returncode == 0, done.stderr
-    assert read_config(folder) == load_config([*TINY, "distractors=camera_jitter", f"run_dir={folder}"])
+    assert read_config(folder) == load_config([*options, "distractors=camera_jitter", f"run_dir={folder}"])
     assert {"config.yaml", "metrics.jsonl", "checkpoints", "replay"} <= {path.name for path in folder.iterdir()}
 
     assert cli.main(["evaluate", str(folder), "--episodes", "3", "--random"]) == 0
@@ -210,7 +211,7 @@ def test_a_tiny_run_from_training_to_video(tmp_path, capsys):
     assert cli.main(["render", str(folder), "--output", str(tmp_path / "look")]) == 0
     assert sorted(path.suffix for path in tmp_path.glob("look.*")) == [".mp4", ".png"]
 
-    other = run("train", *TINY, "model.kl.beta=0.5", f"run_dir={folder}")
+    other = run("train", *options, "model.kl.beta=0.5", f"run_dir={folder}")
     assert other.returncode == 2 and "model.kl.beta: 1.0 -> 0.5" in other.stderr
     assert other.stderr.count("denoised-mdp: error:") == 1
 

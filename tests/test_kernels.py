@@ -1,13 +1,11 @@
 """The compiled norms and gates: their equations at any size, gradients, threads, and what happens without them."""
 
 import ctypes
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from small_runs import finish, forked
 
 from denoised_mdp.models import kernels
 from denoised_mdp.models.gru import NormGRUCell
@@ -198,12 +196,11 @@ def test_a_compiler_that_lacks_flags_makes_kernels_of_one_thread(tmp_path, monke
 
 
 @needs_compiler
-def test_a_torn_library_is_made_again(tmp_path):
+def test_a_torn_library_is_made_again(tmp_path, monkeypatch):
     """As after a power failure; each time by a process that has not loaded it yet."""
-    environment = os.environ | {"DENOISED_MDP_CACHE": str(tmp_path)}
-    code = "from denoised_mdp.models.kernels import library; assert library() is not None"
+    monkeypatch.setenv("DENOISED_MDP_CACHE", str(tmp_path))
     for _ in range(2):
-        subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+        assert finish(*forked(lambda: int(kernels.library.__wrapped__() is None))) == (0, "")
         (made,) = tmp_path.glob("*.so")
         assert made.stat().st_size > 0
         made.write_bytes(b"")

@@ -95,7 +95,7 @@ def test_projections_keep_the_distances_of_pictures():
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     tiny = ["preset=debug", "env=toy", "distractors=camera_jitter", "train.total_steps=240"]
-    quiet = ["train.render_every=0", "train.eval_every=0"]
+    quiet = ["train.render_every=0", "train.eval_every=0", "train.probe_every=0"]
     paths = {model: tmp_path_factory.mktemp("runs") / model for model in ("2b", "dreamer")}
     for model, path in paths.items():
         assert train(load_config([*tiny, *quiet, f"model={model}", f"run_dir={path}"]))

@@ -283,6 +283,7 @@ TINY = [
     "train.total_steps=360",
     "train.render_every=0",
     "train.eval_every=0",
+    "train.probe_every=0",
 ]
 
 

@@ -57,6 +57,7 @@ def identical(first: Path, second: Path) -> bool:
 def test_a_real_task_with_all_distractors_continues_exactly(tmp_path, policy):
     """Stopped in the prefill, inside an episode after it, and between two updates of a round."""
     overrides = [*(text for text in TINY if text != "distractors=none"), *ALL_DISTRACTORS, f"policy={policy}"]
+    overrides += ["train.probe_every=80"] * (policy == "backprop")
     whole, parts = (load_config([*overrides, f"run_dir={tmp_path / name}"]) for name in ("whole", "parts"))
     assert train(whole)
     run_in_parts(parts, 7, 14, 9, 12)  # unit 21 is the first update; an action takes two steps
