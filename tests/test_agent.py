@@ -49,6 +49,14 @@ def test_the_carry_holds_the_action_that_was_returned():
             assert np.array_equal(carry.action.float().numpy(), action[None])
 
 
+def test_a_carry_may_be_made_of_tensors_of_any_type():
+    agent = small_agent("2b").float()
+    fresh = agent.world_model.initial(1)
+    action = torch.zeros(1, 2, dtype=torch.float64)
+    made = agent.carry(belief=fresh.belief.half(), state=fresh.state.double(), action=action)
+    assert {tensor.dtype for tensor in (made.latent.belief, made.latent.state, made.action)} == {torch.float32}
+
+
 def test_the_carry_has_its_copy_of_the_action_before_anything_waits(monkeypatch):
     """On a GPU, what is queued after the wait for the host's copy may not be done when another thread reads it."""
     done = []

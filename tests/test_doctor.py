@@ -87,6 +87,10 @@ def test_problems_are_one_line_each_and_the_other_checks_go_on(tmp_path, capsys)
     assert re.search(r"needs [\d.]+ PB \(1[\d,]{18,} bytes\)", problems[0]) and "replay.capacity" in problems[0]
     assert "\nupdate" in text
 
+    code, text = examine(tmp_path, capsys, "replay.capacity=1000000000000", "train.batch_size=40000000")
+    problems = [line for line in text.splitlines() if line.startswith("PROBLEM: ")]
+    assert code == 1 and len(problems) == 2 and "replay.capacity" in problems[0] and "batch_size" in problems[1]
+
 
 GYM = ["preset=debug", "env=gym", "distractors=none"]
 

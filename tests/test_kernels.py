@@ -150,6 +150,15 @@ def test_large_rows_and_other_types_are_not_for_kernels():
 
 
 @needs_compiler
+def test_what_does_not_fit_is_left_to_pytorch():
+    """Kernels trust the sizes and types that they are given."""
+    with pytest.raises(RuntimeError):
+        RMSNorm(4)(torch.randn(2, 6))
+    with pytest.raises(RuntimeError, match="dtype"):
+        NormGRUCell(3, 5)(torch.randn(2, 3), torch.randn(2, 5, dtype=torch.float16))
+
+
+@needs_compiler
 def test_without_kernels_nets_are_the_same(monkeypatch):
     torch.manual_seed(0)
     norm, cell = RMSNorm(6), NormGRUCell(3, 2)

@@ -528,7 +528,7 @@ def test_true_signatures_are_the_rewards_that_follow(runs):
 
 def test_signatures_do_not_know_what_a_television_shows():
     """Its picture is rewarded. Without the distractor it is gray; each episode would begin with another one."""
-    task = ["env=robodesk", "env.task=tv_green_hue", "env.episode_steps=60"]
+    task = ["preset=debug", "env=robodesk", "env.task=tv_green_hue"]
     config, gray = (load_config([*task, f"distractors={name}"]) for name in ("tv", "none"))
     column = [row[0] for row in record_grid(environment_maker(config), None, 2, 2, 3)]
     rows, actions = np.array([2]), signatures.random_actions(5, 2, 3)

@@ -143,7 +143,7 @@ def test_the_checksums_of_pictures_are_not_computed_for_the_speed(tmp_path, monk
 
 def test_a_report_of_nothing_or_with_unknown_videos_is_one_line(tmp_path):
     run = make_run(tmp_path / "base")
-    assert write_report(str(run), tmp_path / "page.html").is_file(), "one run needs no list"
+    assert write_report(str(run), tmp_path / "page.html", probes=str(tmp_path)).is_file(), "one needs no list"
     with pytest.raises(UserError, match="nothing to report: name at least one run"):
         write_report([], tmp_path / "page.html")
     with pytest.raises(UserError, match="Unknown choice of videos 'two'. Choose one of: one, all, none."):

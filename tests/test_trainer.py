@@ -52,6 +52,7 @@ def test_the_papers_schedule(tmp_path):
             "train_every",
             "updates",
             "eval_every",
+            "probe_every",
             "render_every",
             "checkpoint_every",
         )

@@ -155,11 +155,9 @@ class WorldModelAgent(Agent):
         return self.policy.modes(filtered.latent.select(self.world_model.table.seen).features())
 
     def carry(self, *, belief: Tensor, state: Tensor, action: Tensor) -> LatentCarry:
-        """A carry from its tensors [B, D], [B, S], [B, A], see `LatentCarry`."""
-        return LatentCarry(
-            Latent(belief.to(self.device), state.to(self.device), self.world_model.initial(1).layout),
-            action.to(self.device),
-        )
+        """A carry from its tensors [B, D], [B, S], [B, A] of any floating type, see `LatentCarry`."""
+        fresh = self.world_model.initial(1)
+        return LatentCarry(Latent(belief.to(fresh.belief), state.to(fresh.state), fresh.layout), action.to(fresh.state))
 
     @property
     def parts(self) -> dict[str, nn.Module]:

@@ -47,6 +47,8 @@ FRAMES = 1000  # that clips should fill, of a distractor that does not say how m
 SLOW_ACTION = 0.02  # seconds; a paper-sized run would spend three hours in the environment
 LONG_RUN = 48 * 3600  # seconds
 MANY_ROWS = 20_000_000  # rows learned from in a run; no CPU needs days for fewer
+Place = tuple[torch.device, torch.dtype | None]
+"""where and in which type an agent computes"""
 MANY_UPDATES = 1000  # of a run that is worth a word about other programs
 
 
@@ -109,9 +111,10 @@ class Doctor:
         model, policy = config.method
         print(f"{config.env.task}{distractors}, {f'model {model}, policy {policy}' if policy else f'agent {model}'}\n")
         self.check_machine()
-        device, dtype = configure(config.train)
-        _row("device", f"{device}, {precision_name(device, dtype)}, {torch.get_num_threads()} CPU threads")
-        acting = self.attempt(lambda: configure_acting(config.train, device))
+        acting, learning = None, self.attempt(lambda: configure(config.train))
+        if learning:
+            _row("device", f"{learning[0]}, {precision_name(*learning)}, {torch.get_num_threads()} CPU threads")
+            acting = self.attempt(lambda: configure_acting(config.train, learning[0])) or learning
         self.attempt(self.check_run_folder)
         self.attempt(lambda: refuse_missing(config))
         for name, options in config.distractors.items():
@@ -126,12 +129,8 @@ class Doctor:
             self.attempt(lambda: self.check_replay(shape, actions, can_terminate))
             self.attempt(environment.close, "while it was closed")
             build = functools.partial(build_agent, config, actions, can_terminate=can_terminate)
-            agent = build(device=device, dtype=dtype)
-            self.show_parameters(agent)
-            player = agent
-            if acting and acting[0] != device:
-                player = build(device=acting[0], dtype=acting[1])
-            self.check_speed(agent, player, action_seconds)
+            if learning:
+                self.attempt(lambda: self.check_agent(build, learning, acting, action_seconds))
         return self.verdict()
 
     def attempt(self, check: Callable, playing: str | None = None):
@@ -228,6 +227,15 @@ class Doctor:
                 f"The replay needs {data_size(needed)} but {place} has {data_size(free)} free: set a smaller"
                 " replay.capacity, or a run_dir on a larger disk."
             )
+
+    def check_agent(
+        self, build: Callable[..., Agent], learning: Place, acting: Place, action_seconds: float | None
+    ) -> None:
+        """Make the agent that learns, and the one that acts, where that is another place; show what they cost."""
+        agent = build(device=learning[0], dtype=learning[1])
+        self.show_parameters(agent)
+        player = agent if acting[0] == learning[0] else build(device=acting[0], dtype=acting[1])
+        self.check_speed(agent, player, action_seconds)
 
     def show_parameters(self, agent: Agent) -> None:
         """Print the parameters per module and their total."""

@@ -28,7 +28,7 @@ class NormGRUCell(nn.Module):
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         """Inputs [B, I], hidden state [B, D] -> next hidden state [B, D]."""
         raw = self.gates(torch.cat((x, h), -1))  # [B, 3 D]
-        if raw.dtype == torch.float32 and kernels.serves(raw, self.norm.scale):
+        if raw.dtype == h.dtype == torch.float32 and kernels.serves(raw, self.norm.scale):
             return kernels.NormGates.apply(raw, self.norm.scale, h)
         return candidate_gates(self.norm(raw), h)
 

@@ -117,7 +117,7 @@ def whole_episodes(
         yield played, latents
 
 
-def load_model(run: Path) -> tuple[Config, WorldModelAgent, int]:
+def load_model(run: Path, device: str = "auto") -> tuple[Config, WorldModelAgent, int]:
     """Load a run whose policy sees all of the reward: (configuration, agent of the newest checkpoint, step).
 
     Of a reward in two shares only the sum is learned: the level of one share means nothing.
@@ -125,7 +125,7 @@ def load_model(run: Path) -> tuple[Config, WorldModelAgent, int]:
     Raises:
         UserError: the agent has no world model, or what the policy does not see has a share of the reward.
     """
-    config, agent, step = load_run(run)
+    config, agent, step = load_run(run, device=device)
     if not isinstance(agent, WorldModelAgent):
         raise UserError(f"{run}: agent={config.agent.name} has no world model.")
     table = agent.world_model.table

@@ -16,18 +16,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import open_replay, tabulate
+from common import load_model, open_replay, tabulate
 from torch import Tensor
 
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
-from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.mdp import LatentMDP, PolicyBatch
 from denoised_mdp.policies.imagination import ImaginingPolicy
 from denoised_mdp.replay.ring import Replay
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.folder import RunFolder
-from denoised_mdp.run.load import load_run
 from denoised_mdp.run.state import load_state
 
 SEGMENTS = 512
@@ -97,9 +95,8 @@ def compared(agent: WorldModelAgent, rings: Rings, length: int) -> tuple[np.ndar
 
 def measure(run: Path) -> list[dict[str, object]]:
     """Rows of a run's newest checkpoint, one for each range of what was earned."""
-    config: Config
-    config, agent, step = load_run(run, device="cpu")
-    if not (isinstance(agent, WorldModelAgent) and isinstance(agent.policy, ImaginingPolicy)):
+    config, agent, step = load_model(run, device="cpu")
+    if not isinstance(agent.policy, ImaginingPolicy):
         raise UserError(f"{run}: agent={config.agent.name} has no policy with a value net that imagines.")
     if not agent.policy.value_has_own_reward:
         raise UserError(f"{run}: policy={config.policy.name} has values of what follows, which this does not compare.")

@@ -168,7 +168,7 @@ def read_metrics(path: Path) -> tuple[dict[str, Curve], list[str]]:
     return curves, problems
 
 
-def read_probes(run: RunFolder, extra: Sequence[Path]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+def read_probes(run: RunFolder, extra: Sequence[Path | str]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
     """All probe results of a run; of the same probe, options, step and compared runs at the same
     checkpoints, the last folder's.
 
@@ -176,7 +176,7 @@ def read_probes(run: RunFolder, extra: Sequence[Path]) -> tuple[dict[str, list[d
     """
     results: dict[tuple[str, str, int, str], dict[str, Any]] = {}
     problems = []
-    for place, folder in enumerate((run.probes, *extra)):
+    for place, folder in enumerate((run.probes, *map(Path, extra))):
         try:
             files = sorted(folder.glob("*.json"))
         except OSError as error:

@@ -256,12 +256,13 @@ def machine_row(run: RunData) -> list[str]:
     def known(key: str) -> str:
         return str(last.get(key, "not recorded"))
 
-    evaluation = run.metrics.get("eval/seconds")
-    share = "-"
-    if evaluation is not None and run.speed and run.speed.seconds > 0:
-        share = f"{min(1.0, evaluation[1].sum() / run.speed.seconds):.0%}"
-    updates = run.metrics.get("train/updates")
-    pace = f"{updates[1][-1] / run.speed.seconds:.2f}" if updates and run.speed and run.speed.seconds > 0 else "-"
+    evaluation, updates, share, pace = run.metrics.get("eval/seconds"), run.metrics.get("train/updates"), "-", "-"
+    if run.speed and run.speed.seconds > 0:
+        # Times are of those steps whose TensorBoard files are there, the sums of all.
+        if evaluation is not None:
+            share = f"{min(1.0, evaluation[1].sum() / evaluation[0][-1] * run.speed.steps_per_second):.0%}"
+        if updates:
+            pace = f"{updates[1][-1] / updates[0][-1] * run.speed.steps_per_second:.2f}"
     return [
         run.name,
         "?" if run.seed is None else str(run.seed),
