@@ -202,7 +202,7 @@ def remove(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return once the names in `folder` would survive a power failure, where the file system can tell."""
+    """Return once the names in `folder` would survive a power failure, if its file system can sync folders."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

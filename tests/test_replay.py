@@ -209,8 +209,10 @@ def test_files_with_rows_of_a_later_part_do_not_grow_until_those_are_gone(tmp_pa
         state = replay.state()
         replay.close()
         if rows == 8:
-            with pytest.raises(UserError, match="cannot grow yet.*replay.capacity=20 until 20 more rows"):
+            with pytest.raises(UserError, match="cannot grow yet.* until it has 20 newer rows"):
                 Replay.open(tmp_path, state, capacity=27)
+            with pytest.raises(UserError, match="earlier replay.capacity and train.checkpoint_every"):
+                Replay.open(tmp_path, state, slack=1)
             replay = Replay.open(tmp_path, state)
     replay = Replay.open(tmp_path, state, capacity=27)
     assert sorted(numbers(replay.sample(5 + 9, 4, EveryChoice()))[0]) == [*range(30, 35), *range(38, 47)]

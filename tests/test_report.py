@@ -4,6 +4,7 @@ import math
 import os
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from report_runs import add_probes, add_video, make_run
 
 from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.report import plots as report_plots
-from denoised_mdp.analysis.report.data import RunData, newest_media, read_run, speed_of
+from denoised_mdp.analysis.report.data import RunData, Speed, newest_media, read_run, speed_of
 from denoised_mdp.analysis.report.groups import band, confidence, differing_options, group_runs
 from denoised_mdp.analysis.report.page import render, write_report
-from denoised_mdp.analysis.report.parts import media_part
+from denoised_mdp.analysis.report.parts import machine_row, media_part
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
@@ -352,3 +353,14 @@ def test_results_gathered_in_another_folder(tmp_path):
     assert 'class="heatmap"' in write_report([run], page, probes=[tmp_path / "gathered"]).read_text()
     with pytest.raises(UserError, match="no folder"):
         write_report([run], tmp_path / "page.html", probes=[tmp_path / "nowhere"])
+
+
+def test_totals_are_divided_by_the_time_that_they_took():
+    """Half of the TensorBoard files are gone: the clock knows 100 of the 200 steps."""
+    steps = np.array([100.0, 200.0])
+    metrics = {"train/updates": (steps, np.array([10.0, 20.0])), "eval/seconds": (steps, np.array([4.0, 6.0]))}
+    row = machine_row(RunData(Path("run"), metrics=metrics, speed=Speed(50.0, 100)))
+    assert row[-3:] == ["2.0", "0.20", "10%"]  # steps/s; 20 updates of 200 steps at 2 steps/s; 10 s of 100
+    assert machine_row(RunData(Path("run"), metrics=metrics))[-3:] == ["-", "-", "-"]
+    nothing = {name: (np.zeros(1), values[:1]) for name, (_, values) in metrics.items()}
+    assert machine_row(RunData(Path("run"), metrics=nothing, speed=Speed(50.0, 100)))[-2:] == ["-", "-"]

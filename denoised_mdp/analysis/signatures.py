@@ -22,6 +22,7 @@ from denoised_mdp.analysis.equivalence import distances
 from denoised_mdp.analysis.similarity.arrays import standardized
 from denoised_mdp.analysis.similarity.competence import rank_correlation
 from denoised_mdp.config.schema import Config
+from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.pixels import ActionRepeat
 from denoised_mdp.envs.world import CannotRestore
 from denoised_mdp.errors import UserError
@@ -105,9 +106,9 @@ def true_signatures(
 
 
 def _without_noise(config: Config) -> Config:
-    """Without distractors, and with those that the task cannot do without at strength 0: rewards may depend on them."""
+    """Without distractors; those that are part of the task have no noise, since rewards may depend on it."""
     bare = without_distractors(config)
-    still = {name: options | {"strength": 0.0} for name, options in bare.distractors.items()}
+    still = {name: options | dict.fromkeys(DISTRACTORS[name].scales, 0.0) for name, options in bare.distractors.items()}
     return dataclasses.replace(bare, distractors=still)
 
 

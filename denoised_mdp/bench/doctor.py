@@ -47,9 +47,9 @@ FRAMES = 1000  # that clips should fill, of a distractor that does not say how m
 SLOW_ACTION = 0.02  # seconds; a paper-sized run would spend three hours in the environment
 LONG_RUN = 48 * 3600  # seconds
 MANY_ROWS = 20_000_000  # rows learned from in a run; no CPU needs days for fewer
+MANY_UPDATES = 1000  # of a run that is worth a word about other programs
 Place = tuple[torch.device, torch.dtype | None]
 """where and in which type an agent computes"""
-MANY_UPDATES = 1000  # of a run that is worth a word about other programs
 
 
 def doctor(config: Config, notes: Sequence[str] = ()) -> int:

@@ -147,8 +147,8 @@ class Replay:
             if len(written) and np.ptp(written) >= columns.places:  # no window of the run: see `_ring`
                 raise UserError(
                     f"The replay in {folder} cannot grow yet: it still holds rows of a later part of the run, before"
-                    f" which this checkpoint was. Go on with replay.capacity={state['capacity']} until"
-                    f" {columns.places:,} more rows are written."
+                    " which this checkpoint was. Go on with the earlier replay.capacity and train.checkpoint_every"
+                    f" until it has {columns.places:,} newer rows."
                 )
             columns.grow(capacity + slack)
             self._ring = _ring(columns["number"][: columns.places])

@@ -69,7 +69,8 @@ class RunFolder:
             made = [folder for folder in (run.path, *run.path.parents) if not folder.exists()]
             run.path.mkdir(parents=True, exist_ok=True)
             for folder in made:  # a power failure must not take the run with its name
-                sync_folder(folder.parent)
+                with contextlib.suppress(PermissionError):  # of a folder that nobody may list
+                    sync_folder(folder.parent)
         return run
 
     @classmethod

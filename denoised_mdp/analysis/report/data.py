@@ -89,7 +89,7 @@ class RunData:
         return {key: as_text(value) for key, value in flatten(tree)}
 
 
-def read_run(path: Path, extra: Sequence[Path] = ()) -> RunData:
+def read_run(path: Path, extra: Sequence[Path | str] = ()) -> RunData:
     """Read one run folder; `extra` are further folders with probe results (``probe ... --output``).
 
     Raises:
@@ -117,7 +117,7 @@ def read_run(path: Path, extra: Sequence[Path] = ()) -> RunData:
     return run
 
 
-def check_probe_folders(folders: Sequence[Path]) -> None:
+def check_probe_folders(folders: Sequence[Path | str]) -> None:
     """Raise UserError unless all of these further folders with results of probes are there."""
     for folder in folders:
         if not Path(folder).is_dir():

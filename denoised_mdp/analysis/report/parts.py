@@ -256,13 +256,13 @@ def machine_row(run: RunData) -> list[str]:
     def known(key: str) -> str:
         return str(last.get(key, "not recorded"))
 
-    evaluation, updates, share, pace = run.metrics.get("eval/seconds"), run.metrics.get("train/updates"), "-", "-"
-    if run.speed and run.speed.seconds > 0:
-        # Times are of those steps whose TensorBoard files are there, the sums of all.
-        if evaluation is not None:
-            share = f"{min(1.0, evaluation[1].sum() / evaluation[0][-1] * run.speed.steps_per_second):.0%}"
-        if updates:
-            pace = f"{updates[1][-1] / updates[0][-1] * run.speed.steps_per_second:.2f}"
+    def per_second(name: str, total: Callable[[np.ndarray], float]) -> float:
+        """Of a total over all steps; the speed may cover only some of them, whose TensorBoard files are there."""
+        steps, values = run.metrics.get(name, ((), ()))
+        known = run.speed and len(steps) and steps[-1] > 0
+        return total(values) / steps[-1] * run.speed.steps_per_second if known else math.nan
+
+    pace, share = per_second("train/updates", lambda values: values[-1]), per_second("eval/seconds", np.sum)
     return [
         run.name,
         "?" if run.seed is None else str(run.seed),
@@ -274,6 +274,6 @@ def machine_row(run: RunData) -> list[str]:
         str(len(run.machine) or "-"),
         duration(run.speed.seconds) if run.speed else "-",
         f"{run.speed.steps_per_second:.1f}" if run.speed else "-",
-        pace,
-        share,
+        f"{pace:.2f}" if math.isfinite(pace) else "-",
+        f"{min(1.0, share):.0%}" if math.isfinite(share) else "-",
     ]

@@ -36,7 +36,7 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
     needs: tuple[str, ...] = ()
     """what it uses of a world besides the methods of `World`"""
     scales: tuple[str, ...] = ("strength",)
-    """options that make all of its noise larger or smaller; 0: none"""
+    """options that scale its noise; all 0: none. `probe invariance` varies them"""
     shows_clips = False
     """it takes `clips`, `split` and `clips_seed` of `make_env` as well"""
     clip_size: int | None = None
