@@ -19,13 +19,13 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.config.training import EVALUATED_AT_ONCE
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import UserError
-from denoised_mdp.options import BEST, check_whole
+from denoised_mdp.options import check_whole
 from denoised_mdp.progress import Phase
 from denoised_mdp.rollout import Episode, Recorder
 from denoised_mdp.run.environments import environment_maker, warn_without_clips
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import load_run
-from denoised_mdp.run.state import evaluated_episodes
+from denoised_mdp.run.state import choosing_episodes
 from denoised_mdp.seeding import episode_seeds
 
 
@@ -64,13 +64,8 @@ def evaluation_seeds(seed: int, episodes: int, after: int = 0) -> list[int]:
 
 
 def held_out_seeds(run: RunFolder, config: Config, episodes: int, checkpoint: int | str | None = None) -> list[int]:
-    """Seeds of `episodes` of a run's evaluations that did not choose the weights of `checkpoint`.
-
-    The first evaluations of training may have chosen the "best" weights and an exported agent's: theirs are left out.
-    """
-    chosen = checkpoint == BEST or run.exported
-    used = evaluated_episodes(run, config.train.eval_episodes) if chosen else 0
-    return evaluation_seeds(config.seed, episodes, after=used)
+    """Seeds of so many of a run's held-out episodes, without those that may have chosen the weights of `checkpoint`."""
+    return evaluation_seeds(config.seed, episodes, choosing_episodes(run, config.train.eval_episodes, checkpoint))
 
 
 def evaluate(

@@ -176,16 +176,21 @@ def test_rows_overwritten_beyond_the_slack_are_named(tmp_path):
         replay.read(np.array([14]))
 
 
+def set_back(folder, more):
+    """A replay of 20 rows after 30, opened again as it was before so many `more`, which have overwritten all."""
+    replay = Replay(folder, 20, SHAPE, ACTIONS)
+    fill(replay, [12, 18])
+    state = replay.state()
+    fill(replay, [more])
+    replay.close()
+    with pytest.warns(UserWarning, match="20 oldest of 20 rows"):
+        return Replay.open(folder, state)
+
+
 @pytest.mark.parametrize("ends", [False, True])
 def test_after_all_rows_were_overwritten_the_next_ones_count(tmp_path, ends):
     """As an episode of their own, where the checkpoint was inside one."""
-    replay = Replay(tmp_path, 20, SHAPE, ACTIONS)
-    fill(replay, [12, 18])
-    state = replay.state()
-    fill(replay, [25])
-    replay.close()
-    with pytest.warns(UserWarning, match="20 oldest of 20 rows"):
-        replay = Replay.open(tmp_path, state)
+    replay = set_back(tmp_path, 25)
     assert len(replay) == replay.count_segments(1) == 0
     for number in range(30, 36):
         replay.add(*row(number, ends and number == 30))
@@ -197,13 +202,7 @@ def test_after_all_rows_were_overwritten_the_next_ones_count(tmp_path, ends):
 
 def test_files_with_rows_of_a_later_part_do_not_grow_until_those_are_gone(tmp_path):
     """Set back by more than its places, the files hold two parts of the run, whose rows would claim one place."""
-    replay = Replay(tmp_path, 20, SHAPE, ACTIONS)
-    fill(replay, [12, 18])
-    state = replay.state()
-    fill(replay, [45])
-    replay.close()
-    with pytest.warns(UserWarning, match="20 oldest of 20 rows"):
-        replay = Replay.open(tmp_path, state)
+    replay = set_back(tmp_path, 45)
     for rows in (8, 12):
         fill(replay, [rows])
         state = replay.state()

@@ -138,21 +138,19 @@ def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
     best = _most(seen, signal)
     for name in table.noise:
         moved = table.rows[name].sees_action  # by the agent, whom it may know
-        if not moved and signal[name] >= EXPLAINED and not signal[name] < 0.5 * signal[best]:
-            there = f"{signal[best]:.2f} from {best}" if isfinite(signal[best]) else f"not known from {best}"
+        if not moved and signal[name] >= EXPLAINED and not signal[name] < 0.5 * signal[best]:  # or that is not known
             out.append(
                 f"{name} explains the agent: R^2 of the signal is {signal[name]:.2f} from {name} and"
-                f" {there}. {name} is too cheap, or the agent is predictable: raise"
-                f" model.{name}.beta, or explore more."
+                f" {_from(best, signal)}. {name} is too cheap, or the agent is predictable: raise model.{name}.beta, or"
+                " explore more."
             )
     if table.noise:
         most = _most(table.noise, noise)
-        there = f"{noise[most]:.2f} from {most}" if isfinite(noise[most]) else f"not known from {most}"
         out += [
-            f"{name} holds noise: R^2 of the noise is {noise[name]:.2f} from {name} and {there}."
+            f"{name} holds noise: R^2 of the noise is {noise[name]:.2f} from {name} and {_from(most, noise)}."
             f" Lower model.{most}.beta, or train longer."
             for name in seen
-            if noise[name] >= EXPLAINED and not noise[name] < 0.5 * noise[most]  # nan: not known
+            if noise[name] >= EXPLAINED and not noise[name] < 0.5 * noise[most]
         ]
     if signal[best] < EXPLAINED:
         out.append(
@@ -167,6 +165,10 @@ def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
 def _most(names: Sequence[str], r2: Mapping[str, float]) -> str:
     """The name whose R^2 is largest; what is not known (nan) compares with nothing."""
     return max(names, key=lambda name: r2[name] if r2[name] == r2[name] else -inf)
+
+
+def _from(name: str, r2: Mapping[str, float]) -> str:
+    return f"{r2[name]:.2f} from {name}" if isfinite(r2[name]) else f"not known from {name}"
 
 
 def reconstruction_shares(agent: WorldModelAgent, latents: Sequence[Latent]) -> dict[str, float]:

@@ -112,3 +112,8 @@ class Table:
     def noise(self) -> tuple[str, ...]:
         """Of the latents that the policy does not see."""
         return tuple(name for name, row in self.rows.items() if not row.seen_by_policy)
+
+    @property
+    def rewarded_noise(self) -> tuple[str, ...]:
+        """Of those with a share of the reward. Only the sum of shares is learned: the level of one means nothing."""
+        return tuple(name for name in self.noise if self.rows[name].rewarded)

@@ -14,26 +14,10 @@ from typing import Any
 import numpy as np
 
 from denoised_mdp.errors import UserError
-from denoised_mdp.replay.segments import COLUMNS, choose_segments, read_segments
-from denoised_mdp.replay.storage import Columns, Layout, bytes_needed
+from denoised_mdp.replay.segments import COLUMNS, choose_segments, read_segments, row_layout
+from denoised_mdp.replay.storage import Columns, bytes_needed
 
 _SAMPLED = 64  # rows whose checksums a checkpoint keeps
-
-
-def _layout(observation_shape: Sequence[int], action_size: int) -> Layout:
-    """Return dtype and shape of one row of every column.
-
-    `number` counts rows from 1 (0: never written), so a reopened replay knows which row a place in the files holds.
-    It is written first: if a kill tears a row, its number shows that the previous content is gone.
-    """
-    return {
-        "number": (np.dtype(np.int64), ()),
-        "observation": (np.dtype(np.uint8), tuple(map(int, observation_shape))),
-        "action": (np.dtype(np.float32), (int(action_size),)),
-        "reward": (np.dtype(np.float32), ()),
-        "is_first": (np.dtype(np.bool_), ()),
-        "is_terminal": (np.dtype(np.bool_), ()),
-    }
 
 
 def _ring(numbers: np.ndarray) -> np.ndarray:
@@ -77,7 +61,7 @@ class Replay:
     ):
         if capacity < 1 or slack < 0:
             raise ValueError(f"capacity must be positive and slack not negative, got {capacity} and {slack}")
-        layout = _layout(observation_shape, action_size)
+        layout = row_layout(observation_shape, action_size)
         self._attach(Columns.create(Path(folder), layout, capacity + slack), capacity, slack, total=0)
 
     @classmethod
@@ -105,7 +89,7 @@ class Replay:
             UserError: a file is missing, truncated, of another shape, or lacks rows that `state` counts; or
                 the disk is too small for the files to grow.
         """
-        layout = _layout(state["observation_shape"], state["action_size"])
+        layout = row_layout(state["observation_shape"], state["action_size"])
         columns = Columns(Path(folder), layout, state["places"], writable=not read_only)
         try:
             return cls._of(columns, Path(folder), state, capacity, slack)
@@ -183,7 +167,7 @@ class Replay:
     @staticmethod
     def bytes_needed(capacity: int, observation_shape: Sequence[int], action_size: int, slack: int = 0) -> int:
         """Return the size of a full replay on disk in bytes."""
-        return bytes_needed(_layout(observation_shape, action_size), capacity + slack)
+        return bytes_needed(row_layout(observation_shape, action_size), capacity + slack)
 
     @property
     def places(self) -> int:

@@ -8,12 +8,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from denoised_mdp.errors import UserError
+from denoised_mdp.replay.storage import Layout
 
 if TYPE_CHECKING:
     from denoised_mdp.replay.ring import Replay
 
 COLUMNS = ("observation", "action", "reward", "is_first", "is_terminal")
 """what a row holds, in batches as well"""
+
+
+def row_layout(observation_shape: Sequence[int], action_size: int) -> Layout:
+    """Return dtype and shape of one row of every column.
+
+    `number` counts rows from 1 (0: never written), so a reopened replay knows which row a place in the files holds.
+    It is written first: if a kill tears a row, its number shows that the previous content is gone.
+    """
+    return {
+        "number": (np.dtype(np.int64), ()),
+        "observation": (np.dtype(np.uint8), tuple(map(int, observation_shape))),
+        "action": (np.dtype(np.float32), (int(action_size),)),
+        "reward": (np.dtype(np.float32), ()),
+        "is_first": (np.dtype(np.bool_), ()),
+        "is_terminal": (np.dtype(np.bool_), ()),
+    }
 
 
 def choose_segments(

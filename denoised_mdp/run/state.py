@@ -157,6 +157,14 @@ def evaluated_episodes(run: RunFolder, episodes: int) -> int:
     return max([episodes, *(int(count) for count in logged if type(count) in (int, float) and math.isfinite(count))])
 
 
+def choosing_episodes(run: RunFolder, episodes: int, checkpoint: int | str | None) -> int:
+    """How many of the first held-out episodes may have chosen these weights: the "best", or an exported agent's.
+
+    episodes: see `evaluated_episodes`. checkpoint: a step, "best", or None, the newest.
+    """
+    return evaluated_episodes(run, episodes) if checkpoint == BEST or run.exported else 0
+
+
 def best_step(run: RunFolder, until: float = math.inf) -> int:
     """The step whose evaluation in training returned most, the last of equal ones, of those with weights on disk.
 

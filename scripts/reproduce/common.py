@@ -120,16 +120,13 @@ def whole_episodes(
 def load_model(run: Path, device: str = "auto") -> tuple[Config, WorldModelAgent, int]:
     """Load a run whose policy sees all of the reward: (configuration, agent of the newest checkpoint, step).
 
-    Of a reward in two shares only the sum is learned: the level of one share means nothing.
-
     Raises:
         UserError: the agent has no world model, or what the policy does not see has a share of the reward.
     """
     config, agent, step = load_run(run, device=device)
     if not isinstance(agent, WorldModelAgent):
         raise UserError(f"{run}: agent={config.agent.name} has no world model.")
-    table = agent.world_model.table
-    if hidden := [name for name in table.noise if table.rows[name].rewarded]:
+    if hidden := agent.world_model.table.rewarded_noise:
         raise UserError(
             f"{run}: {' and '.join(hidden)}, which the policy does not see, has a share of the reward, so the level of"
             " the share that it sees means nothing. Leave the run out."

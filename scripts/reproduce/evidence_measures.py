@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from denoised_mdp.progress import shown
 from denoised_mdp.run.checkpoint import list_steps
 from denoised_mdp.run.environments import environment_maker, shows_clips
 from denoised_mdp.run.folder import RunFolder
-from denoised_mdp.run.state import best_step, evaluated_episodes
+from denoised_mdp.run.state import best_step, choosing_episodes
 
 
 @dataclasses.dataclass
@@ -83,7 +84,6 @@ def asked_of(run: RunData, options: Mapping[str, Options], step: int | str | Non
         UserError: the run has no such checkpoint.
     """
     folder = RunFolder(run.path)
-    others = {"after": evaluated_episodes(folder, run.config.train.eval_episodes)}
     at = best_step(folder) if step == BEST else step or max(list_steps(folder.checkpoints), default=0)
     stored = {*list_steps(folder.checkpoints), *list_steps(folder.snapshots)}
     if at not in stored:
@@ -92,10 +92,11 @@ def asked_of(run: RunData, options: Mapping[str, Options], step: int | str | Non
     if not run.config.distractors:
         asked.pop("invariance", None)
     best, evaluated = asked.pop("best", None), [int(n) for n in run.metrics.get("eval/return", ((),))[0] if n <= at]
-    if step == BEST or folder.exported:
-        asked["returns"] = dataclasses.replace(asked["returns"], **others)
+    after = functools.partial(choosing_episodes, folder, run.config.train.eval_episodes)
+    if chosen := after(step):
+        asked["returns"] = dataclasses.replace(asked["returns"], after=chosen)
     elif best and evaluated and stored.issuperset(evaluated):  # else the best ones may be gone
-        asked["best"] = dataclasses.replace(best, checkpoint=best_step(folder, until=at), **others)
+        asked["best"] = dataclasses.replace(best, checkpoint=best_step(folder, until=at), after=after(BEST))
     return asked
 
 

@@ -62,6 +62,14 @@ def worth(task: str, repeat: int, strength: float) -> None:
     print(f"  mean picture of the body on black         {nats(black - black.mean(0)):6.1f}")
 
 
+def refuse_unlike(whose: str, agent: WorldModelAgent) -> None:
+    """Raise UserError unless the agent decodes what the camera sees, which `left` compares with."""
+    if not can_render(agent):
+        raise UserError(f"{whose} decodes no pictures.")
+    if agent.config.foreground:
+        raise UserError(f"{whose} decodes the body alone (model.target=foreground).")
+
+
 def left(agent: WorldModelAgent) -> tuple[float, float]:
     """Nats per frame that are left of filtered pictures, on the body and elsewhere."""
     seen, actions = play(agent.config, 6, 150)
@@ -85,10 +93,10 @@ if __name__ == "__main__":
     except UserError as error:
         sys.exit(f"error: {error}")
     for run, agent in agents.items():
-        if not can_render(agent):
-            sys.exit(f"error: {run} decodes no pictures. Leave it out.")
-        if agent.config.foreground:
-            sys.exit(f"error: {run} decodes the body alone (model.target=foreground). Leave it out.")
+        try:
+            refuse_unlike(run, agent)
+        except UserError as error:
+            sys.exit(f"error: {error} Leave it out.")
     for strength in (1.0, 0.3):
         worth(given.task, given.repeat, strength)
     for run, agent in agents.items():

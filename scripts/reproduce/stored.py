@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from common import open_replay
 from evidence_arms import overrides_of
-from pose_worth import left
+from pose_worth import left, refuse_unlike
 from torch import Tensor
 
 import denoised_mdp
@@ -53,6 +53,7 @@ Show = Callable[[dict[str, Tensor]], dict[str, Any]]
 
 def model_alone(agent: WorldModelAgent, config: Config) -> tuple[Learn, Show]:
     """An update of the world model, and what a line of the output says of it."""
+    refuse_unlike("The agent", agent)
     probe = QuickProbe(environment_maker(config))
 
     def show(metrics: dict[str, Tensor]) -> dict[str, Any]:

@@ -118,9 +118,8 @@ def _signatures(
     latents = seen_latents(subject.agent, column, rows)
     if latents is not None:
         own, note = model_signatures(subject.agent, latents, ground.actions), ""
-        table = subject.agent.world_model.table
-        alone = not any(table.rows[name].rewarded for name in table.noise)  # else only the sum of shares is learned
-        asked, r2 = asked | {"imagined": own}, pooled_r2(true, own, level=alone)
+        level = not subject.agent.world_model.table.rewarded_noise
+        asked, r2 = asked | {"imagined": own}, pooled_r2(true, own, level)
     ranks = compare(true, asked, episode[:, : len(rows)].ravel())
     return {"states": len(true), "R2": r2, "spearman": ranks, "note": note}
 
