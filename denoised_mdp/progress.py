@@ -90,7 +90,8 @@ class Training(Phase):
     """A running training: steps, returns, speeds and the time left.
 
     Speeds and the time left are of the latest rounds that took at least `WINDOW` seconds together. A round is all steps
-    and updates from one beginning of learning to the next; a part of one would mislead.
+    and updates from one beginning of learning to the next; a part of one would mislead, such as what is left of the
+    round in which a continued run was stopped.
 
     Args:
         total: environment steps of the whole run.
@@ -113,7 +114,7 @@ class Training(Phase):
             train_return: of the latest training episode.
             evaluation: the latest `EvaluationResult`; its mean and standard error are shown.
         """
-        if updates > self.updates and (not self._rounds or step > self._rounds[-1][1]):
+        if updates > self.updates and step > (self._rounds[-1] if self._rounds else self._first)[1]:
             now = time.monotonic()
             self._rounds.append((now, step, updates))
             while len(self._rounds) > 2 and self._rounds[-1][0] - self._rounds[1][0] >= WINDOW:

@@ -107,6 +107,23 @@ def test_no_time_left_is_claimed_before_a_round_was_measured(clock):
     assert "left" not in stream.getvalue() and "20.2 steps/s" not in stream.getvalue()
 
 
+def test_what_is_left_of_a_round_is_not_taken_for_a_round(clock):
+    """Continued after 8 of 10 updates: two more, then whole rounds of 20 steps."""
+    training = Training(1000, step=50, updates=8)
+    step, updates = 50, 8
+    for count in (2, 10, 10):
+        for _ in range(count):
+            updates, clock.time = updates + 1, clock.time + 1
+            training.update(step, updates)
+        if count == 2:
+            assert "left" not in training.text(clock.time)
+        step, clock.time = step + 20, clock.time + 0.2
+        training.update(step, updates)
+    clock.time += 1
+    training.update(step, updates + 1)
+    assert training.speeds(clock.time) == pytest.approx((20 / 10.2, 10 / 10.2))
+
+
 def test_plain_lines_at_an_interval(clock):
     stream = io.StringIO()
     evaluation = SimpleNamespace(mean=512.34, standard_error=7.89)
