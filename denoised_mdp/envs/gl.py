@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import os
 import sys
+import threading
 import warnings
 import weakref
 
@@ -109,6 +110,8 @@ with gl_errors():  # only after the backend is chosen, because this loads it
 
 _started_in: int | None = None  # the process in which the first GL context was made
 _inherited: list = []
+_idle = threading.local()  # its `contexts` are those of closed renderers of this thread, in which they may be current
+_KEPT = 4  # contexts of a thread
 
 
 def check_process() -> None:
@@ -129,7 +132,9 @@ def keep_inherited(*objects) -> bool:
 
 
 def current_gl_context(width: int, height: int):
-    """Create a GL context of the chosen backend, even if mujoco was first imported with another.
+    """Make a GL context of the chosen backend current, even if mujoco was first imported with another.
+
+    It is that of a closed renderer of this thread, if there is one (see `keep_gl_context`), or a new one.
 
     Raises:
         UserError: see `check_process`; other errors are the backend's, see `gl_errors`.
@@ -138,11 +143,24 @@ def current_gl_context(width: int, height: int):
     check_process()
     _started_in = os.getpid()
     module = mujoco if BACKEND is None else importlib.import_module(f"mujoco.{BACKEND}")
-    gl = module.GLContext(width, height)
+    idle = vars(_idle).get("contexts")
+    gl = idle.pop() if idle else module.GLContext(width, height)
     gl.make_current()
     if BACKEND == "glfw" and not importlib.import_module("glfw").get_current_context():
         raise RuntimeError("GLFW has no window")  # it continues without, and MuJoCo then ends the process
     return gl
+
+
+def keep_gl_context(gl) -> None:
+    """Keep the context of a closed renderer, of which nothing is left in it, for the next renderer.
+
+    A new one would compile the shaders of its driver again, which takes longer than all else that a renderer needs.
+    Its size does not matter: MuJoCo draws into a buffer of its own.
+    """
+    idle = vars(_idle).setdefault("contexts", [])
+    idle.append(gl)
+    if len(idle) > _KEPT:
+        idle.pop(0).free()
 
 
 _open_renderers: weakref.WeakSet = weakref.WeakSet()
@@ -167,3 +185,7 @@ def close_first_at_exit() -> None:
 def _close_all() -> None:
     for each in list(_open_renderers):
         each.close()
+    idle = vars(_idle).pop("contexts", [])
+    if not keep_inherited(*idle):
+        for gl in idle:
+            gl.free()

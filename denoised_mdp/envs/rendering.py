@@ -8,7 +8,14 @@ from numbers import Integral
 
 import numpy as np
 
-from denoised_mdp.envs.gl import check_process, close_at_exit, current_gl_context, gl_errors, keep_inherited
+from denoised_mdp.envs.gl import (
+    check_process,
+    close_at_exit,
+    current_gl_context,
+    gl_errors,
+    keep_gl_context,
+    keep_inherited,
+)
 from denoised_mdp.errors import UserError, did_you_mean
 
 import mujoco  # isort: skip
@@ -115,12 +122,15 @@ class Renderer:
         return frame, background
 
     def close(self) -> None:
-        """Free the GL objects while their own context is current; otherwise another renderer's would be freed."""
+        """Free the GL objects while their own context is current; otherwise another renderer's would be freed.
+
+        The context itself is kept for the next renderer.
+        """
         gl, self._gl = self._gl, None
         if gl is not None and not keep_inherited(gl, self._context):
             gl.make_current()
             self._context.free()
-            gl.free()
+            keep_gl_context(gl)
 
     def __del__(self):
         self.close()
