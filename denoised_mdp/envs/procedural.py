@@ -82,17 +82,19 @@ def _draw_shape(clip, rng, axis, centers, radius, angles, texture) -> None:
     tone, contrast = _tone(rng), rng.uniform(0.02, 0.12)
     corner = rng.integers(0, len(texture), 2)
     reach = radius * max(stretch, 1) * (1.45 if boxy else 1.05) + 1 / size
-    for frame, (x, y), angle in zip(clip, centers, angles, strict=True):
-        rows, columns = (slice(*np.searchsorted(axis, (c - reach, c + reach))) for c in (y, x))
+    # [FRAMES, 2, 2]: of x and of y, the first pixel that a shape may reach and the first one beyond
+    windows = np.searchsorted(axis, centers[..., None] + np.array([-reach, reach]))
+    for frame, (x, y), angle, (columns, rows) in zip(clip, centers, angles, windows.tolist(), strict=True):
+        rows, columns = slice(*rows), slice(*columns)
         dy, dx = axis[rows, None] - y, axis[None, columns] - x
         if dy.size == 0 or dx.size == 0:
             continue
         cos, sin = np.float32(np.cos(angle)), np.float32(np.sin(angle))
         u, v = np.abs(cos * dx + sin * dy) / stretch, np.abs(cos * dy - sin * dx)
         distance = np.maximum(u, v) if boxy else np.hypot(u, v)
-        cover = np.clip((radius - distance) * size + 0.5, 0, 1)[..., None]
+        cover = np.minimum(np.maximum((radius - distance) * size + 0.5, 0), 1)[..., None]
         # The texture moves along with its shape.
-        own_rows = (corner[0] + np.rint(dy[:, 0] * size).astype(int)) % len(texture)
-        own_columns = (corner[1] + np.rint(dx[0] * size).astype(int)) % len(texture)
+        own_rows = (corner[0] + np.rint(dy * size).astype(int)) % len(texture)
+        own_columns = (corner[1] + np.rint(dx * size).astype(int)) % len(texture)
         patch = frame[rows, columns]
-        patch += cover * (tone + contrast * texture[np.ix_(own_rows, own_columns)][..., None] - patch)
+        patch += cover * (tone + contrast * texture[own_rows, own_columns][..., None] - patch)
