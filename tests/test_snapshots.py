@@ -22,13 +22,35 @@ from denoised_mdp.run.nan_check import NanCheck
 from denoised_mdp.run.pretrained import export
 from denoised_mdp.session import Session, train
 
+STAGES = ("train.snapshot_every=40", "train.eval_every=40")
 
-def test_snapshots_keep_every_stage_and_a_resumed_run_writes_the_same(tmp_path):
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A whole run with snapshots at 80, 120, 160 and 200, and checkpoints at 160 and 200."""
+    path = tmp_path_factory.mktemp("stages") / "run"
+    run_in_parts(tiny(path, *STAGES))
+    return path
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of it, to change."""
+    return RunFolder(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A whole run with neither snapshots nor evaluations."""
+    path = tmp_path_factory.mktemp("plain") / "run"
+    run_in_parts(tiny(path, "train.eval_every=0"))
+    return RunFolder(path)
+
+
+def test_snapshots_keep_every_stage_and_a_resumed_run_writes_the_same(finished, tmp_path):
     """Checkpoints of old steps are deleted, snapshots are not; one is weights and how to build the agent, no more."""
-    whole, parts = tiny(tmp_path / "a", "train.snapshot_every=40"), tiny(tmp_path / "b", "train.snapshot_every=40")
-    run_in_parts(whole)
-    run_in_parts(parts, 50, 7)
-    folders = [RunFolder(config.run_dir) for config in (whole, parts)]
+    run_in_parts(tiny(tmp_path / "parts", *STAGES), 50, 7)
+    folders = [RunFolder(path) for path in (finished, tmp_path / "parts")]
     for folder in folders:
         assert checkpoint.list_steps(folder.checkpoints) == [160, 200]
         assert checkpoint.list_steps(folder.snapshots) == [80, 120, 160, 200]
@@ -40,39 +62,31 @@ def test_snapshots_keep_every_stage_and_a_resumed_run_writes_the_same(tmp_path):
     assert not state["agent"]["optimizers"]
 
 
-def test_a_snapshot_has_the_weights_of_its_step(tmp_path):
-    config = tiny(tmp_path / "a", "train.snapshot_every=80")
-    run_in_parts(config)
-    folder = RunFolder(config.run_dir)
+def test_a_snapshot_has_the_weights_of_its_step(finished):
+    folder = RunFolder(finished)
     _, whole = checkpoint.load(folder.checkpoints, 160)
     _, snapshot = checkpoint.load(folder.snapshots, 160)
     assert all(
         torch.equal(value, snapshot["agent"]["weights"][name]) for name, value in whole["agent"]["weights"].items()
     )
-    with pytest.raises(UserError, match=r"no checkpoint of step 100 in .* \(steps with one: 80, 160, 200\)"):
-        load(config.run_dir, checkpoint=100)
+    with pytest.raises(UserError, match=r"no checkpoint of step 100 in .* \(steps with one: 80, 120, 160, 200\)"):
+        load(finished, checkpoint=100)
 
 
-def test_the_snapshot_counts_where_a_stop_between_updates_left_other_weights(tmp_path):
-    config = tiny(tmp_path / "a", "train.snapshot_every=80", "train.checkpoint_every=1000")
-    run_in_parts(config)
-    folder = RunFolder(config.run_dir)
-    _, tree = checkpoint.load(folder.snapshots, 80)
+def test_the_snapshot_counts_where_a_stop_between_updates_left_other_weights(run):
+    _, tree = checkpoint.load(run.snapshots, 80)
     tree["agent"]["weights"] = {name: value + 1 for name, value in tree["agent"]["weights"].items()}
-    checkpoint.save(folder.checkpoints, 80, tree, keep=None)
-    found, expected = load(config.run_dir, checkpoint=80).state_dict(), checkpoint.load(folder.snapshots, 80)[1]
+    checkpoint.save(run.checkpoints, 80, tree, keep=None)
+    found, expected = load(run.path, checkpoint=80).state_dict(), checkpoint.load(run.snapshots, 80)[1]
     assert all(torch.equal(value, found[name]) for name, value in expected["agent"]["weights"].items())
 
 
-def test_snapshots_of_steps_that_are_trained_anew_are_gone(tmp_path):
+def test_snapshots_of_steps_that_are_trained_anew_are_gone(run):
     """A kill takes a run back to its checkpoint: weights of later steps are not those that it will have there."""
-    config = tiny(tmp_path / "a", "train.snapshot_every=40")
-    run_in_parts(config)
-    folder = RunFolder(config.run_dir)
-    shutil.rmtree(folder.checkpoints / "step_000000200")
-    run_in_parts(tiny(tmp_path / "a", "train.snapshot_every=0"))
-    assert checkpoint.list_steps(folder.checkpoints)[-1] == 200
-    assert checkpoint.list_steps(folder.snapshots) == [80, 120, 160]
+    shutil.rmtree(run.checkpoints / "step_000000200")
+    run_in_parts(tiny(run.path, *STAGES, "train.snapshot_every=0"))
+    assert checkpoint.list_steps(run.checkpoints)[-1] == 200
+    assert checkpoint.list_steps(run.snapshots) == [80, 120, 160]
 
 
 def test_snapshots_of_a_run_without_a_checkpoint_are_not_deleted_without_a_word(tmp_path, monkeypatch):
@@ -96,17 +110,13 @@ def test_snapshots_of_a_run_without_a_checkpoint_are_not_deleted_without_a_word(
         prepare(config, run)
 
 
-def test_no_snapshots_unless_asked_for(tmp_path):
-    config = tiny(tmp_path / "a")
-    run_in_parts(config)
-    assert not RunFolder(config.run_dir).snapshots.exists()
+def test_no_snapshots_unless_asked_for(plain):
+    assert not plain.snapshots.exists()
 
 
-def test_best_is_what_returned_most_of_what_is_on_disk(tmp_path, capsys):
+def test_best_is_what_returned_most_of_what_is_on_disk(run, tmp_path, capsys):
     """Metrics name steps without weights, and what is no number; of equal returns, the later counts."""
-    config = tiny(tmp_path / "a", "train.snapshot_every=40", "train.eval_every=40")
-    run_in_parts(config)
-    folder = RunFolder(config.run_dir)
+    config, folder = tiny(run.path, *STAGES), run
     assert {row["step"] for row in lines(folder.path) if "eval/return" in row} >= {80, 120, 160, 200}
     returns = {60: 9.0, 80: 1.0, 120: 3.0, 160: 3.0, 200: None}
     rows = [{"step": step, "eval/return": value} for step, value in returns.items()]
@@ -171,25 +181,21 @@ def test_episodes_that_may_have_chosen_weights_are_left_out_when_the_run_went_on
     assert evaluate_run(tmp_path / "exported", episodes=2).seeds == judged
 
 
-def test_without_an_evaluation_none_is_best(tmp_path):
-    config = tiny(tmp_path / "a", "train.eval_every=0")
-    run_in_parts(config)
+def test_without_an_evaluation_none_is_best(plain):
     with pytest.raises(UserError, match=r"no checkpoint or snapshot of a step at which it was evaluated"):
-        load(config.run_dir, checkpoint="best")
+        load(plain.path, checkpoint="best")
 
 
-def test_snapshots_are_named_where_there_is_no_checkpoint(tmp_path):
+def test_snapshots_are_named_where_there_is_no_checkpoint(run):
     """Where weights are enough; a training cannot go on with them."""
-    config = tiny(tmp_path / "a", "train.snapshot_every=80")
-    run_in_parts(config)
-    folder = RunFolder(config.run_dir)
+    config, folder = tiny(run.path, *STAGES), run
     for path in folder.checkpoints.glob("step_*/*"):
         path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(UserError, match=r"Restore a copy, choose another step \(there are 80\)"):
+    with pytest.raises(UserError, match=r"Restore a copy, choose another step \(there are 80, 120\)"):
         load(config.run_dir)
     with pytest.raises(UserError, match="Restore a copy, or start in a new run_dir"):
         run_in_parts(dataclasses.replace(config, train=dataclasses.replace(config.train, total_steps=300)))
     shutil.rmtree(folder.checkpoints)
-    with pytest.raises(UserError, match=r"no checkpoint in .* \(steps with one: 80, 160, 200\)"):
+    with pytest.raises(UserError, match=r"no checkpoint in .* \(steps with one: 80, 120, 160, 200\)"):
         load(config.run_dir)
     assert load(config.run_dir, checkpoint=200)
