@@ -52,12 +52,12 @@ def test_fitting_distractors_are_those_that_are_allowed(suite, task):
     assert set(check_distractors(fitting, task, suite)) == set(fitting)
 
 
-def test_keywords_choose_clips_and_distractors(cache):
+def test_keywords_choose_clips_and_distractors(clips):
     """What `gymnasium.make` is told stays in the spec, as JSON too."""
     name = "denoised_mdp/dot-v0"
     frames = {}
     for split in ("train", "test", "all"):
-        env = gym.make(name, distractors=["video_background"], split=split, size=32)
+        env = gym.make(name, distractors=["video_background"], clips=clips, split=split, size=32)
         frames[split] = env.reset(seed=0)[0]
         again = gym.make(EnvSpec.from_json(env.spec.to_json()))
         np.testing.assert_array_equal(again.reset(seed=0)[0], frames[split])

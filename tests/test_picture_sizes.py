@@ -109,11 +109,11 @@ def test_agents_learn_and_act(size, kind, model):
     assert action.shape == (2,) and agent.world_model.decode(carry.latent).shape == (1, 3, size, size)
 
 
-def test_a_run_with_small_pictures(tmp_path):
+def test_a_run_with_small_pictures(tmp_path, cache, clips):
     """Training with every distractor of the task, videos, the probe while training, and the probes afterwards."""
     run = tmp_path / "run"
     options = ["preset=debug", "env.size=48", f"run_dir={run}", "train.threads=1", "train.eval_episodes=1"]
-    options += ["distractors=video_background,camera_jitter,noisy_sensor", "env.clips=procedural:3"]
+    options += ["distractors=video_background,camera_jitter,noisy_sensor", f"env.clips={clips}"]
     options += ["train.total_steps=300", "train.prefill_steps=240", "train.render_every=300", "train.probe_every=300"]
     assert main(["train", *options]) == 0
     assert list(run.rglob("*.mp4"))

@@ -62,14 +62,14 @@ def test_segments_cross_ends_where_episodes_can_terminate(tmp_path, task, crosse
 
 def countdown(left):
     """A picture of how many steps are left, 0 to 10."""
-    picture = np.zeros((64, 64, 3), np.uint8)
-    picture[: 6 * left] = 255
+    picture = np.zeros((32, 32, 3), np.uint8)
+    picture[: 3 * left] = 255
     return picture
 
 
 def countdowns(folder, rows=400):
     """A replay of episodes of 3 to 10 steps: a step earns a tenth of the steps that are left then."""
-    replay, rng = Replay(folder, rows + 10, (64, 64, 3), 2), np.random.default_rng(0)
+    replay, rng = Replay(folder, rows + 10, (32, 32, 3), 2), np.random.default_rng(0)
     while replay.total < rows:
         steps = int(rng.integers(3, 11))
         replay.add(countdown(steps), np.zeros(2), 0.0, True)
@@ -80,15 +80,15 @@ def countdowns(folder, rows=400):
 
 
 class Rows(nn.Module):
-    """Stands for an encoder: the mean brightness of each row of a picture, [N, 64]."""
+    """Stands for an encoder: the mean brightness of each row of a picture, [N, 32]."""
 
-    like, width = torch.zeros(()), 64
+    like, width = torch.zeros(()), 32
 
     def forward(self, images):
         return images.mean((1, 3))
 
 
-SMALL = ["model.depth=2", "model.embed=64", "model.reward_hidden=32", "model.reward_std=0.1", "policy.hidden=8"]
+SMALL = ["model.depth=2", "model.embed=32", "model.reward_hidden=32", "model.reward_std=0.1", "policy.hidden=8"]
 SMALL += ["model.optimizer.lr=3e-3", "model.x.belief=16", "model.x.state=6", "policy.horizon=3"]
 
 
@@ -96,15 +96,15 @@ SMALL += ["model.optimizer.lr=3e-3", "model.x.belief=16", "model.x.state=6", "po
 def test_rewards_and_ends_are_learned_from_short_episodes(tmp_path, model):
     """Of 3 to 10 steps, in segments of 20 rows: both are plain in the picture, so both losses fall towards nothing."""
     more = {"2b": ["model.y.belief=8", "model.y.state=4"], "repo": ["model.decoder=false"]}.get(model, [])
-    agent = build_agent(load_config([f"model={model}", *SMALL, *more]), 2, can_terminate=True)
+    agent = build_agent(load_config([f"model={model}", "env.size=32", *SMALL, *more]), 2, can_terminate=True)
     agent.world_model.encoder = Rows()  # convolutions would take most of the time
-    agent.world_model.decode = lambda latent: torch.zeros(latent.belief[..., 0].numel(), 3, 64, 64)
+    agent.world_model.decode = lambda latent: torch.zeros(latent.belief[..., 0].numel(), 3, 32, 32)
     replay, rng = countdowns(tmp_path), np.random.default_rng(1)
     whole = replay.read(np.arange(replay.total))
     ends = whole["is_terminal"].mean()
     guess = {"reward_error": whole["reward"].var() / 2}  # of the best constant
     guess["continuation_nll"] = -(ends * np.log(ends) + (1 - ends) * np.log(1 - ends))
-    found = [agent.update(replay.sample(8, 20, rng), policy=False) for _ in range(200)]
+    found = [agent.update(replay.sample(8, 20, rng), policy=False) for _ in range(120)]
     for name, constant in guess.items():
         late = np.mean([metrics[f"model/{name}"].item() for metrics in found[-20:]])
         assert late < 0.15 * constant, (name, late, constant)
