@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_runs import run_units, tiny
+from small_runs import finish, forked, run_units, tiny
 from test_checkpoint import same
 
 import denoised_mdp
@@ -242,6 +241,24 @@ class Owned:
         return os.mkdir, (self.path,)
 
 
+def audit(run: Path) -> int:
+    """Load a run twice, and print which events of the second time are forbidden, and the number of all."""
+    denoised_mdp.load(run, device="cpu")  # imports happen here
+    seen = []
+
+    def note(event, _):
+        if event != "exec" or sys._getframe(1).f_globals["__name__"] != "typing":  # it evaluates our own annotations
+            seen.append(event)
+
+    sys.addaudithook(note)
+    denoised_mdp.load(run, device="cpu")
+    number = len(seen)
+    forbidden = ("pickle", "exec", "import", "os.system")
+    forbidden += ("os.exec", "os.posix_spawn", "os.fork", "subprocess", "socket")
+    print(sorted({event for event in seen if event.startswith(forbidden)}), number)
+    return 0
+
+
 def test_opening_a_hostile_run_runs_none_of_its_code(run, tmp_path):
     """Pickles in every file, with right checksums; YAML that constructs; and an audit of what loading executes."""
     owned = tmp_path / "owned"
@@ -274,22 +291,9 @@ def test_opening_a_hostile_run_runs_none_of_its_code(run, tmp_path):
         denoised_mdp.load(copy, device="cpu")
     assert not owned.exists()
 
-    audit = f"""
-import sys, denoised_mdp
-denoised_mdp.load({str(run)!r}, device="cpu")  # imports happen here
-seen = []
-def note(event, _):
-    if event != "exec" or sys._getframe(1).f_globals["__name__"] != "typing":  # it evaluates our own annotations
-        seen.append(event)
-sys.addaudithook(note)
-denoised_mdp.load({str(run)!r}, device="cpu")
-forbidden = ("pickle", "exec", "import", "os.system",
-              "os.exec", "os.posix_spawn", "os.fork", "subprocess", "socket")
-print(sorted({{event for event in seen if event.startswith(forbidden)}}), len(seen))
-"""
-    done = subprocess.run([sys.executable, "-c", audit], capture_output=True, text=True)
-    found, number = done.stdout.rsplit(" ", 1)
-    assert found == "[]" and int(number) > 10, done.stdout + done.stderr  # it opened files, and did nothing else
+    code, output = finish(*forked(lambda: audit(run)))  # a hook stays in its process
+    found, number = output.rsplit(" ", 1)
+    assert code == 0 and found == "[]" and int(number) > 10, output  # it opened files, and did nothing else
 
 
 def test_the_last_choice_counts():

@@ -32,7 +32,8 @@ def parts(tmp_path, monkeypatch):
 
 def test_planner_trains_loads_and_acts(tmp_path, parts):
     """Chosen by name beside a preset, which sets options that other policies have; its own can be set."""
-    toy = ["env=toy", "env.task=dot", "distractors=none", f"run_dir={tmp_path / 'run'}"]
+    toy = ["env=toy", "env.task=dot", "env.episode_steps=30", "distractors=none", f"run_dir={tmp_path / 'run'}"]
+    toy += ["train.prefill_steps=120", "train.total_steps=240"]
     config = load_config(["preset=debug", "policy=planner", "policy.candidates=8", *toy])
     assert config.policy == parts.PlannerOptions(candidates=8)
     with pytest.raises(UserError, match="only policy=backprop|reinforce|sac has this option"):

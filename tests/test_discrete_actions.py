@@ -246,7 +246,7 @@ WALK = ["env=gym", "env.task=gym_envs:Walk", "env.episode_steps=16", "train.segm
 
 @pytest.mark.parametrize("policy", ["backprop", "reinforce", "sac"])
 def test_a_stopped_run_with_choices_ends_as_one_that_was_not(tmp_path, policy):
-    options = [*WALK, f"policy={policy}", "train.collect_envs=2", "train.total_steps=240"]
+    options = [*WALK, f"policy={policy}", "train.collect_envs=2", "train.total_steps=160"]
     options += ["policy.imagined_noise=0.2"] if policy != "sac" else []
     assert train(tiny(tmp_path / "whole", *options))
     run_in_parts(tiny(tmp_path / "parts", *options), 43, 20)

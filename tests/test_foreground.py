@@ -79,7 +79,7 @@ def test_the_loss_by_hand():
     torch.testing.assert_close(loss - metrics["model/image_error"], other - without["model/image_error"])
 
 
-FOREGROUND = ("model.target=foreground", "distractors=camera_jitter", "train.probe_every=0", "train.eval_every=0")
+FOREGROUND = ("model.target=foreground", "distractors=camera_jitter", "train.total_steps=120", "train.eval_every=0")
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,8 @@ def test_it_learns(options):
 def test_a_run(tmp_path):
     """All parts together: training, evaluation, a video, a checkpoint."""
     own = ["preset=modern_debug", "env=toy", "env.task=dot", "distractors=none", "train.deterministic=true"]
-    config = load_config([*own, f"run_dir={tmp_path / 'run'}"])
+    short = ["env.episode_steps=30", "train.prefill_steps=120", "train.total_steps=240"]
+    config = load_config([*own, *short, f"run_dir={tmp_path / 'run'}"])
     assert train(config)
     assert list((tmp_path / "run").rglob("*.mp4"))
 

@@ -114,7 +114,8 @@ def test_a_run_with_small_pictures(tmp_path, cache, clips):
     run = tmp_path / "run"
     options = ["preset=debug", "env.size=48", f"run_dir={run}", "train.threads=1", "train.eval_episodes=1"]
     options += ["distractors=video_background,camera_jitter,noisy_sensor", f"env.clips={clips}"]
-    options += ["train.total_steps=300", "train.prefill_steps=240", "train.render_every=300", "train.probe_every=300"]
+    options += ["env.episode_steps=30", "train.total_steps=180", "train.prefill_steps=120"]
+    options += ["train.render_every=180", "train.probe_every=180"]
     assert main(["train", *options]) == 0
     assert list(run.rglob("*.mp4"))
     assert (

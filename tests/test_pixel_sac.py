@@ -344,7 +344,8 @@ def test_state_continues_bit_for_bit(name):
 )
 def test_a_run_stopped_anywhere_continues_exactly(tmp_path, overrides):
     """In the prefill, inside an episode, and after an odd number of updates; then it loads, acts and is evaluated."""
-    whole, parts = (tiny(tmp_path / name, *overrides) for name in ("whole", "parts"))
+    short = ("train.total_steps=140", "train.eval_episodes=1")
+    whole, parts = (tiny(tmp_path / name, *short, *overrides) for name in ("whole", "parts"))
     assert train(whole)
     run_in_parts(parts, 7, 29, 16)
     assert report(compare(tmp_path / "whole", tmp_path / "parts"))

@@ -265,14 +265,17 @@ def test_a_warning_gets_a_line_of_its_own(clock, monkeypatch):
 def finished(tmp_path_factory):
     """A tiny finished run."""
     path = tmp_path_factory.mktemp("run") / "a run"
-    assert train_run(tiny(path, "distractors=camera_jitter", "train.eval_every=200", "train.render_every=200"))
+    assert train_run(tiny(path, "distractors=camera_jitter", "train.eval_every=200"))
     return path
 
 
 COMMANDS = {
     "evaluate": (["--episodes", "2"], ["evaluating: 2 episodes"]),
     "render": ([], ["playing: 2 episodes"]),
-    "probe factors": (["--episodes", "3", "--steps", "12"], ["recording: 3 episodes", "filtering", "fitting probes"]),
+    "probe factors": (
+        ["--episodes", "3", "--steps", "12", "--seeds", "1"],
+        ["recording: 3 episodes", "filtering", "fitting probes"],
+    ),
     "probe invariance": (
         ["--episodes", "2", "--steps", "8", "--worlds", "2", "--returns", "1"],
         ["recording: 2 episodes", "other distractors", "filtering", "returns: 3 conditions", "evaluating: 1 episode"],
@@ -304,7 +307,9 @@ def test_a_command_on_a_terminal_leaves_only_its_results(finished, monkeypatch, 
 
 def test_training_tells_of_its_prefill_its_evaluation_and_its_film(tmp_path, capsys):
     with shown():
-        assert train_run(tiny(tmp_path / "run", "train.render_every=200", "train.probe_every=200"))
+        assert train_run(
+            tiny(tmp_path / "run", "train.render_every=200", "train.probe_every=200", "env.episode_steps=20")
+        )
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "step 0/200 (0.0%) | random actions until step 80"
     assert told[1].startswith("evaluating: 2 episodes | step 80/200 (40.0%) | ")
