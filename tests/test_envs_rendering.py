@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import mujoco
 import numpy as np
@@ -114,6 +115,25 @@ def test_many_renderers_in_one_process_do_not_disturb_each_other():
         env.close()
         np.testing.assert_array_equal(env.frame(), frame)  # a new renderer is made when needed
         env.close()
+
+
+def test_the_context_of_a_closed_renderer_serves_the_next_one_of_its_thread_alone():
+    """In another thread, where it may not be made current, a renderer gets a new one."""
+    env = DMCEnv("cheetah_run")
+    env.reset(seed=0)
+
+    def draw():
+        frame, context = env.frame(), env.renderer()._gl
+        env.close()
+        return frame, context
+
+    frame, first = draw()
+    with ThreadPoolExecutor(1) as executor:
+        other_frame, other = executor.submit(draw).result()
+    again, second = draw()
+    assert second is first is not other
+    np.testing.assert_array_equal(other_frame, frame)
+    np.testing.assert_array_equal(again, frame)
 
 
 def test_state_covers_what_episodes_change_in_the_model():

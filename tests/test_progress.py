@@ -272,10 +272,7 @@ def finished(tmp_path_factory):
 COMMANDS = {
     "evaluate": (["--episodes", "2"], ["evaluating: 2 episodes"]),
     "render": ([], ["playing: 2 episodes"]),
-    "probe factors": (
-        ["--episodes", "3", "--steps", "12", "--seeds", "1"],
-        ["recording: 3 episodes", "filtering", "fitting probes"],
-    ),
+    "probe factors": (["--episodes", "3", "--steps", "12"], ["recording: 3 episodes", "filtering", "fitting probes"]),
     "probe invariance": (
         ["--episodes", "2", "--steps", "8", "--worlds", "2", "--returns", "1"],
         ["recording: 2 episodes", "other distractors", "filtering", "returns: 3 conditions", "evaluating: 1 episode"],

@@ -225,7 +225,7 @@ def test_the_constraint_comes_to_hold():
 
 
 def test_a_run_resumes_and_serves_every_command(tmp_path, capsys):
-    options = ("model=repo", "train.probe_every=0", "train.eval_episodes=1", "distractors=camera_jitter")
+    options = ("model=repo", "train.total_steps=120", "train.eval_episodes=1", "distractors=camera_jitter")
     whole, parts = (tiny(tmp_path / name, *options) for name in ("whole", "parts"))
     assert train(whole)
     run_in_parts(parts, 53)
@@ -234,10 +234,10 @@ def test_a_run_resumes_and_serves_every_command(tmp_path, capsys):
     logged = {name for line in lines(tmp_path / "whole") for name in line}
     assert logged >= {"model/beta", "model/kl_x", "model/image_error", "eval/return"}
 
-    quick = ["--episodes", "4", "--steps", "12", "--device", "cpu"]
+    quick = ["--episodes", "3", "--steps", "12", "--device", "cpu"]
     assert main(["evaluate", run, "--episodes", "1"]) == 0
     assert main(["render", run, "--device", "cpu"]) == 0
-    assert main(["probe", "factors", run, *quick, "--seeds", "1"]) == 0
+    assert main(["probe", "factors", run, *quick]) == 0
     assert main(["probe", "health", run, *quick]) == 0
     assert main(["compare", run, parts.run_dir]) == 0
     assert main(["report", run, "--output", str(tmp_path / "report.html")]) == 0

@@ -260,6 +260,7 @@ def test_categorical_states_and_terminations(policy):
 
 def test_a_run_resumes_and_serves_every_command(tmp_path, capsys):
     options = ("model=tia", "train.probe_every=0", "train.eval_episodes=1", "distractors=camera_jitter")
+    options += ("train.total_steps=120",)
     whole, parts = (tiny(tmp_path / name, *options) for name in ("whole", "parts"))
     assert train(whole)
     run_in_parts(parts, 53)
@@ -268,7 +269,7 @@ def test_a_run_resumes_and_serves_every_command(tmp_path, capsys):
     logged = {name for line in lines(tmp_path / "whole") for name in line}
     assert logged >= {"model/mask", "model/kl_x", "model/kl_y", "model/reward_error_y", "eval/return"}
 
-    quick = ["--episodes", "4", "--steps", "30", "--device", "cpu"]
+    quick = ["--episodes", "3", "--steps", "12", "--device", "cpu"]
     assert main(["evaluate", run, "--episodes", "1"]) == 0
     assert main(["render", run, "--device", "cpu"]) == 0
     assert main(["probe", "factors", run, *quick]) == 0
