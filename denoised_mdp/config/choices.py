@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -114,15 +115,21 @@ def latent_names() -> tuple[str, ...]:
 
 def all_options() -> dict[str, tuple[Any, Mapping[str, Any]]]:
     """Return default, and help and limits, of every option that can be set, by its dotted key."""
-    groups = [("", Config())]
+    groups = [_rows("", Config)]
     for group, (_, kinds) in KINDS.items():
-        groups += [(f"{group}.", kind()) for kind in kinds.values()]
-    groups += [(f"distractors.{name}.", kind.Options()) for name, kind in DISTRACTORS.items()]
-    groups += [(f"model.{name}.", LatentSpec(name)) for name in latent_names()]
+        groups += [_rows(f"{group}.", kind) for kind in kinds.values()]
+    groups += [_rows(f"distractors.{name}.", kind.Options) for name, kind in DISTRACTORS.items()]
+    groups += [_rows(f"model.{name}.", LatentSpec, name) for name in latent_names()]
     found: dict[str, tuple[Any, Mapping[str, Any]]] = {}
-    for key, *rest in (row for prefix, options in groups for row in walk(options, prefix)):
+    for key, *rest in itertools.chain.from_iterable(groups):
         found.setdefault(key, tuple(rest))
     return found | {alias: found[key] for alias, key in ALIASES.items()}
+
+
+@cache
+def _rows(prefix: str, kind: type, *names: str) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
+    """The options of a dataclass, with their defaults: asked for with every word of a command line."""
+    return tuple(walk(kind(*names), prefix))
 
 
 def check_key(key: str) -> None:
