@@ -38,7 +38,7 @@ def mlp_predictions(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = MLP(x.shape[1], hidden, y.shape[1], layers)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=weight_decay)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=weight_decay, foreach=True)
     best, chosen = y_held.square().mean(0), torch.zeros(len(x_other), y.shape[1])  # predicting the mean
     for epoch in range(epochs):
         optimizer.param_groups[0]["lr"] = lr * 0.5 * (1 + np.cos(np.pi * epoch / epochs))
@@ -50,6 +50,7 @@ def mlp_predictions(
         with torch.no_grad():
             error = (net(x_held) - y_held).square().mean(0)  # [K]
             better = error < best
-            best = torch.where(better, error, best)
-            chosen = torch.where(better, net(x_other), chosen)
+            if better.any():
+                best = torch.where(better, error, best)
+                chosen = torch.where(better, net(x_other), chosen)
     return outputs.undo(chosen.double().numpy())
