@@ -60,7 +60,7 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
     "full": {},
     "small": {"factors": {"episodes": 20, "steps": 150}, "invariance": {"episodes": 4, "worlds": 3, "steps": 100}},
     "least": {
-        "factors": {"episodes": 6, "steps": 20},
+        "factors": {"episodes": 3, "steps": 20},
         "invariance": {"episodes": 2, "worlds": 2, "steps": 10},
         "returns": {"episodes": 2},
         "best": {"episodes": 2},
