@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import shlex
+import shutil
 
 import numpy as np
 import pytest
@@ -46,13 +47,29 @@ def call(evidence, monkeypatch, *arguments):
     evidence.main()
 
 
+def add(evidence, out, *runs, size="least", step=None):
+    """As `call`, but for the pictures and tables that follow from the rows."""
+    evidence.add(runs, out, evidence.measured_at(size), step=step)
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """A trained run that kept the weights of all its evaluations; not to be changed."""
+    run = tmp_path_factory.mktemp("evaluated") / "a"
+    assert train(tiny(run, "train.eval_every=40", "train.snapshot_every=40"))
+    return run
+
+
 def test_a_run_is_measured_once_for_each_checkpoint(evidence, tmp_path, monkeypatch, cache):
     """Of a run that is made longer, the new checkpoint is measured; all files follow from the rows."""
     run, out = tmp_path / "runs" / "a", tmp_path / "out"
     longer = "train.total_steps=240"
     for more in ([], [longer]):
         assert train(tiny(run, "distractors=camera_jitter", "train.probe_every=80", *more))
-        call(evidence, monkeypatch, run, "--out", out, "--size", "least")
+        if more:
+            call(evidence, monkeypatch, run, "--out", out, "--size", "least")
+        else:
+            add(evidence, out, run)
         (row,) = rows_of(out / "runs.csv")
         step = 240 if more else 200
         assert (row["step"], row["variant"], row["arm"], row["seed"]) == (str(step), "camera_jitter", "2b", "0")
@@ -73,17 +90,17 @@ def test_a_run_is_measured_once_for_each_checkpoint(evidence, tmp_path, monkeypa
     before = (out / "runs.csv").read_text()
     for name, (probe, options) in evidence.measures.MEASURES.items():
         monkeypatch.setitem(evidence.measures.MEASURES, name, (type(probe)(probe.help, never), options))
-    call(evidence, monkeypatch, run, "--out", out, "--size", "least")
+    add(evidence, out, run)
     assert (out / "runs.csv").read_text() == before
 
 
-def test_best_weights_are_measured_in_other_episodes_than_those_that_chose_them(evidence, tmp_path, monkeypatch):
+def test_best_weights_are_measured_in_other_episodes_than_those_that_chose_them(evidence, evaluated, tmp_path):
     run, out = tmp_path / "a", tmp_path / "out"
-    config = tiny(run, "distractors=camera_jitter", "train.eval_every=40", "train.snapshot_every=40")
-    assert train(config)
+    shutil.copytree(evaluated, run)
+    config = read_run(run).config
     with RunFolder(run).metrics.open("a") as log:
         log.write(f"{json.dumps({'step': 120, 'eval/return': 1e3})}\n")
-    call(evidence, monkeypatch, run, "--out", out, "--size", "least", "--step", "best")
+    add(evidence, out, run, step="best")
     (row,) = rows_of(out / "runs.csv")
     assert row["step"] == "120"
     seeds = evaluation_seeds(config.seed, 2, after=config.train.eval_episodes)
@@ -121,16 +138,20 @@ def made(path, *overrides, returns, recall, leakage):
     return run
 
 
-@pytest.fixture
-def grid(tmp_path):
-    """2b and dreamer, three seeds each: returns 100 + 10 seed and 40 + seed; 2b without distractors, one seed."""
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """2b and dreamer, three seeds each: returns 100 + 10 seed and 40 + seed; 2b without distractors, one seed.
+
+    Not to be changed.
+    """
+    folder = tmp_path_factory.mktemp("grid")
     jitter = "distractors=camera_jitter"
     for seed in range(3):
         about = f"seed={seed}", jitter
-        made(tmp_path / f"a{seed}", "model=2b", *about, returns=(0.0, 100.0 + 10 * seed), recall=0.8, leakage=0.1)
-        made(tmp_path / f"b{seed}", "model=dreamer", *about, returns=(0.0, 40.0 + seed), recall=0.5, leakage=0.9)
-    made(tmp_path / "quiet", "model=2b", returns=(0.0, 220.0), recall=0.9, leakage=float("nan"))
-    return tmp_path
+        made(folder / f"a{seed}", "model=2b", *about, returns=(0.0, 100.0 + 10 * seed), recall=0.8, leakage=0.1)
+        made(folder / f"b{seed}", "model=dreamer", *about, returns=(0.0, 40.0 + seed), recall=0.5, leakage=0.9)
+    made(folder / "quiet", "model=2b", returns=(0.0, 220.0), recall=0.9, leakage=float("nan"))
+    return folder
 
 
 def test_numbers_follow_from_the_runs(evidence, grid, tmp_path, monkeypatch, capsys):
@@ -232,10 +253,11 @@ def test_every_column_holds_its_own_number(evidence, tmp_path, monkeypatch):
     assert row.keys() == expected.keys() | named.keys() | {"overrides"}
 
 
-def test_a_run_without_evaluations_has_a_row_and_no_curve(evidence, grid, tmp_path, monkeypatch):
-    log, out = grid / "a0" / "metrics.jsonl", tmp_path / "out"
+def test_a_run_without_evaluations_has_a_row_and_no_curve(evidence, tmp_path, monkeypatch):
+    run, out = tmp_path / "a", tmp_path / "out"
+    log = made(run, "distractors=camera_jitter", returns=(0.0, 100.0), recall=0.8, leakage=0.1) / "metrics.jsonl"
     log.write_text("".join(line for line in log.read_text().splitlines(True) if "eval/return" not in line))
-    call(evidence, monkeypatch, grid / "a0", "--out", out)
+    call(evidence, monkeypatch, run, "--out", out)
     (row,) = rows_of(out / "runs.csv")
     assert (row["return"], row["return_best"]) == ("100", "")
     assert not (out / "curves.csv").exists() and not (out / "curves.png").exists() and (out / "arms.png").exists()
@@ -251,10 +273,10 @@ def test_late_returns_are_a_mean_over_the_last_evaluations_up_to_the_step(eviden
     assert json.loads((out / "summary.json").read_text())["dot"]["noiseless"]["2b"]["return_late"] == [4]
 
 
-def test_best_weights_are_those_up_to_the_step(evidence, tmp_path, monkeypatch, cache):
+def test_best_weights_are_those_up_to_the_step(evidence, evaluated, tmp_path):
     """A run without evaluations has none; one that lacks weights of an evaluation is not known to."""
     run, out = tmp_path / "a", tmp_path / "out"
-    assert train(tiny(run, "train.eval_every=40", "train.snapshot_every=40"))
+    shutil.copytree(evaluated, run)
     log = [line for line in RunFolder(run).metrics.read_text().splitlines() if "eval/return" not in line]
     log += [json.dumps({"step": step, "eval/return": value}) for step, value in ((80, 5.0), (120, 3.0), (200, 9.0))]
     RunFolder(run).metrics.write_text("\n".join([*log, ""]))
@@ -262,7 +284,7 @@ def test_best_weights_are_those_up_to_the_step(evidence, tmp_path, monkeypatch, 
     assert evidence.asked_of(read_run(run), asked, 160)["best"].checkpoint == 80
     assert evidence.asked_of(read_run(run), asked, None)["best"].checkpoint == 200
     assert "best" not in evidence.asked_of(read_run(run), asked, "best"), "`returns` are of the best weights"
-    call(evidence, monkeypatch, run, "--out", out, "--size", "least", "--step", "160")
+    add(evidence, out, run, step=160)
     (row,) = rows_of(out / "runs.csv")
     seeds = evaluation_seeds(0, 2, after=read_run(run).config.train.eval_episodes)
     found = evaluate(load(run, checkpoint=80), environment_maker(read_run(run).config), seeds).returns
@@ -298,7 +320,7 @@ def test_the_picture_says_which_arms_have_no_line_and_why(evidence, monkeypatch,
 
 def test_rows_of_other_runs_stay(evidence, grid, tmp_path, monkeypatch):
     out, later = tmp_path / "out", tmp_path / "later"
-    call(evidence, monkeypatch, grid / "a0", grid / "b0", "--out", later)
+    add(evidence, later, grid / "a0", grid / "b0", size="full")
     call(evidence, monkeypatch, *(grid / name for name in ("b2", "quiet", "a1", "b1", "a2")), "--out", later)
     call(evidence, monkeypatch, grid, "--out", out)
     for name in ("runs.csv", "curves.csv", "summary.json", "intervals.json"):
@@ -308,21 +330,21 @@ def test_rows_of_other_runs_stay(evidence, grid, tmp_path, monkeypatch):
 def test_rows_of_other_settings_are_not_mixed_in(evidence, grid, tmp_path, monkeypatch):
     """Neither are runs given later, by what runs.csv says of the earlier ones."""
     out = tmp_path / "out"
-    call(evidence, monkeypatch, grid / "a0", "--out", out)
+    add(evidence, out, grid / "a0", size="full")
     about = "model=2b", "seed=3", "distractors=camera_jitter", "model.kl.beta=0.25"
     other = made(tmp_path / "other", *about, returns=(0.0, 1.0), recall=0.1, leakage=0.1)
     before = (out / "runs.csv").read_text()
     with pytest.raises(SystemExit, match=r"other and .*out: a0 .* differ in model.kl.beta"):
         call(evidence, monkeypatch, other, "--out", out)
     assert (out / "runs.csv").read_text() == before
-    call(evidence, monkeypatch, other, "--out", tmp_path / "another")
+    add(evidence, tmp_path / "another", other, size="full")
 
 
-def test_an_agent_without_a_model_has_no_nats(evidence, tmp_path, monkeypatch):
+def test_an_agent_without_a_model_has_no_nats(evidence, tmp_path):
     run = tmp_path / "a"
     options = ("agent=sac_pixels", "distractors=camera_jitter", "env.size=32")
     assert train(tiny(run, *options))
-    call(evidence, monkeypatch, run, "--out", tmp_path / "out", "--size", "least")
+    add(evidence, tmp_path / "out", run)
     (row,) = rows_of(tmp_path / "out" / "runs.csv")
     assert row["arm"] == "sac_pixels" and float(row["return"]) > 0 and int(row["updates"]) > 0
     assert float(row["action_change"]) > 0 and row["nats_x"] == row["nats_y"] == ""
@@ -361,7 +383,7 @@ def test_runs_of_one_arm_that_are_measured_otherwise_are_not_mixed(evidence, tmp
     runs, out = [tmp_path / f"seed={n}" for n in range(2)], tmp_path / "out"
     for number, run in enumerate(runs):
         made(run, f"seed={number}", "distractors=camera_jitter", returns=(0.0, 100.0), recall=0.8, leakage=0.1)
-    call(evidence, monkeypatch, runs[0], "--out", out)
+    add(evidence, out, runs[0], size="full")
     before = rows_of(out / "runs.csv")
     assert before[0]["measured"] == "step 200 train"
     for older in (False, True) if "--step" in more else (False,):  # of a row without this column, the step is known
@@ -371,21 +393,21 @@ def test_runs_of_one_arm_that_are_measured_otherwise_are_not_mixed(evidence, tmp
         call(evidence, monkeypatch, runs[1], "--out", out, *more)
         assert re.search("2b: left as it is, since .*seed=1 .* another --out", capsys.readouterr().out)
         assert [row["seed"] for row in rows_of(out / "runs.csv")] == ["0"]
-    call(evidence, monkeypatch, runs[1], "--out", out)
+    add(evidence, out, runs[1], size="full")
     assert [row["seed"] for row in rows_of(out / "runs.csv")] == ["0", "1"]
 
 
-def test_an_arm_is_measured_anew_as_a_whole_or_not_at_all(evidence, tmp_path, monkeypatch, capsys):
+def test_an_arm_is_measured_anew_as_a_whole_or_not_at_all(evidence, tmp_path, capsys):
     """While one of its runs is further than the other, both keep the rows that can be compared."""
     runs, out = [tmp_path / f"seed={n}" for n in range(2)], tmp_path / "out"
     for number, run in enumerate(runs):
         made(run, f"seed={number}", "distractors=camera_jitter", returns=(0.0, 100.0), recall=0.8, leakage=0.1)
-    call(evidence, monkeypatch, *runs, "--out", out)
+    add(evidence, out, *runs, size="full")
     before = (out / "runs.csv").read_text()
     (runs[0] / "checkpoints" / "step_000000400").mkdir()
-    call(evidence, monkeypatch, *runs, "--out", out)
+    add(evidence, out, *runs, size="full")
     assert "left as it is" in capsys.readouterr().out and (out / "runs.csv").read_text() == before
-    call(evidence, monkeypatch, *runs, "--out", out, "--step", "200")
+    add(evidence, out, *runs, size="full", step=200)
     assert (out / "runs.csv").read_text() == before
 
 
