@@ -108,11 +108,12 @@ def area(near: Sequence[np.ndarray], others: Pairs) -> Estimate:
     """AUROC: the probability that twins are nearer than other pairs; arguments as of `ratio_of_distances`."""
     count, wins = np.zeros((len(near), len(near))), np.zeros((len(near),) * 3)  # [P, P]; [P of the twins, P, P]
     lengths, twins = np.array([len(values) for values in near]), np.concatenate(near)  # [P], [n]
+    edges = np.cumsum([0, *lengths]).tolist()
     for (f, g), values in others.items():
         count[f, g] = len(values)
         if len(values):
             shares = share_above(twins, values)
-            wins[:, f, g] = [part.sum() * len(values) for part in np.split(shares, np.cumsum(lengths)[:-1])]
+            wins[:, f, g] = [shares[a:b].sum() * len(values) for a, b in itertools.pairwise(edges)]
     if not count.any():
         return Estimate(np.nan)
 

@@ -56,10 +56,9 @@ def spearman(a: np.ndarray, b: np.ndarray, runs: np.ndarray) -> Estimate:
     value = rank_correlation(a, b)
     if len(names) < LEAST_RUNS:
         return Estimate(value, note=f"{len(names)} runs: no interval")
-    draws = []
+    draws, own = [], {name: np.flatnonzero(runs == name) for name in names}
     for _ in range(DRAWS):
-        chosen = random.choice(names, len(names))
-        rows = np.concatenate([np.flatnonzero(runs == name) for name in chosen])
+        rows = np.concatenate([own[name] for name in random.choice(names, len(names))])
         draws.append(rank_correlation(a[rows], b[rows]))
     wider = math.sqrt(len(names) / (len(names) - 1)) * student_over_normal(len(names) - 1)
     low, high = (value + wider * (float(end) - value) for end in interval(np.array(draws)))
@@ -68,11 +67,16 @@ def spearman(a: np.ndarray, b: np.ndarray, runs: np.ndarray) -> Estimate:
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
     """Spearman's coefficient; nan where one of them does not vary."""
-    from scipy.stats import rankdata
-
-    first, second = (ranks - ranks.mean() for ranks in (rankdata(a), rankdata(b)))
+    first, second = (ranks - ranks.mean() for ranks in (ranks_of(a), ranks_of(b)))
     scale = np.linalg.norm(first) * np.linalg.norm(second)
     return float(first @ second / scale) if scale > 0 else math.nan
+
+
+def ranks_of(values: np.ndarray) -> np.ndarray:
+    """Ranks [n], from 1; equal values share the mean of theirs."""
+    ordered = np.sort(values)
+    below, at_most = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
+    return (below + at_most + 1) / 2
 
 
 def classical_map(matrix: np.ndarray, chance: float) -> np.ndarray:
