@@ -35,6 +35,8 @@ class ToyEnv(World, gym.utils.EzPickle):
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
         axis = (np.arange(size) + 0.5) / size * 2 - 1
         self._x, self._y = axis[None, :], axis[:, None]
+        self._slopes = self._x + 0.5 * self._y, 0.75 * self._y - 0.5 * self._x  # of the stripes
+        self._target = np.hypot(self._x - self.target[0], self._y - self.target[1]) < 0.12  # where a frame shows it
         self._rng = self._noise_rng = None
         self._dot, self._phase, self._drift, self._steps = np.zeros(2), np.zeros(2), np.zeros(2), 0
 
@@ -80,14 +82,13 @@ class ToyEnv(World, gym.utils.EzPickle):
 
     def _draw(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the frame and where it shows the texture."""
-        stripes = np.sin(2 * np.pi * (self._x + 0.5 * self._y + self._phase[0]))
-        stripes = stripes + np.sin(2 * np.pi * (0.75 * self._y - 0.5 * self._x + self._phase[1]))
+        phases = [slope + phase for slope, phase in zip(self._slopes, self._phase, strict=True)]
+        stripes = sum(np.sin(2 * np.pi * phase) for phase in phases)
         frame = np.repeat((90 + 35 * stripes).astype(np.uint8)[..., None], 3, 2)
         dot = np.maximum(abs(self._x - self._dot[0]), abs(self._y - self._dot[1])) < 0.15
-        target = np.hypot(self._x - self.target[0], self._y - self.target[1]) < 0.12
-        frame[target] = 200, 40, 40
+        frame[self._target] = 200, 40, 40
         frame[dot] = 255, 255, 160
-        return frame, ~(dot | target)
+        return frame, ~(dot | self._target)
 
     def get_state(self) -> dict:
         """Return the whole state."""
