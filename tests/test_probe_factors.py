@@ -422,9 +422,9 @@ def test_a_run_without_ground_truth_is_named_before_any_run_is_probed(tmp_path, 
 
 def test_the_untrained_reference_has_the_weights_that_training_begins_with(tmp_path):
     """Of a run that has learned nothing, x and the reference are one; of another, they are not."""
-    assert train(tiny(tmp_path, "seed=3"))
+    assert train(tiny(tmp_path, "seed=3", "train.eval_every=0"))
     config, agent, step = load_run(tmp_path, device="cpu")
-    options = PROBES["factors"].Options(episodes=5, steps=20, behaviour="random")
+    options = PROBES["factors"].Options(episodes=3, steps=20, behaviour="random")
     begun, trained = (_matrix(Subject(tmp_path, config, one, step), options) for one in (untrained(agent), agent))
     x, reference = (begun.parts.index(part) for part in ("x", UNTRAINED))
     for probe in begun.scores:
@@ -635,11 +635,13 @@ def test_the_quick_probe_draws_from_no_generator_of_the_agent():
     assert torch.equal(before[0], agent.random.get_state()) and torch.equal(before[1], torch.get_rng_state())
 
 
-def test_probing_while_training_is_logged_and_changes_nothing(tmp_path):
+def test_probing_while_training_is_logged_and_changes_nothing(tmp_path, monkeypatch):
     """Without probes, and stopped and continued with them, the weights are the same to the last bit."""
+    monkeypatch.setattr(QuickProbe, "episodes", 6)
+    options = ["train.eval_every=0", "train.probe_every=80"]
     probed, plain, parts = tmp_path / "probed", tmp_path / "plain", tmp_path / "parts"
-    assert train(tiny(probed, "train.probe_every=80")) and train(tiny(plain, "train.probe_every=0"))
-    run_in_parts(tiny(parts, "train.probe_every=80"), 61, 30)
+    assert train(tiny(probed, *options)) and train(tiny(plain, *options, "train.probe_every=0"))
+    run_in_parts(tiny(parts, *options), 61, 30)
     found = [line for line in lines(probed) if "probe/noise_ceiling" in line]
     assert [line["step"] for line in found] == [80, 160, 200] and "probe/signal_ceiling" in found[0]
     assert not any("probe/noise_ceiling" in line for line in lines(plain))

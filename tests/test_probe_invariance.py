@@ -298,12 +298,12 @@ def probe(name, runs, **options):
 
 def test_factors_of_runs_are_written_and_read_back(run, tmp_path):
     with pytest.warns(UserWarning, match="shows no clips") as warned:
-        lines = probe("factors", run, output=tmp_path, episodes=6, steps=12, seeds=2, split="across")
+        lines = probe("factors", run, output=tmp_path, episodes=3, steps=12, seeds=2, split="across")
     text = "\n".join(lines)
     assert [str(one.message).endswith("--split across changes nothing.") for one in warned] == [True, True]
     assert "mean of 2 runs" in text and text.count("ridge  signal recall") == text.count("mlp    signal recall") == 3
     files = {path.name for path in tmp_path.iterdir()}
-    stem = "factors_seed0_across_episodes6_steps12_seeds2_000000360"
+    stem = "factors_seed0_across_episodes3_steps12_seeds2_000000360"
     assert {f"{stem}.json", f"{stem}.csv", f"{stem}_ridge.png", f"{stem}_mlp.png"} <= files and len(files) == 11
     tree = json.loads((tmp_path / f"{stem}.json").read_text())
     matrix = factor_tables.from_tree(tree)
@@ -318,7 +318,7 @@ def test_factors_of_runs_are_written_and_read_back(run, tmp_path):
     row = next(row for row in rows if (row["probe"], row["part"], row["factor"]) == ("mlp", "y", "camera_jitter/dx"))
     column = [factor.name for factor in matrix.factors].index("camera_jitter/dx")
     assert float(row["r2"]) == pytest.approx(matrix.scores["mlp"][:, 1, column].mean(), abs=1e-6)
-    [path] = tmp_path.glob("factors_seed0_and_1_more_*_across_episodes6_steps12_seeds2_000000360.json")
+    [path] = tmp_path.glob("factors_seed0_and_1_more_*_across_episodes3_steps12_seeds2_000000360.json")
     pooled = json.loads(path.read_text())
     assert pooled["step"] == 360 and pooled["runs"] == [str(one) for one in run]
     assert len({results.mark_of(runs) for runs in (run, run[::-1], [run[0], tmp_path])}) == 3

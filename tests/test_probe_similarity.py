@@ -353,6 +353,7 @@ DOT = [
     "env.episode_steps=158",
     "train.total_steps=120",
     "train.snapshot_every=80",
+    "train.eval_episodes=1",
 ]
 
 

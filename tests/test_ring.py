@@ -48,7 +48,7 @@ def test_one_command_measures_what_is_finished_and_names_the_rest(ring, grid, tm
     """Of two runs, one is trained to its end; repeated, the command measures nothing again."""
     runs, out = tmp_path / "runs", tmp_path / "out"
     run = runs / "a"
-    assert train(tiny(run, "distractors=camera_jitter"))
+    assert train(tiny(run, "distractors=camera_jitter", "train.eval_every=0"))
     make_run(runs / "b")  # without a checkpoint of its last step
     arguments = ["ring.py", runs, "--out", out, "--size", "least", "--sweep", grid]
     monkeypatch.setattr("sys.argv", list(map(str, arguments)))

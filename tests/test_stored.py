@@ -1,5 +1,6 @@
 """scripts/reproduce/stored.py: all settings see the same rows, a repetition prints the same, only one part learns."""
 
+import functools
 import json
 
 import pytest
@@ -16,7 +17,7 @@ BACKGROUND = "distractors=video_background"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    config = tiny(tmp_path_factory.mktemp("stored") / "run", BACKGROUND)
+    config = tiny(tmp_path_factory.mktemp("stored") / "run", BACKGROUND, "train.eval_every=0")
     run_units(config, 10**9)
     return RunFolder(config.run_dir)
 
@@ -37,6 +38,7 @@ def stored(run, monkeypatch, capsys):
         monkeypatch.setattr(module, "agent_for", kept(agents, make))
         monkeypatch.setattr(Rings, "sample", kept(drawn, sample))
         monkeypatch.setattr(module, "EPISODES", 2)
+        monkeypatch.setattr(module, "left", functools.partial(module.left, episodes=2, steps=30))
 
         def call(part, *options, seed=None, every=1):
             drawn.clear()

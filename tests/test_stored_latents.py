@@ -190,26 +190,35 @@ def test_sources_say_which_rows_they_gave(kind, tmp_path):
     source.close()
 
 
-OPTIONS = ["policy.hidden=8", "replay.latents=true"]
+OPTIONS = ["policy.hidden=8", "train.eval_every=0", "replay.latents=true"]
 
 
-def test_a_stop_changes_nothing(tmp_path):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that was never stopped."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    assert train(tiny(path, *OPTIONS))
+    return path
+
+
+def test_a_stop_changes_nothing(whole, tmp_path):
     """Between two updates of a round, and when the replay is smaller than the run."""
-    for name, more in (("large", []), ("small", ["replay.capacity=30"])):
-        options = [*OPTIONS, *more]
-        assert train(tiny(tmp_path / name / "whole", *options))
-        run_in_parts(tiny(tmp_path / name / "parts", *options), 41, 1, 21)
-        assert report(compare(tmp_path / name / "whole", tmp_path / name / "parts"))
+    less = [*OPTIONS, "replay.capacity=30"]
+    assert train(tiny(tmp_path / "small", *less))
+    for undisturbed, options in ((whole, OPTIONS), (tmp_path / "small", less)):
+        parts = tmp_path / f"parts of {undisturbed.name}"
+        run_in_parts(tiny(parts, *options), 41, 1, 21)
+        assert report(compare(undisturbed, parts))
 
 
-def test_it_changes_what_is_learned_and_is_in_the_checkpoint(tmp_path):
-    assert train(tiny(tmp_path / "with", *OPTIONS)) and train(tiny(tmp_path / "without", OPTIONS[0]))
-    losses = [[line.get("model/loss") for line in lines(tmp_path / name)] for name in ("with", "without")]
+def test_it_changes_what_is_learned_and_is_in_the_checkpoint(whole, tmp_path):
+    assert train(tiny(tmp_path, *OPTIONS[:-1]))
+    losses = [[line.get("model/loss") for line in lines(path)] for path in (whole, tmp_path)]
     assert losses[0] != losses[1]
-    for name, kept in (("with", True), ("without", False)):
-        _, state = checkpoint.load(tmp_path / name / "checkpoints")
+    for path, kept in ((whole, True), (tmp_path, False)):
+        _, state = checkpoint.load(path / "checkpoints")
         assert (state["latents"] is not None) == kept
-    _, state = checkpoint.load(tmp_path / "with" / "checkpoints")
+    _, state = checkpoint.load(whole / "checkpoints")
     assert len(state["latents"]["row"]) > 50 and state["latents"]["value"].abs().sum() > 0
 
 

@@ -70,9 +70,9 @@ def refuse_unlike(whose: str, agent: WorldModelAgent) -> None:
         raise UserError(f"{whose} decodes the body alone (model.target=foreground).")
 
 
-def left(agent: WorldModelAgent) -> tuple[float, float]:
+def left(agent: WorldModelAgent, episodes: int = 6, steps: int = 150) -> tuple[float, float]:
     """Nats per frame that are left of filtered pictures, on the body and elsewhere."""
-    seen, actions = play(agent.config, 6, 150)
+    seen, actions = play(agent.config, episodes, steps)
     empty = np.zeros((seen.shape[1], 0), np.float32)
     episodes = [Episode(*one, empty, empty) for one in zip(seen[..., :3], actions, strict=True)]
     shown = [decode(agent, one.latent) for one in freeze(agent, episodes)]  # [T, 3, H, W] each
