@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ KINDS = {"agent": ("name", AGENTS), "policy": ("name", POLICIES), "model": ("kin
 """group whose options depend on the choice -> its option that says which it has, and all that there are"""
 CHOSEN = {f"{group}.{name}" for group, name in [*CHOICE.items(), *((key, name) for key, (name, _) in KINDS.items())]}
 """options that follow from the choice of their group, and cannot be set by themselves"""
+Row = tuple[str, Any, Mapping[str, Any]]
+"""an option's dotted key, its default, and help and limits"""
 GROUPS = ("env", "distractors", "agent", "model", "policy", "preset")
 HELP = " 'denoised-mdp train --help' lists them."
 
@@ -115,19 +117,26 @@ def latent_names() -> tuple[str, ...]:
 
 def all_options() -> dict[str, tuple[Any, Mapping[str, Any]]]:
     """Return default, and help and limits, of every option that can be set, by its dotted key."""
-    groups = [_rows("", Config)]
-    for group, (_, kinds) in KINDS.items():
-        groups += [_rows(f"{group}.", kind) for kind in kinds.values()]
-    groups += [_rows(f"distractors.{name}.", kind.Options) for name, kind in DISTRACTORS.items()]
-    groups += [_rows(f"model.{name}.", LatentSpec, name) for name in latent_names()]
     found: dict[str, tuple[Any, Mapping[str, Any]]] = {}
-    for key, *rest in itertools.chain.from_iterable(groups):
+    for key, *rest in _all_rows():
         found.setdefault(key, tuple(rest))
     return found | {alias: found[key] for alias, key in ALIASES.items()}
 
 
+def _all_rows() -> Iterator[Row]:
+    """Every option that can be set; those of several models or agents as often as they have it."""
+    yield from _rows("", Config)
+    for group, (_, kinds) in KINDS.items():
+        for kind in kinds.values():
+            yield from _rows(f"{group}.", kind)
+    for name, kind in DISTRACTORS.items():
+        yield from _rows(f"distractors.{name}.", kind.Options)
+    for name in latent_names():
+        yield from _rows(f"model.{name}.", LatentSpec, name)
+
+
 @cache
-def _rows(prefix: str, kind: type, *names: str) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
+def _rows(prefix: str, kind: type, *names: str) -> tuple[Row, ...]:
     """The options of a dataclass, with their defaults: asked for with every word of a command line."""
     return tuple(walk(kind(*names), prefix))
 
@@ -137,7 +146,8 @@ def check_key(key: str) -> None:
     if key in CHOSEN:
         group = key.partition(".")[0]
         raise UserError(f"{key} cannot be set by itself; choose one with {group}={'|'.join(choices(group))}.")
-    if key not in GROUPS and not any(f"{known}.".startswith(f"{key}.") for known in all_options()):
+    keys = itertools.chain(ALIASES, (known for known, *_ in _all_rows()))
+    if key not in GROUPS and not any(f"{known}.".startswith(f"{key}.") for known in keys):
         raise UserError(unknown(key))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +88,20 @@ def check_choice(group: str, text: str) -> str:
 
 def parse(key: str, value: str) -> Any:
     """Parse one override with Hydra's own grammar; returns Hydra's Override."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
-        return OverridesParser.create().parse_override(f"{key}={value}")
+        return _parser().parse_override(f"{key}={value}")
     except (HydraException, ValueError, RecursionError) as error:
         raise UserError(f"{key}={value}: not understood; quote a value with special characters.") from error
+
+
+@cache
+def _parser() -> Any:
+    """Hydra's, which inspects all of its functions when it is made."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create()
 
 
 def outside_brackets(text: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from denoised_mdp.config.choices import KINDS, unknown
@@ -28,7 +29,7 @@ def build(kind: Any, tree: Any, path: str = "") -> Any:
     if not isinstance(tree, Mapping):
         raise UserError(f"{path.rstrip('.')}={shown(tree)}: must be a group of options.")
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     values = {}
     for key, value in tree.items():
         if key not in fields and f"{path}{key}" in RETIRED and value == RETIRED[f"{path}{key}"]:
@@ -51,6 +52,11 @@ def build(kind: Any, tree: Any, path: str = "") -> Any:
                 hint = HINT if isinstance(fields[key].metadata.get("choices"), Registry) else ""
                 raise UserError(f"{path}{key}={shown(value)}: must be {error}.{hint}") from None
     return kind(**values)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _distractors(tree: Any) -> dict[str, dict[str, Any]]:
