@@ -103,11 +103,18 @@ def test_invariance_compares_features_and_actions():
     assert same.parts["x"].other_noise == 0 and same.action_change == 0
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A data set of joint positions."""
+    folder = tmp_path_factory.mktemp("joints") / "data"
+    small_data(folder).close()
+    return folder
+
+
 @pytest.mark.parametrize(("name", "title"), [("curl", "CURL"), ("dbc", "DBC"), ("pisac", "PI-SAC")])
-def test_joints_are_read_from_stacks_of_three(tmp_path, name, title):
+def test_joints_are_read_from_stacks_of_three(data, tmp_path, name, title):
     run = make_run(tmp_path / name, f"agent={name}", "agent.frames=3")
-    small_data(tmp_path / "data").close()
-    options = {"data": tmp_path / "data", "sizes": [20], "test_pairs": 10, "schedule": Schedule(2, 4, evaluations=1)}
+    options = {"data": data, "sizes": [20], "test_pairs": 10, "schedule": Schedule(2, 4, evaluations=1)}
     lines = probe_joints([run], tmp_path / "out", stack=(3,), references=(), device="cpu", **options)
     assert any(title in line for line in lines)
     with pytest.raises(UserError, match="reads 3 frames at once: give --stack 3"):

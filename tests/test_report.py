@@ -189,11 +189,11 @@ def test_groups_show_means_of_seeds_and_what_differs(tmp_path):
 
 
 def test_title_has_what_the_groups_share(tmp_path):
-    one, other = make_run(tmp_path / "a"), make_run(tmp_path / "b", "model=dreamer")
+    one, other = make_run(tmp_path / "a", returns=()), make_run(tmp_path / "b", "model=dreamer", returns=())
     page = page_of(one, other)
     assert "<h1>dot · backprop</h1>" in page and "2 configurations compared · 2 runs" in page
     assert ["2b", "dreamer"] == [group.name for group in group_runs([read_run(one), read_run(other)])]
-    elsewhere = make_run(tmp_path / "c", "env.task=dot", "distractors=camera_jitter")
+    elsewhere = make_run(tmp_path / "c", "env.task=dot", "distractors=camera_jitter", returns=())
     assert "<h1>2 configurations compared</h1>" in page_of(one, elsewhere)  # "2b · backprop" would say little
     assert "<h1>mine</h1>" in page_of(one, other, title="mine")
     assert "<h1>dot · 2b · backprop</h1>" in page_of(one) and "configurations compared" not in page_of(one)

@@ -204,7 +204,7 @@ def test_a_checkpoint_whose_json_is_garbled_is_not_whole(whole, tmp_path, name):
 
 def test_a_run_that_has_lost_its_configuration_is_damaged(whole, tmp_path, capsys):
     runs = tmp_path / "runs"
-    make_run(runs / "b")
+    make_run(runs / "b", returns=())
     shutil.copytree(whole, runs / "a")
     (runs / "a" / "config.yaml").unlink()
     assert main(["status", str(runs)]) == 1
@@ -214,6 +214,7 @@ def test_a_run_that_has_lost_its_configuration_is_damaged(whole, tmp_path, capsy
     assert f"{runs / 'a'} has lost its config.yaml: restore that file" in capsys.readouterr().err
     assert main(["table", str(runs), "-o", str(tmp_path / "table")]) == 2
     assert "a/config.yaml is gone: restore that file from a copy. Or leave this run out." in capsys.readouterr().err
+    (runs / "a" / "metrics.jsonl").write_text('{"step": 200, "eval/return": 1.0}\n')  # one curve to draw
     assert main(["report", str(runs), "-o", str(tmp_path / "page.html")]) == 0
     assert "config.yaml is gone" in (tmp_path / "page.html").read_text()
 

@@ -74,9 +74,9 @@ GOALS = [(STATE[:, 0] >= 0.5) & (STATE[:, 1] >= 0), *((np.abs(CELL - CELL[spot])
 
 def steps_to(goal: np.ndarray, following: np.ndarray = NEXT) -> np.ndarray:
     """The least number of steps from every state to a set of states, bool [n]; infinite where there is no way."""
-    steps = np.where(goal, 0.0, np.inf)
+    steps, following = np.where(goal, 0.0, np.inf), following.T.copy()  # rows of numbers: their least is found sooner
     while True:
-        better = np.minimum(steps, steps[following].min(1) + 1)
+        better = np.minimum(steps, steps[following].min(0) + 1)
         if np.array_equal(better, steps):
             return steps
         steps = better
