@@ -1,11 +1,11 @@
 """Several processes that learn one run: equal in value to one process, to each other, and after a stop."""
 
 import errno
+import functools
 import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +16,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from small_runs import TINY, finish, forked, lines, run_in_parts, tiny
+from torch.distributed import run as torchrun
 
 from denoised_mdp.agents import followers
 from denoised_mdp.agents.followers import Leader
 from denoised_mdp.agents.launch import launched, own_gpu
 from denoised_mdp.agents.registry import build_agent
+from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import EnvironmentFailure, UserError
 from denoised_mdp.optim import parallel
@@ -29,6 +31,7 @@ from denoised_mdp.session import train
 
 COLUMNS = 4
 TWO = ["train.processes=2", "train.batch_size=4", "train.threads=1", "train.precision=float32", "train.device=cpu"]
+TWO += ["train.total_steps=160", "train.eval_every=160", "train.eval_episodes=1"]
 CASES = [
     "model=2c",
     "policy=sac",
@@ -68,10 +71,13 @@ def one_rank(number: int, store, answers) -> None:
 
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory):
-    """What two processes end with: {(case, number): (weights, norms of gradients), ("group", number): (it is gone,)}"""
-    context = torch.multiprocessing.get_context("spawn")
-    answers, store = context.SimpleQueue(), str(tmp_path_factory.mktemp("halves") / "store")
-    ranks = [context.Process(target=one_rank, args=(number, store, answers)) for number in (0, 1)]
+    """What two processes end with: {(case, number): (weights, norms of gradients), ("group", number): (it is gone,)}
+
+    One of them has imported nothing before, as most have not; the other is forked, which needs no imports.
+    """
+    spawn, fork = (torch.multiprocessing.get_context(how) for how in ("spawn", "fork"))
+    answers, store = spawn.SimpleQueue(), str(tmp_path_factory.mktemp("halves") / "store")
+    ranks = [how.Process(target=one_rank, args=(number, store, answers)) for number, how in enumerate((spawn, fork))]
     for rank in ranks:
         rank.start()
     found = [answers.get() for _ in ranks for _ in [*CASES, "group"]]
@@ -93,7 +99,9 @@ def gradient_norms(metrics) -> dict[str, float]:
 
 def agent_of(case: str):
     torch.set_num_threads(1)
-    config = load_config(["preset=debug", "env=toy", "env.task=dot", "model.continuation=true", *case.split()])
+    small = ["preset=debug", "env=toy", "env.task=dot", "model.continuation=true"]
+    horizon = [] if "policy=sac" in case else ["policy.horizon=4"]
+    config = load_config([*small, *horizon, *case.split()])
     return build_agent(config, 2).double()
 
 
@@ -142,6 +150,13 @@ def test_noise_is_the_right_part_of_one_processs_noise(monkeypatch):
     assert torch.cat(parts, 2).equal(whole)
 
 
+@pytest.fixture
+def forked_followers(monkeypatch):
+    """Followers that need no imports, where how they are started is not what is looked at."""
+    fork = torch.multiprocessing.get_context("fork")
+    monkeypatch.setattr(followers.multiprocessing, "get_context", {"spawn": fork}.__getitem__)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The folder of a run of two processes that this one started, and nothing stopped."""
@@ -150,6 +165,7 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.mark.usefixtures("forked_followers")
 def test_a_run_of_two_processes_resumes_bit_for_bit(whole, tmp_path):
     run_in_parts(tiny(tmp_path / "parts", *TWO), 60, 3)
     assert not [part for part in compare(whole, tmp_path / "parts") if part.difference]
@@ -158,39 +174,51 @@ def test_a_run_of_two_processes_resumes_bit_for_bit(whole, tmp_path):
     assert values[0] == pytest.approx(values[1], rel=1e-3) and len(values[0]) > 1
 
 
-TORCHRUN = ["-m", "torch.distributed.run"]
-
-
 def variables(number: int, port: int) -> dict[str, str]:
     """What a launcher of another kind sets."""
     return {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
-def nodes(kind: str, port: int) -> list[tuple[list[str], dict[str, str]]]:
-    """For each node, what starts its part of a run of two processes, and its environment variables."""
+def nodes(kind: str, port: int) -> list[tuple[list[str] | None, dict[str, str]]]:
+    """For each node, torchrun's words where it starts its part of a run of two processes, and environment variables."""
     if kind == "one":
-        return [([*TORCHRUN, "--standalone", "--nproc-per-node=2"], {})]
+        return [(["--standalone", "--nproc-per-node=2"], {})]
     if kind == "torchrun":
         place = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
-        return [([*TORCHRUN, *place, f"--node-rank={number}"], {}) for number in (0, 1)]
-    return [([], variables(number, port)) for number in (0, 1)]
+        return [([*place, f"--node-rank={number}"], {}) for number in (0, 1)]
+    return [(None, variables(number, port)) for number in (0, 1)]
+
+
+def train_on_nodes(folder, kind: str, *more: str) -> list[tuple[int, str]]:
+    """Train in the nodes' own folders, 0 and 1: (exit code, output) of each.
+
+    What torchrun starts are new processes; itself, and what needs no launcher, is forked.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["train", *TINY, *TWO, "run_dir=run", *more]
+
+    def node(number: int, launcher: list[str] | None, environment: dict[str, str]) -> int:
+        os.chdir(folder / str(number))
+        os.environ |= environment
+        try:
+            return main(words) if launcher is None else torchrun.main([*launcher, "-m", "denoised_mdp", *words]) or 0
+        except SystemExit as end:
+            return end.code
+
+    processes = []
+    for number, (launcher, environment) in enumerate(nodes(kind, port)):
+        (folder / str(number)).mkdir(exist_ok=True)
+        processes.append(forked(functools.partial(node, number, launcher, environment)))
+    return [finish(*process) for process in processes]
 
 
 @pytest.mark.parametrize("kind", ["one", "torchrun", "variables"])
 def test_what_others_start_is_the_same_run(whole, tmp_path, kind):
     """On one node, and on two that share nothing but a port: the first has the run's folder, the second writes none."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = []
-    for number, (launcher, more) in enumerate(nodes(kind, port)):
-        (tmp_path / str(number)).mkdir()
-        command = [sys.executable, *launcher, "-m", "denoised_mdp", "train", *TINY, *TWO, "run_dir=run"]
-        options = {"stderr": subprocess.PIPE, "text": True, "env": os.environ | more}
-        processes.append(subprocess.Popen(command, cwd=tmp_path / str(number), **options))
-    for process in processes:
-        _, error = process.communicate(timeout=250)
-        assert process.returncode == 0, error
+    for code, said in train_on_nodes(tmp_path, kind):
+        assert code == 0, said
     assert not [part for part in compare(whole, tmp_path / "0" / "run") if part.difference]
     assert kind == "one" or not list((tmp_path / "1").iterdir())
 
@@ -198,25 +226,14 @@ def test_what_others_start_is_the_same_run(whole, tmp_path, kind):
 @pytest.mark.parametrize("kind", ["one", "variables"])
 def test_followers_end_with_a_leader_that_does_not_begin(whole, tmp_path, kind):
     """It finds nothing to do, or is refused, before it has built anything."""
-    for number in (0, 1):
-        (tmp_path / str(number)).mkdir()
-    run, said = tmp_path / "0" / "run", "it holds strange but no config.yaml" if kind == "variables" else ""
-    if said:
-        run.mkdir()
+    run, error = tmp_path / "0" / "run", "it holds strange but no config.yaml" if kind == "variables" else ""
+    if error:
+        run.mkdir(parents=True)
         (run / "strange").touch()
     else:
         shutil.copytree(whole, run)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = []
-    for number, (launcher, more) in enumerate(nodes(kind, port)):
-        command = [sys.executable, *launcher, "-m", "denoised_mdp", "train", *TINY, *TWO, "run_dir=run"]
-        options = {"stderr": subprocess.PIPE, "text": True, "env": os.environ | more}
-        command.append("train.total_steps=100")
-        processes.append(subprocess.Popen(command, cwd=tmp_path / str(number), **options))
-    errors = [process.communicate(timeout=120)[1] for process in processes]
-    assert [process.returncode for process in processes] == ([2, 0] if said else [0]) and said in errors[0]
+    ended = train_on_nodes(tmp_path, kind, "train.total_steps=100")
+    assert [code for code, _ in ended] == ([2, 0] if error else [0]) and error in ended[0][1], ended
 
 
 def test_what_cannot_be_shared_is_refused(monkeypatch):
@@ -339,13 +356,12 @@ def test_a_leader_ends_its_followers(tmp_path):
     assert not any(process.is_alive() for process in leader._started) and not dist.is_initialized()
 
 
+@pytest.mark.usefixtures("forked_followers")
 def test_a_leader_that_cannot_begin_ends_its_followers(tmp_path, monkeypatch):
     """Out of memory, or stopped, while the state is copied: else each side would wait for the other's end."""
-    started = []
-    start = followers.multiprocessing.context.SpawnProcess.start
-    monkeypatch.setattr(
-        followers.multiprocessing.context.SpawnProcess, "start", lambda self: started.append(self) or start(self)
-    )
+    started, kind = [], followers.multiprocessing.process.BaseProcess
+    start = kind.start
+    monkeypatch.setattr(kind, "start", lambda self: started.append(self) or start(self))
     config = tiny(tmp_path / "a", *TWO)
     agent = build_agent(config, 2)
 
@@ -392,6 +408,7 @@ def test_a_process_that_the_machine_refuses_says_why(tmp_path, monkeypatch):
         Leader(build_agent(config, 2), config, actions=2)
 
 
+@pytest.mark.usefixtures("forked_followers")
 def test_a_process_that_dies_ends_the_run_with_one_error(tmp_path):
     config = tiny(tmp_path / "a", *TWO)
     leader = Leader(build_agent(config, 2), config, actions=2)
@@ -405,6 +422,7 @@ def test_a_process_that_dies_ends_the_run_with_one_error(tmp_path):
         leader.close()
 
 
+@pytest.mark.usefixtures("forked_followers")
 def test_an_update_that_is_broken_off_leaves_nobody_waiting(tmp_path):
     """As by a second Ctrl-C: the follower waits for the leader's gradients."""
     config = tiny(tmp_path / "a", *TWO)
@@ -425,6 +443,7 @@ def dead_at_once(number: int, processes: int, port: int) -> None:
     sys.exit(7)
 
 
+@pytest.mark.usefixtures("forked_followers")
 def test_a_process_that_cannot_start_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(followers, "run_follower", dead_at_once)
     config = tiny(tmp_path / "a", *TWO)
