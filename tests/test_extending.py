@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from small_runs import finish, forked
 
 from denoised_mdp.agents.registry import AGENTS, build_agent
 from denoised_mdp.cli.main import main
@@ -24,26 +25,31 @@ TABLE = re.search(r"```yaml\n(name: two_parts.*?)```", TEXT, re.DOTALL)[1]
 ROOT = str(Path(__file__).parents[1])
 
 
-ONE_BY_ONE = """
-import json, sys
-from denoised_mdp.cli.main import main
-print("exit codes", [main(words) for words in json.loads(sys.argv[1])])
-"""
-
-
 def run(words, folder, **variables):
-    """One command, in a folder and with environment variables of its own."""
-    return start(["-m", "denoised_mdp", *words], folder, variables)
+    """One command in a process of its own, in a folder and with environment variables of its own."""
+    environment = {**os.environ, "PYTHONPATH": ROOT, **variables}
+    command = [sys.executable, "-m", "denoised_mdp", *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def run_all(commands, folder, **variables):
-    """Commands one after another, in a process that knows nothing yet; the last line says how each ended."""
-    return start(["-c", ONE_BY_ONE, json.dumps(commands)], folder, variables)
+    """Commands one after another, in a folder and with environment variables of their own: all that they print.
 
+    The last line says how each ended. The process is forked, which saves the import of PyTorch, but knows nothing yet
+    of this package and of plug-ins: each is imported anew, in the order in which the commands need it.
+    """
 
-def start(words, folder, variables):
-    environment = {**os.environ, "PYTHONPATH": ROOT, **variables}
-    return subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
+    def body():
+        os.chdir(folder)
+        os.environ |= variables
+        for name in list(sys.modules):
+            if name.startswith(("denoised_mdp", "my_")):
+                del sys.modules[name]
+        new = importlib.import_module("denoised_mdp.cli.main")
+        print("exit codes", [new.main(words) for words in commands])
+        return 0
+
+    return finish(*forked(body))[1]
 
 
 def blocks(section):
@@ -60,10 +66,11 @@ def folder(tmp_path_factory):
 
 
 def test_cartpole_trains_evaluates_renders_and_resumes(tmp_path, monkeypatch, capsys):
-    """Discrete actions. Nothing here needs a process of its own."""
+    """Discrete actions. Nothing here needs a process of its own, and one command alone renders."""
     monkeypatch.chdir(tmp_path)
     for words in blocks("Discrete actions")[1]:
-        assert main(words) == 0, capsys.readouterr().err
+        more = ["train.render_every=0"] if words[0] == "train" else []
+        assert main([*words, *more]) == 0, capsys.readouterr().err
     assert "continuing at step 480, to step 600" in capsys.readouterr().out
     actions = np.load(tmp_path / "runs" / "cartpole" / "replay" / "action.npy")
     assert actions.shape[1] == 2 and set(np.unique(actions)) == {0.0, 1.0} and actions.sum(1).max() == 1
@@ -73,10 +80,10 @@ def test_the_example_trains_evaluates_renders_and_resumes(folder):
     program, commands = blocks("Your own Gymnasium environment")
     assert len(program.splitlines()) <= 30
     (folder / "my_env.py").write_text(program)
-    done = run_all(commands, folder)
-    assert done.stdout.endswith(f"exit codes {[0] * len(commands)}\n"), done.stderr
+    said = run_all(commands, folder)
+    assert said.endswith(f"exit codes {[0] * len(commands)}\n"), said
     assert (folder / "runs" / "ball" / "checkpoints").is_dir()
-    assert "continuing at step 480, to step 600" in done.stdout
+    assert "continuing at step 480, to step 600" in said
 
 
 def test_without_ground_truth_probes_say_so(folder, monkeypatch, capsys):
@@ -103,16 +110,17 @@ def test_the_example_of_parts_trains_resumes_exactly_and_is_probed(folder):
     (folder / "my_env.py").write_text(blocks("Your own Gymnasium environment")[0])
     (folder / "my_parts.py").write_text(program)
     (folder / "two_parts.yaml").write_text(TABLE)
-    exact = [*train, "policy.candidates=4", "policy.horizon=2", "train.deterministic=true", "train.total_steps=300"]
-    exact += ["train.eval_every=0", "train.render_every=0", "train.probe_every=0"]
+    short = [*train, "train.total_steps=300", "train.render_every=0"]
+    exact = [*short, "policy.candidates=4", "policy.horizon=2", "train.deterministic=true"]
+    exact += ["train.eval_every=0", "train.probe_every=0"]
     parts = [[*exact, "run_dir=runs/in_parts", f"train.total_steps={steps}"] for steps in (270, 300)]
     others = [["compare", "runs/in_parts", "runs/at_once"], [*train, "distractors.fog.density=2"]]
-    commands = [train, probe, *parts, [*exact, "run_dir=runs/at_once"], *others]
-    done = run_all(commands, folder, **dict(word.split("=") for word in setting))
-    assert done.stdout.endswith(f"exit codes {[0] * 6 + [2]}\n"), done.stdout + done.stderr
-    assert "Distractor fog: density must be a number, at least 0 and at most 1, not 2" in done.stderr
-    unknown = run(["status", "runs/fog"], folder)
-    assert unknown.returncode == 1 and "known once DENOISED_MDP_PLUGINS names its module" in unknown.stdout
+    commands = [short, probe, *parts, [*exact, "run_dir=runs/at_once"], *others]
+    said = run_all(commands, folder, **dict(word.split("=") for word in setting))
+    assert said.endswith(f"exit codes {[0] * 6 + [2]}\n"), said
+    assert "Distractor fog: density must be a number, at least 0 and at most 1, not 2" in said
+    unknown = run_all([["status", "runs/fog"]], folder)
+    assert unknown.endswith("exit codes [1]\n") and "known once DENOISED_MDP_PLUGINS names its module" in unknown
 
 
 def test_the_example_of_a_suite_trains(folder):
@@ -120,20 +128,18 @@ def test_the_example_of_a_suite_trains(folder):
     (folder / "my_env.py").write_text(blocks("Your own Gymnasium environment")[0])
     (folder / "my_suite.py").write_text(program)
     plugin = dict(word.split("=") for word in setting)
-    done = run_all([[*train, "train.total_steps=300"], evaluate], folder, **plugin)
-    assert done.stdout.endswith("exit codes [0, 0]\n"), done.stderr
-    assert "denoised-mdp probe health runs/mine" in done.stderr  # no factor of it could be probed
+    said = run_all([[*train, "train.total_steps=300", "train.render_every=0"], evaluate], folder, **plugin)
+    assert said.endswith("exit codes [0, 0]\n"), said
+    assert "denoised-mdp probe health runs/mine" in said  # no factor of it could be probed
     lost = run_all([evaluate, ["train", "env=mine"]], folder)
-    assert lost.stdout.endswith("exit codes [2, 2]\n")
-    assert lost.stderr.count("known once DENOISED_MDP_PLUGINS names its module") == 2, lost.stderr
+    assert lost.endswith("exit codes [2, 2]\n")
+    assert lost.count("known once DENOISED_MDP_PLUGINS names its module") == 2, lost
 
 
 def test_a_run_of_a_module_that_is_not_here_says_where_it_is_looked_for(folder, tmp_path):
-    told = run(["evaluate", str(folder / "runs" / "ball"), "--episodes", "1"], tmp_path)
-    assert told.returncode == 2
-    assert "No module named 'my_env'. It must be installed, or lie in the working directory or on PYTHONPATH." in (
-        told.stderr
-    )
+    said = run_all([["evaluate", str(folder / "runs" / "ball"), "--episodes", "1"]], tmp_path)
+    assert said.endswith("exit codes [2]\n")
+    assert "No module named 'my_env'. It must be installed, or lie in the working directory or on PYTHONPATH." in said
 
 
 def test_the_keys_of_a_table_are_those_of_a_latent():
@@ -149,14 +155,14 @@ def test_the_example_of_a_probe_runs_and_reports(folder):
     (folder / "my_probe.py").write_text(program)
     plugin = dict(word.split("=") for word in setting)
     wrong = (["probe", "wieghts", "runs/ball"], ["probe", "weights", "runs/ball", "--least", "-1"])
-    done = run_all([probe, report, *wrong], folder, **plugin)
-    assert done.stdout.endswith("exit codes [0, 0, 2, 2]\n"), done.stderr
-    assert re.search(r"step 600: [\d,]+ weights", done.stdout)
+    said = run_all([probe, report, *wrong], folder, **plugin)
+    assert said.endswith("exit codes [0, 0, 2, 2]\n"), said
+    assert re.search(r"step 600: [\d,]+ weights", said)
     result = json.loads(next((folder / "runs" / "ball" / "probes").glob("weights_least0.1_*.json")).read_text())
     assert result["options"] == {"least": 0.1} and 0 < result["count"]
     assert f'<p class="soft">{result["count"]:,} weights</p>' in (folder / "ball.html").read_text()
-    assert "Did you mean 'weights'?" in done.stderr
-    assert "--least: must be a number, at least 0, not '-1'" in done.stderr
+    assert "Did you mean 'weights'?" in said
+    assert "--least: must be a number, at least 0, not '-1'" in said
 
 
 def test_the_example_of_an_agent_trains_acts_and_resumes_exactly(folder):
@@ -168,20 +174,21 @@ def test_the_example_of_an_agent_trains_acts_and_resumes_exactly(folder):
     assert longer == "train.total_steps=600"
     exact, whole = [parts, ["train", "runs/parts", longer]], [*parts, "run_dir=runs/whole", longer]
     others = [["compare", "runs/parts", "runs/whole"], [*commands[0], "agent.scale=0"], ["render", "runs/awr"]]
-    done = run_all([*commands, *exact, whole, *others], folder, **dict(word.split("=") for word in setting))
-    assert done.stdout.endswith(f"exit codes {[0] * 7 + [1, 2, 2]}\n"), done.stderr
-    assert re.search(r"agent awr, [\d,]+ parameters", done.stdout)
+    said = run_all([*commands, *exact, whole, *others], folder, **dict(word.split("=") for word in setting))
+    assert said.endswith(f"exit codes {[0] * 7 + [1, 2, 2]}\n"), said
+    assert re.search(r"agent awr, [\d,]+ parameters", said)
     # the part that ended evaluated there, and the metrics say so
-    same = [line.split()[0] for line in done.stdout.splitlines() if re.match(r"\w+ +identical \(", line)]
+    same = [line.split()[0] for line in said.splitlines() if re.match(r"\w+ +identical \(", line)]
     assert {"weights", "optimizer", "replay", "generators", "environment", "progress"} <= set(same)
-    assert "agent.scale=0: must be a number, greater than 0" in done.stderr
-    assert "agent=awr has no world model" in done.stderr
+    assert "agent.scale=0: must be a number, greater than 0" in said
+    assert "agent=awr has no world model" in said
 
 
 def test_the_example_of_an_agent_learns_what_pays(folder, monkeypatch):
     """One decision: in front of a bright picture a large action pays, in front of a dark one a small one."""
     (folder / "my_agent.py").write_text(blocks("An agent")[0])
     monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "my_agent", raising=False)
     importlib.import_module("my_agent")
     try:
         agent = build_agent(load_config(["agent=awr", "preset=debug", "env.size=32"]), 1)
