@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import re
 import shlex
@@ -201,6 +202,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     stream and stream.flush()
                 except OSError:  # else Python complains at its exit, with a code of its own
                     progress.silence(stream)
+            if owns_process:
+                gc.freeze()  # else the interpreter, as it ends, looks for cycles in all that was ever imported
 
 
 COMMANDS = (
