@@ -34,6 +34,7 @@ from torch.utils import tensorboard
 
 from denoised_mdp import session
 from denoised_mdp.cli.main import main
+from denoised_mdp.config import load_config
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.diff import compare, report
 
@@ -183,6 +184,7 @@ def run() -> int:
     arguments = parser.parse_args()
     rng, found, runs, began = random.Random(arguments.seed), Counter(), 0, time.monotonic()
     work, kills = Path(tempfile.mkdtemp(prefix="fault-injection-")), 0
+    load_config(command(work, 0, arguments.steps, arguments.overrides)[1:])  # imports what no process need import again
     while kills < arguments.kills:
         whole, disturbed = work / f"{runs}-whole", work / f"{runs}-disturbed"
         start_time = time.monotonic()
