@@ -38,7 +38,7 @@ CASES = [
     ("sac", "2b", "float32", "replay.latents=true", "model.kl.dyn=1", "model.kl.relax=0.5", "model.kl.warmup=2"),
 ]
 """every policy and precision, models of each kind of loss, and further options; each knows nothing of the others"""
-SMALL = ["preset=debug", "train.segment_length=4", "train.batch_size=3", "train.deterministic=false"]
+SMALL = ["preset=debug", "train.segment_length=3", "train.batch_size=3", "train.deterministic=false"]
 
 
 class AnyGenerator(type):
@@ -74,7 +74,7 @@ def build(policy: str, model: str, precision: str, *options: str) -> tuple[World
     What fake tensors of such a backend cannot do while an agent is built is done another way: moving weights (they are
     made there), tensors from numbers, generators.
     """
-    horizon = ["policy.horizon=3"] if policy != "sac" else []
+    horizon = ["policy.horizon=2"] if policy != "sac" else []
     config = load_config([*SMALL, f"policy={policy}", f"model={model}", *horizon, *options])
     dtype = torch.bfloat16 if precision == "bf16" else None
     with torch.device(DEVICE), replaced(torch, tensor=lambda number: torch.full((), number)):

@@ -190,24 +190,35 @@ def test_no_compiler_a_failing_one_a_full_cache_or_no_wish(tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.fixture
+def compiler(tmp_path):
+    """A function that makes a compiler which refuses some flags, and does not optimize, which takes most of the time."""
+
+    def compiler(refused='""'):
+        path = tmp_path / "cc"
+        path.write_text(f'#!/bin/sh\ncase " $* " in {refused}) exit 1;; esac\nexec cc "$@" -O0\n')
+        path.chmod(0o755)
+        return str(path)
+
+    return compiler
+
+
 @needs_compiler
-def test_a_compiler_may_be_given_with_flags(tmp_path, monkeypatch):
-    assert found(monkeypatch, tmp_path, CC="cc -O2")
+def test_a_compiler_may_be_given_with_flags(tmp_path, monkeypatch, compiler):
+    assert found(monkeypatch, tmp_path, CC=f"{compiler()} -O2")
 
 
 @needs_compiler
 @pytest.mark.parametrize("unknown", ['*" -fopenmp "*', '*" -fopenmp "*|*" -march=native "*'])
-def test_a_compiler_that_lacks_flags_makes_kernels_of_one_thread(tmp_path, monkeypatch, unknown):
-    compiler = tmp_path / "cc"
-    compiler.write_text(f'#!/bin/sh\ncase " $* " in {unknown}) exit 1;; esac\nexec cc "$@"\n')
-    compiler.chmod(0o755)
-    assert found(monkeypatch, tmp_path, CC=str(compiler))
+def test_a_compiler_that_lacks_flags_makes_kernels_of_one_thread(tmp_path, monkeypatch, compiler, unknown):
+    assert found(monkeypatch, tmp_path, CC=compiler(unknown))
 
 
 @needs_compiler
-def test_a_torn_library_is_made_again(tmp_path, monkeypatch):
+def test_a_torn_library_is_made_again(tmp_path, monkeypatch, compiler):
     """As after a power failure; each time by a process that has not loaded it yet."""
     monkeypatch.setenv("DENOISED_MDP_CACHE", str(tmp_path))
+    monkeypatch.setenv("CC", compiler())
     for _ in range(2):
         assert finish(*forked(lambda: int(kernels.library.__wrapped__() is None))) == (0, "")
         (made,) = tmp_path.glob("*.so")
