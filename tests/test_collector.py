@@ -27,6 +27,7 @@ from denoised_mdp.run.load import prepare
 from denoised_mdp.session import Session
 
 SEVERAL = ["train.collect_envs=3", "distractors=camera_jitter,video_background", "train.total_steps=160"]
+SEVERAL += ["train.eval_episodes=1", "policy.horizon=4"]
 OVERLAP = ["train.overlap=true", "train.collect_workers=1"]
 
 
@@ -89,7 +90,7 @@ def test_what_is_learned_does_not_depend_on_who_is_faster(overlap, tmp_path, mon
 
 
 def test_a_block_is_played_with_the_weights_before_the_round_and_arrives_after_it(tmp_path, monkeypatch):
-    config = tiny(tmp_path / "run", *OVERLAP, "train.updates=3")
+    config = tiny(tmp_path / "run", *OVERLAP, "train.updates=3", "train.eval_every=0", "policy.horizon=4")
     run = RunFolder.create(config.run_dir)
     prepare(config, run)
     session = Session(config, run)
@@ -255,7 +256,9 @@ def test_what_was_read_ahead_counts_only_if_it_is_what_is_asked_for(tmp_path):
 
 
 def test_all_batches_of_a_round_but_its_first_are_prefetched(tmp_path):
-    config = tiny(tmp_path / "run", "replay.memory=prefetch", "train.updates=3")
+    config = tiny(
+        tmp_path / "run", "replay.memory=prefetch", "train.updates=3", "train.eval_every=0", "policy.horizon=4"
+    )
     run = RunFolder.create(config.run_dir)
     prepare(config, run)
     session = Session(config, run)

@@ -96,11 +96,21 @@ def test_a_worker_that_fails_is_one_error(monkeypatch, what, words):
         evaluate(None, functools.partial(Faulty, what), [5, 6, 8, 7], workers=2)
 
 
-def test_an_evaluation_by_workers_that_is_interrupted_stays_due(tmp_path, monkeypatch):
+ONCE = ["train.total_steps=80", "train.eval_episodes=2"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that evaluates once, without workers, and that nothing disturbs."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    assert train(tiny(path, *ONCE))
+    torch.set_deterministic_debug_mode("default")
+    return path
+
+
+def test_an_evaluation_by_workers_that_is_interrupted_stays_due(whole, tmp_path, monkeypatch):
     """While they start and while they play: it is left at once and repeated, and the run becomes the same."""
-    options = ["train.total_steps=80", "train.eval_episodes=2"]
-    assert train(tiny(tmp_path / "whole", *options))
-    command = ["train", *TINY, *options, "train.eval_workers=2", f"run_dir={tmp_path / 'parts'}"]
+    command = ["train", *TINY, *ONCE, "train.eval_workers=2", f"run_dir={tmp_path / 'parts'}"]
     for number, when in ((signal.SIGTERM, "made"), (signal.SIGINT, "stepped")):
 
         def interrupted(agent, make, seeds, number=number, when=when, **options):
@@ -116,12 +126,12 @@ def test_an_evaluation_by_workers_that_is_interrupted_stays_due(tmp_path, monkey
         assert not any("eval/return" in line for line in lines(tmp_path / "parts"))
     monkeypatch.setattr("denoised_mdp.hooks.evaluate", evaluate)
     assert main(command) == 0
-    assert report(compare(tmp_path / "whole", tmp_path / "parts"))
+    assert report(compare(whole, tmp_path / "parts"))
 
 
 def test_a_probe_that_fails_costs_nothing(tmp_path, monkeypatch, capfd):
     """An environment that fails ends the run with one line, a defect with its traceback; both save before."""
-    options = ["train.probe_every=80", "train.checkpoint_every=200"]
+    options = ["train.probe_every=80", "train.checkpoint_every=200", "train.eval_every=0", "train.total_steps=120"]
     assert main(["train", *TINY, *options, f"run_dir={tmp_path / 'whole'}"]) == 0
 
     def failing(make):
@@ -144,11 +154,9 @@ def test_a_probe_that_fails_costs_nothing(tmp_path, monkeypatch, capfd):
     assert report(compare(tmp_path / "whole", tmp_path / "parts"))
 
 
-def test_a_failing_environment_ends_the_run_after_a_checkpoint(tmp_path, monkeypatch, capfd):
+def test_a_failing_environment_ends_the_run_after_a_checkpoint(whole, tmp_path, monkeypatch, capfd):
     """One message and exit code 4; without the fault the same command repeats the evaluation and ends the same."""
-    options = ["train.total_steps=80", "train.eval_episodes=2", "train.eval_workers=2"]
-    assert train(tiny(tmp_path / "whole", *options))
-    command = ["train", *TINY, *options, f"run_dir={tmp_path / 'parts'}"]
+    command = ["train", *TINY, *ONCE, "train.eval_workers=2", f"run_dir={tmp_path / 'parts'}"]
     monkeypatch.setattr(
         "denoised_mdp.hooks.evaluate",
         lambda agent, make, *rest, **options: evaluate(agent, functools.partial(Dying, make), *rest, **options),
@@ -158,4 +166,4 @@ def test_a_failing_environment_ends_the_run_after_a_checkpoint(tmp_path, monkeyp
     assert checkpoint.load(tmp_path / "parts" / "checkpoints")[1]["pending"][0] == "evaluate"
     monkeypatch.setattr("denoised_mdp.hooks.evaluate", evaluate)
     assert main(command) == 0
-    assert report(compare(tmp_path / "whole", tmp_path / "parts"))
+    assert report(compare(whole, tmp_path / "parts"))

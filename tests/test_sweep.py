@@ -256,14 +256,15 @@ def test_a_saved_run_is_handed_to_the_launcher_that_handles_the_signal(tmp_path,
         return collect(trainer)
 
     collect = Trainer.collect
-    command = ["train", "--multirun", *TINY, "seed=1,2", f"run_dir={folder}"]
+    short = ["train.total_steps=80", "train.eval_every=0"]
+    command = ["train", "--multirun", *TINY, *short, "seed=1,2", f"run_dir={folder}"]
     try:
         signal.signal(signal.SIGUSR2, requeue)
         with monkeypatch.context() as patch, pytest.raises(Requeued):
             patch.setattr(Trainer, "collect", interrupt)
             main(command)
         [stopped] = statuses([folder])
-        assert stopped.state == "stopped" and 0 < stopped.step < 200
+        assert stopped.state == "stopped" and 0 < stopped.step < 80
         assert main(command) == 0  # what the requeued job calls
         assert [run.state for run in statuses([folder])] == ["finished", "finished"]
     finally:
