@@ -149,7 +149,8 @@ def test_gymnasiums_own_model_files_are_loaded_without_warnings(tmp_path):
     assert not list(tmp_path.iterdir())  # MuJoCo's log
 
 
-OWN = ["env=gym", "env.task=gym_envs:Ball", "env.episode_steps=15", "env.action_repeat=2"]
+OWN = ["env=gym", "env.task=gym_envs:Ball", "env.episode_steps=15", "env.action_repeat=2", "train.segment_length=4"]
+OWN += ["train.probe_every=0", "train.total_steps=140", "train.eval_every=140", "policy.horizon=4"]
 
 
 def test_paired_worlds_play_no_episode_again(monkeypatch):
@@ -199,7 +200,7 @@ def test_an_environment_that_does_not_fit_is_closed(monkeypatch):
 def test_resume_is_exact_and_says_where_it_cannot_be(tmp_path, recwarn):
     for name in ("Ball", "Forgetful"):
         whole, parts = (tmp_path / f"{name}-{kind}" for kind in ("whole", "parts"))
-        options = [*OWN, f"env.task=gym_envs:{name}", "train.probe_every=0", "train.segment_length=4"]
+        options = [*OWN, f"env.task=gym_envs:{name}"]
         assert train(tiny(whole, *options))
         assert train(tiny(parts, *options, "train.total_steps=108"))
         assert train(tiny(parts, *options))
@@ -209,10 +210,9 @@ def test_resume_is_exact_and_says_where_it_cannot_be(tmp_path, recwarn):
 
 
 def test_a_run_that_cannot_be_put_back_can_be_stopped_between_updates_again_and_again(tmp_path):
-    options = [*OWN, "env.task=gym_envs:Forgetful", "train.probe_every=0", "train.segment_length=4"]
-    config = tiny(tmp_path / "run", *options, "train.updates=6")
+    config = tiny(tmp_path / "run", *OWN, "env.task=gym_envs:Forgetful", "train.updates=6")
     with pytest.warns(UserWarning, match="cannot be put back"):
-        run_in_parts(config, 58, 1, 1, 1)
+        run_in_parts(config, 40 + 6 + 20 + 1, 1, 1, 1)  # after the first update of the second round, and one by one
     assert lines(tmp_path / "run")[-1]["step"] == config.train.total_steps
 
 

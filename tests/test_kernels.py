@@ -192,7 +192,7 @@ def test_no_compiler_a_failing_one_a_full_cache_or_no_wish(tmp_path, monkeypatch
 
 @pytest.fixture
 def compiler(tmp_path):
-    """A function that makes a compiler which refuses some flags, and does not optimize, which takes most of the time."""
+    """A function that makes a compiler which refuses some flags, and does not optimize, which takes the most time."""
 
     def compiler(refused='""'):
         path = tmp_path / "cc"
