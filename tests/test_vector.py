@@ -96,6 +96,21 @@ def test_a_worker_that_was_asked_before_shows_where_it_hangs_now():
         assert str(failure.value).count("in _serve") == 1
 
 
+def test_a_traceback_that_is_written_slowly_is_awaited(monkeypatch):
+    """Line by line, as on a busy machine."""
+    action = [np.zeros(1, np.float32)]
+    with EnvironmentPool(functools.partial(Faulty, "hang"), 1, workers=1) as pool:
+        pool.reset([7])
+        pool.step(action)
+        (worker,) = pool._workers
+        whole, looks = worker._traceback, iter(range(100))
+        monkeypatch.setattr(worker, "_traceback", lambda: "".join(whole().splitlines(True)[: next(looks)]))
+        pool.timeout = 1.0
+        with pytest.raises(EnvironmentFailure, match="(?s)in hang.*in _serve.*in <module>") as failure:
+            pool.step(action)
+        assert whole().strip() in str(failure.value)
+
+
 def test_an_error_in_this_process_is_reported_like_a_workers():
     action = [np.zeros(1, np.float32)] * 2
     with EnvironmentPool(functools.partial(Faulty, "fail"), 2, task="toy_faulty") as pool:

@@ -170,7 +170,7 @@ class ProcessWorker:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGUSR1)
             patience = time.monotonic() + 5.0
-            while len(self._traceback()) <= before and time.monotonic() < patience:
+            while "in <module>\n" not in self._traceback()[before:] and time.monotonic() < patience:  # its last line
                 time.sleep(0.05)
             return "hung", self._traceback()[before:]
         return "hung", self._traceback()
