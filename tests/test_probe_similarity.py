@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from pixel_case import tiny_agent
+from scipy.stats import rankdata, spearmanr
 from small_runs import tiny
 
 import denoised_mdp.cli.main as cli
@@ -21,12 +22,13 @@ from denoised_mdp.analysis.crossfit import Estimate, confidence
 from denoised_mdp.analysis.data import freeze, probe_seeds, record
 from denoised_mdp.analysis.invariance import record_grid
 from denoised_mdp.analysis.probes import PROBES
+from denoised_mdp.analysis.ranks import rank_correlation, ranks
 from denoised_mdp.analysis.results import as_json
 from denoised_mdp.analysis.roles import by_role, in_words, sees
 from denoised_mdp.analysis.similarity import competence as competence_module
 from denoised_mdp.analysis.similarity import plots as similarity_plots
 from denoised_mdp.analysis.similarity import tables
-from denoised_mdp.analysis.similarity.competence import classical_map, competence, rank_correlation, spearman
+from denoised_mdp.analysis.similarity.competence import classical_map, competence, spearman
 from denoised_mdp.analysis.similarity.identifiability import identifiability
 from denoised_mdp.analysis.similarity.points import Point, Roster, score_at
 from denoised_mdp.analysis.similarity.roster import notes_of
@@ -222,8 +224,20 @@ def test_competence_needs_twelve_agents_and_resamples_runs(planted):
     flat = spearman(np.arange(20.0), np.tile([1.0, 2, 3, 4, 5], 4), runs)
     assert flat.low <= flat.value <= flat.high
     assert math.isnan(spearman(np.arange(4.0), np.arange(4.0), np.array([0, 0, 1, 1])).low)
-    assert rank_correlation(np.array([1.0, 2, 3]), np.array([10.0, 20, 90])) == pytest.approx(1)
+
+
+def test_rank_correlations_are_those_of_scipy():
+    """Equal values, constants and nan included."""
+    rng = np.random.default_rng(0)
+    for size in (2, 3, 7, 100):
+        for values in (3, 1000):  # with and without many equal ones
+            a, b = rng.integers(0, values, (2, size)).astype(float)
+            np.testing.assert_array_equal(ranks(a), rankdata(a))
+            if np.ptp(a) and np.ptp(b):
+                assert rank_correlation(a, b) == pytest.approx(spearmanr(a, b).statistic, abs=1e-12)
+    assert rank_correlation(np.array([1.0, 2, np.inf]), np.array([-np.inf, 20, 90])) == pytest.approx(1)
     assert math.isnan(rank_correlation(np.ones(3), np.arange(3.0)))
+    assert math.isnan(rank_correlation(np.array([1.0, 2, np.nan]), np.arange(3.0)))
 
 
 def test_classical_scaling_restores_distances():

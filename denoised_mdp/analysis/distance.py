@@ -16,6 +16,7 @@ import torch
 
 from denoised_mdp.analysis.qrl import QRL, learn_distance
 from denoised_mdp.analysis.quasimetric import IQE, relu_network
+from denoised_mdp.analysis.ranks import rank_correlation
 from denoised_mdp.analysis.ridge import Standardizer
 from denoised_mdp.analysis.situations import FIRST
 from denoised_mdp.errors import UserError
@@ -115,8 +116,6 @@ def measure_distances(
     Raises:
         UserError: no fitted episode has two rows, or no held-out one has three.
     """
-    from scipy.stats import spearmanr  # takes a second
-
     random = generator(seed, "distance pairs")
     pairs = random.choice(np.flatnonzero(tested), (2, PAIRS))  # [2, PAIRS]
     lags = {k: _apart(episode, tested, k) for k in LAGS}
@@ -135,7 +134,7 @@ def measure_distances(
         found[name] = Geometry(
             one_step=float(apart[1].mean()),
             violations=float(np.mean([(d > k).mean() for k, d in apart.items() if k > 1])),
-            rank_correlation=float(spearmanr(forth, reference).statistic),
+            rank_correlation=rank_correlation(forth, reference),
             asymmetry=float(np.abs(forth - back).mean() / forth.mean()),
             at_limit=float((forth * distance.unit >= distance.limit).mean()),
             random=float(np.median(forth)),

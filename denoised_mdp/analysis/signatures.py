@@ -19,8 +19,8 @@ from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.world_model_agent import WorldModelAgent
 from denoised_mdp.analysis.data import freeze
 from denoised_mdp.analysis.equivalence import distances
+from denoised_mdp.analysis.ranks import rank_correlation
 from denoised_mdp.analysis.similarity.arrays import standardized
-from denoised_mdp.analysis.similarity.competence import rank_correlation
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.pixels import ActionRepeat

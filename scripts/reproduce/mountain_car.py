@@ -23,11 +23,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
 
 from denoised_mdp.analysis.plots import INK, new_figure, plain_axes, save_figure
 from denoised_mdp.analysis.qrl import QRL, learn_distance
 from denoised_mdp.analysis.quasimetric import IQE, Euclid, relu_network
+from denoised_mdp.analysis.ranks import rank_correlation
 from denoised_mdp.progress import Phase, shown
 from denoised_mdp.seeding import generator
 
@@ -185,7 +185,7 @@ def judge(learned: np.ndarray) -> list[dict]:
             {
                 "goal": number or "task",
                 "score": round(score(steps_taken(nearest(d), goal), goal), 2),
-                "rank_correlation": round(float(spearmanr(d[known], truth[known]).statistic), 3),
+                "rank_correlation": round(rank_correlation(d[known], truth[known]), 3),
                 "error": "" if number else round(float(np.abs(d - truth)[known].mean()), 2),
                 "one_step": round(float(learned[-1].mean()), 3),
             }

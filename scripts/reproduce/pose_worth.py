@@ -74,8 +74,8 @@ def left(agent: WorldModelAgent, episodes: int = 6, steps: int = 150) -> tuple[f
     """Nats per frame that are left of filtered pictures, on the body and elsewhere."""
     seen, actions = play(agent.config, episodes, steps)
     empty = np.zeros((seen.shape[1], 0), np.float32)
-    episodes = [Episode(*one, empty, empty) for one in zip(seen[..., :3], actions, strict=True)]
-    shown = [decode(agent, one.latent) for one in freeze(agent, episodes)]  # [T, 3, H, W] each
+    played = [Episode(*one, empty, empty) for one in zip(seen[..., :3], actions, strict=True)]
+    shown = [decode(agent, one.latent) for one in freeze(agent, played)]  # [T, 3, H, W] each
     error = torch.stack(shown).permute(0, 1, 3, 4, 2).numpy() + 0.5 - seen[..., :3] / 255  # [N, T, H, W, 3]
     late, body = error[:, 20:].reshape(-1, *error.shape[2:]), seen[:, 20:, ..., 3:].max(-1) > 0  # once filtered
     body = body.reshape(late.shape[:3])  # [F, H, W]

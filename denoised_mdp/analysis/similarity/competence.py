@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from denoised_mdp.analysis.crossfit import Estimate, interval, student_over_normal
+from denoised_mdp.analysis.ranks import rank_correlation
 from denoised_mdp.analysis.similarity.points import Point
 from denoised_mdp.analysis.similarity.tables import BINS, LEAST_POINTS, LEAST_RUNS, over_runs
 from denoised_mdp.seeding import generator
@@ -63,20 +64,6 @@ def spearman(a: np.ndarray, b: np.ndarray, runs: np.ndarray) -> Estimate:
     wider = math.sqrt(len(names) / (len(names) - 1)) * student_over_normal(len(names) - 1)
     low, high = (value + wider * (float(end) - value) for end in interval(np.array(draws)))
     return Estimate(value, low, high).within(-1.0, 1.0)
-
-
-def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's coefficient; nan where one of them does not vary."""
-    first, second = (ranks - ranks.mean() for ranks in (ranks_of(a), ranks_of(b)))
-    scale = np.linalg.norm(first) * np.linalg.norm(second)
-    return float(first @ second / scale) if scale > 0 else math.nan
-
-
-def ranks_of(values: np.ndarray) -> np.ndarray:
-    """Ranks [n], from 1; equal values share the mean of theirs."""
-    ordered = np.sort(values)
-    below, at_most = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
-    return (below + at_most + 1) / 2
 
 
 def classical_map(matrix: np.ndarray, chance: float) -> np.ndarray:
