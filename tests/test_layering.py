@@ -125,6 +125,8 @@ def test_every_layer_exists():
         "from denoised_mdp.config import load_config; load_config(['preset=debug'])",
         "from denoised_mdp.cli.main import main; main(['train', 'env.taks=1'])",
         "from denoised_mdp.cli.main import main; main(['probe', 'factors', 'run', '--steps', '0'])",
+        "from denoised_mdp.cli.main import main; [main([word, 'nope']) for word in ('evaluate', 'render')]",
+        "from denoised_mdp.cli.main import main; main(['compare', 'a', 'b']); main(['export', 'a', '-o', 'b'])",
         "from denoised_mdp.cli.main import main; main(['config', 'sweep=evidence', 'sweep.method=2c', 'sweep.seed=0'])",
     ],
 )

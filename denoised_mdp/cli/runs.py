@@ -190,7 +190,16 @@ def _add_episodes(
     parser.add_argument("--seed", type=natural, metavar="N", help=f"seed of the episodes (default: {seeds})")
 
 
+def _check_runs(*paths: str) -> None:
+    """Refuse what is no run before PyTorch is imported, which takes seconds."""
+    from denoised_mdp.run.folder import RunFolder
+
+    for path in paths:
+        RunFolder.existing(path)
+
+
 def _evaluate(arguments: argparse.Namespace) -> int:
+    _check_runs(arguments.run)
     from denoised_mdp.evaluation import evaluate_run
 
     options = {key: getattr(arguments, key) for key in ("episodes", "split", "seed", "checkpoint", "device", "workers")}
@@ -214,6 +223,7 @@ def _mean(result: EvaluationResult) -> str:
 
 
 def _render(arguments: argparse.Namespace) -> int:
+    _check_runs(arguments.run)
     from denoised_mdp.analysis.render import render_run
 
     options = {key: getattr(arguments, key) for key in ("episodes", "split", "seed", "checkpoint", "device", "hero")}
@@ -225,6 +235,7 @@ def _render(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    _check_runs(arguments.run)
     from denoised_mdp.run.pretrained import export
 
     folder = export(arguments.run, arguments.output, arguments.checkpoint)
@@ -234,6 +245,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
+    _check_runs(arguments.first, arguments.second)
     from denoised_mdp.run.diff import compare, report
 
     return 0 if report(compare(arguments.first, arguments.second, checkpoint=arguments.checkpoint)) else 1
