@@ -12,13 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from denoised_mdp.config import load_config
 from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.config.schema import Config
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import prepare
 from denoised_mdp.run.signals import StopRequest
-from denoised_mdp.session import Session
+from denoised_mdp.session import Session, train
 from denoised_mdp.trainer import Trainer
 
 TINY = [
@@ -42,6 +44,13 @@ TINY = [
 def tiny(path: Path, *overrides: str) -> Config:
     """The configuration of a run of 200 steps in a toy environment: 100 actions and 6 updates."""
     return load_config([*TINY, f"run_dir={path}", *overrides])
+
+
+def finished_run(folder: Path, *overrides: str) -> Path:
+    """The folder of a whole run in a new folder, for a fixture that several tests share."""
+    assert train(tiny(folder / "run", *overrides))
+    torch.set_deterministic_debug_mode("default")  # such a run changes the whole process
+    return folder / "run"
 
 
 def lines(path: Path) -> list[dict]:

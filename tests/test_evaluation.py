@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import small_agent
 from faulty_envs import Dying, Faulty, Signalling
-from small_runs import TINY, lines, tiny
+from small_runs import TINY, finished_run, lines, tiny
 
 from denoised_mdp import evaluation
 from denoised_mdp.analysis.quick_probe import QuickProbe
@@ -102,10 +102,7 @@ ONCE = ["train.total_steps=80", "train.eval_episodes=2"]
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that evaluates once, without workers, and that nothing disturbs."""
-    path = tmp_path_factory.mktemp("whole") / "run"
-    assert train(tiny(path, *ONCE))
-    torch.set_deterministic_debug_mode("default")
-    return path
+    return finished_run(tmp_path_factory.mktemp("whole"), *ONCE)
 
 
 def test_an_evaluation_by_workers_that_is_interrupted_stays_due(whole, tmp_path, monkeypatch):

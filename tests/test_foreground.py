@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_batch, small_config
-from small_runs import run_in_parts, tiny
+from small_runs import finished_run, run_in_parts, tiny
 
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.analysis import render
@@ -84,9 +84,7 @@ FOREGROUND = ("model.target=foreground", "distractors=camera_jitter", "train.tot
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    path = tmp_path_factory.mktemp("foreground") / "whole"
-    assert train(tiny(path, *FOREGROUND))
-    return path
+    return finished_run(tmp_path_factory.mktemp("foreground"), *FOREGROUND)
 
 
 def test_rows_hold_both_pictures_and_play_as_without(whole, tmp_path):

@@ -15,8 +15,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-import torch
-from small_runs import TINY, finish, forked, lines, tiny
+from small_runs import TINY, finish, finished_run, forked, lines, tiny
 
 from denoised_mdp.cli.main import main
 from denoised_mdp.errors import UserError
@@ -35,10 +34,7 @@ SHORT = ["policy.hidden=8", "policy.horizon=4", "train.total_steps=160", "train.
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The run that nobody disturbed."""
-    path = tmp_path_factory.mktemp("whole") / "run"
-    assert train(tiny(path, *SHORT))
-    torch.set_deterministic_debug_mode("default")
-    return path
+    return finished_run(tmp_path_factory.mktemp("whole"), *SHORT)
 
 
 def command(path: Path, *more: str) -> list[str]:

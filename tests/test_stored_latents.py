@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_batch, small_agent
-from small_runs import lines, run_in_parts, run_units, tiny
+from small_runs import finished_run, lines, run_in_parts, run_units, tiny
 
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
@@ -196,9 +196,7 @@ OPTIONS = ["policy.hidden=8", "train.eval_every=0", "replay.latents=true"]
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that was never stopped."""
-    path = tmp_path_factory.mktemp("whole") / "run"
-    assert train(tiny(path, *OPTIONS))
-    return path
+    return finished_run(tmp_path_factory.mktemp("whole"), *OPTIONS)
 
 
 def test_a_stop_changes_nothing(whole, tmp_path):

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from small_runs import TINY, lines, tiny
+from small_runs import TINY, finished_run, lines, tiny
 
 import denoised_mdp
 from denoised_mdp import files as reading
@@ -25,7 +24,6 @@ from denoised_mdp.errors import UserError, remedy
 from denoised_mdp.files import replace_file, sync_folder
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.folder import output_file
-from denoised_mdp.session import train
 
 pytestmark = pytest.mark.timeout(60)  # what reads a pipe waits for ever
 
@@ -34,10 +32,7 @@ SHORT = ["policy.hidden=8", "train.eval_every=0", "train.probe_every=0", "train.
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    path = tmp_path_factory.mktemp("finished") / "run"
-    assert train(tiny(path, *SHORT))
-    torch.set_deterministic_debug_mode("default")
-    return path
+    return finished_run(tmp_path_factory.mktemp("finished"), *SHORT)
 
 
 @pytest.fixture

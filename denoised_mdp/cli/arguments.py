@@ -147,13 +147,30 @@ def expanded(text: str) -> Path:
 
 def add_runs(parser: argparse.ArgumentParser, *, several: bool) -> None:
     """Add the folder of a run, or of several."""
+    name = "runs" if several else "run"
     parser.add_argument(
-        "runs" if several else "run",
+        name,
         type=expanded,
         nargs="+" if several else None,
         metavar="RUN",
         help="folder of a run, e.g. runs/quickstart, or pretrained:cheetah_run_video",
     )
+    check_runs(parser, name)
+
+
+def check_runs(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Let a command refuse what is no run, of these arguments, before it imports PyTorch, which takes seconds."""
+    function = parser.get_default("function")
+
+    def checked(arguments: argparse.Namespace) -> int:
+        from denoised_mdp.run.folder import RunFolder
+
+        for given in (getattr(arguments, name) for name in names):
+            for path in given if isinstance(given, list) else [given]:
+                RunFolder.existing(path)
+        return function(arguments)
+
+    parser.set_defaults(function=checked)
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:

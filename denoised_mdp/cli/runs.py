@@ -13,6 +13,7 @@ from denoised_mdp.cli.arguments import (
     add_command,
     add_runs,
     add_weights,
+    check_runs,
     expanded,
     first_probe,
     natural,
@@ -99,6 +100,7 @@ def _add_compare(commands: argparse._SubParsersAction) -> None:
     compare.add_argument("first", type=expanded, metavar="RUN_A", help="folder of a run")
     compare.add_argument("second", type=expanded, metavar="RUN_B", help="folder of another run")
     compare.add_argument("--checkpoint", type=natural, metavar="STEP", help="default: the newest of each")
+    check_runs(compare, "first", "second")
 
 
 def _add_status(commands: argparse._SubParsersAction) -> None:
@@ -190,16 +192,7 @@ def _add_episodes(
     parser.add_argument("--seed", type=natural, metavar="N", help=f"seed of the episodes (default: {seeds})")
 
 
-def _check_runs(*paths: str) -> None:
-    """Refuse what is no run before PyTorch is imported, which takes seconds."""
-    from denoised_mdp.run.folder import RunFolder
-
-    for path in paths:
-        RunFolder.existing(path)
-
-
 def _evaluate(arguments: argparse.Namespace) -> int:
-    _check_runs(arguments.run)
     from denoised_mdp.evaluation import evaluate_run
 
     options = {key: getattr(arguments, key) for key in ("episodes", "split", "seed", "checkpoint", "device", "workers")}
@@ -223,7 +216,6 @@ def _mean(result: EvaluationResult) -> str:
 
 
 def _render(arguments: argparse.Namespace) -> int:
-    _check_runs(arguments.run)
     from denoised_mdp.analysis.render import render_run
 
     options = {key: getattr(arguments, key) for key in ("episodes", "split", "seed", "checkpoint", "device", "hero")}
@@ -235,7 +227,6 @@ def _render(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    _check_runs(arguments.run)
     from denoised_mdp.run.pretrained import export
 
     folder = export(arguments.run, arguments.output, arguments.checkpoint)
@@ -245,7 +236,6 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    _check_runs(arguments.first, arguments.second)
     from denoised_mdp.run.diff import compare, report
 
     return 0 if report(compare(arguments.first, arguments.second, checkpoint=arguments.checkpoint)) else 1
