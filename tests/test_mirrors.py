@@ -1,6 +1,7 @@
 """Services that get a copy of the metrics; the real ones are asked where they are installed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,20 +98,47 @@ def test_a_service_learns_how_the_run_ended(tmp_path, monkeypatch):
 
 def test_services_show_how_a_run_ended_and_that_it_goes_on(tmp_path, monkeypatch):
     told = []
-    about = SimpleNamespace(info=SimpleNamespace(run_id="a", experiment_id="7"), experiment_id="7")
+    about = SimpleNamespace(info=SimpleNamespace(run_id="a", lifecycle_stage="active"), experiment_id="7")
     client = SimpleNamespace(
         get_experiment_by_name=lambda name: about,
-        search_runs=lambda *arguments: [about],
+        create_run=lambda *arguments, **options: about,
+        log_batch=lambda *arguments, **options: None,
+        get_run=lambda name: about,
         update_run=lambda run, status: told.append(status),
         set_terminated=lambda run, status: told.append(status),
     )
     run = SimpleNamespace(define_metric=lambda *a, **o: None, finish=lambda exit_code: told.append(exit_code))
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda: client))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", SimpleNamespace(Param=lambda key, value: (key, value)))
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **about: run))
     for kind in ("mlflow", "wandb"):
         for failed in (True, False):
             mirrors.mirror_of(load_config([*TINY, f"train.log_to={kind}", f"run_dir={tmp_path}"])).close(failed)
     assert told == ["RUNNING", "FAILED", "RUNNING", "FINISHED", 1, 0]
+
+
+def test_a_service_knows_a_run_by_what_its_folder_keeps(tmp_path, monkeypatch):
+    """Not by the path: another machine's run, or the next one in a folder that was emptied, may have the same."""
+    names = []
+    run = SimpleNamespace(define_metric=lambda *a, **o: None)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **about: names.append(about["id"]) or run))
+
+    def begin(folder) -> str:
+        folder.mkdir(exist_ok=True)
+        mirrors.mirror_of(load_config([*TINY, "train.log_to=wandb", f"run_dir={folder}"]))
+        return names[-1]
+
+    first = begin(tmp_path / "a")
+    assert begin(tmp_path / "a") == first, "a continued run continues"
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copied = begin(tmp_path / "b")
+    assert copied != first and begin(tmp_path / "a") == first, "a copy is another run"
+    kept = tmp_path / "a" / "service.json"
+    for damaged in ("", "[]", '{"folder": 3}'):
+        kept.write_text(damaged)
+        assert begin(tmp_path / "a") not in (first, copied)
+    kept.unlink()
+    assert begin(tmp_path / "a") not in (first, copied), "what is new in an emptied folder is new"
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch, capsys):
@@ -133,7 +161,7 @@ def test_a_package_that_is_not_whole_is_one_line(tmp_path, monkeypatch):
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("name", ["a", "Ann's run", 'a "run"'])
+@pytest.mark.parametrize("name", ["a", 'Ann\'s "run"'])
 def test_mlflow_keeps_one_run_over_a_resume(tmp_path, monkeypatch, name):
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -145,6 +173,12 @@ def test_mlflow_keeps_one_run_over_a_resume(tmp_path, monkeypatch, name):
     returns = [row["eval/return"] for row in lines(tmp_path / name) if "eval/return" in row]
     assert [one.value for one in client.get_metric_history(run.info.run_id, "eval/return")] == returns
     assert run.data.params["model.kl.beta"] == "1.0" and run.info.status == "FINISHED"
+    assert run.data.tags["run_dir"] == str(tmp_path / name)
+    mlflow.set_tracking_uri(f"file:{tmp_path / 'another'}")
+    assert train(tiny(tmp_path / name, "train.log_to=mlflow", "train.total_steps=240"))
+    client = mlflow.MlflowClient()
+    [other] = client.search_runs([client.get_experiment_by_name(mirrors.PROJECT).experiment_id])
+    assert other.info.run_id != run.info.run_id, "another store does not know it"
 
 
 def test_a_finished_run_asks_no_service(tmp_path, monkeypatch, capsys):
@@ -171,12 +205,6 @@ def test_mlflow_gets_a_line_of_metrics_in_one_request(monkeypatch):
     service.client = SimpleNamespace(log_batch=lambda run, metrics: got.append((run, metrics)))
     service.log(3, {"probe/signal_from_c+x": 0.5, "eval/return": 2.0})
     assert got == [("run", [("probe/signal_from_c_x", 0.5, 3), ("eval/return", 2.0, 3)])]
-
-
-def test_mlflow_filters_have_no_escapes():
-    assert (mirrors.quoted("/a b"), mirrors.quoted("/Ann's")) == ("'/a b'", '"/Ann\'s"')
-    with pytest.raises(UserError, match="another run_dir"):
-        mirrors.quoted("""'a' "b\"""")
 
 
 def test_wandb_works_offline(tmp_path):

@@ -48,6 +48,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.machine = self.path / "machine.jsonl"
         self.error = self.path / "error.json"
+        self.service = self.path / "service.json"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
         self.snapshots = self.path / "snapshots"
@@ -166,7 +167,7 @@ class RunFolder:
     @property
     def own(self) -> tuple[Path, ...]:
         """What only a training may write: everything except videos and probe results."""
-        files = (self.config, self.metrics, self.machine, self.error, self.path / LOCK)
+        files = (self.config, self.metrics, self.machine, self.error, self.service, self.path / LOCK)
         return (*files, self.tensorboard, self.checkpoints, self.snapshots, self.replay, self.diagnostics)
 
     @classmethod

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
+import secrets
 import time
 import warnings
-import zlib
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +18,8 @@ from denoised_mdp.config import as_tree
 from denoised_mdp.config.compose import flatten
 from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError, one_line
+from denoised_mdp.files import read_json, replace_file
+from denoised_mdp.run.folder import RunFolder
 
 PROJECT = "denoised-mdp"
 MOST_LETTERS = 500
@@ -34,16 +38,43 @@ class Mirror(Protocol):
         """Send what is left, and whether an error has ended the run; one that was stopped has not failed."""
 
 
+class Known:
+    """What a service calls the run in a folder, kept there, so that a continued run continues in the service.
+
+    Of that folder alone: a copy of a run, which may be continued otherwise, is another run to the service.
+    """
+
+    def __init__(self, config: Config):
+        self.path, self.folder = RunFolder(config.run_dir).service, os.path.realpath(config.run_dir)
+        self.names: dict[str, str] = {}
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or a damaged one: a new name
+            tree = read_json(self.path)
+            if tree["folder"] == self.folder:
+                self.names = {str(service): str(name) for service, name in tree["names"].items()}
+
+    @property
+    def title(self) -> str:
+        """What people read."""
+        return Path(self.folder).name
+
+    def keep(self, service: str, name: str) -> None:
+        """Write the name that this service knows from now on."""
+        self.names[service] = name
+        tree = {"folder": self.folder, "names": self.names}
+        replace_file(self.path, (json.dumps(tree) + "\n").encode())
+
+
 class WandB:
-    """A run of Weights & Biases, known by its folder. ``WANDB_MODE=offline`` keeps everything in ``RUN/wandb``."""
+    """A run of Weights & Biases, see `Known`. ``WANDB_MODE=offline`` keeps everything in ``RUN/wandb``."""
 
     package = "wandb"
 
     def __init__(self, config: Config):
-        folder = os.path.realpath(config.run_dir)
-        identity = f"{zlib.crc32(folder.encode()):08x}"
-        about = {"project": PROJECT, "id": identity, "name": Path(folder).name, "resume": "allow"}
+        known = Known(config)
+        name = known.names.get(self.package) or secrets.token_hex(8)
+        about = {"project": PROJECT, "id": name, "name": known.title, "resume": "allow"}
         self.run = _module(self.package).init(dir=config.run_dir, config=as_tree(config), **about)
+        known.keep(self.package, name)
         self.run.define_metric("*", step_metric="step")  # its own steps may not go back, as those of a resumed run do
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -56,17 +87,25 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow, known by its folder, in the store that ``MLFLOW_TRACKING_URI`` names."""
+    """A run of MLflow, see `Known`, in the store that ``MLFLOW_TRACKING_URI`` names."""
 
     package = "mlflow"
 
     def __init__(self, config: Config):
-        self.client = _module(self.package).MlflowClient()
-        experiment = self._experiment()
-        folder = os.path.realpath(config.run_dir)
-        runs = self.client.search_runs([experiment], f"tags.run_dir = {quoted(folder)}")
-        self.id = runs[0].info.run_id if runs else self._create(experiment, folder, config)
+        self.client, known = _module(self.package).MlflowClient(), Known(config)
+        experiment, before = self._experiment(), known.names.get(self.package)
+        self.id = before if before and self._has(before) else self._create(experiment, known, config)
+        known.keep(self.package, self.id)
         self.client.update_run(self.id, "RUNNING")  # one that goes on has the status of its last end
+
+    def _has(self, run: str) -> bool:
+        """Whether the store has this run: it may be another store than at the run's start, or have lost it."""
+        try:
+            return self.client.get_run(run).info.lifecycle_stage == "active"
+        except _module(f"{self.package}.exceptions").MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return False
 
     def _experiment(self) -> str:
         """The experiment of all runs; the first run makes it, and of several that begin at once one is first."""
@@ -79,8 +118,8 @@ class MLflow:
                 return found.experiment_id
             raise
 
-    def _create(self, experiment: str, folder: str, config: Config) -> str:
-        run = self.client.create_run(experiment, tags={"run_dir": folder}, run_name=Path(folder).name).info.run_id
+    def _create(self, experiment: str, known: Known, config: Config) -> str:
+        run = self.client.create_run(experiment, tags={"run_dir": known.folder}, run_name=known.title).info.run_id
         param = _module(f"{self.package}.entities").Param
         params = [param(key, str(value)[:MOST_LETTERS]) for key, value in flatten(as_tree(config))]
         for begin in range(0, len(params), MOST_PARAMS):
@@ -96,20 +135,6 @@ class MLflow:
     def close(self, failed: bool) -> None:
         """See `Mirror`."""
         self.client.set_terminated(self.id, "FAILED" if failed else "FINISHED")
-
-
-def quoted(text: str) -> str:
-    """A string in MLflow's filters, which know no escapes: in quotation marks that it does not contain.
-
-    Raises:
-        UserError: it contains both kinds.
-    """
-    mark = '"' if "'" in text else "'"
-    if mark in text:
-        raise UserError(
-            f"{text}: MLflow cannot find a folder with both kinds of quotation marks. Choose another run_dir."
-        )
-    return f"{mark}{text}{mark}"
 
 
 class Careful:
