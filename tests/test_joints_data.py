@@ -20,6 +20,8 @@ from denoised_mdp.analysis.results import first_difference
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
 from denoised_mdp.envs import make_env
+from denoised_mdp.envs.joints import Joint
+from denoised_mdp.envs.toy import TerminatingToyEnv
 from denoised_mdp.errors import UserError
 
 TASK = ["env.task=reacher_easy", "distractors=[video_background]", "env.action_repeat=2"]
@@ -120,6 +122,17 @@ def test_stacks_begin_with_the_episode(whole):
     stacked = data.images(np.array([8, 9, 15]), 3)
     np.testing.assert_array_equal(stacked, images[[[8, 8, 8], [8, 8, 9], [13, 14, 15]]])
     data.close()
+
+
+def test_episodes_that_end_by_themselves_are_refused(tmp_path, monkeypatch):
+    """Else a stack of frames would begin in one episode and end in the next."""
+    monkeypatch.setattr(TerminatingToyEnv, "joints", (Joint("x", "m", "scalar", (0,)),), raising=False)
+    monkeypatch.setattr(TerminatingToyEnv, "signal_kinds", ("scalar", "scalar"), raising=False)
+    config = load_config(["env=toy", "env.task=dot_terminating", "distractors=none"])
+    environment = dict(vars(config.env), distractors={}, split="train", clips_seed=0, episode_steps=78)
+    right = {"right": lambda features, rng: np.array([1, 0], np.float32)}
+    with pytest.raises(UserError, match=r"ended an episode itself, after \d+ actions.*40 frames.*--frames"):
+        collect(tmp_path / "data", Plan(environment, ("right",), episodes=2, frames=40, test_share=0.5), right)
 
 
 def test_a_folder_whose_first_writing_was_killed_can_be_used(tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import csv
 import json
+import warnings
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from pictures import assert_whole
 
 from denoised_mdp.analysis.joints.data import JointData
 from denoised_mdp.analysis.joints.plots import figures, short_names
-from denoised_mdp.analysis.joints.probe import _names
+from denoised_mdp.analysis.joints.probe import _check_stack, _names
 from denoised_mdp.analysis.joints.regression import (
     Curve,
     Regressor,
@@ -192,6 +193,21 @@ def test_command_compares_runs_and_leaves_them_alone(data, tmp_path, capsys):
     ((_, numbers),) = part["folded"].values()
     assert len(part["pictures"]) == 3 and float(dict(numbers)["relative_mse"]) > 0
     assert len(list((data.folder / "contrastive").iterdir())) == 1  # trained once for both
+
+
+def test_frames_that_lie_further_apart_than_an_encoder_learned_are_told(data):
+    config = load_config([*TASK, "env.action_repeat=2"])
+
+    def subject(frames):
+        return SimpleNamespace(
+            path="runs/a", config=config, agent=SimpleNamespace(picture_encoder=SimpleNamespace(frames=frames))
+        )
+
+    with pytest.warns(UserWarning, match=r"runs/a: .*frames that are 2 steps apart .*are 4 apart"):
+        _check_stack(subject(3), (3,), data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _check_stack(subject(1), (1, 3), data)  # each frame is encoded alone
 
 
 def test_names_lose_a_first_word_that_all_share():

@@ -1,5 +1,6 @@
 """The probes of similarity and equivalence: planted representations, and whole small runs."""
 
+import contextlib
 import csv
 import dataclasses
 import itertools
@@ -36,6 +37,7 @@ from denoised_mdp.analysis.situations import AWAY, HOME, Situations, check_lengt
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.latent import Latent
+from denoised_mdp.rollout import play
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.load import load_run
 from denoised_mdp.session import train
@@ -597,6 +599,17 @@ def test_a_time_limit_ends_no_rewards():
         signatures.rows_with_future(short, np.array([10]))
 
 
+def test_nothing_is_earned_after_a_terminal_state():
+    config = load_config(["env=toy", "env.task=dot_terminating", "distractors=none", "env.action_repeat=1"])
+    right, actions = np.array([1.0, 0.0], np.float32), signatures.random_actions(2, 3)
+    with contextlib.closing(environment_maker(config)()) as environment:
+        seed = 53  # its dot leaves the picture with the tenth action
+        episode = play(environment, seed, lambda observation: right, 60)
+    assert len(episode.action) == 11
+    before, after = signatures.true_signatures(config, [episode], [seed], np.array([9, 10]), actions)
+    assert before.any() and not after.any()
+
+
 def test_signatures_of_an_environment_that_does_not_repeat_are_refused_in_one_line():
     config = load_config(["env=gym", "env.id=gym_envs:Forgetful", "distractors=camera_jitter", "env.episode_steps=60"])
     seeds, actions = probe_seeds(0, 1), signatures.random_actions(1, 2, 3)
@@ -609,6 +622,17 @@ def test_distances_that_follow_rewards_have_rank_correlation_one():
     true, episode = normal(0, 30, 1), np.repeat(np.arange(6), 5)
     found = signatures.compare(true, {"seen": 3 * true, "rest": normal(1, 30, 4)}, episode)
     assert found["seen"] == pytest.approx(1) and abs(found["rest"]) < 0.3
+
+
+def test_signatures_that_are_imagined_are_compared_in_units_of_reward():
+    """A perfect model is perfect, and tiny errors of rewards that never come do not outweigh those that do."""
+    true, episode = normal(0, 40, 20), np.repeat(np.arange(8), 5)
+    true *= np.geomspace(1, 100, 20)
+    true[:, 1:10] = 0.0
+    found = signatures.compare(true, {}, episode, true)
+    assert found == {"imagined": pytest.approx(1)}
+    nearly = signatures.compare(true, {"latent": true}, episode, true + 1e-4 * normal(1, 40, 20))
+    assert nearly["imagined"] > 0.999 > 0.9 > nearly["latent"], "a latent's features have no common unit"
 
 
 def test_a_roster_names_groups_and_stages(runs):

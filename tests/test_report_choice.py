@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from test_report import Tags, page_of
 
 from denoised_mdp.analysis.report import plots as report_plots
 from denoised_mdp.analysis.report.choice import common_options, results_at_common_step, shown
-from denoised_mdp.analysis.report.data import read_run
+from denoised_mdp.analysis.report.data import RunData, read_run
 from denoised_mdp.analysis.report.groups import group_runs
 from denoised_mdp.analysis.report.parts import compared_options, overview
 from denoised_mdp.cli.main import main
@@ -82,6 +83,23 @@ def test_comparisons_with_other_runs_are_all_shown(tmp_path):
     read = read_run(run)
     found = [(tree["runs"], tree.get("checkpoint")) for _, tree in shown([read], [read], "similarity")]
     assert sorted(map(str, found)) == sorted(map(str, [(["a", "b"], None), (["a", "c"], None), (["a", "c"], "best")]))
+
+
+@pytest.mark.parametrize("other", [{"step": 900}, {"options": {"episodes": 84, "steps": 250}}])
+def test_a_comparison_of_another_step_or_size_replaces_only_those_of_the_same_runs(other):
+    common = {"split": "", "checkpoint": None, "step": 100, "options": {"episodes": 40, "steps": 250}}
+    trees = [
+        common | {"runs": ["a", "b"]},
+        common | {"runs": ["a", "c"]} | other,
+        common | {"runs": ["a", "b"]} | other,
+    ]
+    run = RunData(Path("a"), probes={"similarity": trees})
+    for order in (trees, trees[::-1]):
+        run.probes["similarity"] = list(order)
+        found = [tree for _, tree in shown([run], [run], "similarity")]
+        assert sorted(map(str, found)) == sorted(map(str, trees[1:])), (
+            "the choice of most, and the only one of its runs"
+        )
 
 
 def test_what_a_sample_cannot_tell_is_said_and_not_averaged(tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import gymnasium as gym
 import numpy as np
@@ -64,8 +64,8 @@ def true_signatures(
 ) -> np.ndarray:
     """Rewards without noise after the states in `rows` of each episode: [episodes * rows, sequences * horizon].
 
-    Nothing is drawn. The physics is that of the episodes, which began with `seeds`. A distractor that is part of the
-    task, such as RoboDesk's television, has strength 0.
+    Those of a terminal state are 0. Nothing is drawn. The physics is that of the episodes, which began with `seeds`. A
+    distractor that is part of the task, such as RoboDesk's television, has strength 0.
 
     Raises:
         UserError: the environment cannot be put back into a state, its actions are discrete, an episode lacks a row, or
@@ -87,14 +87,13 @@ def true_signatures(
         for episode, seed in zip(track(episodes, "true signatures", "episodes"), seeds, strict=True):
             environment.reset(seed=seed)
             for row, action in enumerate(episode.action[: rows[-1] + 1]):
-                if row:
-                    stepper.step(action)
+                over = bool(row) and stepper.step(action)[2]
                 if row not in rows:
                     continue
                 try:
                     repeats = np.allclose(core.signal(), episode.signal[row], atol=1e-4)
                     if repeats:
-                        found.append(signature(core, stepper, actions))
+                        found.append(np.zeros(actions[..., 0].size) if over else signature(core, stepper, actions))
                 except CannotRestore:  # a world without a signal shows it only here
                     repeats = False
                 if not repeats:
@@ -173,11 +172,17 @@ def pooled_r2(true: np.ndarray, predicted: np.ndarray, level: bool = True) -> fl
     return float(1 - np.square(true - predicted).sum() / spread) if spread > 0 else np.nan
 
 
-def compare(true: np.ndarray, roles: dict[str, np.ndarray], episode: np.ndarray) -> dict[str, float]:
-    """Rank correlation of distances in each role [n, F] with those of signatures [n, R], over pairs of episodes."""
+def compare(
+    true: np.ndarray, roles: Mapping[str, np.ndarray], episode: np.ndarray, imagined: np.ndarray | None = None
+) -> dict[str, float]:
+    """Rank correlation of distances in each role [n, F] with those of signatures [n, R], over pairs of episodes.
+
+    Features of a role have no common unit, so each is divided by its standard deviation. imagined: the model's own
+    signatures [n, R]. They are rewards, as the true ones are, and stay so: a column that hardly varies counts little.
+    """
     pairs = np.triu(episode[:, None] != episode)
     expected = distances(true, true)[pairs]
-    return {
-        role: rank_correlation(distances(values, values)[pairs], expected)
-        for role, values in ((role, standardized(features)) for role, features in roles.items())
-    }
+    compared = {role: standardized(features) for role, features in roles.items()}
+    if imagined is not None:
+        compared["imagined"] = imagined
+    return {role: rank_correlation(distances(values, values)[pairs], expected) for role, values in compared.items()}

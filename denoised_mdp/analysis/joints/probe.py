@@ -79,7 +79,7 @@ def probe_joints(
     with contextlib.closing(JointData(data)) as store, locked(folder):
         for subject in members:
             _check(subject.config, store)
-            _check_stack(subject, stack)
+            _check_stack(subject, stack, store)
         train, test = chosen_rows(store, sizes, test_pairs)
         names = _names([subject.config for subject in members], [subject.path for subject in members])
         config, where = _first_model(members, references), resolve_device(device)
@@ -170,13 +170,20 @@ def _check(config: Config, store: JointData) -> None:
         )
 
 
-def _check_stack(subject: Subject, stack: Sequence[int]) -> None:
-    """Refuse stacks of frames that an encoder of stacks does not read."""
+def _check_stack(subject: Subject, stack: Sequence[int], store: JointData) -> None:
+    """Refuse stacks of frames that an encoder of stacks does not read, and warn of frames that lie further apart."""
     frames = subject.agent.picture_encoder.frames
     if frames not in (1, 3):  # those of `probe joints` and its data sets
         raise UserError(f"{subject.path}: this run's encoder reads {frames} frames at once, the probe 1 or 3.")
     if frames > 1 and tuple(stack) != (frames,):
         raise UserError(f"{subject.path}: this run's encoder reads {frames} frames at once: give --stack {frames}.")
+    learned, recorded = subject.config.env.action_repeat, store.plan.environment["action_repeat"]
+    if frames > 1 and learned != recorded:
+        warnings.warn(
+            f"{subject.path}: this run's encoder reads frames that are {learned} steps apart (env.action_repeat); those"
+            f" of {store.folder} are {recorded} apart.",
+            stacklevel=3,
+        )
 
 
 def _first_model(members: Sequence[Subject], references: Sequence[str]) -> Config:

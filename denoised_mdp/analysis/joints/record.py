@@ -111,7 +111,7 @@ def collect(
     result is bit-identical.
 
     Raises:
-        UserError: the folder holds another data set, or the disk is too small.
+        UserError: the folder holds another data set, the disk is too small, or the task ended an episode too early.
     """
     with contextlib.closing(plan.make()) as environment:
         joints = joints_of(environment)
@@ -136,6 +136,11 @@ def collect(
                     store.write(number * plan.frames + t, row)
                     earned += played.reward
                     progress(number * plan.frames + t + 1)
+                    if played.last and t + 1 < plan.frames:  # else frames of two episodes would be stacked
+                        raise UserError(
+                            f"The task ended an episode itself, after {t} actions: episodes of a data set have"
+                            f" {plan.frames} frames. Give fewer --frames, or choose another task."
+                        )
                 store.flush()
                 done.append({**one, "return": earned, "crc32": checksum})
                 _write_manifest(folder, about | {"finished": done})

@@ -114,13 +114,13 @@ def _signatures(
     column, true, rows = [row[0] for row in ground.grid], ground.signatures, ground.rows
     first = {role: values[:, 0, : len(rows)].reshape(len(true), -1) for role, values in roles.items()}
     pixels = np.concatenate([cell.observation[rows].reshape(len(rows), -1) for cell in column])
-    asked, r2, note = first | {"pixels": pixels}, float("nan"), CANNOT_IMAGINE
+    own, r2, note = None, float("nan"), CANNOT_IMAGINE
     latents = seen_latents(subject.agent, column, rows)
     if latents is not None:
         own, note = model_signatures(subject.agent, latents, ground.actions), ""
         level = not subject.agent.world_model.table.rewarded_noise
-        asked, r2 = asked | {"imagined": own}, pooled_r2(true, own, level)
-    ranks = compare(true, asked, episode[:, : len(rows)].ravel())
+        r2 = pooled_r2(true, own, level)
+    ranks = compare(true, first | {"pixels": pixels}, episode[:, : len(rows)].ravel(), own)
     return {"states": len(true), "R2": r2, "spearman": ranks, "note": note}
 
 

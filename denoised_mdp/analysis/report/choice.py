@@ -83,10 +83,10 @@ def shown(runs: Sequence[RunData], everyone: Sequence[RunData], probe: str) -> F
     splits = sorted({tree["split"] for run in runs for tree in run.probes.get(probe, [])})
     for split in splits:
         compared = results_at_common_step(runs, probe, common_options(everyone, probe, split))
+        chosen = {id(tree) for _, tree in compared}
         for run in runs:
-            own = [tree for other, tree in compared if other is run]
-            own = own or [tree for tree in run.probes.get(probe, []) if tree["split"] == split]
-            own.sort(key=lambda one: (one["step"], size_of(one)))
-            best = {str((tree.get("runs"), tree.get("checkpoint"))): tree for tree in own}
+            own = [tree for tree in run.probes.get(probe, []) if tree["split"] == split]
+            own.sort(key=lambda one: (id(one) in chosen, one["step"], size_of(one)))
+            best = {str((tree.get("runs"), tree.get("checkpoint"))): tree for tree in own}  # the last of each
             found += [(run, tree) for tree in best.values()]
     return sorted(found, key=lambda one: next(i for i, run in enumerate(runs) if run is one[0]))
