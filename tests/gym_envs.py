@@ -204,6 +204,12 @@ class Walk(Ball):
         return super().step([2.0 * action])
 
 
+class NarrowWalk(Walk):
+    """Its choices are of the type int32, as `action in action_space` asks."""
+
+    action_space = gym.spaces.Discrete(3, start=-1, dtype=np.int32)
+
+
 class Buttons(Ball):
     action_space = gym.spaces.MultiDiscrete([2, 3])
 

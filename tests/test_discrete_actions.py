@@ -70,8 +70,9 @@ def test_random_choices_are_uniform_one_hot_rows():
     assert Actions(2).random(rng).shape == (2,) and not Actions(4, discrete=True).none().any()
 
 
-def test_an_environment_takes_the_number_or_the_row_of_a_choice():
-    env, other = (make_env("gym_envs:Walk", suite="gym", episode_steps=9, action_repeat=1) for _ in range(2))
+@pytest.mark.parametrize("name", ["Walk", "NarrowWalk"])
+def test_an_environment_takes_the_number_or_the_row_of_a_choice(name):
+    env, other = (make_env(f"gym_envs:{name}", suite="gym", episode_steps=9, action_repeat=1) for _ in range(2))
     with EnvironmentPool(lambda: env, 1) as pool:
         assert pool.actions == Actions(3, discrete=True)
     env.reset(seed=1), other.reset(seed=1)

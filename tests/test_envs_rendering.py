@@ -302,5 +302,16 @@ def test_a_renderer_that_cannot_start_is_one_line(backend):
 
 
 @pytest.mark.skipif(not gl._has_egl_device(), reason="needs EGL")
+def test_what_keeps_a_renderer_from_starting_is_named():
+    """It may be a package that does not fit to another, which no GL library mends."""
+    with (
+        pytest.raises(UserError, match=r"cannot start \(ImportError: needs mujoco 4\\x00\)\. On Debian"),
+        gl.gl_errors(),
+    ):
+        raise ImportError("needs mujoco\n4\x00")
+    with pytest.raises(UserError, match=r"cannot start \(OSError\)\."), gl.gl_errors():
+        raise OSError
+
+
 def test_the_name_of_the_backend_may_be_upper_case():
     assert run(DRAW_TWICE, MUJOCO_GL="EGL").stdout.startswith("drew")

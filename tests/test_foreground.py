@@ -58,6 +58,22 @@ def test_it_is_what_the_camera_shows():
     assert (colored.world.foreground() != plain).any()  # in other colours
 
 
+def test_a_distractor_around_others_sees_body_and_background_as_they_are_shown():
+    """Whatever lies between it and the world: the body is where the camera shows it, and a video is background."""
+    for names in (["video_background"], ["camera_jitter"], ["video_background", "camera_jitter"]):
+        _, env = observations(suite="toy", task="dot", distractors=names)
+        inner = env.world.unwrapped
+        body, share = inner.frame_and_background()
+        found, seen = env.world.frame_and_background()
+        if "camera_jitter" in names:
+            dx, dy = env.world.noise_values()
+            assert max(abs(dx), abs(dy)) > 0.5
+            body = translate(body, dx, dy)
+            share = translate((255 * share).astype(np.uint8)[..., None], dx, dy)[..., 0] / 255
+        np.testing.assert_array_equal(found, body)
+        np.testing.assert_allclose(seen.astype(float), share, atol=0.5 / 255)
+
+
 def test_the_loss_by_hand():
     config = small_config()
     config.model.target = "foreground"

@@ -14,9 +14,12 @@ from denoised_mdp import session as session_module
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.collector import Collector
 from denoised_mdp.config.schema import SACConfig
+from denoised_mdp.envs.pixels import PixelEnv
+from denoised_mdp.envs.toy import CountingEnv
 from denoised_mdp.evaluation import evaluate
 from denoised_mdp.replay.on_device import OnDeviceReplay
 from denoised_mdp.replay.rings import Rings
+from denoised_mdp.rollout import play
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.load import prepare
@@ -78,6 +81,40 @@ class Executed(gym.Wrapper):
 
     def get_state(self):
         return self.env.get_state()
+
+
+class Careless(CountingEnv):
+    """A world that draws into one buffer, hands out its own truth, and changes the action it is given."""
+
+    def __init__(self, size, episode_steps):
+        super().__init__(size, episode_steps)
+        self.buffer, self.truth, self.given = np.empty((size, size, 3), np.uint8), np.empty(2, np.float32), []
+
+    def step(self, action):
+        self.given.append(np.array(action))
+        action *= 2
+        return super().step(action)
+
+    def frame(self):
+        self.buffer[:] = super().frame()
+        return self.buffer
+
+    def signal(self):
+        self.truth[:] = super().signal()
+        return self.truth
+
+
+def test_a_careless_world_changes_nothing_that_was_seen():
+    world, watched = Careless(32, 30), Watched()
+    env = PixelEnv(world, action_repeat=3)
+    action = np.array([0.5, -0.25], np.float32)
+    watched((env.reset(seed=0), env.render(), env.observe(), env.info(), action))
+    for _ in range(4):
+        watched(env.step(action))
+    watched.assert_unchanged()
+    np.testing.assert_array_equal(world.given, np.tile(action, (12, 1)))
+    episode = play(env, 0, lambda observation: action, 5)
+    assert [CountingEnv.decode(frame)[1] for frame in episode.observation] == [0, 3, 6, 9, 12, 15]
 
 
 @pytest.mark.parametrize("options", [["train.overlap"], ["train.act_device=cpu"], []], ids=["overlap", "cpu", "plain"])

@@ -15,7 +15,7 @@ import threading
 import warnings
 import weakref
 
-from denoised_mdp.errors import UserError, did_you_mean
+from denoised_mdp.errors import UserError, did_you_mean, one_line
 
 INSTALL_HINT = (
     "On Debian or Ubuntu install 'libegl1 libegl-mesa0 libgl1-mesa-dri libgl1' (MUJOCO_GL=egl) "
@@ -100,8 +100,9 @@ def gl_errors():
     except UserError:
         raise
     except Exception as error:
-        # Backends raise all kinds of errors, some with messages that cannot be printed.
-        reason = f"The {BACKEND or 'default'} renderer cannot start ({type(error).__name__})."
+        # All kinds of errors: of a backend, which may have no message, and of a package that does not fit to others.
+        found = ": ".join(filter(None, (type(error).__name__, one_line(error, 200))))
+        reason = f"The {BACKEND or 'default'} renderer cannot start ({found})."
         raise UserError(f"{reason} {INSTALL_HINT}") from error
 
 

@@ -102,7 +102,8 @@ class GymWorld(World, gym.utils.EzPickle):
         if isinstance(self.action_space, gym.spaces.Box):
             given = action = np.asarray(action, np.float32)
         else:
-            given = self._env.action_space.start + action
+            space = self._env.action_space
+            given = space.dtype.type(space.start + int(action))  # of a restored state, it is an int64
         observation, reward, terminated, truncated, _ = self._env.step(given)
         self._actions.append(action)
         reward, terminated = _number(self._name, reward), bool(terminated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
@@ -24,8 +25,8 @@ class ActionRepeat(gym.Wrapper, gym.utils.EzPickle):
     def step(self, action):
         """Step the wrapped environment up to `repeat` times; the reward is the raw sum."""
         total = 0.0
-        for _ in range(self.repeat):
-            observation, reward, terminated, truncated, info = self.env.step(action)
+        for _ in range(self.repeat):  # a copy each: what a world does to its action must not add up
+            observation, reward, terminated, truncated, info = self.env.step(copy.copy(action))
             total += reward
             if terminated or truncated:
                 break
@@ -121,11 +122,14 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         return self.observe(), reward, terminated, truncated, self.info()
 
     def observe(self) -> np.ndarray:
-        """What the camera shows now, uint8 [H, W, 3]; with `foreground`, that is in three more channels."""
+        """What the camera shows now, uint8 [H, W, 3]; with `foreground`, that is in three more channels.
+
+        A copy, as all that leaves this environment: a world may draw into one buffer again and again.
+        """
         frame = self.world.frame()
         if not _is_picture(frame, self.world.size):
             self._refuse_frame()
-        return np.concatenate([frame, self.world.foreground()], -1) if self.foreground else frame
+        return np.concatenate([frame, self.world.foreground()], -1) if self.foreground else frame.copy()
 
     def _refuse_frame(self) -> None:
         """Raise UserError that names the innermost layer, the world or a distractor, that draws no picture."""
@@ -141,12 +145,12 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
     def render(self) -> np.ndarray:
         """Return the current frame; advances nothing."""
         self.check_started("render")
-        return self.world.frame()
+        return self.world.frame().copy()
 
     def info(self) -> dict[str, np.ndarray]:
         """Return the ground truth of the current frame: "signal" and "noise"; advances nothing."""
         self.check_started("info")
-        return {"signal": self.world.signal(), "noise": self.world.noise()}
+        return {"signal": np.array(self.world.signal()), "noise": np.array(self.world.noise())}
 
     def close(self) -> None:
         """Free the renderer; a reset creates it again. Closing twice is harmless."""

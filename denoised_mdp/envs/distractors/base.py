@@ -19,9 +19,9 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
     """Base of all distractors: seeding, state and recursion through the wrapped environment.
 
     A subclass has a `name`, its `Options`, and defines `_reset_noise`, `_advance_noise`, `noise_values`, `_get_noise`
-    and `_set_noise`; those that change the picture also `frame`, and `foreground` if they change more than the
-    background. Its constructor takes the environment and, by name, its options and nothing else; command line, help and
-    checks follow from them.
+    and `_set_noise`; those that change the picture also `frame`, and `foreground` and `frame_and_background` if they
+    change more than the background. Its constructor takes the environment and, by name, its options and nothing else;
+    command line, help and checks follow from them.
 
     Args:
         env: any environment of this package.
@@ -81,6 +81,13 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
     def foreground(self) -> np.ndarray:
         """Draw what `frame` shows with a black background, uint8 [H, W, 3], see `World.foreground`."""
         return self.env.foreground()
+
+    def frame_and_background(self, matte: str = "matte") -> tuple[np.ndarray, np.ndarray]:
+        """Draw the current state on black, with the background's share, as the world does if it can.
+
+        For distractors around this one; one that moves pixels of the whole picture moves these too.
+        """
+        return self.env.frame_and_background(matte)
 
     def render(self) -> np.ndarray:
         """Return `frame()`."""

@@ -42,11 +42,21 @@ class CameraJitter(WalkingDistractor):
         """The foreground moves with the picture."""
         return translate(self.env.foreground(), *self._walk.value())
 
+    def frame_and_background(self, matte: str = "matte") -> tuple[np.ndarray, np.ndarray]:
+        """Both move with the picture; its black border is no background."""
+        picture, share = self.env.frame_and_background(matte)
+        dx, dy = self._walk.value()
+        return translate(picture, dx, dy), _translate(share[..., None].astype(np.float32), dx, dy)[..., 0]
+
 
 def translate(image: np.ndarray, dx: float, dy: float) -> np.ndarray:
     """Move a uint8 image [H, W, C] right by dx and down by dy pixels, bilinearly, with a black border."""
-    shifted = _translate_axis(image.astype(np.float32), dy, 0)
-    return (_translate_axis(shifted, dx, 1) + 0.5).astype(np.uint8)
+    return (_translate(image.astype(np.float32), dx, dy) + 0.5).astype(np.uint8)
+
+
+def _translate(image: np.ndarray, dx: float, dy: float) -> np.ndarray:
+    """The same of a float image, not rounded."""
+    return _translate_axis(_translate_axis(image, dy, 0), dx, 1)
 
 
 def _translate_axis(image: np.ndarray, shift: float, axis: int) -> np.ndarray:
