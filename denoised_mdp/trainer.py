@@ -90,6 +90,7 @@ class Trainer:
     def collect(self) -> None:
         """Store one action in every environment, or the block of them that was collected meanwhile."""
         self.step_before = self.step
+        self.set_training(False)
         for turn in self.collector.collect(self.updates):
             self.accept(turn)
         self.tell()
@@ -112,6 +113,7 @@ class Trainer:
 
     def learn(self) -> None:
         """One batch, one update; metrics stay tensors until they are logged."""
+        self.set_training(True)
         due = self.schedule.updates_due(self.step)
         batch = self.batches.sample(more=self.updates + 1 < due)
         metrics = scalars(self.agent.update(batch, policy=self.updates >= self.schedule.train.policy_after))
@@ -127,6 +129,7 @@ class Trainer:
     def run_hook(self) -> None:
         """Run the first pending hook; if a stop, a mistake or a defect ends it, save that it is due."""
         name, *self.pending = self.pending
+        self.set_training(False)
         try:
             self.hooks[name](self)
         except NonFiniteError:  # the last checkpoint is the last that is good
@@ -141,6 +144,11 @@ class Trainer:
                     raise
             raise
         self.tell()
+
+    def set_training(self, learning: bool) -> None:
+        """Set the agent's mode: training for updates alone. Whoever acts or looks, and how often, leaves no trace."""
+        if self.agent.training != learning:
+            self.agent.train(learning)
 
     def tell(self) -> None:
         """Show how far the run is."""

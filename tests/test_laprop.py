@@ -1,6 +1,8 @@
 """LaProp and adaptive clipping: published numbers, the equations written out, resume, and who gets them."""
 
+import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from small_runs import run_in_parts, tiny
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
 from denoised_mdp.errors import UserError
-from denoised_mdp.optim import LaProp, clip_adaptively, clipped_step, make_optimizer
+from denoised_mdp.optim import LaProp, Muon, clip_adaptively, clipped_step, make_optimizer
 from denoised_mdp.run.diff import compare, report
 from denoised_mdp.session import train
 
@@ -52,6 +54,30 @@ def test_steps_are_the_equations():
         optimizer.step()
         for x, known in zip(xs, expected, strict=True):
             torch.testing.assert_close(x.detach(), known)
+
+
+@pytest.mark.parametrize("late_first", [False, True])
+@pytest.mark.parametrize("kind", [partial(LaProp, warmup=4), Muon])
+def test_parameters_that_join_late_or_rest_step_as_if_alone(kind, late_first):
+    """And those that were there before, too; over a copy and a restored state."""
+    torch.manual_seed(0)
+    starts = torch.randn(3, 5, dtype=torch.float64)
+    gradients = torch.randn(12, 3, 5, dtype=torch.float64)
+    moves = [{0}, {0}, {0, 1}, {0, 1}, {1}, {0, 1, 2}, {0, 1, 2}, {2}, {0}, {0, 1, 2}, {0, 1, 2}, {0, 1, 2}]
+    xs = [start.clone().requires_grad_() for start in starts]
+    optimizer = kind(xs[::-1] if late_first else xs, lr=0.1)
+    alone = [start.clone().requires_grad_() for start in starts]
+    others = [kind([x], lr=0.1) for x in alone]
+    for step, moving in enumerate(moves):
+        for i, (x, single) in enumerate(zip(xs, alone, strict=True)):
+            x.grad = gradients[step, i].clone() if i in moving else None
+            single.grad = gradients[step, i].clone()
+            if i in moving:
+                others[i].step()
+        if step == 6:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        optimizer.step()
+        torch.testing.assert_close(torch.stack(xs).detach(), torch.stack(alone).detach(), rtol=0, atol=1e-12)
 
 
 def test_steps_do_not_depend_on_the_scale_of_gradients():

@@ -13,7 +13,7 @@ from denoised_mdp.config import as_tree, load_config
 from denoised_mdp.config.compose import flatten
 from denoised_mdp.errors import UserError
 from denoised_mdp.models.blocks import BlockInput, BlockLinear, BlockTransition
-from denoised_mdp.models.initial import truncate_initial_weights
+from denoised_mdp.models.initial import scale_initial_weights, truncate_initial_weights
 from denoised_mdp.models.structure import LatentSpec
 from denoised_mdp.session import train
 
@@ -102,6 +102,13 @@ def test_initial_weights():
         std = 1.1368 / math.sqrt(inputs)
         assert one.weight.std().item() == pytest.approx(0.8796 * std, rel=0.03)
         assert one.weight.abs().max().item() <= 2 * std and not one.bias.any()
+    for one in (torch.nn.Linear(6, 900, bias=False), torch.nn.Conv2d(8, 900, (3, 5), groups=4, bias=False)):
+        inputs = one.weight[0].numel()
+        truncate_initial_weights(one, torch.Generator().manual_seed(0))
+        assert one.weight.std().item() == pytest.approx(1.1368 * 0.8796 / math.sqrt(inputs), rel=0.03)
+        scale_initial_weights(one, torch.Generator().manual_seed(0))
+        variance = 2 / inputs if isinstance(one, torch.nn.Conv2d) else 2 / (6 + 900)  # He's, and Glorot's
+        assert one.weight.std().item() == pytest.approx(math.sqrt(variance), rel=0.03)
     latent = model.initial(2).map(torch.randn_like)
     assert all(not share.any() for share in model.reward_shares(latent).values())
     assert not agent.policy.scalar.mean(agent.policy.value(latent.features("x"))).any()

@@ -293,8 +293,9 @@ def test_metrics_that_measure_time_are_known_by_name(tmp_path):
 
 
 @pytest.mark.skipif(kernels.library() is None, reason="no C compiler")
-def test_a_run_tells_that_it_goes_on_without_compiled_norms(tmp_path, monkeypatch):
-    config = tiny(tmp_path / "run", "train.total_steps=160", "model.norm=rms", UNEVALUATED)
+@pytest.mark.parametrize("norms", ["model.norm=rms", "agent=pisac"])
+def test_a_run_tells_that_it_goes_on_without_compiled_norms(tmp_path, monkeypatch, norms):
+    config = tiny(tmp_path / "run", "train.total_steps=160", norms, UNEVALUATED)
     run_units(config, 50)
     monkeypatch.setattr(kernels, "library", lambda: None)
     with pytest.warns(UserWarning, match="with compiled norms and goes on in float32 on this machine"):

@@ -46,7 +46,7 @@ def model_of(name: str):
         ([replace(X, rewarded=False), Y], "must see a latent that is rewarded"),
         ([replace(X, seen_by_policy=False)], "must see a latent that is rewarded"),
         ([], "must see a latent that is rewarded"),
-        ([X, replace(Y, name="encoder")], "cannot be called 'encoder'.* none of action, all, encoder"),
+        ([X, replace(Y, name="encoder")], "cannot be called 'encoder'.* none of action, all, encoder, error"),
         ([X, replace(Y, name="y+z")], r"cannot be called 'y\+z'"),
         ([X, replace(Y, free=True, beta=0.5)], "x, y share the free nats and must have one beta"),
     ],

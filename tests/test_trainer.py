@@ -14,6 +14,7 @@ from denoised_mdp.config.schema import TrainConfig
 from denoised_mdp.envs.toy import CountingEnv
 from denoised_mdp.errors import UserError
 from denoised_mdp.evaluation import evaluate, evaluation_seeds
+from denoised_mdp.models.vision import Encoder
 from denoised_mdp.run import checkpoint
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.folder import RunFolder
@@ -64,7 +65,7 @@ def test_the_papers_schedule(tmp_path):
         return lambda *_, **__: done.append((name, trainer.step)) or answer
 
     collector = SimpleNamespace(count=1, collect=note("act", [[[]]]))
-    agent = SimpleNamespace(update=note("train", {}))
+    agent = SimpleNamespace(update=note("train", {}), training=True, train=lambda mode: None)
     hooks = {name: note(name) for name in ("log", "evaluate", "probe", "render", "save")}
     trainer = bare_trainer(config, agent=agent, collector=collector, hooks=hooks)
     trainer.run_to_end()
@@ -93,6 +94,20 @@ def test_a_run_that_is_made_longer_learns_what_a_longer_run_learns(tmp_path):
     assert len(set(names)) == len(names)
     evaluated = [line["step"] for line in lines(tmp_path / "parts") if "eval/return" in line]
     assert evaluated == [80, 160, 200]
+
+
+@pytest.mark.parametrize("option", ["train.act_device=learner", "train.act_device=cpu"])
+def test_only_updates_are_done_in_training_mode(tmp_path, monkeypatch, option):
+    """Else a model with a layer that depends on it, as BatchNorm does, would learn from being looked at."""
+    modes, forward = set(), Encoder.forward
+
+    def spy(self, images):
+        modes.add((self.training, torch.is_grad_enabled()))
+        return forward(self, images)
+
+    monkeypatch.setattr(Encoder, "forward", spy)
+    assert train(tiny(tmp_path, option, "train.total_steps=120", "train.render_every=80", "train.probe_every=80"))
+    assert modes == {(True, True), (False, False)}
 
 
 def test_counting_environment_proves_the_alignment(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -30,7 +32,8 @@ def scale_initial_weights(model: nn.Module, generator: torch.Generator) -> None:
             nn.init.normal_(layer.weight, 0.0, std, generator)
         else:
             continue
-        nn.init.zeros_(layer.bias)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
 
 
 def truncate_initial_weights(model: nn.Module, generator: torch.Generator) -> None:
@@ -49,7 +52,8 @@ def truncate_initial_weights(model: nn.Module, generator: torch.Generator) -> No
             continue
         std = 1.1368 * inputs**-0.5
         nn.init.trunc_normal_(layer.weight, 0.0, std, -2.0 * std, 2.0 * std, generator)
-        nn.init.zeros_(layer.bias)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
     for net in getattr(model, "rewards", nn.ModuleDict()).values():
         nn.init.zeros_(net.output.weight)
 
@@ -62,10 +66,10 @@ def _decoders(model: nn.Module) -> tuple[list[Decoder], set[nn.Module]]:
 
 def _inputs(layer: nn.Conv2d | nn.ConvTranspose2d, first: set[nn.Module]) -> float:
     """Numbers that an output of a convolution sums up."""
-    taps = float(layer.kernel_size[0])
+    taps = float(math.prod(layer.kernel_size))
     if isinstance(layer, nn.ConvTranspose2d):  # an output pixel meets every stride-th tap; a 1x1 input has one
-        taps = 1.0 if layer in first else taps / layer.stride[0]
-    return layer.in_channels * taps**2
+        taps = 1.0 if layer in first else taps / math.prod(layer.stride)
+    return layer.in_channels / layer.groups * taps
 
 
 INITIAL = {"scaled": scale_initial_weights, "truncated": truncate_initial_weights}

@@ -113,7 +113,7 @@ def serves(x: Tensor, scale: Tensor) -> bool:
 def used_by(agent: nn.Module) -> bool:
     """Whether the agent computes with kernels here: it has norms (`compiled`), and this machine has the kernels."""
     compiled = [part for part in agent.modules() if getattr(part, "compiled", False)]
-    return any(serves(scale, scale) for part in compiled for scale in part.parameters())
+    return any(serves(scale.flatten(), scale) for part in compiled for scale in part.parameters())
 
 
 def _shape(x: Tensor, silu: bool) -> tuple[int, ...]:

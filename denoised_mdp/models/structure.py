@@ -18,8 +18,8 @@ CONVOLUTIONS = {"paper": (64, 96), "strided": (32, 48, 64, 96), "pooled": (32, 4
 BLOCKS = 8
 """of the block GRU; a belief has as many parts of one size"""
 
-RESERVED = ("action", "all", "encoder", "untrained")
-"""what probes call other things than latents"""
+RESERVED = ("action", "all", "encoder", "error", "untrained")
+"""what probes and metrics (``model/reward_error``) call other things than latents"""
 
 
 def convolutions_for(size: int) -> str:

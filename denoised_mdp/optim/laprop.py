@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from denoised_mdp.optim.moments import gradient_scales, no_moments
+from denoised_mdp.optim.moments import MomentsOptimizer, gradient_scales
 
 
-class LaProp(torch.optim.Optimizer):
+class LaProp(MomentsOptimizer):
     """Momentum of normalized gradients (Ziyin et al. 2020), as in DreamerV3 (Hafner et al. 2025).
 
     v <- beta2 v + (1 - beta2) g^2, m <- beta1 m + (1 - beta1) g / (sqrt(v / (1 - beta2^t)) + eps), and a step of
@@ -31,18 +31,16 @@ class LaProp(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self) -> None:
         """One step with the gradients that are there; its number is a tensor, so that a graph can replay it."""
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            for p in parameters:
-                if not self.state[p]:
-                    self.state[p] = no_moments(p)
-            if not parameters:
-                continue
-            gradients, moments = [p.grad for p in parameters], [self.state[p] for p in parameters]
-            scales, unbias, count = gradient_scales(moments, gradients, group["betas"], group["eps"])
-            m = [one["m"] for one in moments]
-            torch._foreach_lerp_(m, torch._foreach_div(gradients, scales), 1.0 - group["betas"][0])
-            rate = group["lr"] / unbias
-            if group["warmup"]:
-                rate = rate * ((count - 1.0) / group["warmup"]).clamp(max=1.0)
-            torch._foreach_sub_(parameters, torch._foreach_mul(m, rate))
+        for number, group in enumerate(self.param_groups):
+            for parameters in self.cohorts([p for p in group["params"] if p.grad is not None], number):
+                self._steps(parameters, group)
+
+    def _steps(self, parameters: list[nn.Parameter], group: dict) -> None:
+        gradients, moments = [p.grad for p in parameters], [self.state[p] for p in parameters]
+        scales, unbias, count = gradient_scales(moments, gradients, group["betas"], group["eps"])
+        m = [one["m"] for one in moments]
+        torch._foreach_lerp_(m, torch._foreach_div(gradients, scales), 1.0 - group["betas"][0])
+        rate = group["lr"] / unbias
+        if group["warmup"]:
+            rate = rate * ((count - 1.0) / group["warmup"]).clamp(max=1.0)
+        torch._foreach_sub_(parameters, torch._foreach_mul(m, rate))

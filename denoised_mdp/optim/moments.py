@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Moments = dict[str, Tensor]
 """of a parameter: `count` of its steps, a scalar tensor; `v` and `m`, averages of its shape"""
@@ -17,10 +18,39 @@ def no_moments(parameter: Tensor) -> Moments:
     return {"count": parameter.new_zeros(())} | {name: torch.zeros_like(parameter) for name in ("v", "m")}
 
 
+class MomentsOptimizer(torch.optim.Optimizer):
+    """Base of optimizers that correct averages by the number of steps, which parameters may differ in."""
+
+    def __init__(self, parameters: Iterable[Any], defaults: dict[str, Any]):
+        super().__init__(parameters, defaults)
+        self._cohorts: dict[int, tuple[list[int], list[list[nn.Parameter]]]] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._cohorts = {}  # of other states
+
+    def cohorts(self, parameters: Sequence[nn.Parameter], group: int) -> list[list[nn.Parameter]]:
+        """Those of a group's parameters that make a step now, in parts that have made as many: usually one part.
+
+        Numbers of steps are read only where others make a step than the last time; there, a GPU is waited for.
+        """
+        now = [id(p) for p in parameters]
+        if group not in self._cohorts or self._cohorts[group][0] != now:
+            for p in parameters:
+                if not self.state[p]:
+                    self.state[p] = no_moments(p)
+            counts = torch.stack([self.state[p]["count"] for p in parameters]).tolist() if parameters else []
+            parts: dict[float, list[nn.Parameter]] = {}
+            for p, count in zip(parameters, counts, strict=True):
+                parts.setdefault(count, []).append(p)
+            self._cohorts[group] = now, list(parts.values())
+        return self._cohorts[group][1]
+
+
 def gradient_scales(
     moments: Sequence[Moments], gradients: Sequence[Tensor], betas: tuple[float, float], eps: float
 ) -> tuple[Sequence[Tensor], Tensor, Tensor]:
-    """Count a step and average the squared gradients: v <- beta2 v + (1 - beta2) g^2.
+    """Count a step and average the squared gradients: v <- beta2 v + (1 - beta2) g^2. Of a cohort's parameters.
 
     Returns sqrt(v / (1 - beta2^t)) + eps of each; 1 - beta1^t; and t, a tensor, so that a graph can replay it.
     """
@@ -28,7 +58,7 @@ def gradient_scales(
     torch._foreach_add_(counts, 1.0)
     torch._foreach_mul_(v, betas[1])
     torch._foreach_addcmul_(v, gradients, gradients, 1.0 - betas[1])
-    count = counts[0]  # all have done as many steps
+    count = counts[0]  # those of a cohort are equal
     unbias = [-torch.expm1(count * math.log(beta)) for beta in betas]  # 1 - beta^t, exact for small t
     scales = torch._foreach_sqrt(torch._foreach_div(v, unbias[1]))
     torch._foreach_add_(scales, eps)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from denoised_mdp.optim.moments import gradient_scales, no_moments
+from denoised_mdp.optim.moments import MomentsOptimizer, gradient_scales
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """of x, x^3 and x^5 (Jordan et al. 2024): they raise small singular values fast, and leave all between 0.68 and 1.21"""
@@ -62,7 +62,7 @@ def _polynomials(gram: Tensor) -> Tensor:
     return product
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(MomentsOptimizer):
     """Orthogonalized momentum for matrices (Jordan et al. 2024), Adam for all else.
 
     m <- 0.95 m + 0.05 g, and a step of lr 0.2 sqrt(max(M, N)) O(0.05 g + 0.95 m), with O `orthogonalized`: as large as
@@ -96,15 +96,20 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self) -> None:
         """One step with the gradients that are there; its number is a tensor, so that a graph can replay it."""
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             parameters = [p for p in group["params"] if p.grad is not None]
-            for p in parameters:
-                if not self.state[p]:
-                    self.state[p] = {"m": torch.zeros_like(p)} if group["matrices"] else no_moments(p)
-            if parameters:
-                (self._orthogonal_steps if group["matrices"] else self._adam_steps)(parameters, group)
+            if group["matrices"]:
+                self._orthogonal_steps(parameters, group)
+            else:
+                for cohort in self.cohorts(parameters, number):
+                    self._adam_steps(cohort, group)
 
     def _orthogonal_steps(self, parameters: list[nn.Parameter], group: dict) -> None:
+        for p in parameters:
+            if not self.state[p]:
+                self.state[p] = {"m": torch.zeros_like(p)}
+        if not parameters:
+            return
         gradients, momentum = [p.grad for p in parameters], group["momentum"]
         averages = [self.state[p]["m"] for p in parameters]
         torch._foreach_lerp_(averages, gradients, 1.0 - momentum)
