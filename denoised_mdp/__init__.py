@@ -29,6 +29,10 @@ REGISTER = {
 register_envs()
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *REGISTER})  # also what `__getattr__` imports
+
+
 def __getattr__(name: str):
     if name == "load":  # PyTorch is imported only where it is needed: environments work without it
         from denoised_mdp.run.load import load

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from denoised_mdp.agents.base import Agent
+from denoised_mdp.config import read_config
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.training import EVALUATED_AT_ONCE
 from denoised_mdp.envs.vector import EnvironmentPool
@@ -165,7 +165,7 @@ def evaluate_run(
     split: background clips seen in training ("train") or held out ("test"). seed: of the episodes (default: the
     run's own, which gives the episodes of training's evaluations). Those are left out if they may have chosen the
     weights, which are the "best" or an exported agent's: the episodes that follow them are played. random: a uniform
-    random policy on the same episodes. workers: see `evaluate`.
+    random policy on the same episodes, which needs no weights. workers: see `evaluate`.
 
     Raises:
         UserError: there is no such run, checkpoint or split, or a number is not whole or too small.
@@ -175,14 +175,15 @@ def evaluate_run(
     check_whole("workers", workers, 0)
     if seed is not None:
         check_whole("seed", seed, 0)
-    with warnings.catch_warnings():
-        if random:  # played beside the agent, which has warned
-            warnings.simplefilter("ignore")
+    folder = RunFolder.existing(run)
+    if random:
+        config, agent, step = read_config(folder.config), None, None
+    else:
         config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
         warn_without_clips(run, config, split)
     if seed is None or seed == config.seed:
-        seeds = held_out_seeds(RunFolder.existing(run), config, episodes, checkpoint)
+        seeds = held_out_seeds(folder, config, episodes, checkpoint)
     else:
         seeds = evaluation_seeds(seed, episodes)
-    result = evaluate(None if random else agent, environment_maker(config, split), seeds, workers=workers)
+    result = evaluate(agent, environment_maker(config, split), seeds, workers=workers)
     return dataclasses.replace(result, step=step)

@@ -64,7 +64,7 @@ class Registry(MutableMapping[str, Value]):
         del self.entries[name]
 
     def register(self, name: str, value: Value) -> None:
-        """Add an entry.
+        """Add an entry, or replace that of an earlier run of the same definition, such as a cell of a notebook.
 
         Raises:
             UserError: the name cannot stand on the command line, something else has it, or a class lacks methods: said
@@ -73,12 +73,23 @@ class Registry(MutableMapping[str, Value]):
         noun = f"an {self.what}" if self.what[0] in "aeiou" else f"a {self.what}"
         if not isinstance(name, str) or not re.fullmatch(r"\w*[^\W\d]\w*", name):
             raise UserError(f"{name!r} cannot name {noun}: use letters, digits and underscores.")
-        if name in self.entries and self.entries[name] != value:
+        if name in self.entries and self.entries[name] != value and _origin(self.entries[name]) != _origin(value):
             raise UserError(f"There is {noun} {name!r} already: choose another name.")
         if inspect.isabstract(value):
             lacks = ", ".join(sorted(value.__abstractmethods__))
             raise UserError(f"{self.what}={name}: {value.__name__} must define {lacks}.")
         self.entries[name] = value
+
+
+def _origin(value: Any) -> tuple[str, str]:
+    """Where a class or function was written, and its name there; of an instance, such as a suite, its function's.
+
+    A script that is run, and is imported as a plug-in as well, has two modules of one file.
+    """
+    if not hasattr(value, "__qualname__"):
+        value = next((one for one in vars(value).values() if hasattr(one, "__qualname__")), type(value))
+    module = value.__module__
+    return os.path.realpath(getattr(sys.modules.get(module), "__file__", None) or module), value.__qualname__
 
 
 def load_plugins() -> None:

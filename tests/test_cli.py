@@ -208,6 +208,12 @@ def test_a_tiny_run_from_training_to_video(tmp_path, capsys):
         assert cli.main([*words[:place], str(folder), "--split", "test", *words[place:]]) == 0
         assert capsys.readouterr().err.count(warning) == 1
 
+    assert not (folder / "videos").exists()
+    for words in ([], ["--seed", "7"]):
+        assert cli.main(["render", str(folder), "--episodes", "1", *words]) == 0
+    stems = {path.stem for path in (folder / "videos").iterdir()}
+    assert len(stems) == 2 and {stem.removesuffix("_seed7") for stem in stems} < stems, "of other episodes, others"
+
     assert cli.main(["render", str(folder), "--output", str(tmp_path / "look")]) == 0
     assert sorted(path.suffix for path in tmp_path.glob("look.*")) == [".mp4", ".png"]
 

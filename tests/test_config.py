@@ -9,6 +9,7 @@ import yaml
 from conftest import options_of
 from omegaconf import OmegaConf
 
+import denoised_mdp
 from denoised_mdp.cli.completion import complete
 from denoised_mdp.cli.help import train_help
 from denoised_mdp.cli.words import translate_multirun
@@ -677,3 +678,13 @@ def test_a_suite_says_itself_which_tasks_take_no_distractors():
             check_distractors(["camera_jitter"], "bare", "mine")
     finally:
         del SUITES["mine"]
+
+
+def test_options_are_a_list():
+    with pytest.raises(UserError, match=r"load_config takes a list: load_config\(\['preset=debug'\]\)"):
+        load_config("preset=debug")
+
+
+def test_what_the_package_offers_is_listed_for_completion():
+    assert {"load", "make_env", "register_policy", "UserError", "__version__"} <= set(dir(denoised_mdp))
+    assert all(hasattr(denoised_mdp, name) for name in dir(denoised_mdp))

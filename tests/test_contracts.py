@@ -1,7 +1,10 @@
 """Mistakes in parts from outside: each is one clear line where it is made, and never a wrong result."""
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 import typing
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -12,7 +15,15 @@ import torch
 from conftest import small_agent
 from small_runs import TINY, tiny
 
-from denoised_mdp import plugins, register_agent, register_distractor, register_policy, register_probe, register_table
+from denoised_mdp import (
+    plugins,
+    register_agent,
+    register_distractor,
+    register_policy,
+    register_probe,
+    register_suite,
+    register_table,
+)
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.curl import CURL
 from denoised_mdp.agents.pixel_sac import PixelSAC
@@ -21,14 +32,18 @@ from denoised_mdp.analysis import probe
 from denoised_mdp.analysis.probes import PROBES
 from denoised_mdp.analysis.probes.factors import Options as FactorsOptions
 from denoised_mdp.analysis.report.parts import probe_part, safely
+from denoised_mdp.bench.estimate import shrunk
+from denoised_mdp.bench.update import sizes
 from denoised_mdp.cli.arguments import Parser, add_fields
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, schema
 from denoised_mdp.config.agents import CURLConfig, PixelSACConfig
+from denoised_mdp.config.effect import notes
 from denoised_mdp.config.policies import SACConfig
 from denoised_mdp.envs.distractors import Distractor
 from denoised_mdp.envs.options import DISTRACTORS
 from denoised_mdp.envs.pixels import PixelEnv
+from denoised_mdp.envs.suites import SUITES
 from denoised_mdp.envs.toy import ToyEnv
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import EnvironmentFailure, UserError
@@ -274,15 +289,25 @@ def test_a_class_that_lacks_methods_is_refused_where_it_is_registered():
     assert "own" not in POLICIES and "own" not in AGENTS and "own" not in schema.POLICIES
 
 
-def test_a_policy_may_mean_something_else_by_warmup():
+def test_a_policy_may_mean_something_else_by_the_names_of_our_options():
+    """Nor need it have them."""
+
     @dataclass
     class Mine:
         name: str = "mine"
-        warmup: int = 100
+        optimizer: str = "adamw"
+        warmup: int | None = None
+        late_after: int | None = None
+        imagine_rows: str = "all"
+        imagined_value: int = 0
+        replay_value: int = 0
 
     register_policy("mine", SACPolicy, Mine)
     try:
-        assert load_config(["policy=mine"]).policy.warmup == 100
+        options = ["preset=debug", "policy=mine", "policy.warmup=100", "policy.late_after=7", "policy.imagined_value=0"]
+        config = load_config(options)
+        assert config.policy.warmup == 100 and notes(config, options) == [] and sizes(config)["hidden"] is None
+        assert shrunk(config, 4).policy == config.policy and notes(load_config(options[:2]), options[:2]) == []
     finally:
         del POLICIES["mine"], schema.POLICIES["mine"]
 
@@ -325,6 +350,49 @@ def test_a_state_that_no_checkpoint_can_hold_is_one_line(tmp_path, monkeypatch, 
     assert main(["train", *TINY, f"run_dir={tmp_path / 'run'}"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "No checkpoint can be written: a checkpoint cannot hold the set at" in error and "seen; let" in error
+
+
+def test_a_definition_that_is_run_again_replaces_itself(tmp_path):
+    """A cell of a notebook; a script that is a plug-in of its own. Another definition of the name does not."""
+
+    def define(strength):
+        class Mist(Distractor):
+            name = "mist"
+
+            @dataclass
+            class Options:
+                strength: float = option(1.0, "how dense", low=0, high=1)
+
+        Mist.density = strength
+        return register_distractor(Mist)
+
+    def suite(*tasks):
+        return register_suite("mine", lambda task, size, episode_steps: ToyEnv(size, episode_steps), tasks)
+
+    try:
+        assert [define(strength) is DISTRACTORS["mist"] for strength in (1, 2)] == [True, True]
+        assert DISTRACTORS["mist"].density == 2
+        suite("a"), suite("a", "b")
+        assert SUITES["mine"].tasks == ("a", "b")
+        other = type("Mist", (DISTRACTORS["mist"],), {})
+        with pytest.raises(UserError, match="There is a distractor 'mist' already"):
+            register_distractor(other)
+        with pytest.raises(UserError, match="There is a suite 'mine' already"):
+            register_suite("mine", ToyEnv, ["a"])
+    finally:
+        DISTRACTORS.pop("mist", None), SUITES.pop("mine", None)
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import sys\n"
+        "from denoised_mdp import register_distractor\n"
+        "from denoised_mdp.envs.distractors.camera_jitter import CameraJitter\n"
+        "from denoised_mdp.envs.options import DISTRACTORS\n\n\n"
+        "class Mine(CameraJitter):\n    name = 'mine'\n\n\n"
+        "register_distractor(Mine)\nif __name__ == '__main__':\n    print(DISTRACTORS['mine'].__module__)\n"
+    )
+    environment = os.environ | {"DENOISED_MDP_PLUGINS": "own"}
+    done = subprocess.run([sys.executable, script.name], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("own\n", "")
 
 
 def test_the_name_of_a_built_in_part_stays_its_own():

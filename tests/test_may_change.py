@@ -3,7 +3,7 @@
 import pytest
 
 from denoised_mdp.config import load_config
-from denoised_mdp.config.compare import MAY_CHANGE, differences, differences_but_seed
+from denoised_mdp.config.compare import MAY_CHANGE, differences, differences_but_seed, obstacles
 
 SAME = ["preset=debug", "distractors=camera_jitter"]
 
@@ -36,6 +36,18 @@ def test_what_changes_what_is_learned_is_refused(changed):
     key, value = changed.split("=")
     old, new = load_config(SAME), load_config([*SAME, changed])
     assert any(line.startswith(f"{key}: ") for line in differences(old, new)), (key, value)
+
+
+def test_clips_may_be_moved_and_not_exchanged(tmp_path):
+    """Whether they are the same ones shows when environments are restored."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir(), there.mkdir()
+    old, new = (load_config([*SAME, f"env.clips={folder}"]) for folder in (here, there))
+    assert obstacles(old, new) == differences(old, new) == [f"env.clips: {here} -> {there}"]
+    here.rmdir()
+    assert obstacles(old, new) == [] and differences(old, new)
+    made = load_config(SAME)
+    assert obstacles(made, new) == [f"env.clips: procedural -> {there}"]
 
 
 def test_what_may_change_is_where_a_run_lies_how_it_is_computed_and_watched():

@@ -54,6 +54,7 @@ def test_create_refuses_what_is_no_run(tmp_path):
 
 def test_create_refuses_a_run_in_a_run(tmp_path):
     """Commands that look for runs do not look inside of one."""
+    make_run(tmp_path)  # a printed configuration alone is no run in which others lie
     run = make_run(tmp_path / "sweep" / "a")
     (run.path / "checkpoints").mkdir()
     (tmp_path / "link").symlink_to(run.checkpoints)
@@ -65,6 +66,7 @@ def test_create_refuses_a_run_in_a_run(tmp_path):
     with pytest.raises(UserError, match="cannot be used"):
         RunFolder.create(tmp_path / "round" / "a")
     RunFolder.create(run.path.parent / "b")
+    assert find_runs([tmp_path]) == [run.path]
     (tmp_path / "config.yaml").write_text("name: my project\n")
     RunFolder.create(tmp_path / "runs" / "c")
     older = run.path / "d"

@@ -168,6 +168,21 @@ def test_a_checkpoint_that_learned_on_after_its_evaluation_is_not_best(tmp_path)
         assert load_run(folder.path, checkpoint="best")[2] == 80
 
 
+def test_evaluations_of_few_episodes_do_not_choose_where_others_played_more(tmp_path):
+    """The first episodes may be the easy ones."""
+    config = tiny(tmp_path / "a", "train.snapshot_every=80", "train.eval_episodes=1", "train.total_steps=160")
+    run_in_parts(config)
+    folder = RunFolder(config.run_dir)
+    rows = {80: (9.0, 1), 160: (3.0, 8)}
+
+    def best(**told) -> int:
+        evaluated = [{"step": step, "eval/return": value, "eval/episodes": n} for step, (value, n) in rows.items()]
+        folder.metrics.write_text("".join(f"{json.dumps(row | told)}\n" for row in evaluated))
+        return load_run(folder.path, checkpoint="best")[2]
+
+    assert best() == 160 and best(**{"eval/episodes": 8}) == best(**{"eval/episodes": "many"}) == 80
+
+
 def test_episodes_that_may_have_chosen_weights_are_left_out_when_the_run_went_on_with_fewer(tmp_path):
     """Those that are played instead are of the run's own seed as well."""
     config = tiny(tmp_path / "a", "seed=3", "train.eval_every=80", "train.eval_episodes=3", "train.total_steps=80")

@@ -204,13 +204,14 @@ def render_run(
 ) -> list[Path]:
     """Render held-out episodes of a run's checkpoint; returns the files written.
 
-    output: a path without suffix (default: videos/<split>_<step> in the run folder). episodes: how
-    many to show; a single one swaps with another that is not shown. steps: actions per episode (None: whole episodes).
-    explore: act as in collection, which shows more of what the body can do than acting without sampling. seed: of the
-    episodes (default: the run's own). hero: see `write`.
+    output: a path without suffix (default: videos/<split>_<step> in the run folder, and of another seed
+    videos/<split>_<step>_seed<seed>). episodes: how many to show; a single one swaps with another that is not shown.
+    steps: actions per episode (None: whole episodes). explore: act as in collection, which shows more of what the body
+    can do than acting without sampling. seed: of the episodes (default: the run's own). hero: see `write`.
     """
     config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
-    own = RunFolder(run).videos / f"{split}_{step:09d}{'_hero' if hero else ''}"
+    others = "" if seed in (None, config.seed) else f"_seed{seed}"  # episodes
+    own = RunFolder(run).videos / f"{split}_{step:09d}{others}{'_hero' if hero else ''}"
     stem = own if output is None else Path(output)
     for path in files(stem, hero):
         check_output(path)

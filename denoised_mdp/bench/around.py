@@ -23,6 +23,7 @@ from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.bench.estimate import ACTIONS, random_actions
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure_acting
+from denoised_mdp.envs.options import fitting_distractors
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import UserError
 from denoised_mdp.replay.ring import Replay
@@ -57,7 +58,8 @@ def environments(config: Config) -> dict[str, dict[str, Any]]:
     For tasks of the DeepMind Control Suite; other suites are measured as configured.
     """
     table, frames = {}, {}
-    cases = [("fast", names) for names in STAIRS] + [("faithful", names) for names in STAIRS[:2]]
+    stairs = [names for names in STAIRS if names.keys() <= set(fitting_distractors("dmc", config.env.task))]
+    cases = [("fast", names) for names in stairs] + [("faithful", names) for names in stairs[:2]]
     if config.env.suite != "dmc":
         cases = [(config.env.quality, config.distractors)]
     for quality, distractors in cases:

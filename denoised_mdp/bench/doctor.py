@@ -27,7 +27,7 @@ from denoised_mdp.bench.estimate import (
 )
 from denoised_mdp.bench.repeatable import unrepeatable
 from denoised_mdp.config import read_config
-from denoised_mdp.config.compare import differences
+from denoised_mdp.config.compare import obstacles
 from denoised_mdp.config.schema import Config
 from denoised_mdp.device import configure, configure_acting, precision_name, resolve_device
 from denoised_mdp.envs.actions import Actions
@@ -165,7 +165,7 @@ class Doctor:
             _row("run folder", f"{run.path} (new)")
             return
         _row("run folder", f"{run.path} (holds a run)")
-        run.refuse_changes(differences(read_config(run.path), self.config))
+        run.refuse_changes(obstacles(read_config(run.path), self.config))
 
     def check_clips(self, options: dict, size: int) -> None:
         """Count the clips of both splits and decode the first ten of each; names those that fail."""

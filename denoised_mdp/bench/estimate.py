@@ -16,6 +16,7 @@ import torch
 
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
+from denoised_mdp.config.policies import OwnPolicy
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.training import EVALUATED_AT_ONCE
 from denoised_mdp.device import configure
@@ -123,7 +124,8 @@ def shrunk(config: Config, rows: int) -> Config:
     spec, policy = config.batch_spec, config.policy
     count = min(spec.batch_size, max(math.isqrt(rows), rows // spec.segment_length))
     length = min(spec.segment_length, rows // count)
-    if starts := getattr(policy, "imagine_rows", None):
+    starts = getattr(policy, "imagine_rows", None) if isinstance(policy, OwnPolicy) else None
+    if starts:
         policy = dataclasses.replace(policy, imagine_rows=max(1, round(starts * length / spec.segment_length)))
     train = dataclasses.replace(config.train, segment_length=length, batch_size=count)
     return dataclasses.replace(config, train=train, policy=policy)

@@ -135,7 +135,7 @@ def sizes(config: Config) -> dict[str, Any]:
         "embed": m.embed,
         "pixels": config.env.size,
         "policy": config.policy.name,
-        "hidden": config.policy.hidden,
+        "hidden": getattr(config.policy, "hidden", None),  # of a policy of one's own, None
         "batch": [t.segment_length, t.batch_size],
     }
 

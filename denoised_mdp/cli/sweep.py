@@ -20,7 +20,7 @@ from denoised_mdp.cli.grid import Job, grid_folder, of_grid
 from denoised_mdp.cli.words import check_values, plain, plain_value, quote, translate_multirun, word_of
 from denoised_mdp.config import load_config, read_config
 from denoised_mdp.config.choices import GROUPS, choices
-from denoised_mdp.config.compare import differences
+from denoised_mdp.config.compare import obstacles
 from denoised_mdp.config.compose import explain, merge
 from denoised_mdp.config.overrides import is_hydra, value_of
 from denoised_mdp.config.schema import Config
@@ -154,7 +154,7 @@ def state_of(config: Config) -> tuple[str, float]:
     folder = RunFolder(config.run_dir)
     if not folder.config.is_file():
         return "new", 0.0
-    folder.refuse_changes(differences(read_config(folder.path), config))
+    folder.refuse_changes(obstacles(read_config(folder.path), config))
     run = status_of(folder.path)
     longer = run.state == "finished" and run.step < config.train.total_steps
     return "stopped" if longer else run.state, min(1.0, run.step / config.train.total_steps)

@@ -33,6 +33,8 @@ def load_config(overrides: list[str]) -> Config:
     Raises:
         UserError: unknown key or choice, wrong type, value out of range, or options that exclude each other.
     """
+    if isinstance(overrides, str):  # whose letters would be options
+        raise UserError(f"load_config takes a list: load_config([{overrides!r}]).")
     run, overrides = run_and_options(overrides)
     config = build(Config, compose(overrides) if run is None else changed(_at(run), overrides))
     if not config.agent.has_model:  # what a preset says of model and policy is of other agents

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from denoised_mdp.config.policies import OwnPolicy
 from denoised_mdp.errors import UserError
 from denoised_mdp.options import option
 
@@ -44,7 +45,7 @@ class AgentConfig:
 
     def check(self, config: Config) -> None:
         """Raise UserError if options exclude each other."""
-        policy = vars(config.policy)
+        policy = vars(config.policy) if isinstance(config.policy, OwnPolicy) else {}
         for name in ("imagined_value", "late_imagined_value"):
             if policy.get(name) == policy.get("replay_value") == 0:
                 raise UserError(f"policy.{name}=0: with policy.replay_value=0, the value net would learn nothing.")

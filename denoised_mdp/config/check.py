@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from denoised_mdp.config.models import ModelConfig
+from denoised_mdp.config.policies import OwnPolicy
 from denoised_mdp.config.schema import Config
 from denoised_mdp.envs.suites import check_reward, check_task, of_gymnasium
 from denoised_mdp.errors import UserError
@@ -79,8 +80,8 @@ def _check_model(config: Config) -> None:
         if model.core == "block" and row.belief % BLOCKS:
             raise UserError(f"model.{row.name}.belief={row.belief}: with model.core=block, a multiple of {BLOCKS}.")
     _check_warmup("model.optimizer.", model.optimizer.name, model.optimizer.warmup)
-    if hasattr(config.policy, "optimizer"):  # else its warmup is another
-        _check_warmup("policy.", config.policy.optimizer, getattr(config.policy, "warmup", 0))
+    if isinstance(config.policy, OwnPolicy):
+        _check_warmup("policy.", config.policy.optimizer, config.policy.warmup)
 
 
 def _check_kl(model: ModelConfig, table: Table) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import os
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
@@ -38,8 +39,18 @@ def with_absolute_clips(config: Config) -> Config:
     return dataclasses.replace(config, env=dataclasses.replace(config.env, clips=path))
 
 
+def obstacles(old: Config, new: Config) -> list[str]:
+    """The `differences` that keep a run from going on. Clips that are no longer where they were may be named anew.
+
+    Whether they are the same ones shows when the environments are restored.
+    """
+    clips = old.env.clips
+    gone = clips.partition(":")[0] not in MADE_CLIPS and not (os.path.exists(clips) or glob.glob(clips, recursive=True))
+    return differences(old, new, MAY_CHANGE | {"env.clips"} if gone else MAY_CHANGE)
+
+
 def differences(old: Config, new: Config, free: Collection[str] = MAY_CHANGE) -> list[str]:
-    """Return one line per option that differs and must not when a run continues. free: keys that may differ.
+    """Return one line per option that differs and must not. free: keys that may differ.
 
     Of another choice, such as ``model=``, the choice alone: most of its options differ as well. So do those of groups
     that it leaves out, as ``agent=curl`` leaves out the model.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from denoised_mdp.config.compare import MAY_CHANGE
 from denoised_mdp.config.models import ModelConfig
 from denoised_mdp.config.overrides import run_and_options, split, value_of
-from denoised_mdp.config.policies import BackpropConfig, ReinforceConfig, SACConfig
+from denoised_mdp.config.policies import OwnPolicy
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.training import EVALUATED_AT_ONCE, TrainConfig
 from denoised_mdp.envs.options import DISTRACTORS
@@ -30,9 +30,9 @@ def never_reached(config: Config) -> list[str]:
     if after >= total:
         lines.append(f"the policy never learns: train.policy_after={after} and {of_run}.")
     if config.agent.has_model:
-        kl, policy, learned = config.model.kl, config.policy, max(0, total - after)
-        if 0 < learned <= getattr(policy, "late_after", 0) and any(factor != 1 for factor in _late(policy).values()):
-            lines.append(f"policy.late_after={policy.late_after} is never reached: the policy has {learned:,} updates.")
+        kl, learned = config.model.kl, max(0, total - after)
+        if isinstance(config.policy, OwnPolicy) and learned:
+            lines += _never_reached_by(config.policy, learned)
         if kl.relax != 1 and kl.relax_after >= total:
             lines.append(f"model.kl.relax_after={kl.relax_after} is never reached: {of_run}.")
         if kl.warmup > total:
@@ -41,11 +41,19 @@ def never_reached(config: Config) -> list[str]:
             lines.append(
                 f"the model's learning rate never reaches its value: model.optimizer.warmup={warmup} and {of_run}."
             )
-        if (warmup := getattr(policy, "warmup", 0)) > learned > 0:
-            lines.append(
-                f"the policy's learning rate never reaches its value: policy.warmup={warmup} and the policy has"
-                f" {learned:,} updates."
-            )
+    return lines
+
+
+def _never_reached_by(policy: OwnPolicy, updates: int) -> list[str]:
+    """The same of a policy that learns from so many updates."""
+    lines, late = [], getattr(policy, "late_after", 0)
+    if updates <= late and any(factor != 1 for factor in _late(policy).values()):
+        lines.append(f"policy.late_after={late} is never reached: the policy has {updates:,} updates.")
+    if policy.warmup > updates:
+        lines.append(
+            f"the policy's learning rate never reaches its value: policy.warmup={policy.warmup} and the policy has"
+            f" {updates:,} updates."
+        )
     return lines
 
 
@@ -64,7 +72,9 @@ def without_effect(config: Config, overrides: Sequence[str]) -> list[str]:
 def unused(config: Config) -> dict[str, str]:
     """The options that this run does not use, or not all of their value, and why not: what ends "changes nothing"."""
     if config.agent.has_model:  # else options of a model are refused
-        reasons = _of_the_policy(config.policy, config.train.segment_length) | _of_the_model(config.model)
+        reasons = _of_the_model(config.model)
+        if isinstance(config.policy, OwnPolicy):
+            reasons |= _of_the_policy(config.policy, config.train.segment_length)
     else:
         rows = config.batch_spec.segment_length
         reasons = {"train.segment_length": f"agent={config.agent.name} learns from segments of {rows} rows"}
@@ -118,13 +128,13 @@ def _beyond(train: TrainConfig) -> dict[str, str]:
     return reasons
 
 
-def _late(policy: BackpropConfig | ReinforceConfig | SACConfig) -> dict[str, float]:
+def _late(policy: OwnPolicy) -> dict[str, float]:
     """Factors that count after policy.late_after updates, by name; 1: no change. Not one of what is 0 anyway."""
     names = "late_lr", *(["late_imagined_value"] if getattr(policy, "imagined_value", 1) else [])
     return {name: getattr(policy, name, 1) for name in names}
 
 
-def _of_the_policy(policy: BackpropConfig | ReinforceConfig | SACConfig, rows: int) -> dict[str, str]:
+def _of_the_policy(policy: OwnPolicy, rows: int) -> dict[str, str]:
     """rows: of a segment."""
     reasons, late = {}, _late(policy)
     if (getattr(policy, "imagine_rows", None) or 0) >= rows:

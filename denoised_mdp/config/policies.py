@@ -115,3 +115,7 @@ class SACConfig:
     optimizer: str = option("adam", OPTIMIZER, choices=OPTIMIZERS)
     agc: float | None = option(None, AGC, above=0)
     warmup: int = option(0, WARMUP, low=0)
+
+
+OwnPolicy = BackpropConfig | SACConfig
+"""options of this package's policies, and of those that extend them; others may mean something else by their names"""

@@ -37,8 +37,8 @@ def find_videos(clips: str, split: str) -> list[Path]:
         if not (root.is_file() or root.is_dir()):  # neither is a pipe or a device, from which a read may never return
             what = "neither a file nor a folder" if root.exists() else "no such file or folder"
             raise UserError(
-                f"There are no clips at {root}: {what}. env.clips takes a folder, a file, a pattern,"
-                " procedural or kinetics."
+                f"There are no clips at {root}: {what}. Put or link them there, or set env.clips to a folder, a file, a"
+                " pattern, procedural or kinetics."
             )
         parts = {name: _videos_under(root / name) for name in SPLITS}
         if all(parts.values()):

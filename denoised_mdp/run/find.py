@@ -34,9 +34,12 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
             run = RunFolder(path)
             if run.is_run if "config.yaml" in files else "checkpoints" in names and run.lost:
                 inside.append(Path(path))
-                names.clear()  # a run holds no other runs
+                if run.begun:
+                    names.clear()  # a run holds no other runs
             hidden = UNREAL if path == os.sep else ()
             names[:] = sorted(name for name in names if not name.startswith(".") and name not in hidden)
+        around = {above for path in inside for above in path.parents}  # a printed configuration beside folders of runs
+        inside = [path for path in inside if path not in around or RunFolder(path).begun]
         if not inside:
             _refuse(RunFolder(folder))
         found |= {path.resolve(): path for path in inside}

@@ -128,6 +128,12 @@ class RunFolder:
         return os.path.lexists(self.metrics) or any(self.checkpoints.glob("step_*"))
 
     @property
+    def begun(self) -> bool:
+        """Whether it holds anything of a run besides a configuration, which may be one that somebody only printed."""
+        others = {*self.own, self.probes, self.videos} - {self.config}
+        return any(map(os.path.lexists, others))
+
+    @property
     def lost(self) -> bool:
         """Whether it holds checkpoints of ours, and its configuration is gone."""
         return not os.path.lexists(self.config) and any(self.checkpoints.glob("step_*/manifest.json"))
@@ -211,7 +217,7 @@ class RunFolder:
         """The folder of the run in which this one lies, if it does."""
         real = Path(os.path.realpath(self.path))  # which a circle of links is no error to
         above = real.parents if ".." in self.path.parts else (*self.path.absolute().parents, *real.parents)
-        return next((folder for folder in above if is_ours(folder / "config.yaml")), None)
+        return next((one for one in above if is_ours(one / "config.yaml") and RunFolder(one).begun), None)
 
     def lock(self, option: str = "run_dir") -> contextlib.AbstractContextManager[None]:
         """Keep other processes from training in this folder within the context, see `lock.locked`."""

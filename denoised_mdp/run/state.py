@@ -153,8 +153,13 @@ def evaluated_episodes(run: RunFolder, episodes: int) -> int:
 
     episodes: of each, as the configuration has it now; a run may have been continued with another number.
     """
-    logged = (row.get("eval/episodes") for row in evaluations(run))
-    return max([episodes, *(int(count) for count in logged if type(count) in (int, float) and math.isfinite(count))])
+    return max(episodes, *map(_episodes, evaluations(run)), 0)
+
+
+def _episodes(row: Mapping[str, Any]) -> int:
+    """How many episodes an evaluation played; 0 if its log does not say so, as those of earlier versions."""
+    count = row.get("eval/episodes")
+    return int(count) if type(count) in (int, float) and math.isfinite(count) else 0
 
 
 def choosing_episodes(run: RunFolder, episodes: int, checkpoint: int | str | None) -> int:
@@ -168,7 +173,8 @@ def choosing_episodes(run: RunFolder, episodes: int, checkpoint: int | str | Non
 def best_step(run: RunFolder, until: float = math.inf) -> int:
     """The step whose evaluation in training returned most, the last of equal ones, of those with weights on disk.
 
-    An exported agent's is its only one, which the evaluations of its run may have chosen.
+    Of a run that was continued with another ``train.eval_episodes``, only those of the most episodes count: fewer may
+    have been the easy ones. An exported agent's is its only one, which the evaluations of its run may have chosen.
 
     until: the last step that is considered.
 
@@ -182,6 +188,8 @@ def best_step(run: RunFolder, until: float = math.inf) -> int:
     kept = checkpoints.list_steps(run.checkpoints)
     stored = {*checkpoints.list_steps(run.snapshots)}
     stored |= {step for step in kept if step in rows and _as_evaluated(run, rows[step])}
+    most = max((_episodes(row) for step, row in rows.items() if step in stored), default=0)
+    logged = {step: value for step, value in logged.items() if _episodes(rows[step]) in (0, most)}
     returns = {step: value for step, value in logged.items() if step in stored}
     if not returns:
         raise UserError(
