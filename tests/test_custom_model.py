@@ -1,69 +1,35 @@
-"""A world model with another loss takes one class and a table beside it: it trains, resumes, renders and is probed."""
+"""The documentation's world model with another loss: it trains, resumes, renders and is probed."""
 
-from dataclasses import dataclass
+import importlib
+import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from small_runs import lines, run_in_parts, tiny
 
 import denoised_mdp
-from denoised_mdp import register_model, register_table
+from denoised_mdp import register_table
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import schema
 from denoised_mdp.errors import UserError
-from denoised_mdp.models.denoised import DenoisedModel
 from denoised_mdp.models.registry import MODELS
-from denoised_mdp.options import option
 from denoised_mdp.run.diff import compare
 from denoised_mdp.session import train
 
-
-@dataclass
-class LaplaceConfig(schema.ModelConfig):
-    """Options of the model: those of the package's, and its own."""
-
-    kind: str = option("laplace", "what learns (choose it with model=...)")
-    sharpness: float = option(1.0, "inverse scale of the Laplace distribution", above=0)
-
-
-class Laplace(DenoisedModel):
-    """The Denoised MDP with an absolute instead of a squared error."""
-
-    def __init__(self, *arguments, sharpness: float, **options):
-        super().__init__(*arguments, **options)
-        self.sharpness = sharpness
-
-    @classmethod
-    def options(cls, config):
-        """Keyword arguments that a configuration implies."""
-        return super().options(config) | {"sharpness": config.model.sharpness}
-
-    def image_nll(self, prediction, image):
-        """Images [N, 3, H, W] -> scalar, nats but for a constant."""
-        return self.sharpness * (prediction - image).abs().sum((1, 2, 3)).mean()
-
-    def update(self, batch, generator):
-        """One step; a metric more is logged and plotted by its name."""
-        learned = super().update(batch, generator)
-        learned.metrics["model/largest_reward"] = batch["reward"].max()
-        return learned
-
-
-TABLE = """
-name: blocks
-kind: laplace
-x: {belief: 12, state: 4, sees_action: true, rewarded: true, seen_by_policy: true, free: true}
-noise: {belief: 10, state: 3, rewarded: true, beta: "${model.kl.beta}"}
-"""
+TEXT = (Path(__file__).parents[1] / "docs" / "extending.md").read_text().partition("### A world model\n")[2]
+PROGRAM, TABLE = (re.search(rf"```{kind}\n(.*?)```", TEXT, re.DOTALL)[1] for kind in ("python", "yaml"))
 
 
 @pytest.fixture
-def registered(tmp_path):
+def registered(tmp_path, monkeypatch):
+    """The plug-in of the documentation, imported; its module."""
+    (tmp_path / "my_model.py").write_text(PROGRAM)
     (tmp_path / "blocks.yaml").write_text(TABLE)
-    register_model("laplace", Laplace, LaplaceConfig)
-    register_table(tmp_path / "blocks.yaml")
-    yield
-    del MODELS["laplace"], schema.MODELS["laplace"], schema.TABLES["blocks"]
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("my_model")
+    del MODELS["laplace"], schema.MODELS["laplace"], schema.TABLES["blocks"], sys.modules["my_model"]
 
 
 def test_it_trains_resumes_renders_and_is_probed(tmp_path, registered, capsys):
@@ -75,7 +41,7 @@ def test_it_trains_resumes_renders_and_is_probed(tmp_path, registered, capsys):
     logged = [line["model/largest_reward"] for line in lines(tmp_path / "whole") if "model/largest_reward" in line]
     assert logged and 0 < max(logged) <= 2
     model = denoised_mdp.load(whole.run_dir, device="cpu").world_model
-    assert isinstance(model, Laplace) and model.sharpness == 2 and model.table.rows["noise"].belief == 8
+    assert isinstance(model, registered.Laplace) and model.sharpness == 2 and model.table.rows["noise"].belief == 8
     assert main(["render", whole.run_dir, "--episodes", "2", "--device", "cpu"]) == 0
     assert main(["probe", "health", whole.run_dir, "--episodes", "3", "--steps", "10", "--device", "cpu"]) == 0
     assert "noise " in capsys.readouterr().out
@@ -85,7 +51,7 @@ def test_it_trains_resumes_renders_and_is_probed(tmp_path, registered, capsys):
 
 def test_its_loss_is_its_own(registered):
     prediction = torch.zeros(2, 3, 4, 4, requires_grad=True)
-    model = Laplace.__new__(Laplace)
+    model = registered.Laplace.__new__(registered.Laplace)
     torch.nn.Module.__init__(model)
     model.sharpness = 3.0
     loss = model.image_nll(prediction, torch.full((2, 3, 4, 4), 0.5))
