@@ -133,6 +133,8 @@ def test_a_service_knows_a_run_by_what_its_folder_keeps(tmp_path, monkeypatch):
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     copied = begin(tmp_path / "b")
     assert copied != first and begin(tmp_path / "a") == first, "a copy is another run"
+    shutil.move(tmp_path / "b", tmp_path / "c")
+    assert begin(tmp_path / "c") == copied, "one that was moved is not"
     kept = tmp_path / "a" / "service.json"
     for damaged in ("", "[]", '{"folder": 3}'):
         kept.write_text(damaged)

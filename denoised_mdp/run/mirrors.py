@@ -41,7 +41,7 @@ class Mirror(Protocol):
 class Known:
     """What a service calls the run in a folder, kept there, so that a continued run continues in the service.
 
-    Of that folder alone: a copy of a run, which may be continued otherwise, is another run to the service.
+    Also where it was moved; but a copy beside the original, which may be continued otherwise, is another run to it.
     """
 
     def __init__(self, config: Config):
@@ -49,7 +49,7 @@ class Known:
         self.names: dict[str, str] = {}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or a damaged one: a new name
             tree = read_json(self.path)
-            if tree["folder"] == self.folder:
+            if tree["folder"] == self.folder or not os.path.exists(tree["folder"]):
                 self.names = {str(service): str(name) for service, name in tree["names"].items()}
 
     @property
