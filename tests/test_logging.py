@@ -109,24 +109,28 @@ def test_a_line_is_whole_as_soon_as_it_is_logged(tmp_path):
     logger.close()
 
 
-@pytest.mark.parametrize("torn", ["", '{"step": 1', '{"step": 10, "a": 1}', "[]\n", "\n", "\0\0\0", "7\n"])
+TORN = ("", '{"step": 1', '{"step": 10, "a": 1}', "[]\n", "\n", "\0\0\0", "7\n")
+
+
+@pytest.mark.parametrize("torn", TORN)
 def test_resume_without_gaps_or_duplicates(tmp_path, restart, torn):
     """A run that is killed after step 5 and continues from step 3 equals an undisturbed one."""
 
-    def run(folder, first, last, **options):
+    def run(folder, first, last, *checkpoint):
         folder.mkdir(exist_ok=True)
-        logger = Logger(folder, **options)
+        logger, states = Logger(folder, *checkpoint), {}
         for step in range(first, last + 1):
             logger.log(step, {"a": step})
             logger.log(step, {"b": -step})
-        logger.flush()
-        return logger
+            logger.flush()
+            states[step] = (step, logger.lines, logger.events())
+        return logger, states
 
-    run(tmp_path / "whole", 0, 8).close()
-    killed = run(tmp_path / "killed", 0, 5)
+    run(tmp_path / "whole", 0, 8)[0].close()
+    killed, states = run(tmp_path / "killed", 0, 5)
     (tmp_path / "killed" / "metrics.jsonl").open("a").write(torn)
     restart()
-    run(tmp_path / "killed", 4, 8, resume_step=3).close()
+    run(tmp_path / "killed", 4, 8, *states[3])[0].close()
     killed.close()
     whole, resumed = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "killed"))
     assert whole == resumed
@@ -134,35 +138,40 @@ def test_resume_without_gaps_or_duplicates(tmp_path, restart, torn):
     assert not list((tmp_path / "killed").glob("*.tmp"))
 
 
-def test_resume_within_a_step(tmp_path):
+def test_resume_within_a_step(tmp_path, restart):
     logger = Logger(tmp_path)
     logger.log(1, {"a": 1})
     logger.log(2, {"a": 2})
-    lines_then = logger.lines
+    logger.flush()
+    checkpoint = 2, logger.lines, logger.events()
     logger.log(2, {"b": 2})  # after the checkpoint, at the same step
     logger.close()
-    logger = Logger(tmp_path, resume_step=2, lines=lines_then)
-    assert logger.lines == lines_then == 2
+    restart()
+    logger = Logger(tmp_path, *checkpoint)
+    assert logger.lines == checkpoint[1] == 2
     logger.log(2, {"b": 2})
     logger.close()
+    assert steps(tmp_path, "a") == [1, 2] and steps(tmp_path, "b") == [2]
     assert lines(tmp_path) == [{"step": 1, "a": 1}, {"step": 2, "a": 2}, {"step": 2, "b": 2}]
 
 
 def test_lines_that_are_lost_are_told(tmp_path):
     """A line that the checkpoint counts is missing or damaged: nothing takes its place, and a warning says so."""
-    for damage in (lambda kept: kept[1:], lambda kept: [kept[0], kept[1][:-4] + "\n", *kept[2:]], lambda kept: []):
+    damages = [lambda kept: kept[1:], lambda kept: [kept[0], kept[1][:-4] + "\n", *kept[2:]], lambda kept: []]
+    for damage in (*damages, *(lambda kept, torn=torn: [*kept[:2], torn] for torn in TORN)):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         logger = Logger(folder)
         for name in "abc":
             logger.log(2, {name: 1})
-        counted = logger.lines
+        logger.flush()
+        counted, events = logger.lines, logger.events()
         logger.log(2, {"after the checkpoint": 1})
         logger.close()
         written = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
         (folder / "metrics.jsonl").write_text("".join(damage(written[:counted])))
         with pytest.warns(UserWarning, match=r"metrics.jsonl lacks \d of the 3 lines that the checkpoint counts"):
-            logger = Logger(folder, resume_step=2, lines=counted)
+            logger = Logger(folder, 2, counted, events)
         logger.close()
         assert logger.lines == len(lines(folder)) < counted
         assert not any("after the checkpoint" in line for line in lines(folder))

@@ -119,7 +119,7 @@ class Flag:
 
 
 def test_the_device_is_waited_for_only_when_the_lag_is_used_up(tmp_path):
-    check, flags = NanCheck(RunFolder(tmp_path), lag=2), []
+    check, flags = NanCheck(RunFolder(tmp_path)), []
     batch = {"reward": np.zeros((2, 1), np.float32)}
     for number, value in enumerate([1.0, float("nan"), 1.0, 1.0]):
         check.add(10, number, batch, {"model/loss": torch.tensor(value), "model/kl_x": torch.tensor(value)})

@@ -75,7 +75,7 @@ def idle(*args, **kwargs):
 def test_commands_refuse_before_they_work(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("precious")
     below = tmp_path / "file" / "below"
-    monkeypatch.setattr(render, "load_run", lambda *args, **kwargs: (None, None, 100))
+    monkeypatch.setattr(render, "load_run", lambda *args, **kwargs: (load_config(["preset=debug"]), None, 100))
     monkeypatch.setattr(render, "render", idle)
     (tmp_path / "videos").write_text("no folder")
     monkeypatch.setattr(update, "configure", idle)

@@ -12,6 +12,7 @@ import pytest
 from denoised_mdp.errors import UserError
 from denoised_mdp.replay.ring import Replay
 from denoised_mdp.replay.rings import Rings
+from denoised_mdp.replay.segments import choose_segments, read_segments
 from denoised_mdp.replay.storage import Columns
 
 SHAPE, ACTIONS = (4, 5, 3), 2
@@ -54,6 +55,11 @@ def naive_starts(episodes, capacity, length, oldest=0):
     return starts
 
 
+def sample(replay, batch_size, length, rng):
+    """A batch of one ring alone, as `Rings.sample`."""
+    return read_segments([replay], *choose_segments([replay], batch_size, length, rng))
+
+
 class EveryChoice:
     """Stands for a generator: `integers(n)` returns every number below n once."""
 
@@ -75,7 +81,7 @@ def test_every_start_exactly_once(tmp_path, lengths, slack, length):
         assert len(replay) == min(20, replay.total)
         if not expected:
             continue
-        found = numbers(replay.sample(len(expected), length, EveryChoice()))
+        found = numbers(sample(replay, len(expected), length, EveryChoice()))
         assert sorted(found[0]) == expected
         np.testing.assert_array_equal(found, found[0] + np.arange(length)[:, None])
 
@@ -85,14 +91,14 @@ def test_running_episode_and_its_last_start(tmp_path):
     fill(replay, [6])
     for number in range(6, 16):
         replay.add(*row(number, number == 6))
-        starts = set(numbers(replay.sample(400, 4, np.random.default_rng(number)))[0])
+        starts = set(numbers(sample(replay, 400, 4, np.random.default_rng(number)))[0])
         assert starts == {0, 1, 2} | set(range(6, number - 2))
 
 
 def test_frequencies_and_batch_contract(tmp_path):
     replay = Replay(tmp_path, 50, SHAPE, ACTIONS)
     fill(replay, [10, 4, 7])
-    batch = replay.sample(11 * 2000, 4, np.random.default_rng(0))
+    batch = sample(replay, 11 * 2000, 4, np.random.default_rng(0))
     shapes = {name: (value.dtype, value.shape) for name, value in batch.items()}
     assert shapes == {
         "observation": (np.uint8, (4, 22000, *SHAPE)),
@@ -114,14 +120,14 @@ def test_frequencies_and_batch_contract(tmp_path):
 def test_no_segment_states_the_numbers(tmp_path):
     replay = Replay(tmp_path, 50, SHAPE, ACTIONS)
     with pytest.raises(UserError, match="No segment of 5 rows.* 0 of its 0 rows"):
-        replay.sample(1, 5, np.random.default_rng(0))
+        sample(replay, 1, 5, np.random.default_rng(0))
     fill(replay, [3, 4, 2])
     with pytest.raises(UserError, match="has 4 of its 9 rows.*segment_length"):
-        replay.sample(1, 5, np.random.default_rng(0))
+        sample(replay, 1, 5, np.random.default_rng(0))
     replay = Replay(tmp_path, 4, SHAPE, ACTIONS)
     fill(replay, [9])
     with pytest.raises(UserError, match=r"has 4 of its 4 rows.*larger replay.capacity \(it is 4\)"):
-        replay.sample(1, 5, np.random.default_rng(0))
+        sample(replay, 1, 5, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("before", [[5], [6, 9, 3], [8, 30, 7], [4, 4, 4, 50]])
@@ -143,12 +149,12 @@ def test_reopened_equals_undisturbed(tmp_path, before, after):
         fill(replay, more, episodes)
         fill(undisturbed, more)
         assert len(replay) == len(undisturbed)
-        one = replay.sample(64, 3, np.random.default_rng(5))
-        two = undisturbed.sample(64, 3, np.random.default_rng(5))
+        one = sample(replay, 64, 3, np.random.default_rng(5))
+        two = sample(undisturbed, 64, 3, np.random.default_rng(5))
         for name in one:
             np.testing.assert_array_equal(one[name], two[name])
         starts = naive_starts(episodes, 20, 3)
-        assert sorted(numbers(replay.sample(len(starts), 3, EveryChoice()))[0]) == starts
+        assert sorted(numbers(sample(replay, len(starts), 3, EveryChoice()))[0]) == starts
 
 
 def test_reopen_within_an_episode(tmp_path):
@@ -171,7 +177,7 @@ def test_rows_overwritten_beyond_the_slack_are_named(tmp_path):
     with pytest.warns(UserWarning, match="5 oldest of 20 rows"):
         replay = Replay.open(tmp_path, state)
     assert len(replay) == 15
-    assert sorted(numbers(replay.sample(13, 3, EveryChoice()))[0]) == list(range(15, 28))
+    assert sorted(numbers(sample(replay, 13, 3, EveryChoice()))[0]) == list(range(15, 28))
     with pytest.raises(IndexError, match="rows 15 to 29"):
         replay.read(np.array([14]))
 
@@ -197,7 +203,7 @@ def test_after_all_rows_were_overwritten_the_next_ones_count(tmp_path, ends):
     assert replay.count_segments(4) == 3
     replay.add(*row(36, True))
     fill(replay, [9])
-    assert sorted(numbers(replay.sample(3 + 6, 4, EveryChoice()))[0]) == [30, 31, 32, *range(37, 43)]
+    assert sorted(numbers(sample(replay, 3 + 6, 4, EveryChoice()))[0]) == [30, 31, 32, *range(37, 43)]
 
 
 def test_files_with_rows_of_a_later_part_do_not_grow_until_those_are_gone(tmp_path):
@@ -214,7 +220,7 @@ def test_files_with_rows_of_a_later_part_do_not_grow_until_those_are_gone(tmp_pa
                 Replay.open(tmp_path, state, slack=1)
             replay = Replay.open(tmp_path, state)
     replay = Replay.open(tmp_path, state, capacity=27)
-    assert sorted(numbers(replay.sample(5 + 9, 4, EveryChoice()))[0]) == [*range(30, 35), *range(38, 47)]
+    assert sorted(numbers(sample(replay, 5 + 9, 4, EveryChoice()))[0]) == [*range(30, 35), *range(38, 47)]
 
 
 @pytest.mark.parametrize("before", [0, 1])
@@ -229,10 +235,10 @@ def test_rows_overwritten_beyond_the_slack_are_named_by_a_larger_replay_too(tmp_
         with pytest.warns(UserWarning, match="5 oldest of 20 rows"):
             replay = Replay.open(tmp_path, state, capacity=50)
     assert len(replay) == 15
-    assert sorted(numbers(replay.sample(13, 3, EveryChoice()))[0]) == list(range(15, 28))
+    assert sorted(numbers(sample(replay, 13, 3, EveryChoice()))[0]) == list(range(15, 28))
     fill(replay, [40])
     assert len(replay) == 50
-    assert sorted(numbers(replay.sample(46, 3, EveryChoice()))[0]) == [*range(20, 28), *range(30, 68)]
+    assert sorted(numbers(sample(replay, 46, 3, EveryChoice()))[0]) == [*range(20, 28), *range(30, 68)]
 
 
 def test_rows_that_were_never_written_are_missing_in_grown_files_too(tmp_path):
@@ -276,9 +282,9 @@ def test_growing_in_place(tmp_path, before, after):
             replay = Replay.open(tmp_path / "a", state)
         assert replay.total == larger.total and len(replay) == min(50, replay.total - oldest)
         starts = naive_starts(episodes, 50, 3, oldest)
-        assert sorted(numbers(replay.sample(len(starts), 3, EveryChoice()))[0]) == starts
+        assert sorted(numbers(sample(replay, len(starts), 3, EveryChoice()))[0]) == starts
         if len(replay) == len(larger):
-            one, two = (each.sample(64, 3, np.random.default_rng(5)) for each in (replay, larger))
+            one, two = (sample(each, 64, 3, np.random.default_rng(5)) for each in (replay, larger))
             for name in one:
                 np.testing.assert_array_equal(one[name], two[name])
 
@@ -303,7 +309,7 @@ def test_any_sequence_of_capacities_and_crashes(tmp_path, seed):
         oldest = max(oldest, replay.total - capacity)
         assert (replay.capacity, replay.slack, len(replay)) == (capacity, slack, replay.total - oldest)
         starts = naive_starts(episodes, capacity, 2, oldest)
-        assert sorted(numbers(replay.sample(len(starts), 2, EveryChoice()))[0]) == starts
+        assert sorted(numbers(sample(replay, len(starts), 2, EveryChoice()))[0]) == starts
 
 
 class Killed(Exception):
@@ -515,10 +521,10 @@ def test_memory_does_not_grow_with_the_rows_read(tmp_path):
     for number in range(4000):
         replay.add(np.full((64, 64, 3), number % 256, np.uint8), np.zeros(1), 0.0, number % 500 == 0)
     rng = np.random.default_rng(0)
-    replay.sample(10, 10, rng)
+    sample(replay, 10, 10, rng)
     before = resident()
     for _ in range(60):
-        replay.sample(10, 10, rng)
+        sample(replay, 10, 10, rng)
     assert resident() - before < 10e6  # the replay has 49 MB
 
 
@@ -541,7 +547,7 @@ def test_a_sample_costs_the_same_however_many_rows_there_are(tmp_path, monkeypat
             patch.setattr(Columns, "read", counted)
             patch.setattr(Columns, "__getitem__", None)  # a whole column
             tracemalloc.start()
-            replay.sample(50, 50, rng)
+            sample(replay, 50, 50, rng)
             peaks[rows] = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
     assert read[1000] == read[1_000_000] == 5 * 50 * 50

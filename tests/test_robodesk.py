@@ -16,8 +16,9 @@ from denoised_mdp.envs.factors import factors
 from denoised_mdp.envs.joints import visible_joints
 from denoised_mdp.envs.quadrants import quadrant_table
 from denoised_mdp.envs.robodesk.arm import Arm
+from denoised_mdp.envs.robodesk.distractors import COLORS
 from denoised_mdp.envs.robodesk.env import SUBSTEPS, RoboDeskEnv
-from denoised_mdp.envs.robodesk.scene import ARM, COLORS, asset_folder
+from denoised_mdp.envs.robodesk.scene import ARM, asset_folder
 from denoised_mdp.errors import UserError
 
 pytestmark = MARKS

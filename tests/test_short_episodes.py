@@ -10,7 +10,6 @@ from torch import nn
 
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import load_config
-from denoised_mdp.replay.ring import Replay
 from denoised_mdp.replay.rings import Rings
 from denoised_mdp.replay.segments import choose_segments
 from denoised_mdp.run.folder import RunFolder
@@ -33,7 +32,7 @@ def test_every_start_exactly_once_over_the_ends_of_episodes(tmp_path, lengths, s
         assert replay.count_segments(length) == len(starts)
         if not starts:
             continue
-        batch = replay.sample(len(starts), length, EveryChoice())
+        batch = rings.sample(len(starts), length, EveryChoice())
         found = numbers(batch)
         assert sorted(found[0]) == list(starts)
         np.testing.assert_array_equal(found, found[0] + np.arange(length)[:, None])
@@ -69,14 +68,15 @@ def countdown(left):
 
 def countdowns(folder, rows=400):
     """A replay of episodes of 3 to 10 steps: a step earns a tenth of the steps that are left then."""
-    replay, rng = Replay(folder, rows + 10, (32, 32, 3), 2), np.random.default_rng(0)
+    rings, rng = Rings(folder, 1, rows + 10, (32, 32, 3), 2), np.random.default_rng(0)
+    rings.cross()
+    (replay,) = rings.rings
     while replay.total < rows:
         steps = int(rng.integers(3, 11))
         replay.add(countdown(steps), np.zeros(2), 0.0, True)
         for left in range(steps - 1, -1, -1):
             replay.add(countdown(left), rng.uniform(-1, 1, 2), left / 10, False, left == 0)
-    replay.crosses = True
-    return replay
+    return rings
 
 
 class Rows(nn.Module):
@@ -99,12 +99,12 @@ def test_rewards_and_ends_are_learned_from_short_episodes(tmp_path, model):
     agent = build_agent(load_config([f"model={model}", "env.size=32", *SMALL, *more]), 2, can_terminate=True)
     agent.world_model.encoder = Rows()  # convolutions would take most of the time
     agent.world_model.decode = lambda latent: torch.zeros(latent.belief[..., 0].numel(), 3, 32, 32)
-    replay, rng = countdowns(tmp_path), np.random.default_rng(1)
-    whole = replay.read(np.arange(replay.total))
+    rings, rng = countdowns(tmp_path), np.random.default_rng(1)
+    whole = rings.rings[0].read(np.arange(len(rings)))
     ends = whole["is_terminal"].mean()
     guess = {"reward_error": whole["reward"].var() / 2}  # of the best constant
     guess["continuation_nll"] = -(ends * np.log(ends) + (1 - ends) * np.log(1 - ends))
-    found = [agent.update(replay.sample(8, 20, rng), policy=False) for _ in range(120)]
+    found = [agent.update(rings.sample(8, 20, rng), policy=False) for _ in range(120)]
     for name, constant in guess.items():
         late = np.mean([metrics[f"model/{name}"].item() for metrics in found[-20:]])
         assert late < 0.15 * constant, (name, late, constant)

@@ -26,7 +26,7 @@ from denoised_mdp.device import configure_acting
 from denoised_mdp.envs.options import fitting_distractors
 from denoised_mdp.envs.vector import EnvironmentPool
 from denoised_mdp.errors import UserError
-from denoised_mdp.replay.ring import Replay
+from denoised_mdp.replay.rings import Rings
 from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.machine import resident_memory
 
@@ -39,11 +39,11 @@ STAIRS = (
 """distractors of the paper, one more at a time"""
 
 
-def milliseconds(function: Callable[[], object], count: int, rounds: int = 5) -> dict[str, float]:
-    """Median over rounds of the mean time of one call: wall and CPU time, the renderer's threads included."""
+def milliseconds(function: Callable[[], object], count: int) -> dict[str, float]:
+    """Median over five rounds of the mean time of one call: wall and CPU time, the renderer's threads included."""
     results = []
     function()
-    for _ in range(rounds):
+    for _ in range(5):
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(count):
             function()
@@ -117,9 +117,9 @@ def plain_dm_control(task: str, size: int, repeat: int) -> tuple[float, float]:
     return frame, milliseconds(lambda: env.step(action), 30)["cpu"]
 
 
-def evaluations(config: Config, episodes: int = 10, actions: int = 50) -> dict[str, dict[str, Any]]:
-    """Seconds of an evaluation's environments by number of workers, extrapolated from `actions` actions of each."""
-    table, whole = {}, config.episode_rows - 1
+def evaluations(config: Config) -> dict[str, dict[str, Any]]:
+    """Seconds of an evaluation's environments by number of workers, extrapolated from 50 actions of each."""
+    table, whole, episodes, actions = {}, config.episode_rows - 1, 10, 50
     for workers in sorted({0, 1, os.cpu_count() or 1}):
         began = time.perf_counter()
         with EnvironmentPool(environment_maker(config), episodes, workers=workers) as pool:
@@ -136,17 +136,17 @@ def evaluations(config: Config, episodes: int = 10, actions: int = 50) -> dict[s
 
 
 @contextlib.contextmanager
-def filled_replay(config: Config, rows: int) -> Iterator[tuple[Path, Replay]]:
+def filled_replay(config: Config, rows: int) -> Iterator[tuple[Path, Rings]]:
     """A temporary folder with a full replay of `rows` rows, in episodes of the usual length."""
     shape = config.picture_shape
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (64, *shape), dtype=np.uint8)
     with tempfile.TemporaryDirectory() as folder:
-        if Replay.bytes_needed(rows, shape, ACTIONS) > 0.8 * shutil.disk_usage(folder).free:
+        if Rings.bytes_needed(1, rows, shape, ACTIONS) > 0.8 * shutil.disk_usage(folder).free:
             raise UserError(f"{folder} has no room for a replay of {rows:,} rows: set TMPDIR to another disk.")
-        replay = Replay(Path(folder), rows, shape, ACTIONS)
+        replay = Rings(folder, 1, rows, shape, ACTIONS)
         for row in range(rows):
-            replay.add(images[row % 64], np.zeros(ACTIONS, np.float32), 0.0, row % config.episode_rows == 0)
+            replay.add(0, images[row % 64], np.zeros(ACTIONS, np.float32), 0.0, row % config.episode_rows == 0)
         with contextlib.closing(replay):
             yield Path(folder), replay
 
@@ -157,17 +157,18 @@ def replays(config: Config, rows: tuple[int, ...]) -> dict[str, dict[str, Any]]:
     shape = config.picture_shape
     for count in rows:
         with filled_replay(config, count) as (folder, replay):
-            rng, new = np.random.default_rng(0), (np.zeros(shape, np.uint8), np.zeros(ACTIONS, np.float32), 0.0, False)
+            rng = np.random.default_rng(0)
+            new = 0, np.zeros(shape, np.uint8), np.zeros(ACTIONS, np.float32), 0.0, False
             batch = milliseconds(lambda replay=replay, rng=rng: replay.sample(size, length, rng), 10)
             table[f"{count:,} rows: the process's memory then, MB"] = resident_memory() / 1e6
             row = milliseconds(lambda replay=replay, new=new: replay.add(*new), 200)
             replay.flush()
             state = replay.state()
-            again = functools.partial(Replay.open, folder, state, read_only=True)
+            again = functools.partial(Rings.open, folder, state, read_only=True)
             opening = milliseconds(lambda again=again: again().close(), 1)
             for name, time_ in ((f"batch of {size} x {length}", batch), ("one more row", row), ("opening", opening)):
                 table |= {f"{count:,} rows: {name}, {unit}": time_[unit.split()[0]] for unit in ("wall ms", "cpu ms")}
-            table[f"{count:,} rows: on disk, GB"] = Replay.bytes_needed(count, shape, ACTIONS) / 1e9
+            table[f"{count:,} rows: on disk, GB"] = replay.bytes / 1e9
     return {"by size": table}
 
 

@@ -182,14 +182,13 @@ class Doctor:
             if not lengths:
                 self.problems.append(f"None of the first {len(frames)} clips for {split} can be read: check env.clips.")
 
-    def check_environment(self, environment: gym.Env, actions: int = 50) -> float:
+    def check_environment(self, environment: gym.Env) -> float:
         """Measure frames and actions; return the seconds of an action, including repeats and frame."""
         environment.reset(seed=self.config.seed)
         environment.action_space.seed(self.config.seed)
         drawn_alone = self.config.env.suite != "gym"  # there a frame is drawn once for each action
         frame = f"; {1000 * median_seconds(environment.render, 20):.1f} ms per frame" if drawn_alone else ""
-        actions = min(actions, self.config.episode_rows - 1)
-        action = median_seconds(random_actions(environment), actions)
+        action = median_seconds(random_actions(environment), min(50, self.config.episode_rows - 1))
         renderer, drawn_by = "none needed", environment.unwrapped.world.unwrapped.renderer()
         if drawn_by is not None:
             from denoised_mdp.envs.gl import BACKEND

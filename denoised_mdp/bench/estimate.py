@@ -184,7 +184,7 @@ def acting_seconds(
     return median_seconds(lambda: agent.act(pictures), repeats, clock)
 
 
-def _action_seconds(config: Config, actions: int = 20) -> float:
+def _action_seconds(config: Config) -> float:
     """CPU seconds of an action of the environment, with its frame."""
     make = environment_maker(config, foreground=config.foreground)
     with blamed(f"{config.env.task} raised an error while its actions were timed"), closing(make()) as environment:
@@ -193,9 +193,9 @@ def _action_seconds(config: Config, actions: int = 20) -> float:
         act = random_actions(environment)
         act()  # the first one allocates
         began = time.process_time()
-        for _ in range(actions):
+        for _ in range(20):
             act()
-        return (time.process_time() - began) / actions
+        return (time.process_time() - began) / 20
 
 
 def random_actions(environment: gym.Env) -> Callable[[], None]:

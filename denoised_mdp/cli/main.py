@@ -113,27 +113,23 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> int:
-    from denoised_mdp.config import load_config
-    from denoised_mdp.config.compare import contrast
-
-    if arguments.against is None:
-        return _print_config(arguments.overrides)
-    check_run(arguments.overrides)
-    overrides = options_of_one(arguments.overrides)
-    config, other = load_config(overrides), load_config([f"preset={arguments.against}"])
-    lines = contrast(other, config)
-    print(*lines, sep="\n") if lines else _tell(f"nothing differs from preset={arguments.against}.")
-    _tell_notes(config, overrides)
-    return 0
+    return _print_config(arguments.overrides, arguments.against)
 
 
-def _print_config(overrides: Sequence[str]) -> int:
+def _print_config(overrides: Sequence[str], against: str | None = None) -> int:
+    """Print a configuration, or what differs from the preset `against`."""
     from denoised_mdp.config import as_yaml, load_config
+    from denoised_mdp.config.compare import contrast
 
     check_run(overrides)
     overrides = options_of_one(overrides)
     config = load_config(overrides)
-    print(as_yaml(config), end="")
+    if against is None:
+        print(as_yaml(config), end="")
+    elif lines := contrast(load_config([f"preset={against}"]), config):
+        print(*lines, sep="\n")
+    else:
+        _tell(f"nothing differs from preset={against}.")
     _tell_notes(config, overrides)
     return 0
 

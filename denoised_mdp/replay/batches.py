@@ -40,7 +40,7 @@ class Batches:
         self.replay.add(number, row.observation, row.action, row.reward, row.is_first, row.is_terminal)
 
     def sample(self, *, more: bool = False) -> dict[str, np.ndarray | torch.Tensor]:
-        """Draw a batch; see `Replay.sample`. more: the next one is drawn before a row is added."""
+        """Draw a batch; see `Rings.sample`. more: the next one is drawn before a row is added."""
         batch = self.source.sample(*self.sizes, self.random, self.lead)
         if more and isinstance(self.source, Prefetch):
             self.source.begin(*self.sizes, self.random, self.lead)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from denoised_mdp.errors import UserError
-from denoised_mdp.replay.segments import COLUMNS, choose_segments, read_segments, row_layout
+from denoised_mdp.replay.segments import COLUMNS, row_layout
 from denoised_mdp.replay.storage import Columns, bytes_needed
 
 _SAMPLED = 64  # rows whose checksums a checkpoint keeps
@@ -224,22 +224,6 @@ class Replay:
     def stretches(self) -> tuple[np.ndarray, np.ndarray]:
         """Return first row and number of rows of what segments lie in: each episode, or all rows with `crosses`."""
         return (np.array([self._oldest]), np.array([len(self)])) if self.crosses else self.episodes()
-
-    def sample(self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0) -> dict[str, np.ndarray]:
-        """Sample `batch_size` (B) segments of `length` (T) consecutive rows, of a single episode unless it `crosses`.
-
-        All possible starts are equally likely, including the last one and those in the running episode. The time
-        depends on the batch and slightly on the number of episodes, not on the number of rows. lead: so many rows
-        stand before each segment, see `choose_segments`; T then counts them.
-
-        Returns:
-            observation uint8 [T, B, H, W, C], action float32 [T, B, A], reward float32 [T, B],
-            is_first and is_terminal bool [T, B]; contiguous and owned by the caller.
-
-        Raises:
-            UserError: no episode is long enough.
-        """
-        return read_segments([self], *choose_segments([self], batch_size, length, rng, lead))
 
     def read(self, rows: np.ndarray, names: Sequence[str] = COLUMNS) -> dict[str, np.ndarray]:
         """Copy columns of the rows of these numbers (an int or an array of any shape), counted from the very first row.

@@ -117,7 +117,19 @@ class Rings:
             ring.crosses = True
 
     def sample(self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0) -> dict[str, np.ndarray]:
-        """Sample segments, each of one ring, all starts equally likely; see `Replay.sample`."""
+        """Sample `batch_size` (B) segments of `length` (T) consecutive rows, of one episode each unless they `cross`.
+
+        All possible starts in all rings are equally likely, including the last ones and those in running episodes. The
+        time depends on the batch and slightly on the number of episodes, not on the number of rows. lead: so many rows
+        stand before each segment, see `choose_segments`; T then counts them.
+
+        Returns:
+            observation uint8 [T, B, H, W, C], action float32 [T, B, A], reward float32 [T, B],
+            is_first and is_terminal bool [T, B]; contiguous and owned by the caller.
+
+        Raises:
+            UserError: no episode is long enough.
+        """
         self.chosen = choose_segments(self.rings, batch_size, length, rng, lead)
         return read_segments(self.rings, *self.chosen)
 

@@ -67,7 +67,7 @@ def choose_segments(
 
 
 def read_segments(replays: Sequence[Replay], source: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Copy the segments that `choose_segments` returned: see `Replay.sample`."""
+    """Copy the segments that `choose_segments` returned: see `Rings.sample`."""
     if len(replays) == 1:
         return replays[0].read(rows)
     parts = [(source == index, replay.read(rows[:, source == index])) for index, replay in enumerate(replays)]

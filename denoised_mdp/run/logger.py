@@ -53,23 +53,17 @@ class Logger:
 
     Args:
         run_dir: the run folder.
-        resume_step: step of the checkpoint from which the run resumes; later entries are removed. None starts
-            anew.
+        resume_step: step of the checkpoint from which the run resumes; later entries are removed. A new run has none.
         lines: `Logger.lines` when that checkpoint was saved; further lines are removed, even of the same
             step.
-        events: `Logger.events()` at that time; TensorBoard's files are truncated to these sizes. None:
-            TensorBoard is told to forget everything after `resume_step`.
+        events: `Logger.events()` at that time; TensorBoard's files are truncated to these sizes.
 
     Raises:
         UserError: the files cannot be written.
     """
 
     def __init__(
-        self,
-        run_dir: Path | str,
-        resume_step: int | None = None,
-        lines: int | None = None,
-        events: Mapping[str, int] | None = None,
+        self, run_dir: Path | str, resume_step: int = 0, lines: int = 0, events: Mapping[str, int] | None = None
     ):
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and needed only for training
 
@@ -78,21 +72,17 @@ class Logger:
         """gets the metrics as well, and how the run ended; the logger closes it"""
         self.path = run_dir / "metrics.jsonl"
         with self._disk_errors():
-            kept = [] if resume_step is None else _lines_until(self.path, resume_step, lines)
+            kept = _lines_until(self.path, resume_step, lines)
             replace_file(self.path, "".join(kept).encode())
             self._file = open(self.path, "a", encoding="utf-8", buffering=1)
             self._tensorboard = run_dir / "tensorboard"
-            purge = None
-            if resume_step is None or events is not None:
-                _cut_back(self._tensorboard, events or {})
-            else:
-                purge = resume_step + 1
+            _cut_back(self._tensorboard, events or {})
             self._earlier = set(self._event_files())
-            self._writer = SummaryWriter(str(self._tensorboard), purge_step=purge)
+            self._writer = SummaryWriter(str(self._tensorboard))
         self._hook_before, threading.excepthook = threading.excepthook, self._thread_failed
         self.lines = len(kept)
         """number of lines in metrics.jsonl, for checkpoints"""
-        if lines is not None and len(kept) < lines:
+        if len(kept) < lines:
             text = f"{self.path} lacks {lines - len(kept):,} of the {lines:,} lines that the checkpoint counts"
             warnings.warn(f"{text}: they are missing or damaged; the run continues without them", stacklevel=2)
 
@@ -204,7 +194,7 @@ def is_wall_clock(name: str) -> bool:
     return "second" in name.rpartition("/")[2]
 
 
-def _lines_until(path: Path, step: int, count: int | None = None) -> list[str]:
+def _lines_until(path: Path, step: int, count: int) -> list[str]:
     """Return the whole lines among the first `count` of a metrics file that are not after `step`."""
     if not path.exists():
         return []

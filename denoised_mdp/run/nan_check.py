@@ -15,6 +15,7 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.run import checkpoint as checkpoints
 from denoised_mdp.run.folder import RunFolder
 
+LAG = 2  # updates that may be unchecked; their batches stay in memory
 LARGEST = float(np.finfo(np.float32).max)
 SMALLER = "Smaller learning rates, or train.precision=float32, may help."
 
@@ -66,15 +67,13 @@ class NanCheck:
     """Watches the metrics of every update: all loss terms and gradient norms are among them.
 
     One flag per update is computed on the device and copied to the host asynchronously. `check` reads the flags that
-    have arrived, and waits only for updates more than `lag` updates old, so the device never idles.
+    have arrived, and waits only for updates more than `LAG` updates old, so the device never idles.
 
-    Args:
-        run: the batch of a failed update is written into its folder, as ``diagnostics/update_000000123.npz``.
-        lag: updates that may be unchecked; their batches stay in memory.
+    run: the batch of a failed update is written into its folder, as ``diagnostics/update_000000123.npz``.
     """
 
-    def __init__(self, run: RunFolder, lag: int = 2):
-        self.run, self.lag = run, lag
+    def __init__(self, run: RunFolder):
+        self.run = run
         self._pending: deque[Update] = deque()
 
     def add(self, step: int, number: int, batch: Mapping[str, Any], metrics: Mapping[str, Tensor]) -> None:
@@ -100,7 +99,7 @@ class NanCheck:
         while self._pending:
             update = self._pending[0]
             if update.ready is not None and not update.ready.query():
-                if not wait and len(self._pending) <= self.lag:
+                if not wait and len(self._pending) <= LAG:
                     return
                 update.ready.synchronize()
             if not update.finite:

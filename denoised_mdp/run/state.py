@@ -89,7 +89,7 @@ STATE = {
     "replay": (_is_replay, {"rings": [_is_replay]}),
     "latents": (_is_none, {"ring": _is_tensor, "row": _is_tensor, "value": _is_tensor}),
     "random": _is_any,
-    "log": {"lines": _is_whole, "events": (_is_none, {str: _is_whole})},
+    "log": {"lines": _is_whole, "events": {str: _is_whole}},
 }
 """The kinds of a run's values: a function that recognizes one; a mapping (of these keys at least; `str` is any key);
 a list of items of a kind; a tuple of alternatives."""

@@ -47,6 +47,8 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
     """the task is another without it, so that it stays where distractors are taken away"""
     Options: type
     """a dataclass whose fields are declared by `denoised_mdp.options.option`"""
+    _stream_source: tuple = ()
+    """of one whose noise names its clips: what they were chosen by"""
 
     def __init__(self, env: gym.Env, factors: tuple[str, ...], options: Mapping[str, Any], **clips: Any):
         gym.utils.EzPickle.__init__(self, env, **options, **clips)
@@ -116,9 +118,15 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
         self._set_noise(state["noise"])
 
     def copy_noise(self, other: Distractor) -> None:
-        """Copy the noise of `other`, a distractor of the same kind: both then behave identically."""
+        """Copy the noise of `other`, a distractor of the same kind: both then behave identically.
+
+        One with other clips keeps them, and takes the place in them.
+        """
         self.rng = restore_generator(generator_state(other.rng))
-        self._set_noise(other._get_noise())
+        noise = other._get_noise()
+        if self._stream_source != other._stream_source:
+            noise["clips"] = self._get_noise()["clips"]
+        self._set_noise(noise)
 
     def noise_values(self):
         """Return this distractor's own factors, in the order of its names."""

@@ -12,7 +12,6 @@ import numpy as np
 from denoised_mdp.envs.distractors.base import Distractor
 from denoised_mdp.envs.video import Stream, open_clips, shuffled
 from denoised_mdp.options import option
-from denoised_mdp.seeding import generator_state, restore_generator
 
 
 class VideoBackground(Distractor):
@@ -78,7 +77,7 @@ class VideoBackground(Distractor):
         if self.matte == "paper":
             self.matte = "blue_ge" if getattr(env.unwrapped, "task_name", None) == "walker_walk" else "blue"
         self.hides = {0.0: (f"{self.name}/*",), 1.0: ("texture/*",)}.get(self.options.strength, ())
-        self._source = (clips, split, clips_seed, frames)
+        self._stream_source = (clips, split, clips_seed, frames)
         found = open_clips(clips, split, env.size, self.options.color, frames, self.options.resize)
         self._clips = shuffled(found, clips_seed)
         self._stream, self._index = Stream(frames), 0
@@ -134,15 +133,7 @@ class VideoBackground(Distractor):
 
     def _set_noise(self, noise: dict) -> None:
         self._stream.restore(noise["clips"], self._clips)
-        self._index = noise["index"]
-
-    def copy_noise(self, other: VideoBackground) -> None:
-        """Copy the noise; with other clips, only the place in the stream."""
-        if self._source == other._source:
-            super().copy_noise(other)
-        else:
-            self.rng = restore_generator(generator_state(other.rng))
-            self._index = other._index % self._stream.frames
+        self._index = noise["index"] % self._stream.frames  # of a longer one, see `copy_noise`
 
 
 def put_behind(background: np.ndarray, foreground: np.ndarray, share: np.ndarray) -> np.ndarray:

@@ -17,12 +17,10 @@ from denoised_mdp.envs.joints import Joint, coordinate_names, joint_kinds, visib
 from denoised_mdp.envs.rendering import QUALITIES  # first of those with mujoco: it chooses the GL backend
 from denoised_mdp.envs.robodesk.arm import ACTIONS, Arm
 from denoised_mdp.envs.robodesk.camera import ROOM, RoomRenderer, choose_view
-from denoised_mdp.envs.robodesk.distractors import STILL_LIGHTING
+from denoised_mdp.envs.robodesk.distractors import COLORS, STILL_LIGHTING
 from denoised_mdp.envs.robodesk.scene import (
     ARM,
-    BLOCKS,
     BUTTON_TRAVEL,
-    COLORS,
     FINGERS,
     TV_PIXELS,
     TV_TEXTURE,
@@ -33,7 +31,7 @@ from denoised_mdp.envs.robodesk.scene import (
     wood_brightness,
     wood_geoms,
 )
-from denoised_mdp.envs.robodesk.tasks import PRESSED, REWARDS, Situation, find_task
+from denoised_mdp.envs.robodesk.tasks import BLOCKS, PRESSED, REWARDS, Situation, find_task
 from denoised_mdp.envs.robodesk.tv import GRAY
 from denoised_mdp.envs.suites import tasks
 from denoised_mdp.envs.world import World

@@ -17,13 +17,13 @@ import numpy as np
 from PIL import Image
 
 from denoised_mdp.envs import rendering  # noqa: F401 (first: it chooses the GL backend)
+from denoised_mdp.envs.robodesk.distractors import COLORS
+from denoised_mdp.envs.robodesk.tasks import BLOCKS
 from denoised_mdp.envs.world import diverged
 from denoised_mdp.errors import UserError
 
 import mujoco  # isort: skip
 
-COLORS = ("red", "green", "blue")
-BLOCKS = ("ball", "upright_block", "flat_block")
 ARM = tuple(f"panda0_joint{number}" for number in range(1, 8))
 FINGERS = ("panda0_finger_joint1", "panda0_finger_joint2")
 BUTTON_TRAVEL = 0.005  # metres from a reading of 0 to one of 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from denoised_mdp.envs.robodesk.distractors import COLORS
 from denoised_mdp.envs.suites import tasks
 
 BLOCKS = ("ball", "upright_block", "flat_block")
@@ -180,7 +181,7 @@ def _lift(block: str) -> Task:
 
 
 def _hue(color: str) -> Task:
-    channel = ("red", "green", "blue").index(color)
+    channel = COLORS.index(color)
 
     def dense(s: Situation) -> float:
         return 0.5 * s.screen[channel] + 0.25 * s.near(f"{color}_button") + 0.25 * s.pressed(color)

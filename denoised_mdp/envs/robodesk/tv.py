@@ -12,7 +12,6 @@ import numpy as np
 from denoised_mdp.envs.robodesk.distractors import COLORS, SceneDistractor
 from denoised_mdp.envs.video import Stream, open_clips, shuffled
 from denoised_mdp.options import option
-from denoised_mdp.seeding import generator_state, restore_generator
 
 GRAY = 128  # of a television without video
 CONTRAST = 20  # on a scale from -127 to 127
@@ -58,7 +57,7 @@ class TV(SceneDistractor):
         self._columns = columns
         found = open_clips(clips, split, rows, True, frames, "nearest")
         self._clips = tuple(shuffled(found, clips_seed, f"{side} order") for side in ("left", "right"))
-        self._source = (clips, split, clips_seed, frames)
+        self._stream_source = (clips, split, clips_seed, frames)
         self._streams = (Stream(frames), Stream(frames))
         self._index, self._roll = [0, 0], 0
 
@@ -83,16 +82,6 @@ class TV(SceneDistractor):
             values += [index, *stream.position(index)]
         return [*values, self._roll / self._columns, *patches.mean((0, 1)), *patches.mean(-1).ravel()]
 
-    def copy_noise(self, other: TV) -> None:
-        """Copy the noise; with other clips, only the places in the streams."""
-        if self._source == other._source:
-            super().copy_noise(other)
-        else:
-            self.rng = restore_generator(generator_state(other.rng))
-            self._index = [index % self._streams[0].frames for index in other._index]
-            self._roll = other._roll
-            self._show()
-
     def _start(self) -> None:
         for stream, clips in zip(self._streams, self._clips, strict=True):
             if not stream.clips:
@@ -115,7 +104,8 @@ class TV(SceneDistractor):
     def _restore(self, noise: dict) -> None:
         for stream, identities, clips in zip(self._streams, noise["clips"], self._clips, strict=True):
             stream.restore(identities, clips)
-        self._index, self._roll = list(noise["index"]), noise["roll"]
+        self._index = [index % self._streams[0].frames for index in noise["index"]]  # of longer ones, see `copy_noise`
+        self._roll = noise["roll"]
 
 
 def sharpen(images: np.ndarray) -> np.ndarray:
