@@ -34,7 +34,7 @@ def test_what_the_policy_sees_is_one_part(structure, seen):
     """Of several latents that it sees, their features together: exactly what the policy gets."""
     agent = small_agent(structure).float()
     frozen = freeze(agent, record(toy, probe_seeds(0, 1), 6, behaviour="random"))[0]
-    assert frozen.seen == seen and seen in frozen.parts()
+    assert agent.seen == seen and seen in frozen.parts()
     given = frozen.latent.select(agent.world_model.table.seen).features().numpy()  # beliefs, then states
     assert sorted(frozen.parts()[seen][3]) == sorted(given[3])
 
@@ -95,7 +95,7 @@ def test_a_model_without_a_decoder_has_health_and_no_pictures(tmp_path):
     environment = toy()
     targets = targets_of(factors(environment), recordings)
     environment.close()
-    matrix = factor_matrix(parts, targets, episode, random_divisions(4), ["ridge"], seen=frozen[0].seen)
+    matrix = factor_matrix(parts, targets, episode, random_divisions(4), ["ridge"], seen=agent.seen)
     health = measure_health(agent, recordings, frozen, matrix)
     assert np.isnan(health.image_r2) and np.isnan(health.share["x"]) and health.nats["x"] > 0
     assert not any("reconstruct" in warning for warning in health.warnings)

@@ -16,6 +16,7 @@ from denoised_mdp.analysis.joints.data import JointData, Plan
 from denoised_mdp.analysis.joints.probe import chosen_rows
 from denoised_mdp.analysis.joints.record import RANDOM, collect, make_data
 from denoised_mdp.analysis.joints.sac import StateActor, StateEnv, stage_path, state_features, train_stages
+from denoised_mdp.analysis.probes.joints_data import Options
 from denoised_mdp.analysis.results import first_difference
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config
@@ -147,7 +148,7 @@ def test_a_run_whose_folder_has_the_name_of_an_option_is_a_run(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     for source in (str(folder), "seed=1"):
         with pytest.raises(UserError, match="joint") as caught:  # the toy has none
-            make_data([source], tmp_path / "data")
+            make_data([source], Options(tmp_path / "data"))
         assert "unknown option" not in str(caught.value)
 
 
@@ -256,13 +257,14 @@ class TestSoftActorCritic:
 
     def test_one_command_makes_all_and_continues_after_a_kill(self, tmp_path):
         options = {"episodes": 2, "frames": 5, "sac_steps": 100}
-        lines = make_data(TASK, tmp_path / "a", **options)
+        lines = make_data(TASK, Options(tmp_path / "a", **options))
         assert len(lines) == 7 and "10 episodes" in lines[0]
         manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
         assert manifest["policies"] == ["sac_1", "sac_2", "sac_3", "sac_4", RANDOM]
         program = f"""
 import os, signal
 from denoised_mdp.analysis.joints import record as module
+from denoised_mdp.analysis.probes.joints_data import Options
 
 count, write = [0], module.Columns.write
 
@@ -271,12 +273,12 @@ def write_and_die(*arguments):
     os.kill(os.getpid(), signal.SIGKILL) if count[0] == 18 else write(*arguments)
 
 module.Columns.write = write_and_die
-module.make_data({TASK!r}, module.Path({str(tmp_path / "b")!r}), **{options!r})
+module.make_data({TASK!r}, Options(module.Path({str(tmp_path / "b")!r}), **{options!r}))
 """
         shutil.copytree(tmp_path / "a" / "policies", tmp_path / "b" / "policies")
         killed = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True)
         assert killed.returncode == -9
-        assert make_data(TASK, tmp_path / "b", **options)[1:] == lines[1:]
+        assert make_data(TASK, Options(tmp_path / "b", **options))[1:] == lines[1:]
         assert files(tmp_path / "a") == files(tmp_path / "b")
 
 

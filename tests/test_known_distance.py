@@ -11,7 +11,7 @@ class Line:
 
     limit, unit, fitted = 15.0, 1.25, []
 
-    def __init__(self, features, episode, updates, seed, name):
+    def __init__(self, features, episode, updates, name):
         self.fitted.append((name, features, episode))
 
     def __call__(self, start, end):
@@ -66,5 +66,5 @@ def test_episodes_of_more_than_50_decisions_have_another_objective(monkeypatch, 
     seen = []
     monkeypatch.setattr(distance, "learn_distance", lambda encoder, head, objective, *_, **__: seen.append(objective))
     episode = np.repeat([0, 1], [rows, 2])
-    made = distance.Distance(np.random.default_rng(0).normal(size=(rows + 2, 3)), episode, 1, 0, "x")
+    made = distance.Distance(np.random.default_rng(0).normal(size=(rows + 2, 3)), episode, 1, "x")
     assert (made.limit, seen[0].offset, seen[0].sharpness) == (limit, limit, sharpness)

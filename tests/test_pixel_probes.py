@@ -19,7 +19,7 @@ from denoised_mdp.analysis.factors import factor_matrix, stack, targets_of
 from denoised_mdp.analysis.health import features_health
 from denoised_mdp.analysis.invariance import measure_invariance, record_grid
 from denoised_mdp.analysis.joints.probe import probe_joints
-from denoised_mdp.analysis.joints.regression import Schedule
+from denoised_mdp.analysis.probes.joints import Options as JointOptions
 from denoised_mdp.cli.main import main
 from denoised_mdp.config import load_config, schema
 from denoised_mdp.config.agents import CURLConfig
@@ -45,7 +45,7 @@ def test_frozen_features_are_what_acting_reads(name):
         np.testing.assert_allclose(agent.modes(as_batch(episode))[:, 0], np.stack(actions), atol=1e-6)
         read = agent.picture_encoder.read(carry.frames).detach()  # of the last frames
         np.testing.assert_allclose(one.parts()["x"][-1], read[0].numpy(), atol=1e-5)
-        assert one.seen == "x" and one.parts()["encoder"].shape == (9, 16 * 4)
+        assert agent.seen == "x" and one.parts()["encoder"].shape == (9, 16 * 4)
 
 
 class NoisyCURL(CURL):
@@ -83,13 +83,13 @@ def test_factors_and_health_are_measured_of_features():
     environment = toy()
     parts, episode = stack(frozen)
     targets = targets_of(factors(environment), episodes)
-    matrix = factor_matrix(parts, targets, episode, random_divisions(5), ["ridge"], seen=frozen[0].seen)
+    matrix = factor_matrix(parts, targets, episode, random_divisions(5), ["ridge"], seen=agent.seen)
     assert matrix.parts == ["x", "encoder"] and set(matrix.headline("ridge")) == {"signal_recall", "leakage"}
-    health = features_health(frozen, matrix)
+    health = features_health("x", frozen, matrix)
     assert health.active["x"] == (8, 8) and not any("collapsed" in one for one in health.warnings)
-    still = [FrozenFeatures("x", {"x": torch.ones(4, 8)})]
-    assert features_health(still, None).active["x"] == (0, 8)
-    assert "x has collapsed" in features_health(still, None).warnings[0]
+    still = [FrozenFeatures({"x": torch.ones(4, 8)})]
+    assert features_health("x", still, None).active["x"] == (0, 8)
+    assert "x has collapsed" in features_health("x", still, None).warnings[0]
 
 
 def test_invariance_compares_features_and_actions():
@@ -114,13 +114,16 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize(("name", "title"), [("curl", "CURL"), ("dbc", "DBC"), ("pisac", "PI-SAC")])
 def test_joints_are_read_from_stacks_of_three(data, tmp_path, name, title):
     run = make_run(tmp_path / name, f"agent={name}", "agent.frames=3")
-    options = {"data": data, "sizes": [20], "test_pairs": 10, "schedule": Schedule(2, 4, evaluations=1)}
-    lines = probe_joints([run], tmp_path / "out", stack=(3,), references=(), device="cpu", **options)
-    assert any(title in line for line in lines)
+    small = {"data": data, "test_pairs": 10, "updates": 2, "batch": 4, "evaluations": 1, "device": "cpu"}
+
+    def probe(output, **options):
+        return probe_joints([run], JointOptions(tmp_path / output, **small, **options), [20])
+
+    assert any(title in line for line in probe("out", stack="3", references="none"))
     with pytest.raises(UserError, match="reads 3 frames at once: give --stack 3"):
-        probe_joints([run], tmp_path / "one", stack=(1,), references=(), device="cpu", **options)
+        probe("one", stack="1", references="none")
     with pytest.raises(UserError, match="references have a world model's encoder"):
-        probe_joints([run], tmp_path / "two", stack=(3,), device="cpu", **options)
+        probe("two", stack="3")
 
 
 def test_a_run_is_shown_and_what_it_cannot_do_is_one_line(tmp_path, capsys):

@@ -67,7 +67,7 @@ def test_rounding_is_no_distance():
     """A column that does not move counts for nothing, not as much as one that does."""
     random, episode = np.random.default_rng(0), np.repeat(np.arange(4), 10)
     state = random.normal(size=(40, 3)) * [1.0, 1e-9, 1e-11]
-    rows = distance.Distance(state, episode, 2, 0, "state").rows(state).numpy()
+    rows = distance.Distance(state, episode, 2, "state").rows(state).numpy()
     assert rows[:, 0].std() == pytest.approx(1) and (rows[:, 1:] == 0).all()
 
 

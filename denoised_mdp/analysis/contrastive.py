@@ -30,6 +30,7 @@ from denoised_mdp.models.vision import Encoder
 from denoised_mdp.seeding import generator, torch_seed
 
 T = 2.0
+LR = 3e-4
 
 
 def alignment(a: Tensor, b: Tensor) -> Tensor:
@@ -60,7 +61,6 @@ def train_contrastive(
     *,
     updates: int = 20_000,
     batch: int = 256,
-    lr: float = 3e-4,
     flip: bool = False,
     seed: int = 0,
     progress: Callable[[int], None] = lambda done: None,
@@ -81,7 +81,7 @@ def train_contrastive(
     device = encoder.like.device
     order, random = generator(seed, "contrastive rows"), torch.Generator(device)
     random.manual_seed(torch_seed(seed, "contrastive augmentations"))
-    optimizer, history = torch.optim.Adam(encoder.parameters(), lr=lr), []
+    optimizer, history = torch.optim.Adam(encoder.parameters(), lr=LR), []
     for done in range(updates):
         chosen = np.sort(order.choice(rows, min(batch, len(rows)), replace=False))  # distinct pictures
         images = torch.as_tensor(data.images(chosen)[:, 0]).to(device).permute(0, 3, 1, 2).float().div_(255)

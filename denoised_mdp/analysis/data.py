@@ -26,16 +26,12 @@ from denoised_mdp.progress import track
 from denoised_mdp.rollout import Episode, play
 from denoised_mdp.seeding import episode_seeds, generator, torch_seed
 
-FRAMES = 1024
-"""images encoded at once, to bound memory"""
-BEHAVIOURS = ("agent", "random", "mixed")
+FRAMES, DECODED = 1024, 256
+"""images encoded and decoded at once, to bound memory"""
 
 
 class Frozen(ABC):
     """What an agent makes of an episode of n actions, on the CPU."""
-
-    seen: str
-    """which of `parts` the policy sees"""
 
     @abstractmethod
     def parts(self) -> dict[str, np.ndarray]:
@@ -46,7 +42,6 @@ class Frozen(ABC):
 class FrozenFeatures(Frozen):
     """What an agent without latents says it reads, see `Agent.representations`."""
 
-    seen: str
     features: dict[str, torch.Tensor]
     """[n + 1, F] each"""
 
@@ -67,11 +62,6 @@ class FrozenLatents(Frozen):
     """of each latent, [n + 1, ...]"""
     embedding: torch.Tensor
     """the encoder's output [n + 1, E]"""
-
-    @property
-    def seen(self) -> str:
-        """Which of `parts` the policy sees."""
-        return self.latent.seen
 
     def parts(self) -> dict[str, np.ndarray]:
         """What a probe may read: `Latent.parts` and the encoder."""
@@ -98,8 +88,6 @@ def record(
     "mixed" alternates, random first. A random policy shows the same episodes to every model; a mixture shows more of
     what a body can do. Each episode depends only on its own seed.
     """
-    if behaviour not in BEHAVIOURS:
-        raise ValueError(f"behaviour must be one of {', '.join(BEHAVIOURS)}, not {behaviour!r}")
     chosen = {"agent": [agent], "random": [None], "mixed": [None, agent]}[behaviour]
     with contextlib.closing(make_environment()) as environment:  # one: switching between renderers costs more
         players = itertools.cycle(chosen)  # than acting for several at once saves
@@ -149,8 +137,7 @@ def freeze(
             if shared_noise:
                 random.set_state(begin)
             parts = agent.representations(as_batch(recording), random, sample=sample)
-            features = {name: part[:, 0].float().cpu() for name, part in parts.items()}
-            found.append(FrozenFeatures(agent.seen, features))
+            found.append(FrozenFeatures({name: part[:, 0].float().cpu() for name, part in parts.items()}))
         return found
     model = agent.world_model
     longest = max(len(recording.observation) for recording in recordings)
@@ -186,16 +173,13 @@ def freeze(
 
 @torch.no_grad()
 def decode(
-    agent: WorldModelAgent, latent: Latent, draw: Callable[[Latent], torch.Tensor] | None = None, chunk: int = 256
+    agent: WorldModelAgent, latent: Latent, draw: Callable[[Latent], torch.Tensor] | None = None
 ) -> torch.Tensor:
-    """Latents [n, ...] -> float images [n, 3, H, W] on the CPU, `chunk` at once.
-
-    draw: instead of `WorldModel.decode`.
-    """
+    """Latents [n, ...] -> float images [n, 3, H, W] on the CPU; draw: instead of `WorldModel.decode`."""
     draw, like = draw or agent.world_model.decode, next(agent.world_model.parameters())
     parts = []
-    for begin in range(0, len(latent.belief), chunk):
-        part = latent.map(lambda tensor, begin=begin: tensor[begin : begin + chunk].to(like))
+    for begin in range(0, len(latent.belief), DECODED):
+        part = latent.map(lambda tensor, begin=begin: tensor[begin : begin + DECODED].to(like))
         parts.append(draw(part).float().cpu())
     return torch.cat(parts)
 

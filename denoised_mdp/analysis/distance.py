@@ -66,21 +66,21 @@ class Distance:
     episode: the episode of each row [n]. Neighbouring rows of one episode are one decision apart.
     """
 
-    def __init__(self, features: np.ndarray, episode: np.ndarray, updates: int, seed: int, name: str):
+    def __init__(self, features: np.ndarray, episode: np.ndarray, updates: int, name: str):
         longest = np.bincount(episode).max() - 1
         self.limit, sharpness = SHORT if longest <= LONG_FROM else LONG
         self.scale, objective = Standardizer.of(features), QRL(self.limit, sharpness)
         self.unit = 1 + objective.eps
         rows = self.rows(features)  # [n, F]
         before = np.flatnonzero(episode[1:] == episode[:-1])
-        random = generator(seed, "distance batches")
+        random = generator(0, "distance batches")
 
         def sample() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             at = random.choice(before, BATCH)
             return rows[at], rows[at + 1], rows[np.roll(at + 1, 1)]
 
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed(seed, "distance weights"))
+            torch.manual_seed(torch_seed(0, "distance weights"))
             self.encoder = relu_network(rows.shape[1], HIDDEN, COMPONENTS * SIZE)
             self.head = IQE(COMPONENTS, SIZE, "maxmean")
         with Phase(f"distance from {name}", updates, "updates") as phase:
@@ -106,7 +106,6 @@ def measure_distances(
     tested: np.ndarray,
     *,
     updates: int,
-    seed: int = 0,
 ) -> dict[str, Geometry]:
     """Learn a distance from each part of a representation, and judge it on held-out episodes.
 
@@ -116,7 +115,7 @@ def measure_distances(
     Raises:
         UserError: no fitted episode has two rows, or no held-out one has three.
     """
-    random = generator(seed, "distance pairs")
+    random = generator(0, "distance pairs")
     pairs = random.choice(np.flatnonzero(tested), (2, PAIRS))  # [2, PAIRS]
     lags = {k: _apart(episode, tested, k) for k in LAGS}
     if not (len(lags[2]) and len(_apart(episode, ~tested, 1))):
@@ -127,7 +126,7 @@ def measure_distances(
     found, reference = {}, None
     for name in sorted(parts, key=lambda name: name != STATE):  # the reference comes first
         features = parts[name]
-        distance = Distance(features[~tested], episode[~tested], updates, seed, name)
+        distance = Distance(features[~tested], episode[~tested], updates, name)
         forth, back = (distance(features[a], features[b]) for a, b in (pairs, pairs[::-1]))
         reference = forth if reference is None else reference
         apart = {k: distance(features[at], features[at + k]) for k, at in lags.items() if len(at)}

@@ -58,7 +58,7 @@ def _lags(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
         axis.set_ticks(marks, marks)
     axes.set_ylim(low, high)
     axes.set_title("How far is a situation k decisions later?")
-    _legend(axes, columns=2)
+    _legend(axes)
 
 
 def _worlds(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
@@ -80,10 +80,10 @@ def _worlds(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
         axes.hlines(parts[name]["random"], place - 0.45, place + 0.45, color=INK, linewidth=1.6, label=label)
     axes.set_xticks(range(len(names)), [literal(textwrap.fill(in_words(name), 10)) for name in names])
     axes.set(ylabel="steps, median", ylim=(0, 1.05 * max(*axes.get_ylim(), *(one["random"] for one in parts.values()))))
-    _legend(axes, columns=2)
+    _legend(axes)
 
 
-def _legend(axes, columns: int) -> None:
+def _legend(axes) -> None:
     """Below the axes, where it hides nothing."""
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": columns, "columnspacing": 1.2}
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2, "columnspacing": 1.2}
     axes.legend(frameon=False, fontsize=7.5, **place)

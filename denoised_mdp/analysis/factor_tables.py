@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ def factor_rows(subject: Subject, matrix: FactorMatrix) -> list[dict[str, Any]]:
     rows = []
     for probe in matrix.scores:
         mean, (low, high) = matrix.mean(probe), matrix.intervals[probe]
-        for (p, part), (f, factor) in _product(matrix.parts, matrix.factors):
+        for (p, part), (f, factor) in itertools.product(enumerate(matrix.parts), enumerate(matrix.factors)):
             rows.append(
                 {
                     "run": str(subject.path),
@@ -122,12 +123,6 @@ def factor_rows(subject: Subject, matrix: FactorMatrix) -> list[dict[str, Any]]:
                 }
             )
     return rows
-
-
-def _product(first: Sequence, second: Sequence) -> Iterator[tuple]:
-    for a in enumerate(first):
-        for b in enumerate(second):
-            yield a, b
 
 
 def several_seeds(results: Sequence[tuple[Subject, FactorMatrix]]) -> list[list[tuple[Subject, FactorMatrix]]]:

@@ -120,7 +120,7 @@ def factor_matrix(
     parts: name -> features [n, F]. targets: factor -> values [n, k]; R^2 is the mean over the k columns. Factors
     that never vary in the tested episodes are left out. episode: number of each row's episode [n]. divisions: from
     `random_divisions`; the i-th has seed i, and all test the same episodes. seen: the part that the policy sees,
-    `Frozen.seen`.
+    `Agent.seen`.
 
     Raises:
         UserError: features that are not finite.

@@ -58,7 +58,7 @@ def measure_health(
 ) -> Health:
     """Examine an agent on held-out episodes; `matrix`: the same model's factor matrix, None without ground truth."""
     if not isinstance(agent, WorldModelAgent):
-        return features_health(frozen, matrix)
+        return features_health(agent.seen, frozen, matrix)
     table, floor, decodes = agent.world_model.table, agent.world_model.free_nats, agent.decodes
     reconstructs = decodes and agent.world_model.target == "observation"
     split = {
@@ -86,9 +86,8 @@ def measure_health(
     return health
 
 
-def features_health(frozen: Sequence[Frozen], matrix: FactorMatrix | None) -> Health:
+def features_health(seen: str, frozen: Sequence[Frozen], matrix: FactorMatrix | None) -> Health:
     """Of an agent without latents: which of its features vary at all, and what they hold; all else is nan."""
-    seen = frozen[0].seen
     features = np.concatenate([one.parts()[seen] for one in frozen])  # [n, F]
     share = np.std(features, axis=0) / max(float(np.sqrt(np.square(features).mean())), 1e-12)  # [F]
     varying = int((share >= VARIES).sum())

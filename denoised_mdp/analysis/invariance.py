@@ -52,8 +52,6 @@ class Invariance:
 
     parts: dict[str, Distances]
     """distances of each latent, all together, the encoder and the policy's action"""
-    seen: str
-    """the part that the policy sees"""
     action_change: float
     """mean absolute change of an action (its range is 2) under other distractors; another choice counts 2. That of an
     agent that hardly acts is small too: `parts["action"].ratio` compares it with the change between states."""
@@ -114,7 +112,7 @@ def measure_invariance(agent: Agent, grid: Sequence[Sequence[Episode]]) -> Invar
     for name, values in one.items():
         resampled = np.sqrt(np.square(values - other[name]).sum(-1).mean())
         parts[name] = Distances(*grid_distances(values.reshape(*shape, *values.shape[1:])), float(resampled))
-    return Invariance(parts, first[0].seen, _mean_change(agent, actions[0].reshape(*shape, *actions[0].shape[1:])))
+    return Invariance(parts, _mean_change(agent, actions[0].reshape(*shape, *actions[0].shape[1:])))
 
 
 def action_change(agent: Agent, grid: Sequence[Sequence[Episode]]) -> tuple[float, float]:

@@ -8,6 +8,9 @@ import torch
 from denoised_mdp.analysis.ridge import Standardizer, group_folds
 from denoised_mdp.models.networks import MLP
 
+HIDDEN, LAYERS = 128, 2
+BATCH, LR, WEIGHT_DECAY = 256, 1e-3, 1e-4
+
 
 def mlp_predictions(
     features: np.ndarray,
@@ -16,12 +19,7 @@ def mlp_predictions(
     others: np.ndarray,
     *,
     seed: int = 0,
-    hidden: int = 128,
-    layers: int = 2,
     epochs: int = 30,
-    batch: int = 256,
-    lr: float = 1e-3,
-    weight_decay: float = 1e-4,
 ) -> np.ndarray:
     """Train on rows (features [n, F] -> targets [n, K]) and predict the targets of `others` [m, F]: float64 [m, K].
 
@@ -37,12 +35,12 @@ def mlp_predictions(
     random = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = MLP(x.shape[1], hidden, y.shape[1], layers)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=weight_decay, foreach=True)
+        net = MLP(x.shape[1], HIDDEN, y.shape[1], LAYERS)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, foreach=True)
     best, chosen = y_held.square().mean(0), torch.zeros(len(x_other), y.shape[1])  # predicting the mean
     for epoch in range(epochs):
-        optimizer.param_groups[0]["lr"] = lr * 0.5 * (1 + np.cos(np.pi * epoch / epochs))
-        for rows in torch.randperm(len(x), generator=random).split(batch):
+        optimizer.param_groups[0]["lr"] = LR * 0.5 * (1 + np.cos(np.pi * epoch / epochs))
+        for rows in torch.randperm(len(x), generator=random).split(BATCH):
             loss = (net(x[rows]) - y[rows]).square().mean()
             optimizer.zero_grad()
             loss.backward()

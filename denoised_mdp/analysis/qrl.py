@@ -34,12 +34,7 @@ class QRL(nn.Module):
     def __init__(self, offset: float = 15.0, sharpness: float = 0.1, eps: float = 0.25):
         super().__init__()
         self.offset, self.sharpness, self.eps = offset, sharpness, eps
-        self.raw = nn.Parameter(torch.tensor(math.log(math.expm1(MULTIPLIER))))
-
-    @property
-    def multiplier(self) -> Tensor:
-        """lambda = softplus(raw), a scalar."""
-        return F.softplus(self.raw)
+        self.raw = nn.Parameter(torch.tensor(math.log(math.expm1(MULTIPLIER))))  # lambda = softplus(raw)
 
     def push(self, distance: Tensor) -> Tensor:
         """phi of distances between random pairs: [...] -> [...], growing and concave."""

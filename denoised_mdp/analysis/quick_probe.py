@@ -34,11 +34,10 @@ class QuickProbe:
         It is far smaller than `probe factors`, which measures recall and leakage, and shows a trend.
         What so few episodes cannot support is left out.
         """
-        frozen = freeze(agent, self._recordings)
-        parts, episode = stack(frozen)
-        names = dict.fromkeys([*(name for name in parts if name not in REFERENCES), frozen[0].seen])
+        parts, episode = stack(freeze(agent, self._recordings))
         targets = targets_of(self._factors, self._recordings)
-        matrix = factor_matrix(parts, targets, episode, random_divisions(self.episodes), ["ridge"], seen=frozen[0].seen)
+        matrix = factor_matrix(parts, targets, episode, random_divisions(self.episodes), ["ridge"], seen=agent.seen)
+        names = dict.fromkeys([*(name for name in parts if name not in REFERENCES), agent.seen])
         scores = {}
         for source in ("signal", "noise"):
             scores |= {f"probe/{source}_from_{name}": matrix.summary("ridge", name, source).value for name in names}

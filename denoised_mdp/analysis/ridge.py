@@ -64,20 +64,13 @@ def group_folds(groups: np.ndarray) -> list[np.ndarray]:
     return [number == fold for fold in range(folds)]
 
 
-def fit_ridge(
-    features: np.ndarray, targets: np.ndarray, groups: np.ndarray, penalties: np.ndarray = PENALTIES
-) -> Ridge:
+def fit_ridge(features: np.ndarray, targets: np.ndarray, groups: np.ndarray) -> Ridge:
     """Minimize mean squared error + penalty * |w|^2 for each column of `targets`.
 
     features [n, F] (standardized here), targets [n, K], groups [n]. Cross-validation chooses each target's penalty by
-    the squared error of held-out groups; rows of a group are never on both sides.
-
-    Raises:
-        ValueError: fewer than two groups.
+    the squared error of held-out groups, of which there are two or more; rows of a group are never on both sides.
     """
     folds = group_folds(groups)
-    if len(folds) < 2:
-        raise ValueError("cross-validation needs at least two groups")
     x, y = (np.asarray(values, np.float64) for values in (features, targets))
     inputs = Standardizer.of(x)
     x = inputs(x)
@@ -87,15 +80,15 @@ def fit_ridge(
     moments = [_moments(*fold) for fold in rows]
     total = [sum(parts) for parts in zip(*moments, strict=True)]
 
-    errors = torch.zeros(len(penalties), y.shape[1], dtype=torch.float64)
+    errors = torch.zeros(len(PENALTIES), y.shape[1], dtype=torch.float64)
     for (x_out, y_out), left in zip(rows, moments, strict=True):
-        weights, intercepts = _solve([all_ - part for all_, part in zip(total, left, strict=True)], penalties)
+        weights, intercepts = _solve([all_ - part for all_, part in zip(total, left, strict=True)])
         errors += (x_out @ weights + intercepts[:, None] - y_out).square().sum(1)
     best = errors.argmin(0).numpy()  # [K]
 
-    weights, intercepts = (tensor.numpy() for tensor in _solve(total, penalties))
+    weights, intercepts = (tensor.numpy() for tensor in _solve(total))
     columns = np.arange(y.shape[1])
-    return Ridge(weights[best, :, columns].T, intercepts[best, columns] + center, penalties[best], inputs)
+    return Ridge(weights[best, :, columns].T, intercepts[best, columns] + center, PENALTIES[best], inputs)
 
 
 def _moments(x: torch.Tensor, y: torch.Tensor) -> tuple:
@@ -103,12 +96,12 @@ def _moments(x: torch.Tensor, y: torch.Tensor) -> tuple:
     return len(x), x.sum(0), y.sum(0), x.T @ x, x.T @ y
 
 
-def _solve(moments: list, penalties: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+def _solve(moments: list) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights [P, F, K] and intercepts [P, K] for every penalty, from one eigendecomposition."""
     n, sum_x, sum_y, gram, cross = moments
     mean_x, mean_y = sum_x / n, sum_y / n
     values, vectors = torch.linalg.eigh(gram / n - torch.outer(mean_x, mean_x))
     rotated = vectors.T @ (cross / n - torch.outer(mean_x, mean_y))  # [F, K]
-    spectrum = values.clamp(min=0.0) + torch.from_numpy(penalties)[:, None]  # rounding may leave one below 0
+    spectrum = values.clamp(min=0.0) + torch.from_numpy(PENALTIES)[:, None]  # rounding may leave one below 0
     weights = vectors @ (rotated / spectrum[..., None])
     return weights, mean_y - mean_x @ weights

@@ -32,11 +32,11 @@ from denoised_mdp.rollout import Episode
 from denoised_mdp.run.environments import environment_maker, without_distractors
 from denoised_mdp.seeding import generator
 
-SEQUENCES, HORIZON = 64, 10
-"""random action sequences from each state, and decisions of each"""
+HORIZON = 10
+"""decisions of each random action sequence"""
 
 
-def random_actions(size: int, sequences: int = SEQUENCES, horizon: int = HORIZON) -> np.ndarray:
+def random_actions(size: int, sequences: int, horizon: int = HORIZON) -> np.ndarray:
     """The same uniform action sequences for everybody, float32 [sequences, horizon, A]."""
     shape = sequences, horizon, size
     return generator(0, "signature actions").uniform(-1.0, 1.0, shape).astype(np.float32)

@@ -56,9 +56,9 @@ def worlds_of(config: Config, noisy: bool) -> dict[str, tuple[Config, str]]:
     return {name: (config, "train") for name in own} | other_worlds(config)
 
 
-def rows_of(episode: Episode, first: int = FIRST, apart: int = APART) -> np.ndarray:
+def rows_of(episode: Episode, apart: int = APART) -> np.ndarray:
     """Numbers of the rows of an episode that count."""
-    return np.arange(first, len(episode.observation), apart)
+    return np.arange(FIRST, len(episode.observation), apart)
 
 
 def check_lengths(episodes: Iterable[Episode], steps: int) -> None:
@@ -79,10 +79,8 @@ def make_situations(
     to the next. equal: all episodes have as many rows, so that they can be shuffled whole: those of the shortest.
 
     Raises:
-        UserError: fewer than three episodes, episodes too short for a row that counts, or no ground truth.
+        UserError: episodes too short for a row that counts, or no ground truth.
     """
-    if episodes < 3:
-        raise UserError(f"{episodes} episodes are too few to compare whole episodes: give at least 3 (--episodes).")
     make, seeds = environment_maker(config), probe_seeds(3, episodes)
     with contextlib.closing(make()) as environment:
         found = factors(environment)  # refuses an environment without ground truth, before it is played

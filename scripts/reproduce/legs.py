@@ -52,10 +52,8 @@ def legs(run: Path) -> list[dict[str, object]]:
         one, other = values[right], values[left]
         for what, target in zip(WHAT, (one, other, one + other, one - other), strict=True):
             targets[replace(right, name=f"{star} {what}")] = target
-    frozen = freeze(agent, recordings)
-    seen = frozen[0].seen
-    parts, episode = stack(frozen, [seen])
-    matrix = factor_matrix(parts, targets, episode, random_divisions(options.episodes), ["ridge"], seen=seen)
+    parts, episode = stack(freeze(agent, recordings), [agent.seen])
+    matrix = factor_matrix(parts, targets, episode, random_divisions(options.episodes), ["ridge"], seen=agent.seen)
     score = dict(zip([factor.name for factor in matrix.factors], matrix.mean("ridge")[0], strict=True))
     rows = {star: [score[f"{star} {what}"] for what in WHAT] for star, *_ in joints}
     rows["mean"] = np.mean(list(rows.values()), 0)

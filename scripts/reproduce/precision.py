@@ -213,7 +213,10 @@ def table(curves: list[dict[str, str]], returns: list[dict[str, str]], gradients
 
 def draw(curves: list[dict[str, str]], path: Path) -> None:
     """A panel for the return and one for each error of the model: every seed thin, their mean thick."""
-    from denoised_mdp.analysis.plots import FAINT, new_figure, plain_axes
+    import numpy as np
+
+    from denoised_mdp.analysis.plots import FAINT, new_figure, plain_axes, save_figure
+    from denoised_mdp.analysis.table.plots import draw_seeds
 
     label_of = {
         "return": "return of held-out episodes",
@@ -225,18 +228,13 @@ def draw(curves: list[dict[str, str]], path: Path) -> None:
     figure.set_layout_engine("constrained")
     for axis, name in zip(figure.subplots(1, len(names)), names, strict=True):
         for precision in PRECISIONS:
-            by_step: dict[int, list[float]] = {}
-            seeds: dict[str, dict[int, float]] = {}
+            seeds: dict[str, list[tuple[int, float]]] = {}
             for row in curves:
                 if row["precision"] == precision and row[name]:
-                    by_step.setdefault(int(row["step"]), []).append(float(row[name]))
-                    seeds.setdefault(row["seed"], {})[int(row["step"])] = float(row[name])
-            for own in seeds.values():
-                axis.plot([step / 1000 for step in own], list(own.values()), color=COLORS[precision], lw=0.7, alpha=0.5)
-            steps = sorted(by_step)
-            means = [statistics.mean(by_step[step]) for step in steps]
-            label = f"{precision} ({len(seeds)} seeds)"
-            axis.plot([step / 1000 for step in steps], means, color=COLORS[precision], lw=2, label=label)
+                    seeds.setdefault(row["seed"], []).append((int(row["step"]), float(row[name])))
+            if seeds:
+                lines, label = [np.array(sorted(own)).T for own in seeds.values()], f"{precision} ({len(seeds)} seeds)"
+                draw_seeds(axis, lines, len(lines), COLORS[precision], label, bands=False)
         plain_axes(axis, 9)
         axis.set(xlabel="thousand environment steps", ylabel=label_of[name])
         if name != "return":
@@ -244,7 +242,7 @@ def draw(curves: list[dict[str, str]], path: Path) -> None:
             axis.tick_params(which="minor", labelsize=7, colors=FAINT)
     figure.axes[0].legend(frameon=False, fontsize=8)
     figure.suptitle(f"{TASK} without a background: float32 and bf16", fontsize=10)
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def main() -> None:

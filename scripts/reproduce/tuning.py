@@ -44,9 +44,9 @@ def rows_of(metrics: dict[str, Curve], setting: str, seed: int) -> list[dict]:
 def table(rows: list[dict], step: int) -> str:
     """Markdown: means over the seeds that have come to a step; a dash where one of them has no value."""
     lines = [
-        "| setting | seeds | updates | recall | leakage | signal in y | nats of x | nats of y | picture | return |"
+        "| setting | seeds | updates | recall | leakage | signal in y | nats of x | nats of y | picture | return |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    lines.append("|---|---|---|---|---|---|---|---|---|---|")
     for setting in dict.fromkeys(row["setting"] for row in rows):
         there = [row for row in rows if row["setting"] == setting and row["step"] == step]
         if there:
@@ -55,10 +55,7 @@ def table(rows: list[dict], step: int) -> str:
                 mean = np.mean([float(row[name]) for row in there])
                 digits = 0 if name in ("updates", "return") else 1 if name in ("nats_y", "picture") else 2
                 means.append("-" if np.isnan(mean) else f"{mean:,.{digits}f}")
-            updates, recall, leakage, in_y, *others = means
-            lines.append(
-                f"| {setting} | {len(there)} | " + " | ".join([updates, recall, leakage, in_y, *others]) + " |"
-            )
+            lines.append(f"| {setting} | {len(there)} | {' | '.join(means)} |")
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,11 @@ class Plan:
     environment: dict[str, Any]
     """keyword arguments of `make_env`, including the task; its episodes are as long as the data set's"""
     policies: tuple[str, ...]
-    episodes: int = 100
+    episodes: int
     """of each policy"""
-    frames: int = 1001
+    frames: int
     """rows of an episode"""
-    test_share: float = 0.4
+    test_share: float
     """of the episodes of each policy"""
     seed: int = 0
     behaviour: dict[str, Any] = field(default_factory=dict)
@@ -104,8 +104,7 @@ class JointData:
     def __init__(self, folder: Path):
         self.folder = Path(folder)
         self.manifest = manifest = read_manifest(self.folder)
-        fields = ("environment", "policies", "episodes", "frames", "test_share", "seed", "behaviour")
-        self.plan = Plan(**{name: manifest[name] for name in fields})
+        self.plan = Plan(**{part.name: manifest[part.name] for part in fields(Plan)})
         self.frames, self.episodes = self.plan.frames, manifest["finished"]
         total = len(self.plan.policies) * self.plan.episodes
         if len(self.episodes) < total:

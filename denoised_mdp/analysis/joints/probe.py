@@ -8,7 +8,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from denoised_mdp.analysis.joints.regression import (
 )
 from denoised_mdp.analysis.joints.results import Result, write_results
 from denoised_mdp.analysis.joints.resume import FinishedCurves, Key, fingerprint
-from denoised_mdp.analysis.probe import Options
 from denoised_mdp.analysis.results import Subject, subjects
 from denoised_mdp.config.compare import groups_of_seeds
 from denoised_mdp.config.schema import Config
@@ -37,7 +36,12 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.models.vision import Encoder
 from denoised_mdp.progress import Phase
 
+if TYPE_CHECKING:
+    from denoised_mdp.analysis.probes.joints import Options
+
 SCRATCH, CONTRASTIVE = "from scratch", "contrastive"
+REFERENCES = {"both": (SCRATCH, CONTRASTIVE), "scratch": (SCRATCH,), "contrastive": (CONTRASTIVE,), "none": ()}
+STACKS = {"1": (1,), "3": (3,), "both": (1, 3)}
 NO_DECAY = (SCRATCH, "CURL")
 """what Wang et al. 2022 finetune without a penalty of the weights"""
 MUST_AGREE = ("suite", "task", "size", "camera", "quality")
@@ -46,67 +50,53 @@ Makers = dict[tuple[str, str], Callable[[int], Encoder]]
 """(name in the comparison, path of the run) -> what makes the encoder from a seed"""
 
 
-def probe_joints(
-    runs: Sequence[Path],
-    output: Path | None = None,
-    *,
-    data: Path,
-    sizes: Sequence[int] | str = PAPER_SIZES,
-    test_pairs: int | None = None,
-    stack: Sequence[int] = (1,),
-    seeds: int = 1,
-    schedule: Schedule | None = None,
-    references: Sequence[str] = (SCRATCH, CONTRASTIVE),
-    contrastive: dict[str, Any] | None = None,
-    checkpoint: int | str | None = None,
-    device: str = "auto",
-) -> list[str]:
+def probe_joints(runs: Sequence[Path], options: Options, sizes: Sequence[int] | str) -> list[str]:
     """Finetune every encoder on every train size; write JSON, CSV and plots; return lines to print.
 
     Each finished finetuning is saved at once in the folder of results. After an interruption, the same call resumes
     with the next one; on a CPU the results are byte-identical.
 
-    sizes: training pairs, or "scaled" (`scaled_sizes`). stack: numbers of frames whose features are concatenated.
-    references: which of "from scratch" and "contrastive" join the comparison. contrastive: options of
-    `train_contrastive`. The checkpoints of the runs are only read.
+    sizes: as of `chosen_rows`. The checkpoints of the runs are only read.
 
     Raises:
         UserError: no such run or data set, too few pairs, a run of another environment, or a folder with the results of
             another call.
     """
-    schedule = schedule or Schedule()
-    folder, members = output or Path("probes"), list(subjects(runs, Options(output, checkpoint, device)))
-    with contextlib.closing(JointData(data)) as store, locked(folder):
+    stack, references = STACKS[options.stack], REFERENCES[options.references]
+    schedule = Schedule(**{key: getattr(options, key) for key in ("updates", "batch", "evaluations", "scale")})
+    contrastive = {"updates": options.contrastive_updates, "batch": options.contrastive_batch, "flip": options.flip}
+    folder, members = options.output or Path("probes"), list(subjects(runs, options))
+    with contextlib.closing(JointData(options.data)) as store, locked(folder):
         for subject in members:
             _check(subject.config, store)
             _check_stack(subject, stack, store)
-        train, test = chosen_rows(store, sizes, test_pairs)
+        train, test = chosen_rows(store, sizes, options.test_pairs)
         names = _names([subject.config for subject in members], [subject.path for subject in members])
-        config, where = _first_model(members, references), resolve_device(device)
+        config, where = _first_model(members, references), resolve_device(options.device)
         makers: Makers = {
             (name, str(one.path)): lambda _, one=one: one.agent.picture_encoder
             for name, one in zip(names, members, strict=True)
         }
         for name in references:
-            makers[name, ""] = lambda seed, name=name: _reference(name, config, store, seed, where, contrastive or {})
+            makers[name, ""] = lambda seed, name=name: _reference(name, config, store, seed, where, contrastive)
         about = {
             "runs": [_origin(name, one) for name, one in zip(names, members, strict=True)],
             "references": references,
             "sizes": train,
             "test_pairs": len(test),
             "stack": stack,
-            "seeds": seeds,
+            "seeds": options.seeds,
             "finetuning": dataclasses.asdict(schedule),
-            "contrastive": contrastive or {},
+            "contrastive": contrastive,
             "device": where.type,
             "data": str(store.folder),
             "data_checksums": store.fingerprint(),
         }
-        every = itertools.product(makers, range(seeds), stack, train)
+        every = itertools.product(makers, range(options.seeds), stack, train)
         keys = [(*one, frames, size, seed) for one, seed, frames, size in every]
         curves = _curves(makers, keys, FinishedCurves(folder, about), store, test, schedule)
         results = [Result(*key, curves[key]) for key in keys]
-        return write_results(members, results, store, folder, output, schedule, len(test))
+        return write_results(members, results, store, folder, options.output, schedule, len(test))
 
 
 def _origin(name: str, subject: Subject) -> dict[str, Any]:
@@ -145,14 +135,15 @@ def _curves(
 
 
 def chosen_rows(store: JointData, sizes: Sequence[int] | str, test_pairs: int | None) -> tuple[list[int], np.ndarray]:
-    """The train sizes and the rows to test on."""
+    """The train sizes and the rows to test on. sizes: training pairs, "paper" (`PAPER_SIZES`) or "scaled"."""
     policies = len(store.plan.policies)
     available = {side: len(store.choose(side, None, 0)) for side in ("train", "test")}
     test = store.choose("test", min(PAPER_TEST, available["test"]) if test_pairs is None else test_pairs, 0)
-    train = scaled_sizes(available["train"], policies) if isinstance(sizes, str) else sorted(set(sizes))
-    for size in train:
+    if isinstance(sizes, str):
+        sizes = PAPER_SIZES if sizes == "paper" else scaled_sizes(available["train"], policies)
+    for size in sorted(sizes):
         store.choose("train", size, 0)  # refuse an impossible one before anything is trained
-    return sorted({size // policies * policies for size in train}), np.sort(test)
+    return sorted({size // policies * policies for size in sizes}), np.sort(test)
 
 
 def _check(config: Config, store: JointData) -> None:
@@ -216,7 +207,7 @@ def _reference(
     encoder = fresh_encoder(seed=seed, **made).to(device)
     if name == SCRATCH:
         return encoder
-    with _updates(f"contrastive encoder, seed {seed}", options.get("updates", 20_000)) as phase:
+    with _updates(f"contrastive encoder, seed {seed}", options["updates"]) as phase:
         return contrastive_encoder(encoder, store, phase.update, made=made, seed=seed, **options)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -31,46 +31,33 @@ from denoised_mdp.run.environments import environment_options
 from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.seeding import generator
 
+if TYPE_CHECKING:
+    from denoised_mdp.analysis.probes.joints_data import Options
+
 Act = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """(state features [F], the episode's generator) -> action [A]"""
 RANDOM = "random"
 """the worst of the policies: uniformly random actions"""
 
 
-def make_data(
-    source: Sequence[str],
-    output: Path | None = None,
-    *,
-    episodes: int = 100,
-    frames: int = 1001,
-    sac_steps: int = 200_000,
-    test_share: float = 0.4,
-    seed: int = 0,
-) -> list[str]:
-    """Make the data set of an environment, or resume: policies first, then their episodes.
+def make_data(source: Sequence[str], options: Options) -> list[str]:
+    """Make the data set of an environment, or resume: policies first, then their episodes; returns lines to print.
 
-    source: the folder of a run, or ``key=value`` as for training. output: default ``data/joints-TASK-DISTRACTORS``.
-    episodes: of each of the five policies. sac_steps: actions that the soft actor-critic learns from. Returns lines to
-    print.
+    source: the folder of a run, or ``key=value`` as for training.
 
     Raises:
         UserError: no such run or option, another data set in the folder, or Stable-Baselines3 is missing.
     """
-    if sac_steps < 100:
-        raise UserError(f"{sac_steps} actions are too few for four policy stages: give at least 100 (--sac-steps).")
-    if frames < 2:
-        raise UserError("An episode needs at least 2 frames (--frames).")
+    steps, frames, seed = options.sac_steps, options.frames, options.seed
     is_run = len(source) == 1 and (Path(source[0]) / "config.yaml").is_file()  # its name may be seed=1
     overrides = not is_run and any("=" in word for word in source)
     if not overrides and len(source) > 1:
         raise UserError("Give one run, or key=value as for train.")
     config = load_config(list(source)) if overrides else read_config(RunFolder.existing(source[0]).config)
-    options = environment_options(config)
-    options["episode_steps"] = (frames - 1) * config.env.action_repeat
+    made = environment_options(config) | {"episode_steps": (frames - 1) * config.env.action_repeat}
     names = [f"sac_{stage}" for stage in range(1, len(STAGES) + 1)]
-    behaviour = {"sac_steps": sac_steps}
-    plan = Plan(options, (*names, RANDOM), episodes, frames, test_share, seed, behaviour)
-    folder = output or Path("data") / "-".join(["joints", config.env.task, *config.distractors])
+    plan = Plan(made, (*names, RANDOM), options.episodes, frames, options.test_share, seed, {"sac_steps": steps})
+    folder = options.output or Path("data") / "-".join(["joints", config.env.task, *config.distractors])
     with locked(folder):
         plan.schedule()
         with contextlib.closing(plan.make()) as environment:  # report all errors before a policy is trained
@@ -78,13 +65,13 @@ def make_data(
             actions = environment.action_space.shape
         if not stage_path(folder, len(STAGES)).exists():
             import_sac()
-            with Phase("state-space SAC", sac_steps, "actions") as phase:
-                train_stages(folder, lambda: make_env(**options | {"distractors": {}}), sac_steps, seed, phase.update)
+            with Phase("state-space SAC", steps, "actions") as phase:
+                train_stages(folder, lambda: make_env(**made | {"distractors": {}}), steps, seed, phase.update)
         actors: dict[str, Act] = {
             name: StateActor.load(stage_path(folder, stage)).act for stage, name in enumerate(names, 1)
         }
         actors[RANDOM] = lambda _, rng: rng.uniform(-1.0, 1.0, actions).astype(np.float32)
-        with Phase("recording", episodes * len(plan.policies) * frames, "frames") as phase:
+        with Phase("recording", options.episodes * len(plan.policies) * frames, "frames") as phase:
             data = collect(folder, plan, actors, phase.update)
     data.check(range(len(data.episodes)))
     lines = [f"{folder}: {len(data.episodes):,} episodes of {frames:,} frames, all checksums right"]

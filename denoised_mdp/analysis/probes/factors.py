@@ -100,11 +100,9 @@ def _matrix(subject: Subject, options: Options) -> FactorMatrix:
         recordings += record(make, probe_seeds(place, episodes), options.steps, **acting)
     if options.split == "across":
         divisions = [[_across(pair, episodes) for pair in division] for division in divisions]
-    frozen = freeze(agent, recordings)
-    parts, episode = stack(frozen)
-    seen = frozen[0].seen
-    parts[UNTRAINED] = stack(freeze(untrained(agent), recordings), [seen])[0][seen]
-    matrix = factor_matrix(parts, targets_of(found, recordings), episode, divisions, seen=seen)
+    parts, episode = stack(freeze(agent, recordings))
+    parts[UNTRAINED] = stack(freeze(untrained(agent), recordings), [agent.seen])[0][agent.seen]
+    matrix = factor_matrix(parts, targets_of(found, recordings), episode, divisions, seen=agent.seen)
     return dataclasses.replace(matrix, homes=homes_of(agent))
 
 

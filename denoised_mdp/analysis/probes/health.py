@@ -41,12 +41,10 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
         divisions = [] if found is None else random_divisions(options.episodes)
         seeds, explore = probe_seeds(0, options.episodes), config.train.exploration_noise
         recordings = record(make, seeds, options.steps, agent=agent, explore=explore, behaviour=options.behaviour)
-        frozen = freeze(agent, recordings)
-        matrix = None
+        frozen, matrix = freeze(agent, recordings), None
         if found is not None:
-            parts, episode = stack(frozen)
-            targets = targets_of(found, recordings)
-            matrix = factor_matrix(parts, targets, episode, divisions, ["ridge"], seen=frozen[0].seen)
+            (parts, episode), targets = stack(frozen), targets_of(found, recordings)
+            matrix = factor_matrix(parts, targets, episode, divisions, ["ridge"], seen=agent.seen)
         health = measure_health(agent, recordings, frozen, matrix)
         lines += [
             subject.label,

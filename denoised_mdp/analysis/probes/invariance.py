@@ -70,7 +70,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
             lines.append(f"  {_other_rewards(touching)}")
         measured = {
             "distances": tree,
-            "seen": found.seen,
+            "seen": agent.seen,
             "action_change": found.action_change,
             "untrained": {"action_change": before, "action_ratio": ratio_before},
             "returns": earned,

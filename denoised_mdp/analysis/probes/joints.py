@@ -44,24 +44,9 @@ class Options(probe.Options):
 def run(runs: Sequence[Path], options: Options) -> list[str]:
     """Finetune the encoders of all runs, and compare them."""
     sizes = _sizes(options.sizes)
-    from denoised_mdp.analysis.joints.probe import CONTRASTIVE, SCRATCH, probe_joints
-    from denoised_mdp.analysis.joints.regression import PAPER_SIZES, Schedule
+    from denoised_mdp.analysis.joints.probe import probe_joints
 
-    references = {"both": (SCRATCH, CONTRASTIVE), "scratch": (SCRATCH,), "contrastive": (CONTRASTIVE,), "none": ()}
-    return probe_joints(
-        runs,
-        options.output,
-        data=options.data,
-        sizes=PAPER_SIZES if sizes == "paper" else sizes,
-        test_pairs=options.test_pairs,
-        stack={"1": (1,), "3": (3,), "both": (1, 3)}[options.stack],
-        seeds=options.seeds,
-        schedule=Schedule(**{key: getattr(options, key) for key in ("updates", "batch", "evaluations", "scale")}),
-        references=references[options.references],
-        contrastive={"updates": options.contrastive_updates, "batch": options.contrastive_batch, "flip": options.flip},
-        checkpoint=options.checkpoint,
-        device=options.device,
-    )
+    return probe_joints(runs, options, sizes)
 
 
 def _sizes(text: str) -> str | list[int]:

@@ -126,7 +126,6 @@ def _student(methods: Sequence[Scores], relative: bool = False) -> float:
 def interval(
     statistic: Callable[..., np.ndarray],
     *methods: Scores,
-    seed: int = 0,
     count: int = RESAMPLES,
     within: tuple[float, float] = (-math.inf, math.inf),
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -153,7 +152,7 @@ def interval(
         factor = np.exp(_student(methods, relative=True))
         low, high = np.clip((value / factor, value * factor), *within)
         return value, low, high
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     values = statistic(*(resampled(scores, rng, count) for scores in methods))  # [count, ...]
     ends = value + widening(*methods) * (np.percentile(values, (2.5, 97.5), axis=0) - value)  # [2, ...]
     low, high = np.where(np.ptp(values, 0) > 0, ends, nothing).clip(*within)
