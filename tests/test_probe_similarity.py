@@ -624,6 +624,14 @@ def test_distances_that_follow_rewards_have_rank_correlation_one():
     assert found["seen"] == pytest.approx(1) and abs(found["rest"]) < 0.3
 
 
+def test_the_accuracy_of_imagined_signatures_is_told_for_each_decision():
+    true = normal(0, 30, 3, signatures.HORIZON)
+    predicted = true + (2 ** np.arange(signatures.HORIZON) - 1) * normal(1, 30, 3, signatures.HORIZON)
+    found = signatures.r2_ahead(true.reshape(30, -1), predicted.reshape(30, -1))
+    expected = [signatures.pooled_r2(true[..., k], predicted[..., k]) for k in range(signatures.HORIZON)]
+    assert found[0] == 1 and found == pytest.approx(expected) and found == sorted(found, reverse=True)
+
+
 def test_signatures_that_are_imagined_are_compared_in_units_of_reward():
     """A perfect model is perfect, and tiny errors of rewards that never come do not outweigh those that do."""
     true, episode = normal(0, 40, 20), np.repeat(np.arange(8), 5)

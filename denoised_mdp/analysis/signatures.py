@@ -172,6 +172,11 @@ def pooled_r2(true: np.ndarray, predicted: np.ndarray, level: bool = True) -> fl
     return float(1 - np.square(true - predicted).sum() / spread) if spread > 0 else np.nan
 
 
+def r2_ahead(true: np.ndarray, predicted: np.ndarray, level: bool = True) -> list[float]:
+    """`pooled_r2` of the rewards one, two, ... `HORIZON` decisions ahead, of signatures [n, sequences * HORIZON]."""
+    return [pooled_r2(true[:, ahead::HORIZON], predicted[:, ahead::HORIZON], level) for ahead in range(HORIZON)]
+
+
 def compare(
     true: np.ndarray, roles: Mapping[str, np.ndarray], episode: np.ndarray, imagined: np.ndarray | None = None
 ) -> dict[str, float]:

@@ -102,19 +102,28 @@ def _signatures(
     subject: Subject, ground: Ground, roles: Mapping[str, np.ndarray], episode: np.ndarray
 ) -> dict[str, Any]:
     """How distances, and the model's own signatures, agree with the true ones, in the grid's first world."""
-    from denoised_mdp.analysis.signatures import compare, model_signatures, pooled_r2, seen_latents
+    from denoised_mdp.analysis.signatures import compare, model_signatures, pooled_r2, r2_ahead, seen_latents
 
     column, true, rows = [row[0] for row in ground.grid], ground.signatures, ground.rows
     first = {role: values[:, 0, : len(rows)].reshape(len(true), -1) for role, values in roles.items()}
     pixels = np.concatenate([cell.observation[rows].reshape(len(rows), -1) for cell in column])
-    own, r2, note = None, float("nan"), CANNOT_IMAGINE
+    own, note, accuracy = None, CANNOT_IMAGINE, {"R2": float("nan"), "R2_ahead": []}
     latents = seen_latents(subject.agent, column, rows)
     if latents is not None:
         own, note = model_signatures(subject.agent, latents, ground.actions), ""
         level = not subject.agent.world_model.table.rewarded_noise
-        r2 = pooled_r2(true, own, level)
+        accuracy = {"R2": pooled_r2(true, own, level), "R2_ahead": r2_ahead(true, own, level)}
     ranks = compare(true, first | {"pixels": pixels}, episode[:, : len(rows)].ravel(), own)
-    return {"states": len(true), "R2": r2, "spearman": ranks, "note": note}
+    return {"states": len(true), "spearman": ranks, "note": note} | accuracy
+
+
+def _accuracy(found: Mapping[str, Any]) -> str:
+    """How well the model imagines signatures, or why it does not."""
+    if found["note"]:
+        return found["note"]
+    text = f"R^2 of the reward signatures that the model imagines: {show(found['R2'])}"
+    ahead = found.get("R2_ahead")  # not in results of earlier versions
+    return text + (f" ({show(ahead[0])} one decision ahead, {show(ahead[-1])} after {len(ahead)})" if ahead else "")
 
 
 def lines_of(tree: Mapping[str, Any]) -> list[str]:
@@ -133,7 +142,7 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
     if found:
         ranks = "   ".join(f"{in_words(role)} {show(value)}" for role, value in found["spearman"].items())
         lines.append(f"  rank correlation with distances of reward signatures ({found['states']} states): {ranks}")
-        lines.append(f"  {found['note'] or 'R^2 of the signatures that the model imagines: ' + show(found['R2'])}")
+        lines.append(f"  {_accuracy(found)}")
     return lines
 
 
@@ -170,11 +179,7 @@ def report(tree: Mapping[str, Any]) -> Section:
     words = [
         f"Twins are the same physics under other distractors. Here {sees(tree['seen'])}: there, a ratio of 0"
         " and AUROC and retrieval of 1 are wanted; in the rest, the same of twins that share their distractors.",
-        *(
-            [found["note"] or f"R² of the reward signatures that the model imagines: {show(found['R2'])}"]
-            if found
-            else []
-        ),
+        *([_accuracy(found).replace("R^2", "R²")] if found else []),
     ]
     return Section(text=words, pictures=[svg_uri(equivalence_figure(tree))], tables=[(heads, rows)])
 
