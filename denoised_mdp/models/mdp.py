@@ -51,6 +51,10 @@ class PolicyBatch:
         return PolicyBatch(**{field.name: getattr(self, field.name)[-rows:] for field in fields(self)})
 
     @cached_property
+    def within(self) -> tuple[Tensor, Tensor]:
+        """`steps`, found once for all means."""
+        return self.steps()
+
     def steps(self) -> tuple[Tensor, Tensor]:
         """1 for each step from row t to row t + 1 within an episode, else 0, [T - 1, B]; and how many there are.
 
@@ -63,7 +67,7 @@ class PolicyBatch:
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean of values [..., T - 1, B], one for each step from row t to row t + 1, over those within an episode."""
-        within, count = self.steps
+        within, count = self.within
         return (values * within).sum((-2, -1)) / count
 
 

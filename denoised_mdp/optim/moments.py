@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,28 +24,38 @@ class MomentsOptimizer(torch.optim.Optimizer):
 
     def __init__(self, parameters: Iterable[Any], defaults: dict[str, Any]):
         super().__init__(parameters, defaults)
-        self._cohorts: dict[int, tuple[list[int], list[list[nn.Parameter]]]] = {}
+        self._forget()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._cohorts = {}  # of other states
+        self._forget()
+
+    def _forget(self) -> None:
+        self._last: dict[int, tuple[list[int], list[list[nn.Parameter]]]] = {}  # group -> who stepped, in which parts
+        self._cohort: dict[int, float] = {}  # id of a parameter -> its cohort
+        self._fresh = itertools.count(1)
 
     def cohorts(self, parameters: Sequence[nn.Parameter], group: int) -> list[list[nn.Parameter]]:
         """Those of a group's parameters that make a step now, in parts that have made as many: usually one part.
 
-        Numbers of steps are read only where others make a step than the last time; there, a GPU is waited for.
+        A part is never joined to another again, so that nobody has to read how many steps it has made.
         """
         now = [id(p) for p in parameters]
-        if group not in self._cohorts or self._cohorts[group][0] != now:
-            for p in parameters:
-                if not self.state[p]:
-                    self.state[p] = no_moments(p)
-            counts = torch.stack([self.state[p]["count"] for p in parameters]).tolist() if parameters else []
+        if group not in self._last or self._last[group][0] != now:
             parts: dict[float, list[nn.Parameter]] = {}
-            for p, count in zip(parameters, counts, strict=True):
-                parts.setdefault(count, []).append(p)
-            self._cohorts[group] = now, list(parts.values())
-        return self._cohorts[group][1]
+            for p in parameters:
+                parts.setdefault(self._cohort[id(p)] if id(p) in self._cohort else self._first(p), []).append(p)
+            for part in parts.values():
+                self._cohort |= dict.fromkeys(map(id, part), next(self._fresh))
+            self._last[group] = now, list(parts.values())
+        return self._last[group][1]
+
+    def _first(self, parameter: nn.Parameter) -> float:
+        """The cohort of a parameter that has none yet. That of a restored one is read: there, a GPU is waited for."""
+        if self.state[parameter]:
+            return -float(self.state[parameter]["count"])
+        self.state[parameter] = no_moments(parameter)
+        return 0.0
 
 
 def gradient_scales(
