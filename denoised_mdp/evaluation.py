@@ -165,7 +165,7 @@ def evaluate_run(
     split: background clips seen in training ("train") or held out ("test"). seed: of the episodes (default: the
     run's own, which gives the episodes of training's evaluations). Those are left out if they may have chosen the
     weights, which are the "best" or an exported agent's: the episodes that follow them are played. random: a uniform
-    random policy on the same episodes, which needs no weights. workers: see `evaluate`.
+    random policy on the same episodes; no checkpoint is read, and the result has no step. workers: see `evaluate`.
 
     Raises:
         UserError: there is no such run, checkpoint or split, or a number is not whole or too small.

@@ -73,7 +73,8 @@ class Registry(MutableMapping[str, Value]):
         noun = f"an {self.what}" if self.what[0] in "aeiou" else f"a {self.what}"
         if not isinstance(name, str) or not re.fullmatch(r"\w*[^\W\d]\w*", name):
             raise UserError(f"{name!r} cannot name {noun}: use letters, digits and underscores.")
-        if name in self.entries and self.entries[name] != value and _origin(self.entries[name]) != _origin(value):
+        before = self.entries.get(name, value)
+        if before != value and not _same_definition(before, value):
             raise UserError(f"There is {noun} {name!r} already: choose another name.")
         if inspect.isabstract(value):
             lacks = ", ".join(sorted(value.__abstractmethods__))
@@ -81,15 +82,24 @@ class Registry(MutableMapping[str, Value]):
         self.entries[name] = value
 
 
-def _origin(value: Any) -> tuple[str, str]:
-    """Where a class or function was written, and its name there; of an instance, such as a suite, its function's.
+def _same_definition(before: Any, now: Any) -> bool:
+    """Whether both come from one definition, which was run twice."""
+    origin = _origin(now)
+    return origin is not None and _origin(before) == origin
 
-    A script that is run, and is imported as a plug-in as well, has two modules of one file.
+
+def _origin(value: Any) -> tuple[str, str] | None:
+    """File and name of a class or function, or of the function in a suite or probe; None if it has no name.
+
+    The file, because a script that is run, and is imported as a plug-in as well, is two modules.
     """
-    if not hasattr(value, "__qualname__"):
-        value = next((one for one in vars(value).values() if hasattr(one, "__qualname__")), type(value))
-    module = value.__module__
-    return os.path.realpath(getattr(sys.modules.get(module), "__file__", None) or module), value.__qualname__
+    value = getattr(value, "make", None) or getattr(value, "run", None) or value
+    if isinstance(value, str):  # "module:function"
+        return "", value
+    name = getattr(value, "__qualname__", "<lambda>")
+    if "<lambda>" in name:
+        return None
+    return os.path.realpath(getattr(sys.modules.get(value.__module__), "__file__", None) or value.__module__), name
 
 
 def load_plugins() -> None:

@@ -146,7 +146,7 @@ class Trainer:
         self.tell()
 
     def set_training(self, learning: bool) -> None:
-        """Set the agent's mode: training for updates alone. Whoever acts or looks, and how often, leaves no trace."""
+        """Set the agent's mode: training for updates alone, so that acting and evaluating change nothing."""
         if self.agent.training != learning:
             self.agent.train(learning)
 

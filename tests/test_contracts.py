@@ -7,6 +7,7 @@ import subprocess
 import sys
 import typing
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -367,7 +368,10 @@ def test_a_definition_that_is_run_again_replaces_itself(tmp_path):
         return register_distractor(Mist)
 
     def suite(*tasks):
-        return register_suite("mine", lambda task, size, episode_steps: ToyEnv(size, episode_steps), tasks)
+        def make(task, size, episode_steps):
+            return ToyEnv(size, episode_steps)
+
+        register_suite("mine", make, tasks)
 
     try:
         assert [define(strength) is DISTRACTORS["mist"] for strength in (1, 2)] == [True, True]
@@ -377,10 +381,22 @@ def test_a_definition_that_is_run_again_replaces_itself(tmp_path):
         other = type("Mist", (DISTRACTORS["mist"],), {})
         with pytest.raises(UserError, match="There is a distractor 'mist' already"):
             register_distractor(other)
-        with pytest.raises(UserError, match="There is a suite 'mine' already"):
-            register_suite("mine", ToyEnv, ["a"])
+        for make in (ToyEnv, "own:make", lambda task, size, episode_steps: None, partial(ToyEnv, 32)):
+            with pytest.raises(UserError, match="There is a suite 'mine' already"):
+                register_suite("mine", make, ["a"])
+            with pytest.raises(UserError, match="There is a suite 'dmc' already"):
+                register_suite("dmc", make, ["a"])
+        for number in (1, 2):
+            (tmp_path / f"{number}").mkdir()
+            (tmp_path / f"{number}" / "bricks.yaml").write_text(
+                "name: bricks\nx: {belief: 3, state: 2, rewarded: true, seen_by_policy: true}\n"
+            )
+        register_table(tmp_path / "1" / "bricks.yaml")
+        register_table(tmp_path / "1" / "bricks.yaml")
+        with pytest.raises(UserError, match="There is a .*'bricks' already"):
+            register_table(tmp_path / "2" / "bricks.yaml")
     finally:
-        DISTRACTORS.pop("mist", None), SUITES.pop("mine", None)
+        DISTRACTORS.pop("mist", None), SUITES.pop("mine", None), schema.TABLES.pop("bricks", None)
     script = tmp_path / "own.py"
     script.write_text(
         "import sys\n"

@@ -58,8 +58,10 @@ def test_steps_are_the_equations():
 
 @pytest.mark.parametrize("late_first", [False, True])
 @pytest.mark.parametrize("kind", [partial(LaProp, warmup=4), Muon])
-def test_parameters_that_join_late_or_rest_step_as_if_alone(kind, late_first):
-    """And those that were there before, too; over a copy and a restored state."""
+def test_parameters_that_join_late_or_rest_step_as_if_alone(kind, late_first, monkeypatch):
+    """And those that were there before, too; over a restored state, which alone is read: on a GPU, one would wait."""
+    read, convert = [], torch.Tensor.__float__
+    monkeypatch.setattr(torch.Tensor, "__float__", lambda tensor: read.append(step) or convert(tensor))
     torch.manual_seed(0)
     starts = torch.randn(3, 5, dtype=torch.float64)
     gradients = torch.randn(12, 3, 5, dtype=torch.float64)
@@ -78,6 +80,7 @@ def test_parameters_that_join_late_or_rest_step_as_if_alone(kind, late_first):
             optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         optimizer.step()
         torch.testing.assert_close(torch.stack(xs).detach(), torch.stack(alone).detach(), rtol=0, atol=1e-12)
+    assert read == [6, 6, 6]
 
 
 def test_steps_do_not_depend_on_the_scale_of_gradients():

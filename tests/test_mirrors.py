@@ -1,5 +1,6 @@
 """Services that get a copy of the metrics; the real ones are asked where they are installed."""
 
+import json
 import os
 import shutil
 import signal
@@ -136,7 +137,7 @@ def test_a_service_knows_a_run_by_what_its_folder_keeps(tmp_path, monkeypatch):
     shutil.move(tmp_path / "b", tmp_path / "c")
     assert begin(tmp_path / "c") == copied, "one that was moved is not"
     kept = tmp_path / "a" / "service.json"
-    for damaged in ("", "[]", '{"folder": 3}'):
+    for damaged in ("", "[]", '{"folder": 3}', json.dumps({"folder": "/nowhere", "names": []})):
         kept.write_text(damaged)
         assert begin(tmp_path / "a") not in (first, copied)
     kept.unlink()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from small_clips import write_clips
 from small_runs import TINY, lines, run_in_parts, run_units, stop_after_units, tiny
 
 import denoised_mdp
@@ -371,3 +372,27 @@ def test_a_run_whose_rows_were_all_overwritten_says_so(tmp_path):
         pytest.raises(UserError, match="0 rows of the newest checkpoint are left, and an update needs 5"),
     ):
         train(config)
+
+
+def test_a_run_goes_on_with_clips_that_were_moved(tmp_path):
+    """Only with the same ones for training; and all that it has saved can be read wherever they are."""
+    first, moved, others = (tmp_path / name for name in ("first", "moved", "others"))
+    options = ["distractors=video_background", "train.eval_every=0", "train.snapshot_every=80"]
+
+    def config(clips, steps):
+        return tiny(tmp_path / "a", *options, f"env.clips={clips}", f"train.total_steps={steps}")
+
+    assert train(config(write_clips(first), 120))
+    write_clips(others)
+    for name in ("train", "test"):
+        for clip in (others / name).iterdir():
+            clip.rename(clip.with_stem(f"other_{clip.stem}"))
+    with pytest.raises(UserError, match=r"another configuration \(env.clips"):
+        train(config(others, 160))  # the first ones are still there
+    first.rename(moved)
+    with pytest.raises(UserError, match="no longer among the clips"):
+        train(config(others, 160))
+    assert train(config(moved, 160)) and read_config(tmp_path / "a").env.clips == str(moved)
+    first.symlink_to(moved)
+    assert [denoised_mdp.load(tmp_path / "a", checkpoint=step, device="cpu").config.env.clips for step in (80, 160)]
+    assert train(config(moved, 200))

@@ -54,7 +54,8 @@ def test_create_refuses_what_is_no_run(tmp_path):
 
 def test_create_refuses_a_run_in_a_run(tmp_path):
     """Commands that look for runs do not look inside of one."""
-    make_run(tmp_path)  # a printed configuration alone is no run in which others lie
+    printed = make_run(tmp_path)  # with what commands leave there, still no run in which others lie
+    printed.videos.mkdir(), printed.probes.mkdir()
     run = make_run(tmp_path / "sweep" / "a")
     (run.path / "checkpoints").mkdir()
     (tmp_path / "link").symlink_to(run.checkpoints)

@@ -152,7 +152,8 @@ def model_signatures(agent: Agent, latents: Latent, actions: np.ndarray) -> np.n
     like = next(agent.parameters())
     start = latents.map(lambda tensor: tensor.to(like).repeat_interleave(sequences, 0))
     belief, state = start.belief, start.state  # [n sequences, ...]
-    noise, rewards, alive = torch.zeros_like(state), [], state.new_ones(len(state))
+    noise, rewards = torch.zeros_like(state), []
+    alive = agent.mdp.continuation(torch.cat((belief, state), -1))  # [n sequences]
     for action in torch.as_tensor(actions).to(like).unbind(1):  # [sequences, A]
         belief, state = agent.mdp.step(belief, state, action.repeat(states, 1), noise)
         features = torch.cat((belief, state), -1)  # [n sequences, F]

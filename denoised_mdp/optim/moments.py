@@ -31,27 +31,31 @@ class MomentsOptimizer(torch.optim.Optimizer):
         self._forget()
 
     def _forget(self) -> None:
-        self._last: dict[int, tuple[list[int], list[list[nn.Parameter]]]] = {}  # group -> who stepped, in which parts
-        self._cohort: dict[int, float] = {}  # id of a parameter -> its cohort
-        self._fresh = itertools.count(1)
+        """Begin anew with other states."""
+        self._last: dict[int, tuple[list[int], list[list[nn.Parameter]]]] = {}  # group -> who stepped, by cohorts
+        self._cohort: dict[nn.Parameter, float] = {}  # numbers above 0, which are new whenever others step
+        self._numbers = itertools.count(1)
 
     def cohorts(self, parameters: Sequence[nn.Parameter], group: int) -> list[list[nn.Parameter]]:
-        """Those of a group's parameters that make a step now, in parts that have made as many: usually one part.
+        """Split those of a group that make a step now into cohorts, whose parameters have made equally many: often one.
 
-        A part is never joined to another again, so that nobody has to read how many steps it has made.
+        Cohorts that have parted are not joined again, so that nobody has to read how many steps they have made.
         """
         now = [id(p) for p in parameters]
         if group not in self._last or self._last[group][0] != now:
             parts: dict[float, list[nn.Parameter]] = {}
             for p in parameters:
-                parts.setdefault(self._cohort[id(p)] if id(p) in self._cohort else self._first(p), []).append(p)
+                parts.setdefault(self._cohort[p] if p in self._cohort else self._first(p), []).append(p)
             for part in parts.values():
-                self._cohort |= dict.fromkeys(map(id, part), next(self._fresh))
+                self._cohort |= dict.fromkeys(part, next(self._numbers))
             self._last[group] = now, list(parts.values())
         return self._last[group][1]
 
     def _first(self, parameter: nn.Parameter) -> float:
-        """The cohort of a parameter that has none yet. That of a restored one is read: there, a GPU is waited for."""
+        """What a parameter without a cohort has in common with others: minus the number of its steps.
+
+        It is read where a state was restored. There, a GPU is waited for.
+        """
         if self.state[parameter]:
             return -float(self.state[parameter]["count"])
         self.state[parameter] = no_moments(parameter)

@@ -129,9 +129,11 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether it holds anything of a run besides a configuration, which may be one that somebody only printed."""
-        others = {*self.own, self.probes, self.videos} - {self.config}
-        return any(map(os.path.lexists, others))
+        """Whether it holds anything of a run besides a configuration, which may be one that somebody only printed.
+
+        Results do not count: commands that are run in such a folder leave theirs there.
+        """
+        return any(map(os.path.lexists, set(self.own) - {self.config}))
 
     @property
     def lost(self) -> bool:

@@ -189,15 +189,22 @@ def best_step(run: RunFolder, until: float = math.inf) -> int:
     stored = {*checkpoints.list_steps(run.snapshots)}
     stored |= {step for step in kept if step in rows and _as_evaluated(run, rows[step])}
     most = max((_episodes(row) for step, row in rows.items() if step in stored), default=0)
-    logged = {step: value for step, value in logged.items() if _episodes(rows[step]) in (0, most)}
-    returns = {step: value for step, value in logged.items() if step in stored}
+    fewer = {step for step, row in rows.items() if 0 < _episodes(row) < most}
+    returns = {step: value for step, value in logged.items() if step in stored - fewer}
     if not returns:
         raise UserError(
             f"{run.path} has no checkpoint or snapshot of a step at which it was evaluated. Choose a step with"
             " --checkpoint, or train with train.snapshot_every as train.eval_every."
         )
     best = max(returns, key=lambda step: (returns[step], step))
-    if lost := [step for step, value in logged.items() if value > returns[best]]:
+    higher = {step for step, value in logged.items() if value > returns[best]}
+    if few := higher & fewer:
+        warnings.warn(
+            f"{run.path}: evaluations of fewer than {most} episodes do not count for the best step; they returned up to"
+            f" {max(logged[step] for step in few):.1f}, that of step {best:,} {returns[best]:.1f}.",
+            stacklevel=2,
+        )
+    if lost := higher - fewer:
         warnings.warn(
             f"{run.path}: step {best:,} returned most of the evaluated steps whose weights are on disk"
             f" ({returns[best]:.1f}); others returned up to {max(logged[step] for step in lost):.1f}. With"

@@ -126,7 +126,8 @@ def collect(
                     if played.last and t + 1 < plan.frames:  # else frames of two episodes would be stacked
                         raise UserError(
                             f"The task ended an episode itself, after {t} actions: episodes of a data set have"
-                            f" {plan.frames} frames. Give fewer --frames, or choose another task."
+                            f" {plan.frames} frames. Give fewer --frames and another --output, to which the policies/"
+                            " of this one may be copied, or choose another task."
                         )
                 store.flush()
                 done.append({**one, "return": earned, "crc32": checksum})
