@@ -222,6 +222,25 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def refuse_unwritable(folder: Path) -> None:
+    """Raise OSError if nothing could be written in `folder`, or if it could not be made."""
+    above = next(one for one in (folder, *folder.absolute().parents) if exists_at(one))
+    if not above.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if not os.access(above, os.W_OK | os.X_OK):
+        reason = errno.EROFS if os.statvfs(above).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(reason, os.strerror(reason))
+
+
+def exists_at(path: Path) -> bool:
+    """Whether anything has this name; unlike `os.path.lexists`, raises OSError where nothing could have it."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def still_at(path: Path, file: int) -> bool:
     """Whether a path leads to the file that is open as `file`: nobody has deleted, replaced or moved it."""
     try:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from shlex import quote
 
 from denoised_mdp.errors import UserError, nearest, refusing
-from denoised_mdp.files import read_json, read_yaml, regular, replacing, sync_folder, unfinished_name
+from denoised_mdp.files import (
+    exists_at,
+    read_json,
+    read_yaml,
+    refuse_unwritable,
+    regular,
+    replacing,
+    sync_folder,
+    unfinished_name,
+)
 from denoised_mdp.run.lock import LOCK, locked, locked_by_another
 
 _GROUPS = {"seed", "env", "train"}
@@ -81,7 +88,7 @@ class RunFolder:
             raise UserError(f"{path} is only read. Choose a folder.")
         run = cls(path)
         with refusing(f"The folder {path} cannot be used", option):
-            _refuse_unwritable(run.path)
+            refuse_unwritable(run.path)
             if not run.is_run and run.part_of:
                 raise UserError(f"{path} lies in the run {run.part_of}. Choose a {option} beside it.")
             ours = {LOCK, unfinished_name(run.config).name}  # what a start that was killed at once may leave
@@ -129,10 +136,7 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether it holds anything of a run besides a configuration, which may be one that somebody only printed.
-
-        Results do not count: commands that are run in such a folder leave theirs there.
-        """
+        """Whether a run began here. A configuration alone may be a printed one, and results those of commands here."""
         return any(map(os.path.lexists, set(self.own) - {self.config}))
 
     @property
@@ -205,7 +209,7 @@ class RunFolder:
         elif (_PACKAGED / run.path.name / "config.yaml").is_file():  # what is made from it lies here
             hint = f"Did you mean '{PRETRAINED}{run.path.name}'?"
         elif (above := run.path if run.path.is_dir() else run.path.parent).is_dir():
-            hint = f"'denoised-mdp status {quote(str(above))}' lists the runs there."
+            hint = f"'denoised-mdp status {shlex.quote(str(above))}' lists the runs there."
         else:
             hint = f"Nor is there a folder {above}."
         if run.path.exists() and run.part_of:
@@ -253,32 +257,13 @@ def check_output(path: Path | str, option: str = "--output") -> None:
     refuse_own(path, option)
     target = Path(os.path.realpath(path))
     with refusing(f"{path} cannot be written", option):
-        if _there(target):
+        if exists_at(target):
             regular(target)
         elif os.path.islink(path):  # whoever makes folders makes those above the link, not those above what it leads to
             os.stat(target.parent)
-        _there(unfinished_name(target))
-        _refuse_unwritable(Path(path).parent)
-        _refuse_unwritable(target.parent)
-
-
-def _refuse_unwritable(folder: Path) -> None:
-    """Raise OSError if nothing could be written in `folder`, or if it could not be made."""
-    above = next(one for one in (folder, *folder.absolute().parents) if _there(one))
-    if not above.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    if not os.access(above, os.W_OK | os.X_OK):
-        reason = errno.EROFS if os.statvfs(above).f_flag & os.ST_RDONLY else errno.EACCES
-        raise OSError(reason, os.strerror(reason))
-
-
-def _there(path: Path) -> bool:
-    """Whether anything has this name; unlike `os.path.lexists`, raises OSError where nothing could have it."""
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return True
+        exists_at(unfinished_name(target))
+        refuse_unwritable(Path(path).parent)
+        refuse_unwritable(target.parent)
 
 
 def refuse_own(path: Path | str, option: str = "--output") -> None:
