@@ -6,6 +6,7 @@ import pytest
 from denoised_mdp.analysis.similarity import (
     cka,
     cknna,
+    clamped,
     cycle_knn,
     edit_knn,
     episode_halves,
@@ -319,6 +320,9 @@ def test_preprocessing():
     np.testing.assert_allclose([done[fit].mean(0), done[fit].std(0)], [[0] * 3, [1] * 3], atol=1e-12)
     np.testing.assert_allclose(np.linalg.norm(unit_rows(done), axis=1), 1)
     assert not unit_rows(np.zeros((2, 3))).any()
+    values = np.arange(-10.0, 10.0)[:, None]
+    assert np.abs(clamped(values)).max() == np.sort(np.abs(values), None)[19]  # floor(.95 * 20)
+    np.testing.assert_array_equal(clamped(values, 0.5).ravel(), values.ravel().clip(-5, 5))
 
 
 @pytest.mark.parametrize(

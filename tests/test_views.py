@@ -99,6 +99,10 @@ class Careless(CountingEnv):
         self.buffer[:] = super().frame()
         return self.buffer
 
+    def foreground(self):
+        self.buffer[:] = 0
+        return self.buffer
+
     def signal(self):
         self.truth[:] = super().signal()
         return self.truth
@@ -113,6 +117,9 @@ def test_a_careless_world_changes_nothing_that_was_seen():
         watched(env.step(action))
     watched.assert_unchanged()
     np.testing.assert_array_equal(world.given, np.tile(action, (12, 1)))
+    both = PixelEnv(world, foreground=True)
+    seen, _ = both.reset(seed=0)
+    np.testing.assert_array_equal(seen, np.concatenate([both.render(), np.zeros_like(world.buffer)], -1))
     episode = play(env, 0, lambda observation: action, 5)
     assert [CountingEnv.decode(frame)[1] for frame in episode.observation] == [0, 3, 6, 9, 12, 15]
 

@@ -28,6 +28,7 @@ from denoised_mdp.seeding import episode_seeds, generator, torch_seed
 
 FRAMES, DECODED = 1024, 256
 """images encoded and decoded at once, to bound memory"""
+BEHAVIOURS = ("agent", "random", "mixed")
 
 
 class Frozen(ABC):
@@ -88,6 +89,8 @@ def record(
     "mixed" alternates, random first. A random policy shows the same episodes to every model; a mixture shows more of
     what a body can do. Each episode depends only on its own seed.
     """
+    if behaviour not in BEHAVIOURS:
+        raise ValueError(f"behaviour must be one of {', '.join(BEHAVIOURS)}, not {behaviour!r}")
     chosen = {"agent": [agent], "random": [None], "mixed": [None, agent]}[behaviour]
     with contextlib.closing(make_environment()) as environment:  # one: switching between renderers costs more
         players = itertools.cycle(chosen)  # than acting for several at once saves

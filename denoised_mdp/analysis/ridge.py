@@ -68,9 +68,14 @@ def fit_ridge(features: np.ndarray, targets: np.ndarray, groups: np.ndarray) -> 
     """Minimize mean squared error + penalty * |w|^2 for each column of `targets`.
 
     features [n, F] (standardized here), targets [n, K], groups [n]. Cross-validation chooses each target's penalty by
-    the squared error of held-out groups, of which there are two or more; rows of a group are never on both sides.
+    the squared error of held-out groups; rows of a group are never on both sides.
+
+    Raises:
+        ValueError: fewer than two groups.
     """
     folds = group_folds(groups)
+    if len(folds) < 2:
+        raise ValueError("cross-validation needs at least two groups")
     x, y = (np.asarray(values, np.float64) for values in (features, targets))
     inputs = Standardizer.of(x)
     x = inputs(x)

@@ -79,8 +79,10 @@ def make_situations(
     to the next. equal: all episodes have as many rows, so that they can be shuffled whole: those of the shortest.
 
     Raises:
-        UserError: episodes too short for a row that counts, or no ground truth.
+        UserError: fewer than three episodes, episodes too short for a row that counts, or no ground truth.
     """
+    if episodes < 3:
+        raise UserError(f"{episodes} episodes are too few to compare whole episodes: give at least 3 (--episodes).")
     make, seeds = environment_maker(config), probe_seeds(3, episodes)
     with contextlib.closing(make()) as environment:
         found = factors(environment)  # refuses an environment without ground truth, before it is played

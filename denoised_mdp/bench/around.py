@@ -58,10 +58,11 @@ def environments(config: Config) -> dict[str, dict[str, Any]]:
     For tasks of the DeepMind Control Suite; other suites are measured as configured.
     """
     table, frames = {}, {}
-    stairs = [names for names in STAIRS if names.keys() <= set(fitting_distractors("dmc", config.env.task))]
-    cases = [("fast", names) for names in stairs] + [("faithful", names) for names in stairs[:2]]
-    if config.env.suite != "dmc":
-        cases = [(config.env.quality, config.distractors)]
+    cases = [(config.env.quality, config.distractors)]
+    if config.env.suite == "dmc":
+        fitting = set(fitting_distractors("dmc", config.env.task))
+        stairs = [names for names in STAIRS if names.keys() <= fitting]
+        cases = [("fast", names) for names in stairs] + [("faithful", names) for names in stairs[:2]]
     for quality, distractors in cases:
         env = environment_maker(config, distractors=distractors, quality=quality, episode_steps=10**9)()
         with contextlib.closing(env):

@@ -26,27 +26,31 @@ MAY_CHANGE = frozenset(
 # Of these, what cannot change results at all: what a replay has dropped is not drawn any more.
 SAME_RESULTS = MAY_CHANGE - {"replay.capacity"}
 
+MAY_MOVE = MAY_CHANGE | {"env.clips"}
+"""what may differ where clips were moved as well: whether they are the same ones shows when they are opened"""
+
 MADE_CLIPS = ("procedural", "kinetics")
 """values of ``env.clips`` that are no path of the user's"""
+
+
+def _is_path(clips: str) -> bool:
+    return clips.partition(":")[0] not in MADE_CLIPS
 
 
 def with_absolute_clips(config: Config) -> Config:
     """The configuration with the path of its clips made absolute: the same clips, from whatever folder it is read."""
     clips = config.env.clips
-    if clips.partition(":")[0] in MADE_CLIPS:
+    if not _is_path(clips):
         return config
     path = os.path.abspath(os.path.expanduser(clips))
     return dataclasses.replace(config, env=dataclasses.replace(config.env, clips=path))
 
 
 def obstacles(old: Config, new: Config) -> list[str]:
-    """The `differences` that keep a run from going on. Clips that are no longer where they were may be named anew.
-
-    Whether they are the same ones shows when the environments are restored.
-    """
+    """The `differences` that keep a run from going on. Clips that are no longer where they were may be named anew."""
     clips = old.env.clips
-    gone = clips.partition(":")[0] not in MADE_CLIPS and not (os.path.exists(clips) or glob.glob(clips, recursive=True))
-    return differences(old, new, MAY_CHANGE | {"env.clips"} if gone else MAY_CHANGE)
+    gone = _is_path(clips) and not (os.path.exists(clips) or glob.glob(clips, recursive=True))
+    return differences(old, new, MAY_MOVE if gone else MAY_CHANGE)
 
 
 def differences(old: Config, new: Config, free: Collection[str] = MAY_CHANGE) -> list[str]:

@@ -115,6 +115,11 @@ class DMCEnv(World, gym.utils.EzPickle):
         self._steps: int | None = None  # in this episode; None before the first reset
 
     @property
+    def has_reward_sensor(self) -> bool:
+        """Whether `reward_sensor_offset` has an effect on this task."""
+        return self.task_name in SENSORS
+
+    @property
     def signal_kinds(self) -> tuple[str, ...]:
         """What a camera sees of each number of the signal, see `denoised_mdp.envs.factors`."""
         model, camera = self._physics.model.ptr, self._look[2]

@@ -129,7 +129,8 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         frame = self.world.frame()
         if not _is_picture(frame, self.world.size):
             self._refuse_frame()
-        return np.concatenate([frame, self.world.foreground()], -1) if self.foreground else frame.copy()
+        frame = frame.copy()
+        return np.concatenate([frame, self.world.foreground()], -1) if self.foreground else frame
 
     def _refuse_frame(self) -> None:
         """Raise UserError that names the innermost layer, the world or a distractor, that draws no picture."""

@@ -11,7 +11,7 @@ from typing import Any
 from denoised_mdp.agents.base import Agent
 from denoised_mdp.agents.registry import build_agent
 from denoised_mdp.config import read_config, save_config
-from denoised_mdp.config.compare import MAY_CHANGE, differences, obstacles
+from denoised_mdp.config.compare import MAY_MOVE, differences, obstacles
 from denoised_mdp.config.schedule import Schedule
 from denoised_mdp.config.schema import Config
 from denoised_mdp.config.validate import build
@@ -131,7 +131,7 @@ def refuse_too_few_rows(run: RunFolder, replay: Rings, length: int) -> None:
 def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[None]:
     """Turn errors of a checkpoint `state` that does not fit `config` into one line, now and while it is restored."""
     try:
-        changed = differences(build(Config, state["config"]), config, MAY_CHANGE | {"env.clips"})  # see `obstacles`
+        changed = differences(build(Config, state["config"]), config, MAY_MOVE)
         if changed:
             raise ValueError("; ".join(changed))
         yield

@@ -47,9 +47,8 @@ class Known:
     def __init__(self, config: Config):
         self.path, self.folder = RunFolder(config.run_dir).service, os.path.realpath(config.run_dir)
         self.names: dict[str, str] = {}
-        with contextlib.suppress(
-            OSError, ValueError, KeyError, TypeError, AttributeError
-        ):  # none yet, or a damaged one: a new name
+        # None yet, or a damaged one: a new name.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             tree = read_json(self.path)
             if tree["folder"] == self.folder or not os.path.exists(tree["folder"]):
                 self.names = {str(service): str(name) for service, name in tree["names"].items()}

@@ -153,7 +153,7 @@ def evaluated_episodes(run: RunFolder, episodes: int) -> int:
 
     episodes: of each, as the configuration has it now; a run may have been continued with another number.
     """
-    return max(episodes, *map(_episodes, evaluations(run)), 0)
+    return max([episodes, *map(_episodes, evaluations(run))])
 
 
 def _episodes(row: Mapping[str, Any]) -> int:

@@ -49,6 +49,10 @@ def make_data(source: Sequence[str], options: Options) -> list[str]:
         UserError: no such run or option, another data set in the folder, or Stable-Baselines3 is missing.
     """
     steps, frames, seed = options.sac_steps, options.frames, options.seed
+    if steps < 100:
+        raise UserError(f"{steps} actions are too few for four policy stages: give at least 100 (--sac-steps).")
+    if frames < 2:
+        raise UserError("An episode needs at least 2 frames (--frames).")
     is_run = len(source) == 1 and (Path(source[0]) / "config.yaml").is_file()  # its name may be seed=1
     overrides = not is_run and any("=" in word for word in source)
     if not overrides and len(source) > 1:

@@ -13,6 +13,7 @@ import numpy as np
 from denoised_mdp.analysis.probe import EpisodeOptions, Probe, Section
 from denoised_mdp.analysis.results import Subject, as_json, show, subjects, write_csv, write_json
 from denoised_mdp.analysis.roles import REST, in_words, sees
+from denoised_mdp.errors import UserError
 from denoised_mdp.options import option
 from denoised_mdp.run.environments import environment_maker
 
@@ -45,12 +46,18 @@ class Ground:
 
 
 def run(runs: Sequence[Path], options: Options) -> list[str]:
-    """Measure twins and signatures of each run; runs of one environment are asked about the same episodes."""
+    """Measure twins and signatures of each run; runs of one environment are asked about the same episodes.
+
+    Raises:
+        UserError: fewer than three episodes.
+    """
     from denoised_mdp.analysis.equivalence import equivalence, grid_features
     from denoised_mdp.analysis.equivalence_plot import equivalence_figure
     from denoised_mdp.analysis.plots import save_figure
     from denoised_mdp.run.machine import peak_memory
 
+    if options.episodes < 3:
+        raise UserError("Twins need at least 3 episodes to be told from (--episodes).")
     lines, grounds = [], {}
     for subject in subjects(runs, options):
         began = time.perf_counter()

@@ -4,7 +4,7 @@ Two matrices a [n, d1] and b [n, d2], row i of both from the same situation, giv
 are: call `standardized` and `unit_rows` first, see ``docs/similarity.md``.
 """
 
-from denoised_mdp.analysis.similarity.arrays import standardized, unit_rows
+from denoised_mdp.analysis.similarity.arrays import clamped, standardized, unit_rows
 from denoised_mdp.analysis.similarity.chance import episode_halves, knn_chance, permutation_null
 from denoised_mdp.analysis.similarity.kernels import cka, cknna
 from denoised_mdp.analysis.similarity.linear import linear_similarity, mean_cca, svcca
@@ -13,6 +13,7 @@ from denoised_mdp.analysis.similarity.neighbours import cycle_knn, edit_knn, lcs
 __all__ = [
     "cka",
     "cknna",
+    "clamped",
     "cycle_knn",
     "edit_knn",
     "episode_halves",

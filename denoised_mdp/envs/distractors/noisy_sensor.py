@@ -7,8 +7,9 @@ from typing import Any
 
 import gymnasium as gym
 
-from denoised_mdp.envs.distractors.base import MOST, Distractor, distractors_of
+from denoised_mdp.envs.distractors.base import MOST, Distractor
 from denoised_mdp.envs.distractors.video_background import VideoBackground
+from denoised_mdp.errors import UserError
 from denoised_mdp.options import option
 
 
@@ -20,11 +21,13 @@ class NoisySensor(Distractor):
     counts. The task defines how far a unit offset shifts its sensor (Wang et al. 2022).
 
     The environment is a task with a scalar sensor, in a `VideoBackground`.
+
+    Raises:
+        UserError: no video underneath, or a task without a sensor.
     """
 
     name = "noisy_sensor"
     suites = ("dmc",)
-    needs = ("reward_sensor_offset",)
 
     @dataclass
     class Options:
@@ -34,7 +37,13 @@ class NoisySensor(Distractor):
 
     def __init__(self, env: gym.Env, **options: Any):
         super().__init__(env, ("offset",), options)
-        self._video = distractors_of(env)[VideoBackground.name]
+        self._video = env
+        while not isinstance(self._video, VideoBackground):
+            if not isinstance(self._video, gym.Wrapper):
+                raise UserError("Distractor noisy_sensor reads the background video: add video_background as well.")
+            self._video = self._video.env
+        if not getattr(env.unwrapped, "has_reward_sensor", False):
+            raise UserError("Distractor noisy_sensor needs a task whose reward has a scalar sensor.")
 
     def step(self, action):
         """Step with the sensor shifted by what the current frame shows."""
