@@ -24,21 +24,21 @@ REGISTER = {
     "register_table": "denoised_mdp.config.choices",
     "register_probe": "denoised_mdp.analysis.probes",
 }
-"""what plug-ins call, and where it is: see docs/extending.md"""
+"""functions that plug-ins call, and the modules that define them: see docs/extending.md"""
 
 register_envs()
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *REGISTER})  # also what `__getattr__` imports
+    return sorted({*globals(), *__all__, *REGISTER})  # with the names that `__getattr__` imports
 
 
 def __getattr__(name: str):
-    if name == "load":  # PyTorch is imported only where it is needed: environments work without it
+    if name == "load":  # PyTorch is imported only on demand: environments work without it
         from denoised_mdp.run.load import load
 
         return load
-    if name == "make_env":  # neither is what reads configurations
+    if name == "make_env":  # so is the code that reads configurations
         from denoised_mdp.run.environments import make_env
 
         return make_env

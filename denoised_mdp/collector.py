@@ -1,4 +1,4 @@
-"""Playing the training environments: an action in each at a time, or a block of them while the learner learns."""
+"""Collecting experience: one action in every environment at a time, or a block of them while the learner learns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from denoised_mdp.seeding import generator, generator_state, restore_generator, 
 
 
 class ReplayRow(NamedTuple):
-    """A row of the replay (see `Replay`), and whether its episode ends with it, for whatever reason."""
+    """A row of the replay (see `Replay`); `is_last`: its episode ends with it, whether terminated or truncated."""
 
     observation: np.ndarray
     action: np.ndarray
@@ -32,18 +32,18 @@ class ReplayRow(NamedTuple):
 
 
 Turn = list[list[ReplayRow]]
-"""What one action in every environment gave: for each its row, after an episode's first row where one began."""
+"""The rows of one action in every environment: one for each, after a first row if an episode began there."""
 
 
 class Collector:
     """Plays `train.collect_envs` environments side by side, in `train.collect_workers` processes.
 
-    Everything random in an environment and in its actions comes from streams of its own, so that neither the number
-    of processes nor what its neighbours do matters. Those of the first are the ones of a run with one environment.
+    Each environment and its actions have random streams of their own, so neither the number of processes nor the other
+    environments affect them. The first environment has the same streams as a run with a single environment.
 
     Raises:
-        UserError: what `make_environment` finds wrong.
-        EnvironmentFailure: an environment in a process failed, died or hung; also by `turn`.
+        UserError: `make_environment` refuses its options.
+        EnvironmentFailure: an environment failed, died or hung; `turn` raises it as well.
     """
 
     def __init__(self, config: Config, make_environment: Callable[[], gym.Env], device: torch.device | str):
@@ -61,7 +61,7 @@ class Collector:
         self.begun = False
 
     def turn(self, agent: Agent) -> Turn:
-        """One action in every environment; random ones until `train.prefill_steps`."""
+        """Take one action in every environment: random until `train.prefill_steps`, then the agent's."""
         is_first = np.array([observation is None for observation in self.observations])
         turn = self._begin_episodes(is_first)
         train = self.config.train
@@ -70,7 +70,7 @@ class Collector:
             self.carry = None  # filtering begins with the first action after the prefill
         else:
             actions, self.carry = agent.act(
-                np.stack(self.observations)[..., :3],  # what the camera shows; a decoder's target may follow
+                np.stack(self.observations)[..., :3],  # the camera image; a decoder's target may follow
                 self.carry,
                 is_first=is_first,
                 explore=train.exploration_noise,
@@ -85,7 +85,7 @@ class Collector:
         return turn
 
     def _begin_episodes(self, is_first: np.ndarray) -> Turn:
-        """Reset where `is_first` [B] says so; only the very first is seeded, later ones continue the streams."""
+        """Begin episodes where `is_first` [B]; only the very first reset is seeded, later ones continue the streams."""
         if not any(is_first):
             return [[] for _ in is_first]
         replies = self.pool.begin(is_first) if self.begun else self.pool.reset(self.seeds)
@@ -100,7 +100,7 @@ class Collector:
         return turn
 
     def state(self) -> dict[str, Any]:
-        """All that a later process needs to play on bit for bit."""
+        """Return everything that a later process needs to continue bit for bit."""
         return {
             "step": self.step,
             "observations": list(self.observations),
@@ -111,7 +111,7 @@ class Collector:
         }
 
     def restore(self, state: dict[str, Any], agent: Agent) -> None:
-        """The inverse of `state`."""
+        """Restore what `state` returned; warn if an environment cannot resume its episode."""
         self.step, self.observations = state["step"], list(state["observations"])
         self.prefill = [restore_generator(rng) for rng in state["random"]]
         for rng, saved in zip(self.exploration, state["exploration"], strict=True):
@@ -135,20 +135,20 @@ class Collector:
 
 
 class Sequential:
-    """Collects when it is asked, one turn at a time.
+    """Collects on request, one turn at a time.
 
     Args:
         collector: the environments.
-        learner: whose policy plays.
-        player: what plays: the learner itself, or a copy of it, which gets its weights.
+        learner: the agent that learns.
+        player: the agent that acts: the learner itself, or a copy that receives its weights.
     """
 
     def __init__(self, collector: Collector, learner: Agent, player: Agent):
         self.collector, self.learner, self.player, self.count = collector, learner, player, collector.count
-        self._updates: int | None = None  # those that the weights of a copy have seen
+        self._updates: int | None = None  # the learner's count when its weights were last copied
 
     def collect(self, updates: int) -> list[Turn]:
-        """One turn with the learner's weights of now, after so many updates.
+        """Collect one turn with the learner's weights after its `updates` updates so far.
 
         Raises:
             EnvironmentFailure: an environment failed, died or hung.
@@ -156,18 +156,18 @@ class Sequential:
         return [self.collector.turn(self.acting(updates))]
 
     def acting(self, updates: int) -> Agent:
-        """What plays, with the weights that the learner has after so many updates."""
+        """Return the acting agent with the learner's weights after its `updates` updates so far."""
         if self.player is not self.learner and self._updates != updates:
             self.player.load_state_dict(self.learner.state_dict())
             self._updates = updates
         return self.player
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs to play on bit for bit."""
+        """Return what a checkpoint needs to continue collecting bit for bit."""
         return {"block": None, "collector": self.collector.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
+        """Restore what `state` returned."""
         self.collector.restore(state["collector"], self.player)
 
     def close(self) -> None:
@@ -176,12 +176,12 @@ class Sequential:
 
 
 class Overlap(Sequential):
-    """Collects one block of turns in a thread, while the learner learns from what was collected before.
+    """Collects one block of turns in a thread, while the learner learns from earlier rows.
 
-    A block ends with the turn after which updates are due, or the run is over. It is played by the copy with the
-    weights as they are when it begins, and nobody sees its rows before it has ended: what a run learns does not depend
-    on which of the two was faster. The environments must live in processes of their own. During the prefill,
-    turns are collected when they are asked for.
+    A block ends with the turn after which updates are due or the run is over. When it begins, the copy that plays it
+    takes the learner's weights. Its rows become visible only when it has ended, so what a run learns does not depend on
+    which thread was faster. The environments must live in processes of their own. During the prefill, turns are
+    collected on request.
     """
 
     def __init__(self, collector: Collector, learner: Agent, player: Agent):
@@ -193,21 +193,21 @@ class Overlap(Sequential):
         self._abandoned = False
 
     def collect(self, updates: int) -> list[Turn]:
-        """The block that was begun, or a turn where there is none; then begin the next with the weights of now."""
+        """Return the block that was begun, else collect one turn; then begin the next with the current weights."""
         turns, train = self.take() or super().collect(updates), self.collector.config.train
         if train.prefill_steps <= self.collector.step < train.total_steps:
             self.begin()
         return turns
 
     def begin(self) -> None:
-        """Begin a block with the learner's weights."""
+        """Begin a block with the learner's current weights."""
         self.player.load_state_dict(self.learner.state_dict())
         if self._stream is not None:  # else its kernels would queue behind those of the updates
             self._stream.wait_stream(torch.cuda.current_stream(self.player.device))
         self._block = self._thread.submit(self._play)
 
     def turns(self) -> list[Turn]:
-        """The block that was begun, waiting for its end; none if none was.
+        """Wait for the block that was begun and return its turns; an empty list if there is none.
 
         Raises:
             EnvironmentFailure: an environment failed, died or hung.
@@ -215,12 +215,12 @@ class Overlap(Sequential):
         return self._block.result() if self._block is not None else []
 
     def take(self) -> list[Turn]:
-        """`turns`, which are then the caller's."""
+        """Return `turns` and forget the block."""
         turns, self._block = self.turns(), None
         return turns
 
     def state(self) -> dict[str, Any]:
-        """With the rows of the block: for each environment its columns, [rows, ...] each."""
+        """Add the rows of the block: for each environment its columns, [rows, ...] each."""
         block = [[row for rows in env for row in rows] for env in zip(*self.turns(), strict=True)]  # waits for its end
         columns = [
             {name: np.stack([getattr(row, name) for row in rows]) for name in ReplayRow._fields} for rows in block
@@ -228,7 +228,7 @@ class Overlap(Sequential):
         return super().state() | {"block": columns}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
+        """Restore what `state` returned."""
         super().restore(state)
         if not state["block"]:
             return
@@ -245,7 +245,7 @@ class Overlap(Sequential):
         self._block.set_result([list(turn) for turn in zip(*block, strict=True)])
 
     def close(self) -> None:
-        """Abandon the block, which is lost, after the action that is being taken; then close the environments."""
+        """Abandon the block after the action in progress (its rows are lost), then close the environments."""
         self._abandoned = True
         self._thread.shutdown(cancel_futures=True)
         super().close()

@@ -23,7 +23,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc to reuse freed memory instead of returning it to the kernel; True where that is possible.
+    """Tell glibc to reuse freed memory instead of returning it to the kernel; True if that is possible.
 
     By default every large tensor is mapped anew and its pages are faulted in one by one, which costs more than
     the arithmetic on them. Must be called before the first large allocation. The price: memory once used stays
@@ -45,9 +45,9 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def resolve_device(name: str | torch.device, option: str = "device", otherwise: str = "cpu or auto") -> torch.device:
-    """'auto', 'cpu', 'cuda' or 'cuda:N' -> a device that exists, else UserError.
+    """Resolve 'auto', 'cpu', 'cuda' or 'cuda:N' to a device that exists, else raise UserError.
 
-    option: where the name comes from, otherwise: what could be chosen instead; for the message.
+    option: where the name comes from. otherwise: what to choose instead. Both are for the message.
     """
     name = str(name) if isinstance(name, torch.device) else name
     if not isinstance(name, str) or not re.fullmatch(DEVICE, name):
@@ -61,7 +61,7 @@ def resolve_device(name: str | torch.device, option: str = "device", otherwise: 
 
 
 def resolve_precision(name: str, device: torch.device, *, deterministic: bool = False) -> torch.dtype | None:
-    """'auto', 'float32', 'tf32' or 'bf16' -> the compute type for `networks.set_compute_dtype` (None is float32)."""
+    """Resolve 'auto', 'float32', 'tf32' or 'bf16' to a dtype for `networks.set_compute_dtype` (None: float32)."""
     if name == "auto":
         name = "bf16" if has_fast_bf16(device) and not deterministic else "float32"
     return torch.bfloat16 if name == "bf16" else None
@@ -69,27 +69,27 @@ def resolve_precision(name: str, device: torch.device, *, deterministic: bool = 
 
 @functools.cache
 def _usual_threads() -> int:
-    """PyTorch's number of threads before a configuration set one: the next run of this process may leave it open."""
+    """PyTorch's own number of threads, before a run has set one; a later run in this process may leave it unset."""
     return torch.get_num_threads()
 
 
 def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
-    """Apply the machine's part of the configuration to this process; returns device and compute type.
+    """Apply the configuration's machine settings to this process; return device and compute dtype.
 
-    `train.deterministic` asks for float32 (unless a precision is set), one fixed number of threads and PyTorch's
-    deterministic algorithms: the number of threads decides the order of sums.
+    `train.deterministic` means float32 (unless a precision is set), a fixed number of threads, which decides the order
+    of sums, and PyTorch's deterministic algorithms.
     """
     keep_freed_memory()
     device = resolve_device(train.device, "train.device")
     if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # events and graphs belong to the streams of the current one
-    usual = _usual_threads()  # asked first: it must not find a number that a configuration has set
+        torch.cuda.set_device(device)  # events and graphs use the current device's streams
+    usual = _usual_threads()  # first: the next line changes PyTorch's number
     torch.set_num_threads(train.threads or (1 if train.deterministic else usual))
     for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
-        backend.allow_tf32 = train.precision == "tf32"  # PyTorch itself lets convolutions use it
+        backend.allow_tf32 = train.precision == "tf32"  # PyTorch's default allows it in convolutions
     if train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # As torch.use_deterministic_algorithms, which imports all of PyTorch's compiler: as long as PyTorch itself takes.
+    # torch.use_deterministic_algorithms does the same but imports PyTorch's compiler: as slow as importing PyTorch.
     torch.set_deterministic_debug_mode("error" if train.deterministic else "default")
     if train.precision == "bf16" and not has_fast_bf16(device):
         what = "processor" if device.type == "cpu" else "GPU"
@@ -99,28 +99,28 @@ def configure(train: TrainConfig) -> tuple[torch.device, torch.dtype | None]:
 
 
 def configure_acting(train: TrainConfig, learner: torch.device) -> tuple[torch.device, torch.dtype | None]:
-    """Device and compute type of the agent that collects (`train.act_device`).
+    """Return device and compute dtype of the agent that collects (`train.act_device`).
 
-    Those of the learner, or on another device bf16 only where it is fast.
+    They are the learner's by default. Another device computes in float32 if its bf16 is slow.
     """
     device = learner
     if train.act_device != "learner":
         device = resolve_device(train.act_device, "train.act_device", "cpu or learner")
     if (device.type, device.index or 0) == (learner.type, learner.index or 0):
-        device = learner  # cuda and cuda:0 are one, for whoever compares them
+        device = learner  # cuda and cuda:0 are one device; callers compare them
     precision = train.precision if device == learner or has_fast_bf16(device) else "float32"
     return device, resolve_precision(precision, device, deterministic=train.deterministic)
 
 
 def precision_name(device: torch.device, dtype: torch.dtype | None) -> str:
-    """The arithmetic that `configure` has chosen, by its name in the configuration."""
+    """Return the arithmetic that `configure` has chosen, by its name in the configuration."""
     if dtype == torch.bfloat16:
         return "bf16"
     return "tf32" if device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32 else "float32"
 
 
 def warn_of_another_precision(before: str, now: str) -> None:
-    """Say that a run does not continue in the arithmetic in which it began."""
+    """Warn if a run continues in another arithmetic than it began in."""
     if before != now:
         warnings.warn(
             f"the run began in {before} and goes on in {now} on this machine: results differ by"
@@ -130,10 +130,10 @@ def warn_of_another_precision(before: str, now: str) -> None:
 
 
 def set_generator_state(generator: torch.Generator, state: torch.Tensor) -> None:
-    """Let a generator continue from the state [n] of uint8 that a checkpoint holds.
+    """Make a generator continue from a checkpoint's state, uint8 [n].
 
-    The states of a CPU's and a GPU's generator have nothing in common: on the other kind of device the numbers are
-    new ones, which depend on the old state alone, with a warning.
+    The states of CPU and GPU generators are incompatible: on the other kind of device, the old state seeds a new
+    stream, with a warning.
     """
     if len(state) == len(generator.get_state()):
         generator.set_state(state.cpu())

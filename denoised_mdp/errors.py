@@ -15,19 +15,19 @@ MACHINE_ERRORS = {
     for name in "ENOSPC EDQUOT EFBIG EACCES EPERM EROFS ENAMETOOLONG ENOTDIR EISDIR EIO ESTALE EMFILE ENFILE".split()
     if hasattr(errno, name)
 }
-"""numbers of an OSError by which the machine refuses, in contrast to what we, or an environment, did wrong"""
+"""error numbers of OSErrors caused by the machine, not by a bug of ours or of an environment"""
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
-"""error numbers: this process, or the machine, may open no more"""
+"""error numbers: this process, or the machine, has too many open files"""
 OUT_OF_MEMORY = "MemoryError|OutOfMemoryError|out of memory|can't allocate memory|ALLOC_FAILED"
-"""in the name or the message of an error of Python, NumPy, PyTorch or CUDA: they have nothing else in common"""
+"""found in the name or message of errors of Python, NumPy, PyTorch and CUDA, which share nothing else"""
 MOST = 2000
-"""characters of a message"""
+"""most characters of a message"""
 MOST_WORD = 100
-"""characters of a word that are compared with the right ones"""
+"""most characters of a word that `nearest` compares"""
 
 
 class UserError(Exception):
-    """A mistake in the input (a key, a file, a folder, the machine's set-up), never a defect of ours.
+    """A mistake in the input (a key, a file, a folder, the machine's set-up), never a bug of ours.
 
     The message is one line that says what is wrong and what to do. The command line prints it without a
     traceback and exits with `exit_code`.
@@ -42,11 +42,11 @@ class UserError(Exception):
 class EnvironmentFailure(RuntimeError):
     """An environment raised an error, or its worker process died or hung; the message has task, seed, traceback.
 
-    Also: another process that learns the same run has died.
+    Also raised when another process that trains the same run has died.
 
     Args:
         what: what has failed, in one line.
-        trace: the traceback of the environment's own process; it follows on lines of its own.
+        trace: the traceback, from the environment's process; it follows `what` on lines of its own.
     """
 
     exit_code = 4
@@ -59,13 +59,13 @@ class EnvironmentFailure(RuntimeError):
         return f"{self.what}.\n{self.trace}" if self.trace else self.what
 
     def in_a_line(self) -> str:
-        """What has failed and, where there is a traceback, its last line: the environment's own error."""
+        """Return what has failed and, if there is a traceback, its last line: the environment's own error."""
         return f"{self.what}: {self.trace.splitlines()[-1]}" if self.trace else self.what
 
 
 @contextlib.contextmanager
 def blamed(what: str) -> Iterator[None]:
-    """Turn an error of an environment into an `EnvironmentFailure`; mistakes and those of the machine stay as they are.
+    """Turn an environment's error into an `EnvironmentFailure`; user mistakes and errors of the machine pass through.
 
     what: which environment failed and when, in one line.
     """
@@ -80,9 +80,9 @@ def blamed(what: str) -> Iterator[None]:
 
 
 def remedy(error: OSError, otherwise: str = "Mend that") -> str:
-    """What to do about a file that cannot be written, as the beginning of a sentence.
+    """Return what to do about a file that cannot be written, as the beginning of a sentence.
 
-    otherwise: where neither room nor files are lacking.
+    otherwise: the advice if neither disk space nor open files have run out.
     """
     if error.errno == errno.ENOSPC:
         return "Make room (for bytes, or, where df -i shows a full table, for files)"
@@ -93,7 +93,7 @@ def remedy(error: OSError, otherwise: str = "Mend that") -> str:
 
 @contextlib.contextmanager
 def refusing(problem: str, option: str = "--output") -> Iterator[None]:
-    """Turn errors of the system into one line. problem: what cannot be done; option: what sets the path."""
+    """Turn an OSError into a UserError. problem: what cannot be done. option: the option that sets the path."""
     try:
         yield
     except OSError as error:
@@ -103,14 +103,14 @@ def refusing(problem: str, option: str = "--output") -> Iterator[None]:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether memory could not be had, of the machine or a GPU: PyTorch's errors are RuntimeErrors of all kinds."""
+    """Whether the machine or a GPU ran out of memory; PyTorch raises RuntimeErrors of many kinds for that."""
     return re.search(OUT_OF_MEMORY, f"{type(error).__name__} {error}") is not None
 
 
 def one_line(text: object, most: int) -> str:
-    """Return a text as one line of at most about `most` characters that every terminal and file can hold.
+    """Return a text as one line of at most about `most` characters that every terminal and file accepts.
 
-    Names of files and texts of other libraries may have line ends, control characters and bytes that are no UTF-8.
+    File names and other libraries' messages may contain line ends, control characters and bytes that are not UTF-8.
     """
     line = re.sub(r"[\t-\r]+", " ", str(text))
     line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", lambda match: ascii(match[0])[1:-1], line)
@@ -121,21 +121,21 @@ _warned: set[str] = set()
 
 
 def warn_once(text: str) -> None:
-    """Warn, unless this process has said the same: every environment and worker of a run finds the same faults."""
+    """Warn once per process and text: every environment and worker of a run finds the same faults."""
     if text not in _warned:
         _warned.add(text)
         warnings.warn(text, stacklevel=2)
 
 
 def nearest(word: str, options: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """Return the option most like `word`, or None where none is as similar as `cutoff` (0 to 1)."""
+    """Return the option most like `word`, or None if none is as similar as `cutoff` (0 to 1)."""
     return next(iter(difflib.get_close_matches(word[:MOST_WORD], list(options), n=1, cutoff=cutoff)), None)
 
 
 def did_you_mean(word: object, options: Iterable[str], *, listed: bool = True) -> str:
     """Return `` Did you mean 'x'?`` for the option nearest to `word`, or all options when none is near.
 
-    The result begins with a space, so that it can follow a sentence. listed: with False, "" instead of all options.
+    The result begins with a space, so that it can follow a sentence. listed: False returns "" instead of all options.
     """
     word, options = str(word), [str(option) for option in options]
     begun_well = (option for option in options if len(word) > 2 and option.startswith(word))

@@ -1,4 +1,4 @@
-"""Evaluation on held-out episodes: fixed, distinct seeds; training randomness is never touched."""
+"""Evaluation on held-out episodes: fixed, distinct seeds; training's random streams stay untouched."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def standard_error(values: Sequence[float]) -> float:
 
 @dataclass
 class EvaluationResult:
-    """Undiscounted returns of held-out episodes, in order of the seeds."""
+    """Undiscounted returns of held-out episodes, in the order of the seeds."""
 
     returns: list[float]
     seeds: list[int]
     episodes: list[Episode] = field(default_factory=list)
     step: int | None = None
-    """of the weights, where they are a run's"""
+    """step of the weights, if they are a run's"""
 
     @property
     def mean(self) -> float:
@@ -56,15 +56,15 @@ class EvaluationResult:
 
 
 def evaluation_seeds(seed: int, episodes: int, after: int = 0) -> list[int]:
-    """Seeds of the episodes of evaluations, see `seeding.episode_seeds`.
+    """Return the seeds of evaluation episodes, see `seeding.episode_seeds`.
 
-    after: so many of the first are left out, those by which a checkpoint was chosen.
+    after: number of first seeds to skip, those by which a checkpoint was chosen.
     """
     return episode_seeds(seed, "evaluation", after + episodes)[after:]
 
 
 def held_out_seeds(run: RunFolder, config: Config, episodes: int, checkpoint: int | str | None = None) -> list[int]:
-    """Seeds of so many of a run's held-out episodes, without those that may have chosen the weights of `checkpoint`."""
+    """Return seeds of a run's held-out episodes, skipping those that may have chosen the weights of `checkpoint`."""
     return evaluation_seeds(config.seed, episodes, choosing_episodes(run, config.train.eval_episodes, checkpoint))
 
 
@@ -81,11 +81,11 @@ def evaluate(
 ) -> EvaluationResult:
     """Play one episode per seed and return what it earned.
 
-    agent: acts without sampling actions (the latent is a posterior sample), or, with `explore`, as while collecting
-    (see `Agent.act`); None: uniform random actions.
-    record: keep the first so many episodes whole. max_steps: stop after that many actions. Everything random in an
-    episode comes from its own seed, whatever is played beside it. workers, kind: what runs the environments (see
-    `EnvironmentPool`; 0: this process); neither changes anything but the time.
+    All randomness of an episode comes from its own seed, whatever is played beside it.
+
+    agent: acts without sampling actions (the latent is a posterior sample), or, with `explore`, as during collection
+    (see `Agent.act`); None: uniform random actions. record: number of first episodes to record. max_steps: stop after
+    that many actions. workers, kind: what runs the environments (see `EnvironmentPool`); they affect only the time.
 
     Raises:
         EnvironmentFailure: an environment failed, died or hung.
@@ -162,10 +162,10 @@ def evaluate_run(
 ) -> EvaluationResult:
     """Evaluate a run's checkpoint (default: the newest).
 
-    split: background clips seen in training ("train") or held out ("test"). seed: of the episodes (default: the
-    run's own, which gives the episodes of training's evaluations). Those are left out if they may have chosen the
-    weights, which are the "best" or an exported agent's: the episodes that follow them are played. random: a uniform
-    random policy on the same episodes; no checkpoint is read, and the result has no step. workers: see `evaluate`.
+    split: background clips seen in training ("train") or held out ("test"). seed: of the episodes; the default, the
+    run's own, gives the episodes of the evaluations in training. If those may have chosen the weights (the "best" or
+    an exported agent's), the episodes after them are played instead. random: play a uniform random policy on the same
+    episodes; no checkpoint is read, and the result has no step. workers: see `evaluate`.
 
     Raises:
         UserError: there is no such run, checkpoint or split, or a number is not whole or too small.

@@ -1,4 +1,4 @@
-"""Files: what is read is a regular file of bounded size; what is written is whole or not at all."""
+"""Files: only regular files of bounded size are read, and a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import Any
 import yaml
 
 DEEPEST = 50
-"""levels of nested lists and mappings; ours have fewer than 20"""
+"""most levels of nested lists and mappings; our files have fewer than 20"""
 MOST_DIGITS = 300
-"""of a whole number; one with more is no float64 either"""
+"""most digits of a whole number; float64 ends at 309"""
 MOST_TEXT = 2**26
-"""bytes of a file that is read at once and parsed"""
+"""most bytes of a file that is read at once and parsed"""
 MOST_YAML = 2**18
-"""bytes of a YAML file; its parser needs seconds per megabyte"""
+"""most bytes of a YAML file; the parser takes seconds per megabyte"""
 MOST_LINE = 2**20
-"""characters of one line of JSON"""
+"""most characters of one line of JSON"""
 
 
 def cache_folder() -> Path:
-    """Return where things are kept that can be made again: ``$DENOISED_MDP_CACHE``, else one in the user's cache."""
+    """Return the folder of files that can be made again: ``$DENOISED_MDP_CACHE``, else one in the user's cache."""
     if folder := os.environ.get("DENOISED_MDP_CACHE"):
         return Path(os.path.expanduser(folder))
     base = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"))
@@ -36,7 +36,7 @@ def cache_folder() -> Path:
 
 
 def _private_folder() -> Path:
-    """A folder for temporary files that nobody else can write to, of a user without a home; one each."""
+    """Return a temporary folder that nobody else can write to, one per user, for users without a home."""
     folder = Path(tempfile.gettempdir(), f"cache-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     about = folder.lstat()
@@ -45,7 +45,7 @@ def _private_folder() -> Path:
 
 
 def regular(path: Path | str) -> Path:
-    """Return `path`, which leads to a regular file: pipes, devices and sockets may block or never end.
+    """Return `path` if it leads to a regular file: pipes, devices and sockets may block or never end.
 
     Raises:
         OSError: it does not.
@@ -62,7 +62,7 @@ def read_bytes(path: Path | str, most: int = MOST_TEXT) -> bytes:
     """Return the content of a regular file of at most `most` bytes.
 
     Raises:
-        OSError, ValueError: see the module.
+        OSError, ValueError: it cannot be read, or is larger.
     """
     with open(regular(path), "rb") as file:
         data = file.read(most + 1)
@@ -72,19 +72,19 @@ def read_bytes(path: Path | str, most: int = MOST_TEXT) -> bytes:
 
 
 def read_json(path: Path | str) -> Any:
-    """Return what a JSON file holds; see `parse_json`.
+    """Return the values in a JSON file.
 
     Raises:
-        OSError, ValueError: see the module.
+        OSError, ValueError: see `read_bytes` and `parse_json`.
     """
     return parse_json(read_bytes(path))
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return plain values, no deeper than `DEEPEST` and with no whole number of more than `MOST_DIGITS` digits.
+    """Return the plain values of a JSON text, nested up to `DEEPEST` levels, its integers up to `MOST_DIGITS` digits.
 
     Raises:
-        ValueError: it is no JSON, or beyond these limits.
+        ValueError: it is not JSON, or exceeds these limits.
     """
     try:
         return _shallow(json.loads(text, parse_int=_whole))
@@ -93,7 +93,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def json_lines(path: Path | str) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Yield every line of a regular file with the JSON object that it holds (None: it holds none).
+    """Yield every line of a regular file with the JSON object that it holds (None if it holds none).
 
     Raises:
         OSError: the file cannot be read.
@@ -108,30 +108,30 @@ def json_lines(path: Path | str) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""in C, where PyYAML was built with it: several times as fast"""
+"""the loader in C, if PyYAML was built with it: several times as fast"""
 
 
 def read_yaml(path: Path | str) -> Any:
-    """Return the plain values of a YAML file, no deeper than `DEEPEST`.
+    """Return the plain values of a YAML file, nested up to `DEEPEST` levels.
 
     Raises:
-        OSError, ValueError: see the module.
+        OSError, ValueError: it cannot be read, is too large or too deep, or is not valid YAML.
     """
     text = read_bytes(path, MOST_YAML).decode()
     try:
         _check_events(text)
         return _shallow(yaml.load(text, _YAML))  # noqa: S506 (it is a SafeLoader)
     except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError) as error:
-        mark = getattr(error, "problem_mark", None)  # of constructors, which raise whatever `int` and others do, none
-        last = len(text.splitlines())  # of what is missing at the end, C names the line after it
+        mark = getattr(error, "problem_mark", None)  # None for errors of constructors, such as `int`'s
+        last = len(text.splitlines())  # for what is missing at the end, C names the next line
         where = f": look at line {min(mark.line + 1, last)}" if mark else ""
         raise ValueError(f"it is not valid YAML{where}") from error
 
 
 def _check_events(text: str) -> None:
-    """Refuse aliases, by which a few lines can stand for more values than fit into any memory, and a depth that ends C.
+    """Refuse aliases, which let a few lines expand beyond any memory, and nesting that would crash the C loader.
 
-    C composes a level inside the one above it, and has no limit of its own.
+    The C loader recurses at each level, without a limit of its own.
     """
     depth = 0
     for event in yaml.parse(text, _YAML):
@@ -164,27 +164,27 @@ def _shallow(tree: Any) -> Any:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, whole or not at all; see `replacing`."""
+    """Write `data` to `path`, completely or not at all; see `replacing`."""
     with replacing(path) as unfinished, open(unfinished, "xb") as file:
         file.write(data)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """The name of a file to be written, which takes the place of `path` when the block ends without an error.
+    """Yield a temporary name to write to; the file replaces `path` when the block ends without an error.
 
-    Temporary name, fsync, rename, fsync of the folder. Where `path` is a symbolic link, the file that it leads to is
-    replaced and the link stays. A kill leaves at most ``<name>.tmp``, which the next call overwrites; an error leaves
-    nothing. No two processes may write the same path at a time.
+    The file is synced and renamed, then its folder is synced. If `path` is a symbolic link, its target is replaced and
+    the link stays. A kill leaves at most ``<name>.tmp``, which the next call overwrites; an error leaves nothing. Two
+    processes must not write the same path at the same time.
 
     Raises:
-        OSError: it cannot be written; a device, a pipe or a folder is not replaced.
+        OSError: it cannot be written, or `path` is a device, a pipe or a folder.
     """
     target = Path(os.path.realpath(path))
     if os.path.lexists(target):
         regular(target)
     unfinished = unfinished_name(target)
-    unfinished.unlink(missing_ok=True)  # were it a link, what it leads to would be written
+    unfinished.unlink(missing_ok=True)  # if it were a link, its target would be written
     try:
         yield unfinished
         with open(unfinished, "rb") as file:
@@ -198,12 +198,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def unfinished_name(path: Path) -> Path:
-    """The name that `replacing` gives to a file that is not yet whole."""
+    """Return the name that `replacing` gives to an unfinished file."""
     return path.with_name(f"{path.name}.tmp")
 
 
 def remove(path: Path) -> None:
-    """Delete whatever has this name, if anything: a file, a link (not what it leads to), a folder and all in it."""
+    """Delete whatever has this name, if anything: a file, a link (not its target), or a folder with its content."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -223,7 +223,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def refuse_unwritable(folder: Path) -> None:
-    """Raise OSError if nothing could be written in `folder`, or if it could not be made."""
+    """Raise OSError if `folder` cannot be written to, or is missing and cannot be created."""
     above = next(one for one in (folder, *folder.absolute().parents) if exists_at(one))
     if not above.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -233,7 +233,7 @@ def refuse_unwritable(folder: Path) -> None:
 
 
 def exists_at(path: Path) -> bool:
-    """Whether anything has this name; unlike `os.path.lexists`, raises OSError where nothing could have it."""
+    """Whether anything has this name; unlike `os.path.lexists`, raises all errors but FileNotFoundError."""
     try:
         os.lstat(path)
     except FileNotFoundError:
@@ -242,7 +242,7 @@ def exists_at(path: Path) -> bool:
 
 
 def still_at(path: Path, file: int) -> bool:
-    """Whether a path leads to the file that is open as `file`: nobody has deleted, replaced or moved it."""
+    """Whether `path` still leads to the open file `file`: it was not deleted, replaced or moved."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path))
     except FileNotFoundError:
@@ -250,7 +250,7 @@ def still_at(path: Path, file: int) -> bool:
 
 
 def whole_mp4(data: bytes) -> bool:
-    """Whether these are a whole MP4 file, with its header, index and pictures (ISO/IEC 14496-12, section 4.2)."""
+    """Whether `data` is a complete MP4 file with header, index and pictures (ISO/IEC 14496-12, section 4.2)."""
     kinds, place = set(), 0
     while place + 8 <= len(data):
         size = int.from_bytes(data[place : place + 4], "big")

@@ -1,4 +1,4 @@
-"""What comes due while a run trains: log, evaluate, probe, render. (Saving is the session's: it knows all parts.)"""
+"""Hooks that come due while a run trains: log, evaluate, probe, render. (The session saves: it knows all parts.)"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from denoised_mdp.trainer import Hook, Trainer
 
 
 def looking_hooks(config: Config, make_environment: Callable[[], gym.Env], videos: Path) -> dict[str, Hook]:
-    """The hooks of a run that change nothing in it. videos: the folder of what is rendered."""
+    """Return the hooks that only observe a run. videos: the folder for renderings."""
     train = config.train
     return {
         "log": Log(),
@@ -35,18 +35,18 @@ def looking_hooks(config: Config, make_environment: Callable[[], gym.Env], video
 
 @dataclass
 class Log:
-    """Write the mean of the updates' metrics since the last time, if there were any, and the CPU time since."""
+    """Logs the mean of the metrics and the CPU time since the last log, if there were updates."""
 
     spent: float = field(default_factory=time.process_time)
-    """CPU seconds of this process, all threads, at the last time"""
+    """CPU seconds of this process, all threads, at the last log"""
 
     @property
     def unlogged(self) -> float:
-        """CPU seconds since the last time."""
+        """CPU seconds since the last log."""
         return time.process_time() - self.spent
 
     def __call__(self, trainer: Trainer) -> None:
-        """Log them, with the number of updates so far."""
+        """Log both, with the number of updates so far."""
         if trainer.window:
             spent = self.unlogged
             self.spent += spent
@@ -58,7 +58,7 @@ class Log:
 
 @dataclass
 class Evaluate:
-    """Play held-out episodes without sampling actions, always the same ones."""
+    """Plays held-out episodes, always the same ones, without sampling actions."""
 
     make_environment: Callable[[], gym.Env]
     seeds: Sequence[int]
@@ -83,16 +83,16 @@ class Evaluate:
 
 @dataclass
 class Probe:
-    """Ask how much of signal and noise each latent holds, in held-out episodes that are always the same."""
+    """Measures how much of signal and noise each latent holds, in held-out episodes, always the same ones."""
 
     make_environment: Callable[[], gym.Env]
     probe: QuickProbe | None = None
-    """made when the first is due"""
+    """made when the first probe is due"""
     possible: bool = True
-    """there is a ground truth, as far as is known"""
+    """the environment has a ground truth, as far as is known"""
 
     def __call__(self, trainer: Trainer) -> None:
-        """Log the scores; where there are none, warn; where there never are, once."""
+        """Log the scores. Warn if there are none, only once if there never can be any."""
         if not self.possible:
             return
         began = time.perf_counter()
@@ -103,7 +103,7 @@ class Probe:
         except NoGroundTruth as error:
             self.possible = False
             warnings.warn(f"no probes in this run: {error} Set train.probe_every=0.", stacklevel=2)
-        except UserError as error:  # nor is a number for a curve
+        except UserError as error:  # a missing point of a curve must not end the run
             warnings.warn(f"no probe of step {trainer.step:,}: {error}", stacklevel=2)
         else:
             trainer.logger.log(trainer.step, scores | {"probe/seconds": time.perf_counter() - began})
@@ -111,24 +111,24 @@ class Probe:
 
 @dataclass
 class Render:
-    """Render what each latent holds, in held-out episodes."""
+    """Renders what each latent holds, in held-out episodes."""
 
     make_environment: Callable[[], gym.Env]
     seeds: Sequence[int]
     folder: Path
     explore: float
     possible: bool = True
-    """the agent can show pictures, as far as is known"""
+    """the agent can be rendered, as far as is known"""
 
     def __call__(self, trainer: Trainer) -> None:
-        """Write a video and a picture, and log the picture; where that fails, warn; where it never can work, once."""
+        """Write a video and a picture, and log the picture. Warn if that fails, only once if it never can work."""
         if not self.possible:
             return
         stem = self.folder / f"step_{trainer.step:09d}"
         try:
             with trainer.stop.at_once():
                 paths = render(trainer.agent, self.make_environment, self.seeds, stem, explore=self.explore)
-        except UserError as error:  # a picture is not worth a run
+        except UserError as error:  # a missing picture must not end the run
             self.possible = can_render(trainer.agent)
             warnings.warn(f"no video of step {trainer.step:,}: {error}", stacklevel=2)
         else:

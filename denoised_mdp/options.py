@@ -1,4 +1,4 @@
-"""Options: a dataclass field each, with its default, a line of help and its allowed range; and their checks."""
+"""Options and their checks. Each is a dataclass field with a default, a line of help and an allowed range."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 
 from denoised_mdp.errors import UserError
 
-DEVICE = r"auto|cpu|cuda(:[0-9]{1,4})?"  # forms of a device's name
-BEST = "best"  # the checkpoint or snapshot whose evaluation in training returned most
-CHECKPOINT = rf"[0-9]{{1,15}}|{BEST}"  # forms of a checkpoint's name
+DEVICE = r"auto|cpu|cuda(:[0-9]{1,4})?"  # allowed names of devices
+BEST = "best"  # the checkpoint or snapshot with the highest evaluation return in training
+CHECKPOINT = rf"[0-9]{{1,15}}|{BEST}"  # allowed names of checkpoints
 TYPES = "options are bool, int, float, str, these with '| None', and tuple[str, ...]"
-LARGEST = 2**63 - 1  # whole number; arrays, tensors, TensorBoard and files hold no larger one
+LARGEST = 2**63 - 1  # the largest integer that arrays, tensors, TensorBoard and files hold
 
 
 def option(default: Any, help: str, **limits: Any) -> Any:
@@ -38,7 +38,7 @@ def group(factory: Any, help: str) -> Any:
 
 
 def arguments(options: Any) -> dict[str, Any]:
-    """Return a group of options as keyword arguments, without the name that it was chosen by."""
+    """Return a group of options as keyword arguments, without the `name` that selects it."""
     return {name: value for name, value in vars(options).items() if name != "name"}
 
 
@@ -54,19 +54,19 @@ def walk(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, Mapping[str
         if dataclasses.is_dataclass(value):
             yield from walk(value, f"{prefix}{field.name}.")
         elif not (isinstance(value, dict) or field.default is dataclasses.MISSING):
-            # not groups of any number and name (latents, distractors), nor what names a row
+            # skips groups of arbitrary number and name (latents, distractors), and required fields, which name a row
             yield f"{prefix}{field.name}", value, limits_of(field)
 
 
 def limits_of(field: dataclasses.Field) -> Mapping[str, Any]:
-    """Help and limits of an option; a plain field, as of a class of somebody's own, has neither."""
+    """Return help and limits of an option; a plain field, as a plug-in's class may have, has neither."""
     return {"help": ""} | field.metadata
 
 
 def convert(value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
     """Return `value` as type `kind`: bool, int, float, str, one of them or None, or a tuple of names.
 
-    A whole float is accepted where an int is due (``1e6``). `limits` are those of `option`.
+    For an int, a whole float is accepted (``1e6``). `limits` are those of `option`.
 
     Raises:
         ValueError: it is not allowed; the message says what is: "a whole number, at least 1".
@@ -84,9 +84,9 @@ def convert(value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
     result = None
     if kind is int and number and value == int(value):
         result = int(value)
-        if result > LARGEST:  # mentioned only where it matters
+        if result > LARGEST:  # mentioned only if exceeded
             limits = {"high": LARGEST, **limits}
-    elif kind is float and number and abs(value) <= sys.float_info.max:  # whole numbers can be larger
+    elif kind is float and number and abs(value) <= sys.float_info.max:  # an int can be larger
         result = float(value)
     elif kind is str and isinstance(value, str | int | float) and not isinstance(value, bool):
         result = str(value)
@@ -98,19 +98,19 @@ def convert(value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
 
 
 def check_whole(name: str, value: Any, least: int) -> None:
-    """Raise UserError unless an argument of a function is a whole number, and not too small."""
+    """Raise UserError unless a function's argument is a whole number of at least `least`."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise UserError(f"{name} must be a whole number of at least {least}, not {value!r}.")
 
 
 def check_options(kind: Any, whose: str, /, flags: bool = False, **chosen: str) -> None:
-    """Refuse a class that cannot be options: where it is registered, not in whatever command lists them.
+    """Refuse a class that cannot be options when it is registered, not when some command lists it.
 
-    whose: for messages. flags: they are flags of a command, which may be a Path, but no group. chosen: options that
-    must exist and take this value: the name by which all are chosen.
+    whose: for messages. flags: they are flags of a command, which may be Paths but not groups. chosen: the option that
+    selects the class; it must exist and allow this value.
 
     Raises:
-        UserError: it is no dataclass, or a field has no default, a type that options cannot have, or another's name.
+        UserError: it is no dataclass, lacks the chosen field, or a field lacks a default or has a wrong type or value.
     """
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise UserError(f"{whose}: its options are not a dataclass.")

@@ -1,8 +1,8 @@
-"""Plug-ins: modules outside of this package that register suites, models, policies, agents, distractors or probes.
+"""Plug-ins: modules outside this package that register suites, models, policies, agents, distractors or probes.
 
-They are found in two ways. An installed package declares an entry point of the group ``denoised_mdp.plugins``, a module
-or a function without arguments. The variable DENOISED_MDP_PLUGINS names further modules, separated by commas; those of
-the working directory count. Nothing is imported before somebody looks into a `Registry`.
+There are two ways to provide one. An installed package declares an entry point in the group ``denoised_mdp.plugins``: a
+module, or a function without arguments. The environment variable DENOISED_MDP_PLUGINS names further modules, separated
+by commas; they may lie in the working directory. Nothing is imported before a `Registry` is read.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from denoised_mdp.errors import UserError, one_line
 GROUP = "denoised_mdp.plugins"
 VARIABLE = "DENOISED_MDP_PLUGINS"
 HINT = f" One of a plug-in is known once {VARIABLE} names its module."
-"""for messages about a name that nothing has registered"""
+"""for messages about an unregistered name"""
 
 Value = TypeVar("Value")
 _state: dict[str, Any] = {"loaded": False, "error": None}
 
 
 class Registry(MutableMapping[str, Value]):
-    """Names and what they stand for. Whoever reads it finds what plug-ins have registered as well.
+    """A mapping from names to what is registered under them. Reading it first imports the plug-ins.
 
     what: the noun for messages. built_in: the package's own entries.
     """
 
     def __init__(self, what: str, built_in: dict[str, Value] | None = None):
-        self.what, self.entries = what, dict(built_in or {})  # `entries`: those that are known so far
+        self.what, self.entries = what, dict(built_in or {})  # `entries`: known so far, read without plug-ins
 
     def __getitem__(self, name: str) -> Value:
         load_plugins()
@@ -57,18 +57,18 @@ class Registry(MutableMapping[str, Value]):
         return len(self.entries)
 
     def __setitem__(self, name: str, value: Value) -> None:
-        """Replace an entry, whatever it is called."""
+        """Set an entry without the checks of `register`."""
         self.entries[name] = value
 
     def __delitem__(self, name: str) -> None:
         del self.entries[name]
 
     def register(self, name: str, value: Value) -> None:
-        """Add an entry, or replace that of an earlier run of the same definition, such as a cell of a notebook.
+        """Add an entry, or replace one from an earlier run of the same definition, such as a notebook cell.
 
         Raises:
-            UserError: the name cannot stand on the command line, something else has it, or a class lacks methods: said
-                here, not when a training makes one.
+            UserError: the name is unusable on the command line or taken, or a class leaves methods abstract (reported
+                here, not when a run creates an instance).
         """
         noun = f"an {self.what}" if self.what[0] in "aeiou" else f"a {self.what}"
         if not isinstance(name, str) or not re.fullmatch(r"\w*[^\W\d]\w*", name):
@@ -83,15 +83,15 @@ class Registry(MutableMapping[str, Value]):
 
 
 def _same_definition(before: Any, now: Any) -> bool:
-    """Whether both come from one definition, which was run twice."""
+    """Whether both come from the same definition, run twice."""
     origin = _origin(now)
     return origin is not None and _origin(before) == origin
 
 
 def _origin(value: Any) -> tuple[str, str] | None:
-    """File and name of a class or function, or of the function in a suite or probe; None if it has no name.
+    """Return file and name of a class or function, or of a suite's or probe's function; None if it has no name.
 
-    The file, because a script that is run, and is imported as a plug-in as well, is two modules.
+    The file, not the module: a script that is run and also imported as a plug-in is two modules.
     """
     value = getattr(value, "make", None) or getattr(value, "run", None) or value
     if isinstance(value, str):  # "module:function"
@@ -103,7 +103,7 @@ def _origin(value: Any) -> tuple[str, str] | None:
 
 
 def load_plugins() -> None:
-    """Import all plug-ins, once. An installed one that fails is a warning: it must not stop who does not need it.
+    """Import all plug-ins, once. An installed one that fails only warns: it must not stop users who do not need it.
 
     Raises:
         UserError: a module of DENOISED_MDP_PLUGINS cannot be imported.
@@ -131,7 +131,7 @@ def load_plugins() -> None:
 
 @contextlib.contextmanager
 def without_plugins() -> Iterator[None]:
-    """Let registries be read inside without plug-ins: while this package itself is imported, they cannot be yet."""
+    """Let registries be read without plug-ins, which cannot be imported while this package is being imported."""
     before, _state["loaded"] = _state["loaded"], True
     try:
         yield
@@ -140,12 +140,12 @@ def without_plugins() -> Iterator[None]:
 
 
 def import_path(what: str, module: str) -> ModuleType:
-    """Import a module; those of the working directory count, after all others. what: for messages.
+    """Import a module, which may lie in the working directory (searched last). what: for messages.
 
     Raises:
         UserError: it cannot be imported.
     """
-    with contextlib.suppress(OSError):  # a working directory that was deleted
+    with contextlib.suppress(OSError):  # the working directory may have been deleted
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
     try:
@@ -157,7 +157,7 @@ def import_path(what: str, module: str) -> ModuleType:
 
 
 def _reason(error: Exception) -> str:
-    """An error of somebody else's code in one line, with its place."""
+    """Return an error in imported code as one line, with file and line number."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [one for one in frames if one.filename != importlib.__file__ and not one.filename.startswith("<frozen")]
     place = f", {own[-1].filename} line {own[-1].lineno}" if own and own[-1].filename != __file__ else ""

@@ -1,7 +1,6 @@
-"""How far long work has come, on standard error: one line rewritten in place on a terminal, plain lines elsewhere.
+"""Progress of long work on standard error: one line rewritten in place on a terminal, plain lines elsewhere.
 
-Work that takes long is a `Phase`. Phases are silent unless the caller asks for them with `shown`, as the command line
-does.
+Long work is a `Phase`. Phases are silent unless the caller shows them with `shown`, as the command line does.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 INTERVAL = 30.0
-"""seconds between lines where standard error is no terminal"""
+"""seconds between lines if standard error is not a terminal"""
 WINDOW = 120.0
-"""seconds that speeds are averaged over, at least"""
+"""least seconds over which speeds are averaged"""
 
 
 def say(text: str) -> None:
-    """Print a line on which nothing depends, where phases are `shown`.
+    """Print an informative line if phases are `shown`.
 
-    That nobody can read it (a closed pipe, a full disk) ends no work.
+    A failure to write it (a closed pipe, a full disk) does not end the work.
     """
     if _display is None:
         return
@@ -37,7 +36,7 @@ def say(text: str) -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """Let a stream that cannot be written end nowhere, with what it still holds."""
+    """Redirect a stream that cannot be written, and the text in its buffer, to the null device."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
@@ -49,9 +48,9 @@ class Phase:
 
     Args:
         what: a few words, e.g. "recording".
-        total: how much there is to do, in `unit`.
-        unit: what is counted, in the plural, its first word in s; of one, the singular is shown.
-        done: how much of it was done before.
+        total: amount of work, in `unit`.
+        unit: what is counted, in the plural; a total of 1 drops the first s that ends a word.
+        done: amount that was done before.
         delay: seconds; a phase that ends sooner is not shown.
     """
 
@@ -60,7 +59,7 @@ class Phase:
         self.began, self.first, self.done, self.more = time.monotonic(), done, done, ""
 
     def update(self, done: int, more: str = "") -> None:
-        """Tell how much is done, and in a few words what else to show; cheap enough for every step."""
+        """Set how much is done and what else to show in a few words; cheap enough for every step."""
         self.done, self.more = done, more
         refresh()
 
@@ -89,14 +88,14 @@ class Phase:
 class Training(Phase):
     """A running training: steps, returns, speeds and the time left.
 
-    Speeds and the time left are of the latest rounds that took at least `WINDOW` seconds together. A round is all steps
-    and updates from one beginning of learning to the next; a part of one would mislead, such as what is left of the
+    Speeds and the time left come from the latest rounds that took at least `WINDOW` seconds together. A round is all
+    steps and updates from one start of learning to the next. Partial rounds would mislead, such as the rest of the
     round in which a continued run was stopped.
 
     Args:
         total: environment steps of the whole run.
         step, updates: where the run stands now.
-        prefill: the first so many steps are random.
+        prefill: number of random steps at the start.
     """
 
     def __init__(self, total: int, step: int = 0, updates: int = 0, prefill: int = 0):
@@ -107,7 +106,7 @@ class Training(Phase):
         self.train_return, self.evaluation = None, None
 
     def update(self, step: int, updates: int, train_return: float | None = None, evaluation: Any = None) -> None:
-        """Tell where the run stands.
+        """Set where the run stands.
 
         Args:
             step, updates: environment steps and updates so far.
@@ -143,7 +142,7 @@ class Training(Phase):
             left = f", {duration((self.prefill - self.done) / steps_speed)} left" if steps_speed > 0 else ""
             return " | ".join([*parts, f"random actions until step {self.prefill:,}{left}"])
         parts.append(f"{steps_speed:.3g} steps/s, {updates_speed:.3g} updates/s")
-        if len(self._rounds) > 1 and steps_speed > 0:  # before, nobody knows what a round costs
+        if len(self._rounds) > 1 and steps_speed > 0:  # before that, the time of a round is unknown
             parts.append(f"{duration((self.total - self.done) / steps_speed)} left")
         return " | ".join(parts)
 
@@ -153,7 +152,7 @@ class Training(Phase):
 
 
 def track(items: Sequence[Any], what: str, unit: str, *, delay: float = 0.0) -> Iterator[Any]:
-    """Yield the items of a loop, which is a phase; see `Phase`."""
+    """Yield the items of a loop and show it as a `Phase`."""
     with Phase(what, len(items), unit, delay=delay) as phase:
         for done, item in enumerate(items, 1):
             yield item
@@ -161,10 +160,10 @@ def track(items: Sequence[Any], what: str, unit: str, *, delay: float = 0.0) -> 
 
 
 class _Display:
-    """The line, and the phases that it shows: the innermost first, where a narrow terminal cuts nothing off."""
+    """The line and the phases on it, the innermost first, since a narrow terminal cuts off the end."""
 
     def __init__(self, stream: TextIO | None, interval: float):
-        self.stream = sys.stderr if stream is None else stream  # None in a process that was started without one
+        self.stream = sys.stderr if stream is None else stream  # sys.stderr may be None
         self.terminal = self.stream is not None and self.stream.isatty()
         self.interval = 0.2 if self.terminal else interval
         self.phases: list[Phase] = []
@@ -177,7 +176,7 @@ class _Display:
             self.write(time.monotonic())
 
     def end(self, phase: Phase, keep: bool = False) -> None:
-        """keep: leave the last state on a line of its own."""
+        """End a phase. keep: leave its last state on a line of its own."""
         if phase not in self.phases:
             return
         if keep:
@@ -206,8 +205,8 @@ class _Display:
             self.written, self.lit = -math.inf, False
 
     def tell(self, text: str) -> None:
-        """Write. That nobody can read it any more (a closed pipe, a full disk) is no reason to end the work."""
-        with contextlib.suppress(OSError, ValueError):  # ValueError: closed, or a letter that its encoding lacks
+        """Write a text. A failure (a closed pipe, a full disk) does not end the work."""
+        with contextlib.suppress(OSError, ValueError):  # ValueError: closed, or a character not in its encoding
             if self.stream is not None:
                 self.stream.write(text)
                 self.stream.flush()
@@ -218,11 +217,11 @@ _display: _Display | None = None
 
 @contextlib.contextmanager
 def shown(stream: TextIO | None = None, interval: float = INTERVAL) -> Iterator[None]:
-    """Show the phases that begin in this context; within another `shown`, that one shows them.
+    """Show the phases that begin in this context; within another `shown`, the outer one shows them.
 
     Args:
         stream: where to write; standard error if None.
-        interval: seconds between lines when `stream` is no terminal.
+        interval: seconds between lines when `stream` is not a terminal.
     """
     global _display
     if _display is not None:
@@ -237,13 +236,13 @@ def shown(stream: TextIO | None = None, interval: float = INTERVAL) -> Iterator[
 
 
 def refresh() -> None:
-    """Bring the line up to date, if it is old enough."""
+    """Update the line if its interval has passed."""
     if _display:
         _display.refresh()
 
 
 def clear() -> None:
-    """Remove the line from the terminal, for whoever writes there next; the next update brings it back."""
+    """Remove the line from the terminal before other output; the next update brings it back."""
     if _display:
         _display.clear()
 

@@ -1,4 +1,4 @@
-"""Episodes: what is kept of one, and how to play one in a single environment."""
+"""Episodes: recording them, and playing one in a single environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from denoised_mdp.models.latent import Latent
 
 @dataclass
 class Episode:
-    """A recorded episode of n actions. Row t holds the action that led to observation t; that of the first is zero."""
+    """A recorded episode of n actions. Row t holds the action that led to observation t; the first is zero."""
 
     observation: np.ndarray
     """uint8 [n + 1, H, W, 3]"""
@@ -32,7 +32,7 @@ class Episode:
     """posterior samples of the agent that played, [n + 1, D] and [n + 1, S], on the CPU"""
 
     def first(self, rows: int) -> Episode:
-        """The first rows of the episode."""
+        """Return the first `rows` rows of the episode."""
         arrays = (value[:rows] for value in (self.observation, self.action, self.signal, self.noise))
         return Episode(*arrays, latent=None if self.latent is None else self.latent.map(lambda tensor: tensor[:rows]))
 
@@ -51,21 +51,21 @@ class Recorder:
         carry: Carry | None = None,
         index: int = 0,
     ) -> None:
-        """Add an observation and the action that led to it. carry: after this observation, of environment `index`."""
+        """Add an observation and the action that led to it. carry: after this observation; `index`: its environment."""
         latent = None
         if isinstance(carry, LatentCarry):
             latent = carry.latent.map(lambda tensor: tensor[index].cpu().clone())
         self.rows.append((observation, action, info["signal"], info["noise"], latent))
 
     def episode(self) -> Episode:
-        """What was added."""
+        """Return the episode recorded so far."""
         *columns, latents = zip(*self.rows, strict=True)
         latent = None if latents[0] is None else latents[0].map(lambda *rows: torch.stack(rows), *latents[1:])
         return Episode(*map(np.stack, columns), latent=latent)
 
 
 class Row(NamedTuple):
-    """An observation and the action that led to it; that of the first of an episode is zero."""
+    """An observation and the action that led to it; an episode's first row has a zero action."""
 
     observation: np.ndarray
     """uint8 [H, W, 3]"""
@@ -80,7 +80,7 @@ class Row(NamedTuple):
 def rows(
     environment: gym.Env, seed: int, act: Callable[[np.ndarray, Mapping[str, Any]], np.ndarray], count: int
 ) -> Iterator[Row]:
-    """Play `count` rows from ``environment.reset(seed=seed)``; an episode that ends is followed by another.
+    """Play and yield `count` rows from ``environment.reset(seed=seed)``; when an episode ends, another begins.
 
     act: (observation, info) -> action.
 

@@ -17,14 +17,14 @@ def generator(seed: int | None, name: str) -> np.random.Generator:
 
 
 EPISODES = {"evaluation": 2**31, "probe": 2**32, "joints episodes": 2**33}
-"""lowest seed of the episodes for a purpose: those of the next begin at twice that"""
+"""lowest seed of the episodes for each purpose; the next purpose starts at twice that"""
 
 
 def episode_seeds(seed: int, purpose: str, count: int) -> list[int]:
-    """Distinct seeds of episodes for one of `EPISODES`; a longer list begins with the shorter one.
+    """Return distinct seeds of episodes for a purpose in `EPISODES`; a longer list begins with the shorter one.
 
     All exceed every seed that a configuration may hold, and no two purposes share one. So training never plays such an
-    episode: its environment is seeded once, with the run's own seed.
+    episode: its environments are seeded once, below 2**31.
     """
     rng, low, seeds = generator(seed, purpose), EPISODES[purpose], {}
     while len(seeds) < count:

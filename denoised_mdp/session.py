@@ -1,4 +1,4 @@
-"""A training run from its configuration: its parts are built, restored from a checkpoint, and saved."""
+"""A training run from its configuration: building its parts, restoring them from a checkpoint, and saving them."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ from denoised_mdp.trainer import Trainer
 
 
 class Session:
-    """One process's part of a run: a trainer with its parts, as new or exactly as a checkpoint left them.
+    """A run within one process: a trainer with its parts, new or exactly as a checkpoint left them.
 
     Args:
         config: what to train, and how.
-        run: where to write; what is found there is continued.
+        run: the folder to write to; a run in it is continued.
         stop: ends the training when requested.
 
     Raises:
-        UserError: the checkpoint in the folder is damaged, or is one of another configuration.
+        UserError: the checkpoint in the folder is damaged, or has another configuration.
     """
 
     def __init__(self, config: Config, run: RunFolder, stop: StopRequest | None = None):
         self.config, self.run = config, run
-        with contextlib.ExitStack() as parts:  # what is open is closed if a later part fails
+        with contextlib.ExitStack() as parts:  # closes the open parts if a later one fails
             self._build(parts, stop or StopRequest())
             self._open = parts.pop_all()
 
     def _build(self, parts: contextlib.ExitStack, stop: StopRequest) -> None:
-        """Build all parts; `parts`: gets what closes them."""
+        """Build all parts. parts: receives the callbacks that close them."""
         config, run = self.config, self.run
         self._build_players(parts)
         self.nan_check = NanCheck(run)
@@ -82,13 +82,13 @@ class Session:
                 parts.callback(self.replay.close)
                 self.collecting.restore(state)
                 log = state["log"]
-                hooks["log"].spent -= log.get("cpu_seconds", 0.0)  # what earlier processes spent and did not log
+                hooks["log"].spent -= log.get("cpu_seconds", 0.0)  # spent by earlier processes, not yet logged
             warn_of_another_precision(state["precision"], self.precision)
             logger = Logger(run.path, step, log["lines"], log["events"])
         parts.enter_context(logger)
-        checkpoints.delete_after(run.snapshots, step)  # the log was cut there too: what follows may differ from them
+        checkpoints.delete_after(run.snapshots, step)  # the log was cut there too: what follows may differ
         batches = self._build_batches(parts, state, random)
-        if config.train.processes > 1:  # the others begin with the weights that are restored by now
+        if config.train.processes > 1:  # only now: followers start with the restored weights
             pool = self.collector.pool
             leader = Leader(self.agent, config, actions=pool.actions, can_terminate=pool.can_terminate)
             parts.callback(leader.close)
@@ -103,7 +103,7 @@ class Session:
             self.saved = self.moment()
             before = build(Config, state["config"]).train.total_steps
             if before <= step < config.train.total_steps:
-                self.trainer.step_before = step  # the run is made longer: what was due at its end is done
+                self.trainer.step_before = step  # the run was extended: hooks due at its old end have run
         logger.mirror = mirror_of(config)
 
     def _build_players(self, parts: contextlib.ExitStack) -> None:
@@ -115,7 +115,7 @@ class Session:
         parts.callback(self.collector.close)
         actions, ends = self.collector.pool.actions, self.collector.pool.can_terminate
         self.agent = self.player = build_agent(config, actions, can_terminate=ends, device=device, dtype=dtype)
-        if config.train.overlap or config.train.act_device != "learner":  # played by a copy of the agent
+        if config.train.overlap or config.train.act_device != "learner":  # a copy of the agent acts
             self.player = build_agent(config, actions, can_terminate=ends, device=act_device, dtype=act_dtype).eval()
         self.precision = precision_name(device, dtype) + " with compiled norms" * kernels.used_by(self.agent)
         how = Overlap if config.train.overlap else Sequential
@@ -123,7 +123,7 @@ class Session:
         parts.callback(self.collecting.close)
 
     def _build_batches(self, parts: contextlib.ExitStack, state: dict[str, Any] | None, random: Generator) -> Batches:
-        """What gives the learner its batches from the replay."""
+        """Build the source of the learner's batches."""
         config = self.config
         if self.collector.pool.can_terminate:  # else all episodes are as long as the configuration says
             self.replay.cross()
@@ -140,7 +140,7 @@ class Session:
         return Batches(self.replay, source, wanted.batch_size, wanted.segment_length, random, wanted.lead, self.starts)
 
     def new_replay(self) -> Rings:
-        """Make the files of an empty replay."""
+        """Create the files of an empty replay."""
         capacity, slack = self.config.replay_capacity, self.replay_slack
         count, shape = self.collector.count, self.collector.pool.observation_shape
         sizes = count, capacity, shape, self.collector.pool.actions.size, slack
@@ -148,7 +148,7 @@ class Session:
         return Rings(self.run.replay, *sizes)
 
     def continued_replay(self, state: Mapping[str, Any]) -> Rings:
-        """Open the replay in the folder, grown if the run has become longer."""
+        """Open the replay in the folder, grown if the run was extended."""
         rings = len(state["replay"].get("rings", [0]))
         if not len(state["episode_return"]) == rings == self.collector.count:
             raise ValueError("it is of another number of environments")
@@ -161,11 +161,11 @@ class Session:
 
     @property
     def parameters(self) -> int:
-        """Of all that acts or learns, see `Agent.parameter_counts`."""
+        """Number of all learned parameters, see `Agent.parameter_counts`."""
         return sum(self.agent.parameter_counts().values())
 
     def announce(self) -> None:
-        """Say what is about to happen, before it takes hours."""
+        """Announce the run before it starts: it may take hours."""
         config, step = self.config, self.trainer.step
         acts = f", acts on {self.player.device}" if self.player.device != self.agent.device else ""
         begins = f"continuing at step {step:,}" if step else "starting"
@@ -178,9 +178,9 @@ class Session:
         )
 
     def save(self, trainer: Trainer) -> None:
-        """Write a checkpoint of everything; the rows of the replay are on disk before it counts them.
+        """Write a complete checkpoint; the replay's rows are synced to disk before it counts them.
 
-        A hook of the trainer: nothing is written if the last checkpoint is of this moment.
+        A hook of the trainer. It writes nothing if the last checkpoint is up to date.
         """
         if self.saved == self.moment():
             return
@@ -193,24 +193,24 @@ class Session:
         state["log"] = {"lines": trainer.logger.lines, "events": trainer.logger.events(), "cpu_seconds": spent}
         try:
             checkpoints.save(self.run.checkpoints, trainer.step, state)
-        except TypeError as error:  # of a part from outside: ours hold nothing else
+        except TypeError as error:  # a plug-in's: our own parts hold nothing else
             what = "let the state of this part be dicts and lists of arrays, numbers and texts"
             raise UserError(f"No checkpoint can be written: {error}; {what}.") from error
         self.saved = self.moment()
 
     def snapshot(self, trainer: Trainer) -> None:
-        """Write the agent's weights, and what tells how to build it; a hook of the trainer."""
+        """Write the agent's weights and how to build it. A hook of the trainer."""
         self.nan_check.check(wait=True)
         agent = {"weights": dict(self.agent.state_dict()), "optimizers": {}, "random": None}
         self.nan_check.check_weights(trainer.step, agent)
         checkpoints.save(self.run.snapshots, trainer.step, {**self.how_built(), "agent": agent}, keep=None)
 
     def moment(self) -> tuple:
-        """What tells whether anything was done since the last checkpoint."""
+        """Return what differs if anything was done since the last checkpoint."""
         return self.trainer.step, self.trainer.updates, tuple(self.trainer.pending)
 
     def state(self) -> dict[str, Any]:
-        """All that a later process needs to continue bit for bit, but for the log, which must be flushed first."""
+        """Return all that a later process needs to continue bit for bit, except the log: flush that first."""
         return {
             **self.collecting.state(),  # waits for a block that is being played
             **self.trainer.state(),
@@ -223,7 +223,7 @@ class Session:
         }
 
     def how_built(self) -> dict[str, Any]:
-        """What `build_agent` was called with."""
+        """Return what `build_agent` was called with."""
         return {
             "action_size": self.collector.pool.actions.size,
             "discrete": self.collector.pool.actions.discrete,
@@ -239,16 +239,16 @@ class Session:
         self._open.__exit__(*error)
 
     def close(self) -> None:
-        """The same, of a session that has not failed."""
+        """Release the environments and the files of a session that has not failed."""
         self._open.close()
 
 
 def train(config: Config, stop: StopRequest | None = None) -> bool:
-    """Train from a configuration, or continue the run in its folder; True when it came to its end.
+    """Train from a configuration, or continue the run in its folder; True if it came to its end.
 
-    Silent outside of `denoised_mdp.progress.shown`.
+    Silent outside `denoised_mdp.progress.shown`.
 
-    stop: tells afterwards which signal ended the run, if one did.
+    stop: afterwards tells which signal ended the run, if any.
     """
     refuse_unguarded()
     if number := launched(config.train.processes):
@@ -261,15 +261,15 @@ def train(config: Config, stop: StopRequest | None = None) -> bool:
 def _lead(config: Config, stop: StopRequest) -> bool:
     config = with_absolute_clips(config)
     refuse_large_batches(config)
-    if not checkpoints.list_steps(RunFolder(config.run_dir).checkpoints):  # else it may be complete, and needs nothing
+    if not checkpoints.list_steps(RunFolder(config.run_dir).checkpoints):  # else it may be complete and need nothing
         refuse_missing(config)
         refuse_no_clips(config)
     run = RunFolder.create(config.run_dir)
     if run.exported:
         raise UserError(f"{run.path} is an exported agent, which has weights alone. Choose another run_dir.")
     with run.lock(), stop, contextlib.suppress(Stop):
-        with stop.at_once():  # nothing is lost, because nothing was done
-            if not prepare(config, run):  # one that is refused here is no failure of the run in this folder
+        with stop.at_once():  # nothing has been done that could be lost
+            if not prepare(config, run):  # a refusal here is not a failure of the run in this folder
                 return True
         with recorded(run.error):
             return _train(config, run, stop)
@@ -281,7 +281,7 @@ def _train(config: Config, run: RunFolder, stop: StopRequest) -> bool:
         session = Session(config, run, stop)
     trainer = session.trainer
     with session:
-        save_config(config, run.config)  # what may change in a continued run, once its checkpoint has loaded
+        save_config(config, run.config)  # a continued run may have changed options: only once its checkpoint has loaded
         session.announce()
         where = session.agent.device, session.precision, session.player.device
         record_start(run.machine, trainer.step, session.parameters, *where)

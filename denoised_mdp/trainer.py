@@ -1,4 +1,4 @@
-"""The training loop (Wang et al. 2022, Algorithm 1): collect, update, and do what has come due, in one place."""
+"""The training loop (Wang et al. 2022, Algorithm 1): collect, update, and run the hooks that are due."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ Hook = Callable[["Trainer"], None]
 
 
 class Trainer:
-    """The loop over its parts.
+    """The training loop.
 
-    A unit of work is one action in every environment (or the block of them that was collected meanwhile), or one
-    update. How many updates are due follows from the number of steps alone. So the loop can stop and continue between
-    any two units, and inside hooks that only look (evaluate, probe, render), which then begin anew.
+    A unit of work is one turn, an action in every environment (or the block of turns collected meanwhile), or one
+    update. The number of steps alone decides how many updates are due. So the loop can stop and resume between any two
+    units, and inside hooks that only observe (evaluate, probe, render), which then start over.
 
     Args:
-        agent: what learns.
+        agent: the agent that learns.
         collector: `collect(updates)` plays the environments and returns turns.
-        batches: takes rows, gives batches.
-        logger: takes metrics.
-        hooks: what comes due, by the names of `schedule.every`. ``save`` is also called when the loop ends, or a hook
-            is interrupted or fails.
+        batches: stores rows and samples batches.
+        logger: receives metrics.
+        hooks: called when they come due, by the names of `schedule.every`. ``save`` is also called when the loop ends,
+            or a hook is interrupted or fails.
         stop: ends the loop when requested.
-        schedule: when updates and hooks are due.
-        nan_check: looks at rewards and metrics.
+        schedule: decides when updates and hooks are due.
+        nan_check: checks rewards and metrics.
         progress: shows how far the run is.
     """
 
@@ -69,10 +69,10 @@ class Trainer:
         return self.schedule.complete(self.step, self.updates, self.pending)
 
     def run_to_end(self) -> None:
-        """Run what is pending, else an update while one is due, else collect; at last, save.
+        """Run pending hooks, else an update if one is due, else collect; save at the end.
 
         Raises:
-            EnvironmentFailure: an environment failed in a hook. A checkpoint has been saved; the hook stays due.
+            EnvironmentFailure: an environment failed. If in a hook, a checkpoint has been saved and the hook stays due.
         """
         with contextlib.suppress(Stop):
             while not (self.stop.requested or self.done):
@@ -88,7 +88,7 @@ class Trainer:
         self.hooks["save"](self)
 
     def collect(self) -> None:
-        """Store one action in every environment, or the block of them that was collected meanwhile."""
+        """Store one turn, or the block of turns that was collected meanwhile."""
         self.step_before = self.step
         self.set_training(False)
         for turn in self.collector.collect(self.updates):
@@ -96,7 +96,7 @@ class Trainer:
         self.tell()
 
     def accept(self, turn: Turn) -> None:
-        """Store the rows of one action in every environment; log the returns of episodes that end with it."""
+        """Store the rows of one turn; log the mean return of the episodes that end in it."""
         ended = []
         for number, rows in enumerate(turn):
             for row in rows:
@@ -112,7 +112,7 @@ class Trainer:
             self.logger.log(self.step, {f"{name}/return": self.last_return})
 
     def learn(self) -> None:
-        """One batch, one update; metrics stay tensors until they are logged."""
+        """Take one update on one batch; metrics stay tensors until they are logged."""
         self.set_training(True)
         due = self.schedule.updates_due(self.step)
         batch = self.batches.sample(more=self.updates + 1 < due)
@@ -123,30 +123,30 @@ class Trainer:
             total, count = self.window.get(name, (0.0, 0))
             self.window[name] = (total + value, count + 1)
         self.updates += 1
-        self.nan_check.check(wait=self.updates == due)  # before anybody acts with bad weights
+        self.nan_check.check(wait=self.updates == due)  # before the agent acts with bad weights
         self.tell()
 
     def run_hook(self) -> None:
-        """Run the first pending hook; if a stop, a mistake or a defect ends it, save that it is due."""
+        """Run the first pending hook; if a stop or an error ends it, keep it due and save."""
         name, *self.pending = self.pending
         self.set_training(False)
         try:
             self.hooks[name](self)
-        except NonFiniteError:  # the last checkpoint is the last that is good
+        except NonFiniteError:  # the last checkpoint is the last good one
             raise
         except (Stop, Exception) as error:
             self.pending = [name, *self.pending]
             try:
                 if name != "save":
                     self.hooks["save"](self)
-            except UserError as refused:  # of a full disk, perhaps, which was the first error as well
+            except UserError as refused:  # perhaps of the same full disk as the first error
                 if isinstance(refused, NonFiniteError) or not isinstance(error, UserError):
                     raise
             raise
         self.tell()
 
     def set_training(self, learning: bool) -> None:
-        """Set the agent's mode: training for updates alone, so that acting and evaluating change nothing."""
+        """Set the agent's mode: training only for updates, so that acting and evaluating change nothing."""
         if self.agent.training != learning:
             self.agent.train(learning)
 
@@ -155,7 +155,7 @@ class Trainer:
         self.progress.update(self.step, self.updates, self.last_return, self.last_evaluation)
 
     def state(self) -> dict[str, Any]:
-        """The loop's own part of a checkpoint."""
+        """Return the loop's own part of a checkpoint."""
         return {
             "counters": {"step": self.step, "step_before": self.step_before, "updates": self.updates},
             "episode_return": list(self.episode_return),
@@ -165,7 +165,7 @@ class Trainer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`. What was due and has been switched off since is not due any more."""
+        """Restore what `state` returned. Hooks that have been switched off since are no longer due."""
         self.step, self.step_before, self.updates = (state["counters"][n] for n in ("step", "step_before", "updates"))
         self.episode_return, self.last_return = list(state["episode_return"]), state["last_return"]
         self.window = dict(state["window"])

@@ -2,9 +2,9 @@
 
     python scripts/benchmark_envs.py [variants] [qualities] [memory]  >> docs/environments.md
 
-Prints Markdown tables. Times are CPU time of the whole process (the renderer's threads included), which other programs
-on the machine change less than wall time, as medians over repeated measurements. On an idle machine wall time is the
-same or, with several threads, shorter.
+Prints Markdown tables. Times are medians of the CPU time of the whole process (the renderer's threads included), which
+other programs on the machine disturb less than wall time. On an idle machine wall time is the same or, with several
+threads, shorter.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def measure(env, count: int = 40) -> tuple[float, float]:
 
 
 def variants(task: str) -> None:
-    """Table of all variants of one task."""
+    """Print a table of all variants of one task."""
     print(f"\n| distractors ({task}, 64x64, fast) | ms per inner step | ms per frame |\n|---|---|---|")
     for name, distractors in VARIANTS.items():
         env = make_env(task, distractors=distractors, episode_steps=10**9)
@@ -57,7 +57,7 @@ def variants(task: str) -> None:
 
 
 def qualities() -> None:
-    """Table of both render qualities, one task of each domain."""
+    """Print a table of both render qualities, for one task of each domain."""
     print("\n| task | fast, ms per frame | faithful | exact matte, fast | ms per inner step |\n|---|---|---|---|---|")
     seen = set()
     for task in tasks("dmc"):
@@ -91,7 +91,7 @@ print(first / 2**20, (resident_memory() - first) / 8 / 2**20)
 
 
 def memory() -> None:
-    """Table of resident memory, each line from a process of its own."""
+    """Print a table of resident memory; each row is measured in its own process."""
     print("\n| environment | MiB, process with one | MiB, each further one |\n|---|---|---|")
     rows = [("cheetah_run", {}, "fast"), ("cheetah_run", ALL, "fast"), ("cheetah_run", {}, "faithful")]
     rows += [("reacher_easy", {}, "fast"), ("quadruped_walk", {}, "fast"), ("humanoid_CMU_run", {}, "fast")]

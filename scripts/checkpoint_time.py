@@ -2,11 +2,11 @@
 
     python scripts/checkpoint_time.py --folder /a/disk/to/measure --output results/checkpoint_time.json
 
-The replay's files have their full size. The rows since the last checkpoint (10,000 steps) are really written; of the
-others only their numbers and the beginnings of episodes are, and their pictures are holes in sparse files, which costs
-no disk. Neither saving nor resuming reads them, but for 64 rows whose checksums are compared: on a real disk these are
-64 more reads. Before each resume the system is asked to forget what it keeps of the run's files. The optimizers get
-states of their full size from a step with gradients of zero.
+The replay's files have their full size. The rows since the last checkpoint (10,000 steps) are really written. Of the
+other rows, only their numbers and the episode starts are; their pictures are holes in sparse files, which use no disk
+space. Saving and resuming do not read them, except for 64 rows whose checksums are compared: on a real disk these are
+64 more reads. Before each resume the system is asked to drop its cache of the run's files. The optimizers get states
+of full size from a step with zero gradients.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RUN = ["preset=paper/cheetah_run_video_background", "env=toy", "env.task=dot", "
 
 
 def forget(folder: Path) -> None:
-    """Ask the system to drop what it caches of the files below a folder, as after a restart of the machine."""
+    """Ask the system to drop its cache of the files below a folder, as after a reboot."""
     for path in folder.rglob("*"):
         if path.is_file():
             with open(path, "rb") as file:
@@ -40,7 +40,7 @@ def forget(folder: Path) -> None:
 
 
 def run() -> None:
-    """Measure and report medians of four saves and of three resumes; on a busy machine the CPU's time tells more."""
+    """Measure and report medians of four saves and three resumes. On a busy machine, CPU time is the better measure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, help="where to measure (default: the system's temporary folder)")
     parser.add_argument("--output", type=Path, help="write the result here, as JSON")

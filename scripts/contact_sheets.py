@@ -37,7 +37,7 @@ VARIANTS = {
 }
 MATTES = ("none", "matte", "sky", "paper")
 HEAD = 14  # pixels for a line of text
-CAMERA = {"quadruped": 2, "dog_fetch": 2, "lqr": 1}  # of tasks and domains whose camera 0 hardly shows them
+CAMERA = {"quadruped": 2, "dog_fetch": 2, "lqr": 1}  # for tasks and domains that camera 0 hardly shows
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def variants(options: argparse.Namespace, steps: tuple[int, ...] = (0, 15, 30, 45, 60, 75)) -> None:
-    """One row per variant, one column per step."""
+    """Draw one row per variant and one column per step."""
     env = make_env(options.task, clips=options.clips)
     actions = np.random.default_rng(0).uniform(-1, 1, (max(steps), *env.action_space.shape))
     rows = replay_paired(env, actions, 4, VARIANTS)
@@ -63,7 +63,7 @@ def variants(options: argparse.Namespace, steps: tuple[int, ...] = (0, 15, 30, 4
 
 
 def all_tasks(options: argparse.Namespace, columns: int = 9) -> None:
-    """One cell per task, before a coloured video."""
+    """Draw one cell per task, in front of a colour video."""
     cells = []
     for task in tasks("dmc"):
         camera = CAMERA.get(task, CAMERA.get(task.split("_")[0], 0))
@@ -74,7 +74,7 @@ def all_tasks(options: argparse.Namespace, columns: int = 9) -> None:
 
 
 def mattes(options: argparse.Namespace) -> None:
-    """Some tasks with each kind of matte: where the paper's rule by colour eats the body and the exact one does not."""
+    """Draw some tasks with each matte: the paper's colour rule cuts into the body where the exact matte does not."""
     chosen = (
         "cheetah_run",
         "walker_walk",
@@ -110,7 +110,7 @@ def enlarge(frame: np.ndarray, scale: int) -> Image.Image:
 
 
 def table(rows: list[tuple[str, list[np.ndarray]]], scale: int, margin: int, titles: Sequence[str] = ()) -> Image.Image:
-    """Named rows of frames, the columns under titles if there are any."""
+    """Draw named rows of frames, with titles above the columns if given."""
     side = rows[0][1][0].shape[0] * scale + 4
     head = HEAD if titles else 0
     sheet = Image.new("RGB", (margin + side * len(rows[0][1]), head + side * len(rows)), "white")
@@ -125,7 +125,7 @@ def table(rows: list[tuple[str, list[np.ndarray]]], scale: int, margin: int, tit
 
 
 def grid(cells: list[tuple[str, np.ndarray]], columns: int, scale: int) -> Image.Image:
-    """Named frames, row by row."""
+    """Draw named frames, row by row."""
     side = cells[0][1].shape[0] * scale + 4
     places = [(index % columns * side, index // columns * (side + HEAD)) for index in range(len(cells))]
     sheet = Image.new("RGB", (side * columns, (side + HEAD) * -(-len(cells) // columns)), "white")
@@ -136,7 +136,7 @@ def grid(cells: list[tuple[str, np.ndarray]], columns: int, scale: int) -> Image
 
 
 def write(draw: ImageDraw.ImageDraw, texts: list[tuple[int, int, str]], width: int) -> None:
-    """Write each text at x, y, all in the largest size in which none is wider than a frame."""
+    """Write each text at x, y, all in the largest font size at which none is wider than a frame."""
     sizes = (size / 2 for size in range(22, 0, -1))
     fonts = (ImageFont.load_default(size) for size in sizes)
     font = next(font for font in fonts if all(draw.textlength(text, font) <= width - 4 for *_, text in texts))

@@ -1,15 +1,15 @@
-"""Kill a training again and again, continue it each time, and compare with the run that nobody disturbed.
+"""Kill a training run again and again, continue it each time, and compare it with an undisturbed run.
 
     python scripts/fault_injection.py --kills 100 --seed 0 --output results/fault_injection.json
     python scripts/fault_injection.py --kills 20 train.overlap=true train.collect_workers=1 train.train_every=40
 
-Each training is the command `denoised-mdp train ...` in a process of its own, forked from one that has imported the
-package, which saves the seconds of the imports. Half of the kills are SIGKILL after a random time, which often meets
-the start. Half come from an alarm of the kernel that is set while a checkpoint is being written, before one of its
-files is forced to the disk, and that ends the process in the middle of whatever it does, without any Python code being
-run. After a kill the newest checkpoint must be whole, no older than one interval, and the same command must continue.
-Runs that reach their end must be bit-identical to undisturbed ones in everything that `denoised-mdp compare` looks at.
-The exit code is 0 if all of that holds.
+Each start is the command `denoised-mdp train ...` in its own process, forked from one that has already imported the
+package, which saves the import time. Half of the kills are SIGKILL after a random time, which often hits the startup.
+The other half come from a kernel alarm that is set while a checkpoint is being written, just before one of its files is
+synced to disk. It ends the process in the middle of whatever it is doing, without running any Python code. After a kill
+the newest checkpoint must be whole and no older than one interval, and the same command must continue the run. Runs
+that reach their end must be bit-identical to undisturbed ones in everything that `denoised-mdp compare` checks. The
+exit code is 0 if all of this holds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ RUN = [
 
 
 def command(folder: Path, seed: int, steps: int, overrides: list[str]) -> list[str]:
-    """The command that begins and continues run number `seed`; even ones use one policy, odd ones the other."""
+    """Return the command that starts or continues run number `seed`; even runs use backprop, odd ones SAC."""
     policy = ("backprop", "sac")[seed % 2]
     own = [f"train.total_steps={steps}", f"policy={policy}", f"seed={seed}", f"run_dir={folder}"]
     return ["train", *RUN, *own, *overrides]
@@ -85,9 +85,9 @@ def start(arguments: list[str], log: Path, alarm: tuple[int, int, float] | None 
 
 
 def set_alarm(number: int, call: int, seconds: float) -> None:
-    """Let this process be ended `seconds` after it begins to force the `call`-th file of its n-th checkpoint to disk.
+    """End this process `seconds` after it starts to sync the `call`-th file of its checkpoint `number` to disk.
 
-    With its folders, a checkpoint has six.
+    A checkpoint makes six such calls, those for folders included.
     """
     save, fsync, count = checkpoint.save, os.fsync, Counter()
 
@@ -117,12 +117,12 @@ def wait(child: int, limit: float | None = None) -> int | None:
 
 
 def rows_written(folder: Path) -> int:
-    """How many rows the replay in a run folder has ever seen, those after the newest checkpoint included."""
+    """Number of rows ever added to the replay of a run, those after the newest checkpoint included."""
     return sum(int(np.load(path).max()) for path in (folder / "replay").rglob("number.npy"))
 
 
 def inspect(folder: Path, before: int, found: Counter) -> int:
-    """Check what a kill has left; return the step of the newest whole checkpoint (0: none yet)."""
+    """Check what a kill left behind; return the step of the newest whole checkpoint (0: none yet)."""
     checkpoints = folder / "checkpoints"
     if any(checkpoints.glob(".tmp-*")):
         found["kills that left an unfinished checkpoint"] += 1
@@ -131,21 +131,21 @@ def inspect(folder: Path, before: int, found: Counter) -> int:
         assert not before, "the checkpoint is gone"
         return 0
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a torn checkpoint under a final name would be one
+        warnings.simplefilter("error")  # `load` warns of a torn checkpoint under a final name
         step, tree = checkpoint.load(checkpoints)
     assert step >= before, f"went back from step {before} to {step}"
     rings = tree["replay"].get("rings", [tree["replay"]])
     lost = rows_written(folder) - sum(ring["total"] for ring in rings)
-    most = INTERVAL // 2 + len(rings)  # two steps per row, and one more row per episode
+    most = INTERVAL // 2 + len(rings)  # two steps per row, plus the first row of an episode in each ring
     assert lost <= most, f"{lost} rows were lost"
     found["most rows lost"] = max(found["most rows lost"], lost)
     return step
 
 
 def disturb(arguments: list[str], folder: Path, kills: int, rng: random.Random, pace: float, found: Counter) -> int:
-    """Train to the end by a command, with up to `kills` kills on the way; return how many were made.
+    """Run a command until training ends, with up to `kills` kills on the way; return their number.
 
-    pace: seconds from one checkpoint to the next, start and end of the process included.
+    pace: mean seconds from one checkpoint to the next, start and end of the process included.
     """
     made, step, log = 0, 0, folder.with_suffix(".log")
     while made < kills:
@@ -184,7 +184,7 @@ def run() -> int:
     arguments = parser.parse_args()
     rng, found, runs, began = random.Random(arguments.seed), Counter(), 0, time.monotonic()
     work, kills = Path(tempfile.mkdtemp(prefix="fault-injection-")), 0
-    load_config(command(work, 0, arguments.steps, arguments.overrides)[1:])  # imports what no process need import again
+    load_config(command(work, 0, arguments.steps, arguments.overrides)[1:])  # imports modules for the forked processes
     while kills < arguments.kills:
         whole, disturbed = work / f"{runs}-whole", work / f"{runs}-disturbed"
         start_time = time.monotonic()

@@ -21,7 +21,7 @@ from denoised_mdp.run.machine import resident_memory
 
 
 def cycle(task: str, quality: str) -> None:
-    """One environment from beginning to end."""
+    """Make one environment, use it, and close it."""
     env = make_env(task, distractors={name: {} for name in fitting_distractors("dmc", task)}, quality=quality)
     env.reset(seed=0)
     env.step(env.action_space.sample())
@@ -37,7 +37,7 @@ def resources() -> tuple[float, int, int]:
 def run(
     cycles: int, task: str = "cheetah_run", quality: str = "fast", every: int = 10, show: Callable = lambda row: None
 ) -> list[tuple]:
-    """Return (cycle, MiB, files, threads) before, and after every so many cycles; Ctrl-C ends it early."""
+    """Return (cycle, MiB, files, threads) before the first and after every `every` cycles; Ctrl-C ends it early."""
     rows = [(0, *resources())]
     try:
         for count in range(1, cycles + 1):
@@ -52,7 +52,7 @@ def run(
 
 def figure(rows: list[tuple], path: Path) -> None:
     """Draw memory over cycles as PNG."""
-    from denoised_mdp.analysis.plots import INK, new_figure, plain_axes, save_figure  # brings PyTorch, not measured
+    from denoised_mdp.analysis.plots import INK, new_figure, plain_axes, save_figure  # imports PyTorch, not measured
 
     picture = new_figure(7.0, 2.6)
     picture.set_layout_engine("constrained")

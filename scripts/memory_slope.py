@@ -1,20 +1,20 @@
-"""Measure whether the memory of a training grows over 10,000 steps of collection and updates.
+"""Measure whether the memory of a training run grows over 10,000 steps of collection and updates.
 
     python scripts/memory_slope.py --output results/memory_slope.json
 
-The training runs in this process, with tiny nets on the toy task, evaluations and checkpoints included. After every
-round, and a garbage collection, it counts
+The run trains in this process, with tiny nets on the toy task, evaluations and checkpoints included. After every round
+and a garbage collection, the script counts
 
-- live bytes: what the C allocator has given out and not got back (tensors, arrays, large Python objects),
+- live bytes: what the C allocator has handed out and not got back (tensors, arrays, large Python objects),
 - Python blocks and objects: what the interpreter's own allocator and its garbage collector hold,
-- resident bytes: what the process keeps of the machine, apart in its own memory and in mapped files.
+- resident bytes: physical memory of the process, separately for its own memory and for mapped files.
 
-A leak is live memory that grows; resident memory also moves in steps of megabytes as the allocator's free lists do.
-Episodes are short, because NumPy keeps some freed arrays of every size below 1 kB: sampling makes arrays with a number
+A leak is live memory that grows. Resident memory also moves in steps of megabytes with the allocator's free lists.
+Episodes are short because NumPy caches some freed arrays of every size below 1 kB: sampling makes arrays with a number
 per episode, and so adds sizes to that cache (0.5 MB in all) until there are 128 episodes, which is before half-way.
-A line is fitted to the second half, when caches are full: to the means of ten blocks of rounds, which are less
-dependent on one another than single rounds, with the 95 % confidence interval that they give. Growth that is told from
-noise has an interval without zero. Needs Linux with glibc.
+A line is fitted to the second half, when caches are full. It is fitted to the means of ten blocks of rounds, which are
+less correlated than single rounds, and has the 95 % confidence interval that they give. Growth is told from noise if
+its interval excludes zero. Needs Linux with glibc.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ T_95 = 2.306  # two-sided 95 % quantile of Student's t with BLOCKS - 2 degrees o
 
 
 class _MallocInfo(ctypes.Structure):
-    """What glibc's mallinfo2 returns; `uordblks` are the bytes in use, `hblkhd` those that were mapped singly."""
+    """Result of glibc's mallinfo2. `uordblks`: bytes in use; `hblkhd`: bytes of blocks that have their own mapping."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -81,7 +81,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 def measure() -> dict[str, int]:
-    """All counts of this moment, by name."""
+    """Return the current counts, by name."""
     gc.collect()
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = _MallocInfo
@@ -118,7 +118,7 @@ def run() -> None:
         options = [*RUN, *arguments.overrides, f"train.total_steps={arguments.steps}", f"run_dir={folder}/run"]
         config = load_config(options)
         session, rounds, names = Session(config, RunFolder.create(config.run_dir)), 0, list(measure())
-        table = np.zeros((arguments.steps // config.train.log_every, 1 + len(names)))  # to keep it costs nothing more
+        table = np.zeros((arguments.steps // config.train.log_every, 1 + len(names)))  # preallocated: cannot grow
         trainer = session.trainer
         log = trainer.hooks["log"]
 

@@ -3,7 +3,7 @@
     python scripts/robodesk_sheets.py [--out docs/images] [--clips procedural] [distractors | views | times]
 
 Every picture is one observation, enlarged without smoothing. All rows of the first sheet show the same physics: a
-hand-made policy, which knows the true state, drives the hand onto the green button.
+scripted policy, which knows the true state, moves the hand onto the green button.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def push_actions(color: str = "green", count: int = max(STEPS)) -> np.ndarray:
 
 
 def play(env, actions: np.ndarray, steps: tuple[int, ...]) -> list[np.ndarray]:
-    """Return the frames after the given numbers of control steps; others are not drawn."""
+    """Return the frames after the given numbers of control steps; others are not rendered."""
     env.world.reset(seed=0)
     frames = []
     for step in range(max(steps) + 1):
@@ -78,7 +78,7 @@ def play(env, actions: np.ndarray, steps: tuple[int, ...]) -> list[np.ndarray]:
 
 
 def distractors(options: argparse.Namespace) -> None:
-    """One row per distractor, one column per step."""
+    """Draw one row per distractor and one column per step."""
     actions, cells = push_actions(), []
     for name, chosen in ROWS.items():
         env = make_env("tv_green_hue", suite="robodesk", size=96, distractors=chosen, clips=options.clips)
@@ -87,7 +87,7 @@ def distractors(options: argparse.Namespace) -> None:
 
 
 def views(options: argparse.Namespace) -> None:
-    """One row per camera and quality."""
+    """Draw one row per camera and quality."""
     actions, cells = push_actions(), []
     for name, chosen in VIEWS.items():
         env = make_env("tv_green_hue", suite="robodesk", size=96, clips=options.clips, **chosen)
@@ -96,7 +96,7 @@ def views(options: argparse.Namespace) -> None:
 
 
 def times(options: argparse.Namespace) -> None:
-    """Print milliseconds of processor time and of wall time, and memory, per environment."""
+    """Print CPU and wall time in milliseconds, and memory, per environment."""
     print("| distractors | quality | step | frame | frame, wall | first frame | MB |")
     print("|---|---|---|---|---|---|---|")
     for name, chosen in {"none (desk)": ("push_green", {}), "all four (room)": ("tv_green_hue", ALL)}.items():

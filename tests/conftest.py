@@ -1,4 +1,4 @@
-"""What several tests share: small agents and batches, environments that are closed, a cache of clips of their own."""
+"""Shared by the tests: small agents and batches, environments that get closed, a cache of clips of their own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STRUCTURES = {
 
 
 def options_of(kind: type, **given) -> dict[str, Any]:
-    """Keyword arguments of a world model, or of a part of one or of a policy: the schema's defaults, but for `given`.
+    """Keyword arguments for a world model, a policy or a part of one: the schema's defaults, except for `given`.
 
     Constructors have no defaults of their own.
     """
@@ -55,7 +55,7 @@ def options_of(kind: type, **given) -> dict[str, Any]:
 
 
 def configured(kind: type, *arguments, **given):
-    """A world model, or a part of one or of a policy, with `options_of`."""
+    """Build a world model, a policy or a part of one, with `options_of`."""
     return kind(*arguments, **options_of(kind, **given))
 
 
@@ -78,7 +78,7 @@ def small_agent(structure: str = "2b", size: int = 64, actions: int = 2, **polic
 
 
 def random_batch(length: int = 4, batch: int = 3, size: int = 64, actions: int = 2, seed: int = 0) -> dict:
-    """A batch of noise with the shapes of the replay's; an episode begins in the middle of segment 0."""
+    """A batch of noise with the shapes of a replay batch; an episode begins in the middle of segment 0."""
     rng = np.random.default_rng(seed)
     is_first = np.zeros((length, batch), bool)
     is_first[min(2, length - 1), 0] = True
@@ -97,7 +97,7 @@ def actions_for(env, count: int, seed: int = 0) -> np.ndarray:
 
 
 def assert_plain(tree) -> None:
-    """A state of an environment has no objects but arrays, so that it can be stored without pickle."""
+    """Assert that an environment's state has only arrays and plain values, so it can be stored without pickle."""
     if isinstance(tree, dict):
         assert all(isinstance(key, str) for key in tree)
         for value in tree.values():
@@ -111,9 +111,9 @@ def assert_plain(tree) -> None:
 
 
 def seed_everything(name: str) -> None:
-    """The global generators, by a name: what a test draws must not hang on which tests ran before it in its process.
+    """Seed the global generators by a name: a test's draws must not depend on which tests ran before in its process.
 
-    DENOISED_MDP_TEST_SEED, an integer, gives all tests other numbers: one that fails with any of them is wrong.
+    DENOISED_MDP_TEST_SEED, an integer, gives all tests other numbers: a test that fails with any of them is wrong.
     """
     seed = crc32(name.encode()) + int(os.environ.get("DENOISED_MDP_TEST_SEED", "0"))
     torch.manual_seed(seed)
@@ -122,33 +122,33 @@ def seed_everything(name: str) -> None:
 
 
 SLOWEST = ["test_parallel", "test_extending", "test_resume", "test_power_failure", "test_cli", "test_evidence"]
-"""files that take half a minute and more: begun first, so that at the end no process waits long for another"""
+"""files that take half a minute or more: started first, so that no process waits long for another at the end"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow files first, in an order that --no-loadscope-reorder keeps."""
+    """Put slow files first, in an order that --no-loadscope-reorder keeps."""
     rank = {name: number for number, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 @pytest.fixture(autouse=True, scope="module")
 def seeded_module(request):
-    """Before the fixtures that the tests of one file share."""
+    """Seed before the fixtures that the tests of one file share."""
     seed_everything(request.node.nodeid)
 
 
 @pytest.fixture(autouse=True)
 def seeded(request):
-    """Before each test."""
+    """Seed before each test."""
     seed_everything(request.node.nodeid)
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """A new folder for prepared clips and compiled kernels, which all tests share that ask for it."""
+    """A new folder for prepared clips and compiled kernels, shared by all tests that ask for it."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # of all processes
+        folder = folder.parent  # shared by all processes
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DENOISED_MDP_CACHE", str(folder / "cache"))
         yield
@@ -162,7 +162,7 @@ def clips(tmp_path_factory):
 
 @pytest.fixture
 def make(cache):
-    """make_env whose environments are closed after the test."""
+    """A make_env that closes its environments after the test."""
     made = []
 
     def make(*args, **options):
@@ -176,12 +176,12 @@ def make(cache):
 
 @pytest.fixture(autouse=True)
 def nondeterministic_again():
-    """A run with train.deterministic=true changes the whole process."""
+    """Undo train.deterministic=true, which changes the whole process."""
     yield
     torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Tiny tensors: more threads only cost."""
+    """Use one thread: with tiny tensors, more only cost time."""
     torch.set_num_threads(1)

@@ -1,9 +1,9 @@
 """Updates, filtering and acting on a device that does not exist: run as a program by test_fake_device.py.
 
-PyTorch lets a program name a backend of its own, and fake tensors know their shapes, types and devices without numbers.
-So a machine without a GPU finds the mistakes that a GPU would: a tensor left on the host, or mixed with one that is
-not; and what could not be recorded as a graph: a branch on data, a number that the host waits for. Prints one line of
-JSON for each case: the devices where its results lie, or the error.
+PyTorch lets a program register its own backend, and fake tensors have shapes, types and devices but no numbers. So a
+machine without a GPU finds the mistakes that a GPU would: a tensor left on the host, or mixed with one that is not, and
+what cannot be recorded as a graph, such as a branch on data or a number that the host waits for. Prints one line of
+JSON for each case: the devices of its results, or the error.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ CASES = [
     ("reinforce", "2b", "bf16", "model.optimizer.name=muon", "policy.optimizer=laprop", "policy.agc=0.3"),
     ("sac", "2b", "float32", "replay.latents=true", "model.kl.dyn=1", "model.kl.relax=0.5", "model.kl.warmup=2"),
 ]
-"""every policy and precision, models of each kind of loss, and further options; each knows nothing of the others"""
+"""every policy and precision, models of each kind of loss, and further options; independent, so not combined"""
 SMALL = ["preset=debug", "train.segment_length=3", "train.batch_size=3", "train.deterministic=false"]
 
 
 class AnyGenerator(type):
-    """The type of `HostGenerator`, of which every generator is an instance."""
+    """The type of `HostGenerator`, which makes every generator an instance of it."""
 
     def __instancecheck__(cls, thing: object) -> bool:
         return isinstance(thing, Generator)
 
 
 class HostGenerator(metaclass=AnyGenerator):
-    """Makes generators of the host whatever device it is asked for: noise without numbers needs no more."""
+    """Makes generators of the host, whatever device is asked for: noise without numbers needs no more."""
 
     def __new__(cls, *_):
         return Generator()
@@ -57,7 +57,7 @@ class HostGenerator(metaclass=AnyGenerator):
 
 @contextlib.contextmanager
 def replaced(owner: object, **values):
-    """Attributes of an object, replaced for a while."""
+    """Replace attributes of an object within a context."""
     before = {name: getattr(owner, name) for name in values}
     for name, value in values.items():
         setattr(owner, name, value)
@@ -71,8 +71,8 @@ def replaced(owner: object, **values):
 def build(policy: str, model: str, precision: str, *options: str) -> tuple[WorldModelAgent, dict]:
     """A small agent whose weights are on the device, and a batch that is not.
 
-    What fake tensors of such a backend cannot do while an agent is built is done another way: moving weights (they are
-    made there), tensors from numbers, generators.
+    While an agent is built, fake tensors of such a backend cannot be moved, made from numbers or drawn by a generator.
+    So weights are created on the device, and `torch.tensor` and `torch.Generator` are replaced.
     """
     horizon = ["policy.horizon=2"] if policy != "sac" else []
     config = load_config([*SMALL, f"policy={policy}", f"model={model}", *horizon, *options])
@@ -86,7 +86,7 @@ def build(policy: str, model: str, precision: str, *options: str) -> tuple[World
 
 
 def results(policy: str, model: str, precision: str, *options: str) -> dict[str, list[str]]:
-    """By kind of result, the devices where they lie."""
+    """Kind of result -> the devices where its tensors lie."""
     agent, batch = build(policy, model, precision, *options)
     metrics = agent.update_eagerly(batch)
     torch.stack([value.float() for value in metrics.values()])  # as a graph of the update does
@@ -115,7 +115,7 @@ def forgetful(rssm: RSSM, batch: int) -> Latent:
 
 
 def curious(images: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A planted mistake: what is done depends on a number that the host must wait for."""
+    """A planted mistake: a branch on a number that the host must wait for."""
     return images_to_float(images, dtype) if images.max() > 0 else images
 
 

@@ -1,7 +1,7 @@
-"""The world model once more, from the equations alone (Wang et al. 2022): what the package is compared with.
+"""A second implementation of the world model, from the equations alone (Wang et al. 2022), to check the package.
 
-Elementary tensor operations only, nothing of the package: GRU gate by gate, convolutions as sums over kernel
-positions, transposed convolutions as scatters, Adam and clipping by hand. Slow and plain on purpose. It
+It uses elementary tensor operations only, and nothing of the package: GRU gate by gate, convolutions as sums over
+kernel positions, transposed convolutions as scatters, Adam and clipping by hand. It is slow and plain on purpose. It
 shares two conventions with the package and nothing else: the names of the weights (`w` is the world model's
 state_dict) and the layout of the noise (latents side by side in the order x, y, z). The policies are in
 `oracle_policies`.
@@ -85,7 +85,7 @@ def scatter(w, name, v, stride):
 
 
 def gaussian(raw):
-    """Means, then raw stds -> mean and std = softplus(raw) + 0.1."""
+    """Means followed by raw stds -> mean and std = softplus(raw) + 0.1."""
     mean, raw_std = raw.chunk(2, -1)
     return mean, softplus(raw_std) + 0.1
 
@@ -121,7 +121,7 @@ def encode(w, images, size):
 
 
 def decode(w, features, size):
-    """All beliefs, then all states [N, .] -> mean images [N, 3, H, W]; a ReLU follows the linear layer."""
+    """All beliefs followed by all states [N, .] -> mean images [N, 3, H, W]; a ReLU follows the linear layer."""
     v = torch.relu(linear(w, "decoder.input", features))[:, :, None, None]
     layers = {64: 4, 96: 5}[size]
     for i in range(layers):
@@ -147,7 +147,7 @@ def z_belief(w, inputs, h):
 
 
 def prior(w, name, h):
-    """N(MLP(h)) of one latent."""
+    """Prior of one latent, N(MLP(h))."""
     return gaussian(mlp(w, f"rssm.transitions.{name}.prior", h))
 
 
@@ -244,7 +244,7 @@ def model_loss(w, batch, noise, *, size, alpha, beta_y, beta_z, free_nats, strat
 
 
 def gradients(loss, weights, names=None):
-    """{name: d loss / d weight} by reverse mode through these operations; zeros where there is no path."""
+    """{name: d loss / d weight} by reverse mode through the operations here; zeros where there is no path."""
     names = list(weights) if names is None else names
     found = torch.autograd.grad(loss, [weights[n] for n in names], retain_graph=True, allow_unused=True)
     return {n: torch.zeros_like(weights[n]) if g is None else g for n, g in zip(names, found, strict=True)}

@@ -1,4 +1,4 @@
-"""Both policy optimizers once more, from the equations alone (Wang et al. 2022); see `oracle`.
+"""A second implementation of both policy optimizers, from the equations alone (Wang et al. 2022); see `oracle`.
 
 `w` is the world model's state_dict, `p` the policy's. Symbols: T segment length, B batch, A action size,
 N = T B imagination starts, H horizon.
@@ -26,9 +26,9 @@ def act(p, features, noise):
 
 
 def imagine(w, p, h, s, state_noise, action_noise, tried=None):
-    """Roll the x prior out; starts h, s [N, .] are latent 0. Returns latents 1..H, and actions.
+    """Roll out the x prior; starts h, s [N, .] are latent 0. Returns latents 1..H, and actions.
 
-    tried: [H, N, A] of noise that is added to the actions within their limits, which gradients do not see.
+    tried: noise [H, N, A], added to the actions, which are then clipped; gradients ignore both (straight-through).
     """
     h, s = h.detach(), s.detach()
     beliefs, states, actions = [], [], []
@@ -56,7 +56,7 @@ def lambda_returns(rewards, values, goes_on, gamma, lambda_):
 
 
 def backprop_losses(w, p, h, s, ended, state_noise, action_noise, *, gamma, lambda_, tried=None):
-    """Actor and value loss from starts h, s [T, B, .] of x, some of them ended, and what they are made of."""
+    """Actor and value loss from starts h, s [T, B, .] of x, some of them ended, and their ingredients."""
     h, s, actions = imagine(w, p, h.flatten(0, 1), s.flatten(0, 1), state_noise, action_noise, tried)
     features = torch.cat([h, s], -1)
     rewards, values = reward(w, "x", h, s), mlp(p, "value", features, layers=3)[..., 0]
@@ -81,7 +81,7 @@ def backprop_losses(w, p, h, s, ended, state_noise, action_noise, *, gamma, lamb
 
 
 def backprop_step(w, p, h, s, ended, state_noise, action_noise, optimizers, *, gamma, lambda_, tried=None):
-    """One step of actor and value net, both from the old weights; returns new weights, losses, gradients."""
+    """Step actor and value net, both from the old weights; return new weights, losses, gradients."""
     settings = {"gamma": gamma, "lambda_": lambda_, "tried": tried}
     losses = backprop_losses(w, p, h, s, ended, state_noise, action_noise, **settings)
     new, grads = p, {}
@@ -99,9 +99,9 @@ def q_values(p, nets, features, action):
 
 
 def sac_critic_loss(p, h, s, r, ended, first, action, noise, gamma):
-    """1/2 squared error to r_x(x') + gamma (min Q_target(x', a') - temperature log pi(a' | x')); r_x of h, s is r.
+    """1/2 squared error to r_x(x') + gamma (min Q_target(x', a') - temperature log pi(a' | x')); r is r_x of h, s.
 
-    Nothing follows an x' that ended the episode. Where x' begins one, x was not followed by it: no loss.
+    Nothing follows an x' that ended the episode. Where x' begins an episode, it does not follow x: no loss.
     """
     features = torch.cat([h, s], -1).detach()
     following = features[1:]
@@ -114,7 +114,7 @@ def sac_critic_loss(p, h, s, r, ended, first, action, noise, gamma):
 
 
 def sac_actor_loss(p, h, s, first, noise):
-    """Mean of temperature log pi(a | x) - min Q(x, a) over the rows that have a successor; log densities of those."""
+    """Mean of temperature log pi(a | x) - min Q(x, a) over the rows that have a successor; their log densities."""
     features = torch.cat([h, s], -1).detach()[:-1]
     action, log_prob = act(p, features, noise)
     temperature = torch.exp(p["log_temperature"]).detach()
@@ -128,7 +128,7 @@ def sac_temperature_loss(p, log_prob, target_entropy):
 
 
 def sac_step(p, h, s, r, ended, first, action, next_noise, noise, optimizers, *, gamma, tau):
-    """Critics, actor against the new critics, temperature, targets; returns new weights, losses, gradients."""
+    """Step critics, actor (against the new critics), temperature, targets; return new weights, losses, gradients."""
     losses, grads, new = {}, {}, p
 
     def step(part, loss):

@@ -50,7 +50,7 @@ def imports(path: Path) -> set[str]:
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-            node.body.clear()  # nothing is imported there
+            node.body.clear()  # not imported at run time
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
@@ -70,7 +70,7 @@ def parts(path: Path) -> tuple[str, ...]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: "/".join(parts(path)))
 def test_imports_go_downward(path):
     own = parts(path)[0]
-    if own == "__init__":  # the front of the package only passes names on
+    if own == "__init__":  # the front of the package only re-exports names
         return
     assert own in LEVEL, f"{own} has no layer yet: add it to LAYERS"
     for name in imports(path):
@@ -97,7 +97,7 @@ def test_environments_and_replay_know_nothing_of_the_agent(path):
 
 
 def test_no_module_imports_itself_in_a_circle():
-    """Inside of rooms too; a package stands for what its __init__ imports."""
+    """Within packages too; a package stands for what its __init__ imports."""
     arrows = {name: {other for other in imports(path) if other in MODULES} - {name} for name, path in MODULES.items()}
     done: set[str] = set()
 
@@ -136,7 +136,7 @@ def test_pytorch_is_imported_only_where_it_is_needed(statement):
 
 
 def test_no_module_needs_a_newer_python_than_setup_says():
-    """Such as `typing.Self`, which 3.10 lacks: this Python does not tell."""
+    """For example `typing.Self`, which 3.10 lacks: a newer Python does not notice."""
     checkout = ROOT.parent
     least = re.search(r'python_requires=">=([\d.]+)', (checkout / "setup.py").read_text())[1]
     command = [Path(sys.executable).parent / "vermin", f"-t={least}-", "--violations", "--no-tips"]

@@ -38,7 +38,7 @@ def observed(agent, noise_seed=0, **changes):
     ],
 )
 def test_parameter_count_of_the_paper(preset, model, actions, total):
-    """Wang et al. 2022, Table D.4, whose numbers include the value net; the others were counted outside."""
+    """Wang et al. 2022, Table D.4, whose numbers include the value net; the others were counted outside the package."""
     agent = build_agent(load_config([f"preset=paper/{preset}", *f"model={model}".split()]), actions)
     assert sum(agent.parameter_counts().values()) == total
     assert sum(p.numel() for p in agent.parameters()) == total
@@ -143,7 +143,7 @@ def test_priors_see_only_what_the_table_allows(structure):
 
     rows = rssm.table.rows
     allowed = {name: {name, *["action"] * row.sees_action} for name, row in rows.items()}
-    for number, stage in enumerate(rssm.table.stages):  # a parent's posterior sample knows what its stage read
+    for number, stage in enumerate(rssm.table.stages):  # a parent's posterior sample depends on all that its stage read
         before = [row for earlier in rssm.table.stages[:number] for row in earlier]
         for row in stage if before else ():
             allowed[row.name] |= {*rows, *["action"] * any(other.sees_action for other in before)}
@@ -294,7 +294,7 @@ def test_default_initialization_is_pytorchs():
 
 @pytest.mark.parametrize("size", [64, 96])
 def test_scaled_initialization_keeps_the_size_of_signals(size):
-    """Through the whole encoder and decoder, the spread over inputs stays of the order of one; PyTorch's vanishes."""
+    """Through the whole encoder and decoder, the spread over inputs stays of order one; with PyTorch's, it vanishes."""
     spreads = {}
     for init in ("pytorch", "scaled"):
         config = small_config(size=size)

@@ -58,7 +58,7 @@ def check_loss(case):
     """Each loss term, the total, and the gradient of every parameter."""
     model, expected = case.model, case.oracle_loss()
     loss, latent, _, metrics = model.loss(**case.batch, noise=case.noise)
-    constant = 0.5 * oracle.LOG_2PI  # of the likelihood of one number; the metrics leave it out
+    constant = 0.5 * oracle.LOG_2PI  # of a scalar's likelihood; the metrics leave it out
     agree(metrics["model/image_error"], expected["image"] - 3 * case.size**2 * constant, "image term")
     agree(metrics["model/reward_error"], expected["reward"] - constant, "reward term")
     for name, kl in expected["kl"].items():
@@ -117,7 +117,7 @@ def test_an_episode_that_begins_inside_a_segment_forgets_the_rows_before(name):
 
 @pytest.mark.parametrize("strategy", "AB")
 def test_gradients_by_finite_differences(strategy):
-    """The steepest entry of each layer: central differences of the package's loss need no reverse mode at all."""
+    """Check the steepest entry of each layer by central differences of the package's loss, without reverse mode."""
     case, step = Case("2c", strategy=strategy), 1e-6
     grads = oracle.gradients(case.oracle_loss()["total"], case.w)
     for name, parameter in case.model.named_parameters():
@@ -138,14 +138,14 @@ def test_gradients_by_finite_differences(strategy):
 
 
 def clips(policy):
-    """{part: largest gradient norm} of a policy; SAC clips its actor alone."""
+    """{part: largest gradient norm} of a policy; SAC clips only its actor."""
     if isinstance(policy, SACPolicy):
         return {"actor": policy.actor_clip, "critics": None, "temperature": None}
     return {"actor": policy.clip, "value": policy.clip}
 
 
 def policy_optimizers(policy):
-    """The oracle's optimizers, set as the package's are."""
+    """The oracle's optimizers, with the settings of the package's."""
     group = {part: optimizer.param_groups[0] for part, optimizer in policy.optimizers.items()}
     return {part: oracle.Adam(group[part]["lr"], group[part]["eps"], clip) for part, clip in clips(policy).items()}
 
@@ -214,7 +214,7 @@ def check_sac(case):
 
 
 def agree_step(case, grads, after):
-    """Gradients that a policy's update left behind (unless clipped), and what it did to the weights."""
+    """Compare the gradients that a policy's update left behind (unless clipped), and how it changed the weights."""
     for part, clip in clips(case.policy).items():
         found, wanted = (
             {name: g for name, g in some.items() if name.startswith(f"{part}.") or name == f"log_{part}"}
@@ -229,9 +229,9 @@ def agree_step(case, grads, after):
 
 
 def check_updates(case):
-    """Two whole updates of an agent: the policy learns from the latents, and SAC from the r_x, of the *old* model.
+    """Two whole updates of an agent: the policy learns from latents, and SAC also from r_x, of the *old* model.
 
-    Backpropagation imagines, and is rewarded, in the *new* one.
+    The backprop policy imagines latents and rewards with the *new* one.
     """
     agent, w, p, batch = case.agent, case.w, case.p, case.batch
     generator = torch.Generator()
@@ -249,7 +249,7 @@ def check_updates(case):
         expected = case.oracle_loss(w, draw(*case.noise.shape))
         grads = oracle.gradients(expected["total"], w)
         scale = min(1.0, case.model.clip / float(oracle.norm(grads)))
-        only_the_models = {name: scale * g for name, g in grads.items()}  # nothing was added by the policy
+        only_the_models = {name: scale * g for name, g in grads.items()}  # the policy added nothing
         agree_all(parameter_gradients(case.model), only_the_models, "gradient of", CLIPPED_RTOL)
         w = model_optimizer.step(w, grads)
         x, ended = expected["latent"]["x"], batch["is_terminal"]
@@ -302,12 +302,12 @@ def test_soft_actor_critic(name, clip):
 @every_size
 @every_structure
 def test_whole_updates(name, size, policy):
-    check_updates(Case(name, size, policy, strategy="B", clamped=0.1))  # all clamped, Dreamer's prior would rest
+    check_updates(Case(name, size, policy, strategy="B", clamped=0.1))  # if all were, Dreamer's prior would not learn
 
 
 @every_structure
 def test_terminations(name):
-    """Their likelihood, what they take from returns, weights and targets, and whole updates."""
+    """Their likelihood, their effect on returns, weights and targets, and whole updates."""
     check_loss(Case(name, ends=True))
     check_backprop(Case(name, ends=True, clip=None))
     check_sac(Case(name, policy=SACPolicy, ends=True))

@@ -1,1 +1,1 @@
-"""Agents: what learns and acts."""
+"""Agents, which learn and act."""

@@ -1,4 +1,4 @@
-"""What acting takes and gives: the carry between steps, and checks of everything that a caller hands over.
+"""Inputs and outputs of acting: the carry between steps, and checks of everything that a caller passes.
 
 Symbols: B environments, A action size, D / S belief / state size summed over the latents.
 """
@@ -24,25 +24,25 @@ Generators = torch.Generator | Sequence[torch.Generator] | None
 
 
 def draw_rows(draw: Callable[[int, torch.Generator | None], Tensor], batch: int, generator: Generators) -> Tensor:
-    """Noise [B, ...] of `draw(rows, generator)`, each row from its own generator if there are several."""
+    """Return noise [B, ...] of `draw(rows, generator)`, each row from its own generator if there are several."""
     if generator is None or isinstance(generator, torch.Generator):
         return draw(batch, generator)
     return torch.cat([draw(1, one) for one in generator])  # [B, ...]
 
 
 class Carry(ABC):
-    """What acting remembers from one step to the next, of B environments.
+    """What an agent remembers from one step to the next in B environments.
 
-    It is immutable: every step makes a new one, and nothing else holds its tensors. To go on from one moment in two
-    ways, use its carry twice.
+    It is immutable: every step returns a new one, and nothing else holds its tensors. To branch from one moment, use
+    its carry twice.
     """
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """All that it holds, [B, ...] each: keyword arguments of `Agent.carry`."""
+        """Return its content, [B, ...] each, as keyword arguments of `Agent.carry`."""
 
     def after(self, action: Tensor) -> Carry:
-        """The carry once these actions [B, A] are chosen, for one that remembers them; this one does not."""
+        """Return the carry after these actions [B, A]; subclasses may remember them, this one does not."""
         return self
 
 
@@ -58,13 +58,13 @@ class LatentCarry(Carry):
         return {"belief": self.latent.belief, "state": self.latent.state, "action": self.action}
 
     def after(self, action: Tensor) -> LatentCarry:
-        """With these last actions."""
+        """Return the carry with these last actions."""
         return replace(self, action=action)
 
 
 @dataclass(frozen=True)
 class FrameCarry(Carry):
-    """The last frames of B environments, uint8 [B, k, H, W, 3], the oldest first."""
+    """The last frames of B environments, uint8 [B, k, H, W, 3], oldest first."""
 
     frames: Tensor
 
@@ -74,12 +74,12 @@ class FrameCarry(Carry):
 
 
 def as_images(observation: Any, size: int) -> tuple[Tensor, bool]:
-    """One observation, or those of B environments, as uint8 [B, size, size, 3]; and whether it was a single one.
+    """Return one observation, or those of B environments, as uint8 [B, size, size, 3], and whether it was single.
 
-    What is no tensor is copied: nothing that its owner does later shows.
+    Anything but a tensor is copied, so later changes by its owner have no effect.
 
     Raises:
-        ValueError: it has another type or shape.
+        ValueError: it has a wrong type or shape.
     """
     if not isinstance(observation, Tensor):
         try:
@@ -101,17 +101,17 @@ def _expected_images(found: str, size: int) -> str:
 
 
 def describe(array: np.ndarray | Tensor) -> str:
-    """Type and shape of an array in words; of one that holds a single object, the object."""
+    """Return dtype and shape of an array in words; for a 0-d array, its value."""
     if array.ndim == 0:
         return f"{array.item()!r}"
     return f"{str(array.dtype).removeprefix('torch.')} {list(array.shape)}"
 
 
 def as_is_first(is_first: Any, batch: int) -> Tensor:
-    """Where episodes begin, bool [B], from a bool for all environments, one for each, or None (nowhere).
+    """Return where episodes begin, bool [B], from a bool for all environments, one for each, or None (nowhere).
 
     Raises:
-        ValueError: it has another type or shape.
+        ValueError: it has a wrong type or shape.
     """
     if isinstance(is_first, Tensor):
         is_first = is_first.cpu()
@@ -131,7 +131,7 @@ def check_explore(explore: Any) -> None:
 
 
 def check_generator(generator: Any, batch: int, device: torch.device) -> None:
-    """Raise ValueError unless `generator` is None, one of `device`, or a sequence of one for each environment."""
+    """Raise ValueError unless `generator` is None, one on `device`, or a sequence of one for each environment."""
     if generator is None:
         return
     several = generator if isinstance(generator, Sequence) else [generator]
@@ -145,7 +145,7 @@ def check_generator(generator: Any, batch: int, device: torch.device) -> None:
 
 
 def check_carry(carry: Any, fresh: LatentCarry) -> None:
-    """Raise ValueError unless `carry` has the shapes, and lies on the device, of `fresh`, one of a new episode."""
+    """Raise ValueError unless `carry` has the shapes and the device of `fresh`, the carry of a new episode."""
     if not isinstance(carry, LatentCarry):
         raise ValueError(f"carry is {carry!r}: give what the last call of act returned, or None to begin an episode")
     if len(carry.action) != len(fresh.action):
@@ -159,7 +159,7 @@ def check_carry(carry: Any, fresh: LatentCarry) -> None:
 
 
 def check_frames(carry: Any, first: Tensor) -> None:
-    """Raise ValueError unless `carry` has the frames of these environments; first: those of a new episode."""
+    """Raise ValueError unless `carry` has frames with the shape and device of `first`, those of a new episode."""
     frames = carry.frames if isinstance(carry, FrameCarry) else None
     if frames is None or frames.shape != first.shape or frames.device != first.device:
         raise ValueError(
@@ -169,8 +169,8 @@ def check_frames(carry: Any, first: Tensor) -> None:
 
 
 def check_actions(action: Any, batch: int, size: int, who: str) -> None:
-    """Raise UserError unless a policy chose actions [batch, size] from -1 to 1; who: the name of what chose them."""
-    if isinstance(action, Tensor) and action.shape == (batch, size) and (action.abs() <= 1).all():  # so not nan
+    """Raise UserError unless a policy chose actions [batch, size] from -1 to 1. who: the name of what chose them."""
+    if isinstance(action, Tensor) and action.shape == (batch, size) and (action.abs() <= 1).all():  # false for nan
         return
     found = f"{list(action.shape)}, up to {action.abs().max():g}" if isinstance(action, Tensor) else f"{action!r}"
     raise UserError(f"{who} returns actions {found}: they must be [{batch}, {size}], from -1 to 1.")

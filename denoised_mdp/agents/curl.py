@@ -1,4 +1,4 @@
-"""CURL: pixel SAC whose encoder also tells which crops are of one picture (Laskin et al., ICML 2020)."""
+"""CURL: pixel SAC whose encoder also learns which crops show the same picture (Laskin et al., ICML 2020)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from denoised_mdp.optim import Adam, optimize
 
 
 class CURL(PixelSAC):
-    """`PixelSAC` on random crops, with a contrastive loss of its encoder.
+    """`PixelSAC` on random crops, with a contrastive loss for its encoder.
 
     The anchor is the crop that the critics learned from, the positive a new crop of the same frames, encoded by the
-    target encoder; the other pictures of the batch are the negatives. The public code steps the encoder with two Adams
-    on this gradient; here it is one.
+    target encoder; the other pictures of the batch are the negatives. The public code steps the encoder with two Adam
+    optimizers on this gradient; here it is one.
     """
 
     def __init__(self, options: CURLConfig, size: int, action_size: int):
@@ -25,15 +25,15 @@ class CURL(PixelSAC):
         self.similarity = nn.Parameter(torch.rand(options.features, options.features))
 
     def add_optimizers(self) -> None:
-        """With one for the contrastive loss."""
+        """Add an optimizer for the contrastive loss."""
         super().add_optimizers()
         trained = [*self.encoder.parameters(), self.similarity]
         self._optimizers["contrastive"] = Adam(trained, lr=self.options.contrastive_lr)
 
     def logits(self, now: Tensor, positive: Tensor) -> Tensor:
-        """q W k^T of all pairs, minus the largest of each row: crops [B, 3 k, S, S] each -> [B, B].
+        """Return q W k^T of all pairs, minus the largest of each row: crops [B, 3 k, S, S] each -> [B, B].
 
-        q is phi of the anchors `now`, k that of the target encoder, without gradients.
+        q is phi of the anchors `now`; k is the target encoder's of `positive`, without gradients.
         """
         with torch.no_grad():
             keys = self.target_encoder(positive)  # [B, F]
@@ -43,7 +43,7 @@ class CURL(PixelSAC):
     def auxiliary(
         self, batch: dict[str, Tensor], step: Transitions, now: Tensor, following: Tensor
     ) -> dict[str, Tensor]:
-        """One step of the encoder and W: cross-entropy of each anchor's own positive among all, nats."""
+        """Take one step of the encoder and W on the cross-entropy of each anchor's own positive among all, in nats."""
         logits = self.logits(now, self.augment(step.now))
         own = torch.arange(len(logits), device=logits.device)
         loss = F.cross_entropy(logits, own)
@@ -55,5 +55,5 @@ class CURL(PixelSAC):
         }
 
     def parameter_counts(self) -> dict[str, int]:
-        """Number of parameters of each part that learns."""
+        """Return the number of parameters of each part that learns, W among them."""
         return super().parameter_counts() | {"similarity": self.similarity.numel()}

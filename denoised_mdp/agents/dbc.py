@@ -1,7 +1,7 @@
 """DBC: features whose distances are those of a bisimulation metric (Zhang et al., ICLR 2021).
 
-Two pictures lie as far apart as their rewards and the futures that a learned model predicts; what changes neither is
-forgotten. Nothing is reconstructed.
+Two pictures' features lie as far apart as their rewards and the futures that a learned model predicts. What affects
+neither is forgotten. Nothing is reconstructed.
 
 Symbols: B batch, A action size, F features, M members of the ensemble.
 """
@@ -19,9 +19,9 @@ from denoised_mdp.models.frames import pick
 from denoised_mdp.optim import Adam, clipped_step, differentiate
 
 WEIGHT_DECAY = 1e-7
-"""of the models"""
+"""weight decay of the models"""
 MIN_STD, MAX_STD = 1e-4, 10.0
-"""of the predicted features"""
+"""limits of the predicted features' std"""
 
 
 class DBC(PixelSAC):
@@ -40,7 +40,7 @@ class DBC(PixelSAC):
         )
 
     def add_optimizers(self) -> None:
-        """With one of the encoder and one of the models, for the loss of both."""
+        """Add an optimizer of the encoder and one of the models, for their joint loss."""
         super().add_optimizers()
         self._optimizers["encoder"] = Adam(self.encoder.parameters(), lr=self.options.encoder_lr)
         self._optimizers["models"] = Adam(self.models.parameters(), lr=self.options.model_lr, weight_decay=WEIGHT_DECAY)
@@ -48,7 +48,7 @@ class DBC(PixelSAC):
     def auxiliary(
         self, batch: dict[str, Tensor], step: Transitions, now: Tensor, following: Tensor
     ) -> dict[str, Tensor]:
-        """One step of the encoder and the models: see `Bisimulation`. Pairs are random; without two samples, none."""
+        """Take one step of the encoder and the models (`Bisimulation`) on random pairs; none without two samples."""
         kept = step.exists.nonzero()[:, 0]  # [B'], all but where an episode ends
         if len(kept) < 2:
             return {}
@@ -91,7 +91,7 @@ class Transition(nn.Module):
 
 
 class Bisimulation(nn.Module):
-    """The models P of the next features, `members` of them, and R of the reward; and the losses of DBC."""
+    """The losses of DBC, with P, `members` models of the next features, and R, a model of the reward."""
 
     def __init__(self, features: int, action_size: int, *, hidden: int, members: int, probabilistic: bool):
         super().__init__()
@@ -109,10 +109,10 @@ class Bisimulation(nn.Module):
     def model_loss(
         self, features: Tensor, action: Tensor, reward: Tensor, following: Tensor, member: int, noise: Tensor
     ) -> Tensor:
-        """Of P: the likelihood of the next features, mean over members; of R: the squared error, after one of them.
+        """Return P's negative log-likelihood of the next features, mean over [M, B, F], plus R's mean squared error.
 
-        features, following [B, F], the second taken as data; action [B, A]; reward [B]. member: whose prediction R
-        reads; noise [B, F]: standard normal, of the sample that R reads (unused unless probabilistic).
+        features, following [B, F], the latter detached; action [B, A]; reward [B]. member: the one whose prediction R
+        reads. noise [B, F]: standard normal, for the sample that R reads (unused unless probabilistic).
         """
         mean, std = self(features, action)  # [M, B, F]
         likelihood = (0.5 * ((mean - following.detach()) / std).square() + std.log()).mean()  # scalar
@@ -122,16 +122,16 @@ class Bisimulation(nn.Module):
     def metric_loss(
         self, features: Tensor, action: Tensor, reward: Tensor, order: Tensor, gamma: float
     ) -> tuple[Tensor, Tensor]:
-        """Squared difference of |phi_i - phi_j| and |r_i - r_j| + gamma W(P_i, P_j), mean over pairs and features.
+        """Return the mean squared difference of |phi_i - phi_j| and |r_i - r_j| + gamma W(P_i, P_j).
 
-        The gradient moves both phi_i and phi_j, and neither P nor anything through it.
+        The mean is over members, pairs and features. The gradient reaches phi_i and phi_j, but nothing through P.
 
         Args:
             features, action, reward: [B, F], [B, A], [B].
             order: int [B], a permutation; the partner j of each i.
 
         Returns:
-            The loss, and the mean of |phi_i - phi_j|, not smooth, detached: 0 says that all features have collapsed.
+            The loss, and the detached mean of the exact |phi_i - phi_j|: 0 means that all features have collapsed.
         """
         with torch.no_grad():
             mean, std = self(features, action)  # [M, B, F]

@@ -1,7 +1,7 @@
-"""One run learned by several processes: the first leads, with environments, replay and folder; the others follow.
+"""One run trained by several processes: the first leads, with environments, replay and folder; the others follow.
 
-A follower has a copy of the agent and nothing else. For every update it gets its columns of the batch. All processes
-take the same step (`parallel`), so the copies stay equal to the last bit, and the leader's checkpoint is everyone's.
+A follower has a copy of the agent and nothing else. For every update it receives its columns of the batch. All
+processes take the same step (`parallel`), so the copies stay bit-identical and the leader's checkpoint serves all.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from denoised_mdp.optim import parallel
 PATIENCE = timedelta(days=30)
 """how long a follower waits for work: the leader may evaluate, render or wait for environments meanwhile"""
 MEETING = timedelta(minutes=10)
-"""how long processes that something else has started wait for one another"""
+"""how long externally launched processes wait for one another"""
 BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 def join(**group: Any) -> None:
-    """`dist.init_process_group`, of a group whose threads end with `dist.destroy_process_group`.
+    """Call `dist.init_process_group` so that `dist.destroy_process_group` ends the group's threads.
 
-    PyTorch's functions for autograd keep the group that exists when they are first imported (as they are for the first
-    optimizer) as a default argument, for good. Its threads would then abort an interpreter that ends.
+    PyTorch's autograd functions keep the group that exists at their first import (the first optimizer imports them) as
+    a default argument forever. Its threads would then abort the interpreter at exit.
     """
     importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group(BACKEND, timeout=PATIENCE, **group)
 
 
 def _meet() -> None:
-    """`join` those that were `launched` with this process. Python's own handler would let Ctrl-C wait for them.
+    """`join` the processes `launched` with this one. Meanwhile Ctrl-C kills: Python's own handler would wait for them.
 
     Raises:
         UserError: they do not meet.
@@ -58,8 +58,8 @@ def _meet() -> None:
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=MEETING))
         join(store=store, rank=rank, world_size=size)
-        store.set_timeout(PATIENCE)  # for what exchanges through it later, such as the addresses of GPUs
-    except (RuntimeError, ValueError, OSError) as error:  # of stores, of what MASTER_PORT says, of gloo
+        store.set_timeout(PATIENCE)  # for later exchanges through it, such as GPU addresses
+    except (RuntimeError, ValueError, OSError) as error:  # from the store, a bad MASTER_PORT, or gloo
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise UserError(
             f"The run's processes do not meet at MASTER_ADDR:MASTER_PORT, {address} ({one_line(error, 200)}). Give all"
@@ -73,7 +73,7 @@ def _meet() -> None:
 
 @contextlib.contextmanager
 def joined(processes: int) -> Iterator[None]:
-    """The first process of a run meets those that were `launched` with it; without a `Leader`, they end with this."""
+    """Join the first process with those `launched` with it; if no `Leader` ends them, they end with this context."""
     if processes == 1 or launched(processes) is None:
         yield
         return
@@ -87,15 +87,15 @@ def joined(processes: int) -> Iterator[None]:
 
 
 def _dismiss(processes: int) -> None:
-    """Tell all that wait for work that there is none."""
+    """Tell all processes that wait for work that there is none."""
     with contextlib.suppress(RuntimeError):
         _hand_out([None] * processes)
-        # A follower that still reads would lose its connection; one that is stuck is not waited for.
+        # Else a follower that still reads would lose its connection. The timeout is for one that is stuck.
         dist.barrier(async_op=True).wait(timedelta(seconds=10))
 
 
 def _hand_out(work: list[Any] | None = None) -> Any:
-    """Give each process its part, if this is the leader, and return this process's own."""
+    """Scatter the leader's `work`, one part per process, and return this process's part."""
     own = [None]
     dist.scatter_object_list(own, work, src=0)
     return own[0]
@@ -105,29 +105,29 @@ class Leader:
     """Learns together with `processes` - 1 followers, which it starts unless they have `joined`.
 
     Args:
-        agent: as it is now; followers get a copy of all its state.
-        config, how: what `build_agent` was called with: the configuration, and keyword arguments.
+        agent: the agent to train; followers receive a copy of its current state.
+        config, how: the arguments of `build_agent`: the configuration, and keyword arguments.
 
     Raises:
-        UserError: there are fewer GPUs than processes on this machine.
-        EnvironmentFailure: a process died as it started, or as it built its copy.
+        UserError: this machine has fewer GPUs than processes, or the script lacks its ``__main__`` guard.
+        EnvironmentFailure: a process died while it started or built its copy.
     """
 
     def __init__(self, agent: Agent, config: Config, **how: Any):
         self.agent, self.processes, self._update = agent, config.train.processes, agent.update
         self._started: list[multiprocessing.Process] = []
-        self._in_step = True  # all wait for the next piece of work, none for a part of an update
+        self._in_step = True  # all wait for the next work, none for an exchange within an update
         try:
             if launched(self.processes) is None:
                 if agent.device.type == "cuda":
                     check_gpus(self.processes, self.processes)
                 self._start_followers()
-            # Of a GPU's tensors, every follower would make copies on that GPU, which is ours.
+            # Every follower would unpickle GPU tensors on the leader's GPU.
             state = tree_map_only(Tensor, lambda tensor: tensor.cpu(), agent.state())
             with _all_there("could not build the agent. What it has printed says why."):
                 _hand_out([(config, how, state)] * self.processes)
                 dist.barrier()
-        except BaseException:  # else they would wait for us, and the end of this process for theirs
+        except BaseException:  # else they would wait for us, and the exit of this process for them
             for process in self._started:
                 if process.pid is not None:  # it was started
                     process.kill()
@@ -136,19 +136,19 @@ class Leader:
             raise
 
     def _start_followers(self) -> None:
-        """Start them on this machine, and meet them."""
+        """Start the followers on this machine and join them."""
         store = dist.TCPStore("127.0.0.1", 0, self.processes, is_master=True, timeout=PATIENCE, wait_for_workers=False)
         spawn = multiprocessing.get_context("spawn")
         for number in range(1, self.processes):
             how = {"target": run_follower, "args": (number, self.processes, store.port), "daemon": True}
-            self._started.append(spawn.Process(**how))  # first: another thread may take a stop during the start
-            with without_stops():  # a stop is the leader's, also while they import
+            self._started.append(spawn.Process(**how))  # before the start, during which another thread may take a stop
+            with without_stops():  # stops are the leader's, even while followers import
                 self._started[-1].start()
         self._wait_for_followers(store)
         join(store=store, rank=0, world_size=self.processes)
 
     def _wait_for_followers(self, store: dist.Store) -> None:
-        """Return once all are there; they would be waited for in vain if one died as it started."""
+        """Return once all have connected; raise if one died while it started."""
         for number, process in enumerate(self._started, 1):
             while not store.check([str(number)]):
                 process.join(0.05)
@@ -160,7 +160,7 @@ class Leader:
                     )
 
     def update(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
-        """See `Agent.update`; every process gets its columns of the batch [T, B, ...], and metrics are of all of it.
+        """See `Agent.update`; every process receives its columns of the batch [T, B, ...]; metrics cover all of it.
 
         Raises:
             EnvironmentFailure: a process has died.
@@ -169,7 +169,7 @@ class Leader:
         for name, value in batch.items():
             columns = torch.as_tensor(value).cpu().chunk(self.processes, 1)  # [T, B / processes, ...] each
             for part, own in zip(parts, columns, strict=True):
-                part[name] = own.clone()  # else the whole batch would be sent with it
+                part[name] = own.clone()  # a view would send the whole batch
         self._in_step = False
         with _all_there("has died. The same command continues from the last checkpoint."):
             part, policy = _hand_out([(part, policy) for part in parts])
@@ -178,7 +178,7 @@ class Leader:
         return metrics
 
     def close(self) -> None:
-        """End the followers, whatever has happened to them; those that wait for a broken update find us gone."""
+        """End the followers in any state; those that wait within a broken update find the leader gone."""
         if self._in_step:
             _dismiss(self.processes)
         for process in self._started:
@@ -189,9 +189,9 @@ class Leader:
 
 
 def run_follower(number: int, processes: int, port: int | None = None) -> None:
-    """Learn what the leader hands out, until it says that the run is over, or is gone.
+    """Learn from what the leader hands out, until it ends the run or is gone.
 
-    port: of the leader's store on this machine; None: as `launched`.
+    port: of the leader's store on this machine; None if this process was `launched`.
     """
     if port is None:
         _meet()
@@ -202,7 +202,7 @@ def run_follower(number: int, processes: int, port: int | None = None) -> None:
         store.set(str(number), "")
         join(store=store, rank=number, world_size=processes)
     try:
-        if (first := _hand_out()) is None:  # the leader came to its end before the run began
+        if (first := _hand_out()) is None:  # the leader ended before the run began
             dist.barrier()
             return
         config, how, state = first
@@ -212,7 +212,7 @@ def run_follower(number: int, processes: int, port: int | None = None) -> None:
             device, dtype = configure(replace(config.train, device=gpu))
         agent = build_agent(config, **how, device=device, dtype=dtype)
         agent.restore(state)
-        del first, state  # a whole copy of the agent
+        del first, state  # they hold a copy of the agent
         dist.barrier()  # the leader waits until all are built
         while (work := _hand_out()) is not None:
             _update(agent.update, agent.device, *work)
@@ -225,7 +225,7 @@ def run_follower(number: int, processes: int, port: int | None = None) -> None:
 
 
 def _leave_signals_to_the_leader() -> None:
-    """It stops the run, and then us. In a thread, signals are the program's, whose handlers stay."""
+    """Ignore stops: the leader stops the run, then us. Outside the main thread, the program's handlers stay."""
     if not may_handle_signals():
         return
     for number in ALL_STOPS:
@@ -233,7 +233,7 @@ def _leave_signals_to_the_leader() -> None:
 
 
 def _update(update: Any, device: torch.device, batch: dict[str, Tensor], policy: bool) -> dict[str, Tensor]:
-    """One update with this process's part of the batch; metrics, tensors or numbers, are means over the processes."""
+    """Update on this process's part of the batch; return the metrics (tensors or numbers) averaged over processes."""
     with parallel.sharing():
         metrics = {
             name: torch.as_tensor(value, dtype=torch.float32, device=device).detach().clone()
@@ -245,7 +245,7 @@ def _update(update: Any, device: torch.device, batch: dict[str, Tensor], policy:
 
 @contextlib.contextmanager
 def _all_there(otherwise: str) -> Iterator[None]:
-    """Turn the error of an exchange with a process that is gone into an EnvironmentFailure. otherwise: what it did."""
+    """Turn the error of an exchange with a dead process into an EnvironmentFailure. otherwise: what happened to it."""
     try:
         yield
     except RuntimeError as error:
@@ -255,5 +255,5 @@ def _all_there(otherwise: str) -> Iterator[None]:
 
 
 def _gone(error: RuntimeError) -> bool:
-    """Whether an exchange failed because another process is gone; gloo raises plain errors."""
+    """Whether an exchange failed because another process is gone; gloo raises plain RuntimeErrors."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)

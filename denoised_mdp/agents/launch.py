@@ -1,4 +1,4 @@
-"""What has started this process of a run of several, if something else than the run itself has, and its GPU."""
+"""How this process of a multi-process run was started, if not by the run itself, and which GPU it uses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def launched(processes: int) -> int | None:
-    """The number of this process among those that something else has started; None where we start them.
+    """Return this process's rank if an external launcher started the processes; None if the run starts them.
 
-    ``torchrun`` has, or whoever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as ``srun`` on several nodes.
+    It is ``torchrun`` or whatever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as for ``srun`` on several nodes.
 
     Raises:
-        UserError: it has started another number than `processes`.
+        UserError: it has started another number than `processes`, or a variable is missing or not a whole number.
     """
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if not by_torchrun and (processes == 1 or not os.environ.keys() >= VARIABLES):
@@ -30,7 +30,7 @@ def launched(processes: int) -> int | None:
 
 
 def _number(variable: str) -> int:
-    """The whole number that an environment variable holds."""
+    """Return the whole number in an environment variable."""
     text = os.environ.get(variable)
     if text is None:
         raise UserError(f"{variable} is not set, though TORCHELASTIC_RUN_ID is: start with torchrun, or unset that.")
@@ -40,7 +40,7 @@ def _number(variable: str) -> int:
 
 
 def check_gpus(processes: int, here: int) -> None:
-    """Refuse more processes of one machine, `here`, than it has GPUs: NCCL cannot exchange gradients within one."""
+    """Refuse more processes on this machine (`here`) than GPUs: NCCL cannot exchange gradients within one GPU."""
     if here > (found := torch.cuda.device_count()):
         raise UserError(
             f"train.processes={processes}: each process needs a GPU of its own, and PyTorch finds {found} for {here} of"
@@ -49,10 +49,10 @@ def check_gpus(processes: int, here: int) -> None:
 
 
 def own_gpu(number: int, processes: int) -> str:
-    """The GPU of a follower that something else has started: that of its place on its machine.
+    """Return the GPU of an externally launched follower: the one of its local rank.
 
-    torchrun tells the place. Without it, SLURM may show each process a GPU of its own alone, or all of its machine;
-    by hand, each machine has as many processes as GPUs.
+    torchrun tells the local rank. Otherwise, SLURM may show each process only its own GPU or all of the machine's;
+    started by hand, each machine has as many processes as GPUs.
     """
     if "LOCAL_RANK" in os.environ:
         place = _number("LOCAL_RANK")

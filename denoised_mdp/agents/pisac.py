@@ -1,7 +1,7 @@
 """PI-SAC: features that predict the near future, compressed (Lee et al., NeurIPS 2020).
 
-A code z of the present and the next actions must tell this future from those of the other samples (a bound on the
-predictive information), and hold little else (a conditional entropy bottleneck, CEB).
+A code z of the present and the next actions must tell its own future from those of the other samples (a bound on the
+predictive information) and hold little else (a conditional entropy bottleneck, CEB).
 
 Symbols: B batch, A action size, F features, C size of a code.
 """
@@ -26,16 +26,16 @@ from denoised_mdp.optim import Adam, optimize, soft_update
 HORIZON = 3
 """decisions between present and future"""
 FURTHER = 0.6
-"""weight, in beta, of the code's distance from the future one decision later"""
+"""weight, as a share of beta, of the term for the future one decision later"""
 STD_OF_TRUNCATED = 0.87962566
-"""of a standard normal, cut at two standard deviations"""
+"""std of a standard normal truncated at two standard deviations"""
 
 
 class PISAC(PixelSAC):
-    """`PixelSAC` with one encoder, wholly shared, which also learns from the predictive information.
+    """`PixelSAC` with an encoder that actor and critics share completely, and that also learns to predict.
 
-    Without the policy, an update is the predictive step alone: so it is pretrained until ``train.policy_after``.
-    `present` is e's net, `future` b's; `target_future` encodes futures and follows the encoder.
+    Without the policy, an update is the predictive step alone: this pretrains the encoder until ``train.policy_after``.
+    `present` is the net of e, `future` of b (`bottleneck_loss`); `target_future` follows the encoder, for futures.
     """
 
     def __init__(self, options: PISACConfig, size: int, action_size: int):
@@ -57,7 +57,7 @@ class PISAC(PixelSAC):
         return NormedEncoder(self.options.frames, self.view_size, self.options.depth, self.options.features)
 
     def add_optimizers(self) -> None:
-        """With one for the predictive loss."""
+        """Add an optimizer for the predictive loss."""
         super().add_optimizers()
         options = self.options
         self._optimizers["temperature"] = Adam([self.log_temperature], lr=options.temperature_lr)
@@ -65,35 +65,35 @@ class PISAC(PixelSAC):
         self._optimizers["predictive"] = Adam(trained, lr=options.predictive_lr)
 
     def actor_input(self, hidden: Tensor) -> Tensor:
-        """phi [N, F]."""
+        """Return phi [N, F]."""
         return self.encoder.head(hidden)
 
     def critic_loss(self, step: Transitions, now: Tensor, following: Tensor, noise: Tensor) -> Tensor:
-        """Half of the trunk's."""
+        """Return half of `PixelSAC.critic_loss`."""
         return 0.5 * super().critic_loss(step, now, following, noise)
 
     def learned_from(self, now: Tensor) -> Tensor:
-        """See `PixelSAC.learned_from`; keeps phi, from before the critics' step, for the actor."""
+        """See `PixelSAC.learned_from`; keep phi from before the critics' step for the actor."""
         phi = super().learned_from(now)
         self.phi = phi.detach()
         return phi
 
     def encode(self, now: Tensor) -> tuple[Tensor, Tensor]:
-        """phi [B, F] from before the critics' step, for the actor and for the critics."""
+        """Return phi [B, F] from before the critics' step, for both the actor and the critics."""
         return self.phi, self.phi
 
     def temperature_loss(self, step: Transitions, log_prob: Tensor) -> Tensor:
-        """log(temperature) (-log pi - target entropy), mean."""
+        """Return the mean of log(temperature) (-log pi - target entropy)."""
         return step.mean(self.log_temperature * (-log_prob.detach() - self.target_entropy))
 
     def auxiliary(
         self, batch: dict[str, Tensor], step: Transitions, now: Tensor, following: Tensor
     ) -> dict[str, Tensor]:
-        """One step of the encoder and the nets of codes; see `bottleneck_loss`. Then `target_future` follows."""
+        """Take one step of the encoder and the code nets on `bottleneck_loss`; then `target_future` follows."""
         begin = self.options.frames - 1  # the row of `now`
         ahead = slice(begin + 1, begin + HORIZON + 2)
         kept = (~batch["is_first"][ahead].any(0)).nonzero()[:, 0]  # [B'], all of one episode
-        if len(kept) < 2:  # too few for the codes' norm, and nothing to tell apart
+        if len(kept) < 2:  # too few for the codes' batch norm, and no other future
             return {}
         action, reward = batch["action"][ahead][:, kept], batch["reward"][ahead][:, kept]  # [4, B', ...]
         e = self.present(self.encoder(pick(now, kept)), action[:HORIZON].transpose(0, 1).flatten(1))  # [B', C]
@@ -114,7 +114,7 @@ class PISAC(PixelSAC):
 
 
 class SharedActor(PixelActor):
-    """phi -> a tanh-squashed Gaussian with std = exp(raw); the encoder is the critics' own."""
+    """phi -> a tanh-squashed Gaussian with std = exp(raw); the encoder is the critics'."""
 
     def __init__(self, features: int, action_size: int, hidden: int):
         nn.Module.__init__(self)
@@ -141,12 +141,12 @@ class NormedEncoder(PixelEncoder):
         return x.flatten(1).to(layer.weight.dtype)
 
     def probed(self, hidden: Tensor) -> Tensor:
-        """phi before LayerNorm, as Wang et al. 2022 took it; [N, E] -> [N, F]."""
+        """phi before LayerNorm, as in Wang et al. 2022; [N, E] -> [N, F]."""
         return self.head.linear(hidden)
 
 
 class FilterResponseNorm(nn.Module):
-    """Divide each channel of a picture by its root mean square, scale, shift, and cut below a learned threshold tau."""
+    """Divide each channel of a picture by its root mean square, scale, shift, take the maximum with a learned tau."""
 
     compiled = True
 
@@ -156,21 +156,21 @@ class FilterResponseNorm(nn.Module):
         self.beta, self.tau = (nn.Parameter(torch.zeros(channels, 1, 1)) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, C, H, W] -> the same shape and type; what is in between is in the parameters' type."""
+        """[N, C, H, W] -> the same shape and dtype, computed in the parameters' dtype."""
         rows, given = x.permute(0, 2, 3, 1), x.dtype  # [N, H, W, C]
         if kernels.serves(rows, self.gamma):
             return kernels.ResponseNorm.apply(rows, self.gamma, self.beta, self.tau).permute(0, 3, 1, 2)
         x = x.to(self.gamma.dtype)
         power = torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True).square() / x[0, 0].numel()  # [N, C, 1, 1]
         scale = self.gamma * (power + 1e-6).rsqrt()  # [N, C, 1, 1]
-        # max(y, tau) as relu(y - tau) + tau: several times sooner.
+        # max(y, tau) as relu(y - tau) + tau: several times faster.
         return (torch.addcmul(self.beta - self.tau, x, scale).relu_() + self.tau).to(given)
 
 
 class CodeNet(nn.Module):
-    """Features and what comes with them -> the mean of a code's unit Gaussian [B, C], in the scale of the batch.
+    """Features and further inputs -> the mean of a code's unit Gaussian [B, C], normalized over the batch.
 
-    The last layer begins small, so that codes begin alike before the norm; its epsilon keeps them small.
+    The last layer starts small, so that codes start alike before the norm, whose epsilon keeps them small.
     """
 
     def __init__(self, inputs: int, hidden: int, code: int):
@@ -180,15 +180,15 @@ class CodeNet(nn.Module):
         glorot(self)
         std = math.sqrt(1e-4 / hidden) / STD_OF_TRUNCATED
         nn.init.trunc_normal_(layers[-1].weight, 0.0, std, -2 * std, 2 * std)
-        self.norm = nn.BatchNorm1d(code, eps=1e-3, track_running_stats=False)  # codes serve the loss alone
+        self.norm = nn.BatchNorm1d(code, eps=1e-3, track_running_stats=False)  # codes are for the loss only
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """[B, ...] each, joined -> [B, C]."""
+        """[B, ...] each, concatenated -> [B, C]."""
         return self.norm(self.net(torch.cat(inputs, -1)))
 
 
 def glorot(module: nn.Module) -> None:
-    """Weights of linear and convolutional layers: uniform (Glorot and Bengio 2010); biases zero."""
+    """Initialize linear and convolutional layers: weights uniform (Glorot and Bengio 2010), biases zero."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.xavier_uniform_(layer.weight)
@@ -196,14 +196,14 @@ def glorot(module: nn.Module) -> None:
 
 
 def log_density(code: Tensor, mean: Tensor) -> Tensor:
-    """Of codes [..., C] under N(mean, 1), [...] nats, without the constant."""
+    """Return log N(code; mean, 1) of codes [..., C], without the constant: [...], nats."""
     return -0.5 * (code - mean).square().sum(-1)
 
 
 def bottleneck_loss(
     code: Tensor, forward: Tensor, backward: Tensor, later: Tensor, beta: float
 ) -> tuple[Tensor, Tensor]:
-    """The conditional entropy bottleneck, and its bound on the predictive information; scalars, nats.
+    """Return the conditional entropy bottleneck and its bound on the predictive information; scalars, nats.
 
     L = beta (log e - log b_i) - (log b_i - log mean_k b_k) + 0.6 beta (log e - log b'_i), mean over B, with
     e = e(z_i | x_i), b_k = b(z_i | y_k), b'_i = b(z_i | y'_i).

@@ -1,6 +1,6 @@
-"""Soft actor-critic from pictures: the trunk of CURL and its like, and an agent of its own (``agent=sac_pixels``).
+"""Soft actor-critic from pixels: the base of CURL, DBC and PI-SAC, and an agent itself (``agent=sac_pixels``).
 
-Symbols: B batch, k frames of a stack, S size of what is seen of a picture, F features, E flattened convolutions.
+Symbols: B batch, k stacked frames, S height and width of the encoder's input, F features, E flattened convolutions.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from denoised_mdp.optim import Adam, optimize, soft_update, without_gradients
 from denoised_mdp.policies.critics import Critics
 
 CHUNK = 256
-"""pictures that are encoded at once, to bound memory"""
+"""pictures encoded at once, to bound memory"""
 
 
 class PixelSAC(Agent):
     """Soft actor-critic on an encoder of stacked frames (Haarnoja et al. 2018; Yarats et al. 2019 without a decoder).
 
-    Actor and critics share the convolutions, and each has a linear layer with LayerNorm of its own. The critics' loss
-    trains the convolutions, the actor's does not. One update: the critics and the encoder; then, in every
-    `actor_every`-th, the actor, the temperature and the targets. A subclass adds its loss in `auxiliary`.
+    Actor and critics share the convolutions; each has its own linear layer with LayerNorm. The critics' loss trains the
+    convolutions, the actor's does not. Every update steps the critics and the encoder. Every `actor_every`-th then
+    steps the actor, the temperature and the targets. A subclass adds its loss in `auxiliary`.
 
-    Parts: `encoder` (phi), `critics`, `actor`, `log_temperature`, and `target_encoder` and `target_critics`, which
-    follow. A subclass may replace any of them in `__init__`, before `add_optimizers`.
+    Parts: `encoder` (phi), `critics`, `actor`, `log_temperature`, and the targets `target_encoder` and
+    `target_critics`. A subclass may replace any of them in `__init__`, before `add_optimizers`.
     """
 
     auxiliary_first: ClassVar[bool] = False
-    """`auxiliary` comes between critics and actor, instead of last"""
+    """`auxiliary` runs between critics and actor instead of last"""
 
     def __init__(self, options: PixelSACConfig, size: int, action_size: int):
         super().__init__()
@@ -73,12 +73,12 @@ class PixelSAC(Agent):
         return agent
 
     def make_encoder(self) -> PixelEncoder:
-        """The encoder phi, with `convolve`, `head` and `pooled`, of pictures of `view_size` pixels."""
+        """Make the encoder phi for pictures of `view_size` pixels; it has `convolve`, `head` and `pooled`."""
         options = self.options
         return PixelEncoder(options.frames, self.view_size, options.depth, options.features)
 
     def add_optimizers(self) -> None:
-        """Make the optimizers, of weights that are where they stay."""
+        """Make the optimizers, once the weights are on their device."""
         options = self.options
         trained = [*self.encoder.parameters(), *self.critics.parameters()]
         self._optimizers["critics"] = Adam(trained, lr=options.critic_lr)
@@ -86,7 +86,7 @@ class PixelSAC(Agent):
         self._optimizers["temperature"] = Adam([self.log_temperature], lr=options.temperature_lr, betas=(0.5, 0.999))
 
     def compute_in(self, dtype: torch.dtype | None) -> None:
-        """See `Agent.compute_in`: the convolutions alone. Features may be close; they need all bits, as do values."""
+        """See `Agent.compute_in`: convolutions only. Features may lie close and need full precision, as do values."""
         for part in self.modules():
             if isinstance(part, PixelEncoder):
                 part.compute_dtype = dtype
@@ -98,11 +98,11 @@ class PixelSAC(Agent):
 
     @property
     def view_size(self) -> int:
-        """Height and width of what is seen of a picture, S."""
+        """Height and width of the encoder's input, S."""
         return self.options.crop or self.size
 
     def augment(self, pictures: Tensor) -> Tensor:
-        """What is learned from uint8 [N, H, W, 3 k]: randomly cut, or shifted, or whole; [N, 3 k, S, S] in [0, 1]."""
+        """Crop or shift uint8 [N, H, W, 3 k] at random for learning, or keep it whole; [N, 3 k, S, S] in [0, 1]."""
         crop, shift = self.options.crop, self.options.shift
         if crop is not None:
             pictures = random_cut(pictures, 0, self.size - crop - 1, crop, self.random)
@@ -111,11 +111,11 @@ class PixelSAC(Agent):
         return to_unit(pictures, self._like.dtype)
 
     def view(self, pictures: Tensor) -> Tensor:
-        """What is seen of uint8 [N, H, W, 3 k] without chance: the middle; [N, 3 k, S, S] in [0, 1]."""
+        """Return the center of uint8 [N, H, W, 3 k], without augmentation; [N, 3 k, S, S] in [0, 1]."""
         return to_unit(center_cut(pictures, self.view_size), self._like.dtype)
 
     def update_eagerly(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
-        """See `Agent.update_eagerly`. policy: False leaves actor, critics and targets as they are."""
+        """See `Agent.update_eagerly`. policy: False leaves actor, critics and targets unchanged."""
         batch, options = self.to_device(batch), self.options
         step = make_transitions(batch, options.frames, options.n_step, options.gamma)
         now, following = self.augment(step.now), self.augment(step.following)  # [B, 3 k, S, S] each
@@ -135,17 +135,17 @@ class PixelSAC(Agent):
     def auxiliary(
         self, batch: dict[str, Tensor], step: Transitions, now: Tensor, following: Tensor
     ) -> dict[str, Tensor]:
-        """One step of a subclass's own loss of the representation; returns metrics.
+        """Take one step on a subclass's own representation loss; return metrics.
 
-        batch: the rows of the replay [R, B, ...], on the device. step: transitions with whole pictures, uint8. now,
-        following: the same pictures as the critics learned from, [B, 3 k, S, S] in [0, 1].
+        batch: rows of the replay [R, B, ...], on the device. step: transitions with whole pictures, uint8. now,
+        following: the pictures that the critics learned from, [B, 3 k, S, S] in [0, 1].
         """
         return {}
 
     def critic_loss(self, step: Transitions, now: Tensor, following: Tensor, noise: Tensor) -> Tensor:
-        """Squared error of both nets to r + discount (min Q'(o', a') - temperature log pi(a' | o')), mean, summed.
+        """Return the mean squared error to r + discount (min Q'(o', a') - temperature log pi(a' | o')), of both nets.
 
-        a' is the present actor's at o', from noise [B, A]; Q' and its encoder are the targets.
+        The nets' errors are summed. a' is the actor's at o', from noise [B, A]; Q' and its encoder are the targets.
         """
         with torch.no_grad():
             hidden = self.encoder.convolve(following)  # [B, E]
@@ -155,39 +155,39 @@ class PixelSAC(Agent):
         return step.mean((self.critics(self.learned_from(now), step.action) - target).square()).sum()
 
     def learned_from(self, now: Tensor) -> Tensor:
-        """phi of the pictures [B, 3 k, S, S] that the critics and the encoder learn from, [B, F]."""
+        """Return phi [B, F] of the pictures [B, 3 k, S, S] that the critics and the encoder learn from."""
         return self.encoder(now)
 
     def critic_step(self, step: Transitions, now: Tensor, following: Tensor) -> dict[str, Tensor]:
-        """One step of the critics and the encoder."""
+        """Take one step of the critics and the encoder."""
         noise = torch.randn(step.action.shape, generator=self.random, device=self.device, dtype=now.dtype)  # [B, A]
         loss = self.critic_loss(step, now, following, noise)
         norm = optimize(loss, self.optimizers["critics"], None)
         return {"policy/critic_loss": loss.detach(), "policy/critic_gradient": norm}
 
     def actor_input(self, hidden: Tensor) -> Tensor:
-        """What the actor reads, from the convolutions [N, E]: these."""
+        """Return what the actor reads, given the convolutions [N, E]: the convolutions themselves."""
         return hidden
 
     @torch.no_grad()
     def encode(self, now: Tensor) -> tuple[Tensor, Tensor]:
-        """What the actor reads [B, ...], and phi [B, F], of the pictures that the actor's step is about."""
+        """Return what the actor reads [B, ...], and phi [B, F], for the pictures of the actor's step."""
         hidden = self.encoder.convolve(now)  # [B, E]
         return self.actor_input(hidden), self.encoder.head(hidden)
 
     def actor_loss(self, step: Transitions, now: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean of temperature log pi(a | o) - min Q(o, a), and the log densities [B]; the encoder learns nothing."""
+        """Return the mean of temperature log pi(a | o) - min Q(o, a), and log pi [B]; the encoder gets no gradient."""
         seen, phi = self.encode(now)
         action, log_prob = self.actor.sample(seen, noise)
         value = self.critics(phi, action).amin(0)  # [B]
         return step.mean(self.log_temperature.exp().detach() * log_prob - value), log_prob
 
     def temperature_loss(self, step: Transitions, log_prob: Tensor) -> Tensor:
-        """temperature (-log pi - target entropy), mean: raises it while the entropy is below its target."""
+        """Return the mean of temperature (-log pi - target entropy): low entropy raises the temperature."""
         return step.mean(self.log_temperature.exp() * (-log_prob.detach() - self.target_entropy))
 
     def actor_step(self, step: Transitions, now: Tensor) -> dict[str, Tensor]:
-        """One step of the actor, then one of the temperature."""
+        """Take one step of the actor, then one of the temperature."""
         noise = torch.randn(step.action.shape, generator=self.random, device=self.device, dtype=now.dtype)  # [B, A]
         with without_gradients(self.critics):
             loss, log_prob = self.actor_loss(step, now, noise)
@@ -201,14 +201,14 @@ class PixelSAC(Agent):
         }
 
     def update_targets(self) -> None:
-        """Move the target nets towards critics and encoder."""
+        """Move the target nets toward critics and encoder."""
         soft_update(self.target_critics, self.critics, self.options.tau)
         soft_update(self.target_encoder, self.encoder, self.options.encoder_tau)
 
     def observe(
         self, images: Tensor, carry: FrameCarry | None, is_first: Tensor, generator: Generators, *, sample: bool = True
     ) -> FrameCarry:
-        """Remember one more frame; the first of an episode stands for those before it. Nothing is sampled."""
+        """Add one frame; the first of an episode fills the whole stack. Nothing is sampled."""
         first = images[:, None].expand(-1, self.options.frames, -1, -1, -1)  # [B, k, H, W, 3]
         if carry is None:
             return FrameCarry(first.clone())
@@ -217,12 +217,12 @@ class PixelSAC(Agent):
         return FrameCarry(torch.where(is_first[:, None, None, None, None], first, frames))
 
     def choose(self, carry: FrameCarry, noise: Tensor | None) -> Tensor:
-        """The actor's actions [B, A] on the last frames."""
+        """Return the actor's actions [B, A] on the last frames."""
         seen = self.actor_input(self.encoder.convolve_frames(carry.frames))  # [B, E], or what a subclass makes of it
         return self.actor.mode(seen) if noise is None else self.actor.sample(seen, noise)[0]
 
     def carry(self, *, frames: Tensor) -> FrameCarry:
-        """A carry from its frames, see `FrameCarry`."""
+        """Build a carry from its frames, see `FrameCarry`."""
         return FrameCarry(frames.to(self.device))
 
     @property
@@ -232,13 +232,13 @@ class PixelSAC(Agent):
 
     @property
     def seen(self) -> str:
-        """x: what the encoder says of the last frames, phi. The actor reads the same convolutions."""
+        """x: phi, the encoder's features of the last frames. The actor reads the same convolutions."""
         return "x"
 
     def representations(
         self, batch: dict[str, np.ndarray | Tensor], generator: torch.Generator | None = None, *, sample: bool = True
     ) -> dict[str, Tensor]:
-        """x, and as encoder the convolutions averaged over a coarse grid; [T, B, ...]. Chance plays no part."""
+        """Return phi as x, and as encoder the convolutions averaged over a coarse grid; [T, B, ...], deterministic."""
         return self._read(
             batch, lambda hidden: {"x": self.encoder.probed(hidden), "encoder": self.encoder.pooled(hidden)}
         )
@@ -264,7 +264,7 @@ class PixelSAC(Agent):
         return {name: torch.cat(parts) for name, parts in found.items()}
 
     def state(self) -> dict[str, Any]:
-        """See `Agent.state`; the number of updates decides when the actor moves."""
+        """See `Agent.state`; the number of updates decides when the actor learns."""
         return super().state() | {"updates": self.updates}
 
     def restore(self, state: dict[str, Any], *, weights_only: bool = False) -> None:

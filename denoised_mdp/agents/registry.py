@@ -1,4 +1,4 @@
-"""Agents by the name that ``agent=`` has in a configuration: how one is built, and how others are registered."""
+"""Agents by their ``agent=`` name in a configuration: building one, and registering your own."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def build_agent(
 ) -> Agent:
     """Build an agent from a configuration, with initial weights drawn from `config.seed`.
 
-    actions: those of the environment; a number stands for so many continuous ones. can_terminate: the environment ends
-    episodes other than by a time limit. device: where it lives. dtype: compute type of large products
-    (`Agent.compute_in`). The global generator is left as it was.
+    actions: the environment's; an int means that many continuous ones. can_terminate: the environment ends episodes
+    other than by a time limit. device: where the weights live. dtype: compute type of large products
+    (`Agent.compute_in`). PyTorch's global generator is left as it was.
     """
     actions = Actions(actions) if isinstance(actions, int) else actions
     with torch.random.fork_rng(devices=[]):
@@ -57,7 +57,7 @@ def build_agent(
 
 
 def _refuse_untrained(agent: Agent) -> None:
-    """Refuse parameters that no optimizer moves: they would stay as they began, without a word."""
+    """Refuse parameters that no optimizer updates: they would silently keep their initial values."""
     moved = {id(p) for one in agent.optimizers.values() for p in parameters_of(one)}
     left = [name for name, p in agent.named_parameters() if p.requires_grad and id(p) not in moved]
     if left:
@@ -70,12 +70,12 @@ def _refuse_untrained(agent: Agent) -> None:
 
 
 def register_agent(name: str, agent: type[Agent], options: type[AgentConfig]) -> None:
-    """Make an agent of your own known as `name`, to `build_agent` and to configuration files.
+    """Register your own agent as `name`, for `build_agent` and configuration files.
 
-    options: a dataclass that extends `AgentConfig`; `agent.from_config` finds them in ``config.agent``.
+    options: a dataclass that extends `AgentConfig`; `agent.from_config` finds its values in ``config.agent``.
 
     Raises:
-        UserError: another agent has the name, the class lacks methods, or the options cannot be options.
+        UserError: another agent has the name, the class lacks methods, or `check_options` refuses the options.
     """
     check_options(options, f"agent={name}", name=name)
     AGENTS.register(name, agent)
@@ -83,12 +83,12 @@ def register_agent(name: str, agent: type[Agent], options: type[AgentConfig]) ->
 
 
 def register_policy(name: str, policy: type[Policy], options: type) -> None:
-    """Make a policy of your own known as `name`, to `build_agent` and to configuration files.
+    """Register your own policy as `name`, for `build_agent` and configuration files.
 
     options: a dataclass whose fields are the keyword arguments of `policy` (with defaults), and `name`.
 
     Raises:
-        UserError: another policy has the name, the class lacks methods, or the options cannot be options.
+        UserError: another policy has the name, the class lacks methods, or `check_options` refuses the options.
     """
     check_options(options, f"policy={name}", name=name)
     POLICIES.register(name, policy)
@@ -96,12 +96,12 @@ def register_policy(name: str, policy: type[Policy], options: type) -> None:
 
 
 def register_model(name: str, model: type[WorldModel], options: type) -> None:
-    """Make a world model of your own known as `name`, to `build_agent` and to configuration files (``model.kind``).
+    """Register your own world model as `name`, for `build_agent` and configuration files (``model.kind``).
 
-    options: a dataclass that extends `schema.ModelConfig`; `model.from_config` finds them in ``config.model``.
+    options: a dataclass that extends `schema.ModelConfig`; `model.from_config` finds its values in ``config.model``.
 
     Raises:
-        UserError: another model has the name, the class lacks methods, or the options cannot be options.
+        UserError: another model has the name, the class lacks methods, or `check_options` refuses the options.
     """
     check_options(options, f"kind: {name}", kind=name)
     MODELS.register(name, model)

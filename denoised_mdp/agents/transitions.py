@@ -1,4 +1,4 @@
-"""Transitions of n steps from rows of the replay.
+"""n-step transitions from rows of the replay.
 
 Symbols: R rows of a batch, B batch, A action size; row t holds the action that led to it and the reward on arriving.
 """
@@ -15,7 +15,7 @@ from denoised_mdp.models.frames import stack_frames
 
 @dataclass(frozen=True)
 class Transitions:
-    """From each of B situations to the one where its target bootstraps."""
+    """From each of B observations to the one that its target bootstraps from."""
 
     now: Tensor
     """stacked frames before the action, uint8 [B, H, W, 3 frames]"""
@@ -24,22 +24,22 @@ class Transitions:
     reward: Tensor
     """discounted sum of up to n rewards, [B]"""
     discount: Tensor
-    """what the value of `following` counts, [B]: 0 where the task ended there"""
+    """factor of the value of `following`, [B]: 0 where the task ended there"""
     following: Tensor
     """stacked frames after the last of these rewards, uint8 [B, H, W, 3 frames]"""
     exists: Tensor
-    """1, or 0 where an episode ends in `now`, [B]"""
+    """1, or 0 where the episode ends at `now`, [B]"""
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean of values [..., B] over the transitions that exist: [...]."""
+        """Return the mean [...] of values [..., B] over the transitions that exist."""
         return (values * self.exists).sum(-1) / self.exists.sum().clamp(min=1.0)
 
 
 def make_transitions(batch: dict[str, Tensor], frames: int, n_step: int, gamma: float) -> Transitions:
-    """Transitions from row `frames` - 1 of each column on, over at most `n_step` rows of its episode.
+    """Make transitions from row `frames` - 1 of each column over at most `n_step` rows of its episode.
 
-    An episode that ends sooner, by a time limit or because the task ended, makes the transition shorter.
-    batch: rows of the replay [R, B, ...] with R of at least `frames` + `n_step`.
+    A transition is shorter if its episode ends sooner, by a time limit or because the task ended.
+    batch: rows of the replay [R, B, ...] with R >= `frames` + `n_step`.
     """
     begin, is_first = frames - 1, batch["is_first"]
     ahead = slice(begin + 1, begin + 1 + n_step)

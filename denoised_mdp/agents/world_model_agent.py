@@ -1,4 +1,4 @@
-"""The agent: world model + policy + optimizers behind two verbs, `update` and `act`."""
+"""The agent: world model + policy + optimizers behind two methods, `update` and `act`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class WorldModelAgent(Agent):
     `update(batch)` takes one optimization step of both; `act(observation, carry)` filters the latent with the
     posterior, one step at a time, and asks the policy for an action on (h^x, x) alone.
 
-    All noise is drawn from the generator `random` (training: posterior noise [T, B, S] first, then the policy's
-    draws) or from one handed to `act`; PyTorch's global generator serves only where a method is handed none.
+    Updates draw all noise from the generator `random`: posterior noise [T, B, S] first, then the policy's draws.
+    Other methods draw it from the generator they are given, else from PyTorch's global one.
     """
 
     def __init__(self, world_model: WorldModel, policy: Policy, mdp: LatentMDP):
@@ -45,7 +45,7 @@ class WorldModelAgent(Agent):
     def from_config(
         cls, config: schema.Config, actions: Actions, *, can_terminate: bool, device: torch.device | str
     ) -> Self:
-        """The model and the policy of the configuration, see `Agent.from_config`."""
+        """Build the model and the policy of the configuration, see `Agent.from_config`."""
         wanted = copy.deepcopy(config)
         if wanted.model.continuation is None:
             wanted.model.continuation = can_terminate
@@ -63,9 +63,9 @@ class WorldModelAgent(Agent):
         return self.world_model.optimizers | self.policy.optimizers
 
     def update_eagerly(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
-        """One step of the world model, then one of the policy from the same posterior latents.
+        """Take one step of the world model, then one of the policy from the same posterior latents.
 
-        See `Agent.update_eagerly`; static shapes, no branch on data.
+        See `Agent.update_eagerly`. Shapes are static, and no branch depends on data.
         """
         batch = self.to_device(batch)
         learned = self.world_model.update(batch, self.random)
@@ -78,18 +78,18 @@ class WorldModelAgent(Agent):
             return learned.metrics | self.policy.update(starts, self.mdp, self.random)
 
     def policy_batch(self, batch: dict[str, Tensor], latent: Latent, reward: Tensor) -> PolicyBatch:
-        """What the policy learns from: detached latents [T, B, ...] of a batch on the device, their reward [T, B]."""
+        """Return what the policy learns from: detached latents [T, B, ...] of a batch on the device, reward [T, B]."""
         seen = latent.select(self.world_model.table.seen)
         rows = batch["action"], reward, batch["is_terminal"], batch["is_first"]
         return PolicyBatch(seen.belief, seen.state, *rows)
 
     @property
     def latent_size(self) -> int:
-        """Numbers of a latent, beliefs and states of all together."""
+        """Size of a row's latent: beliefs and states of all latents together."""
         return self.world_model.initial(1).features().shape[-1]
 
     def _keep(self, latents: Tensor) -> None:
-        """Copy [T, B, F] to where `learned` stays, since a graph replays the copy."""
+        """Copy [T, B, F] into the fixed tensor `learned`, since a graph replays the copy."""
         if self.learned is None or self.learned.shape != latents.shape:
             self.learned = torch.empty_like(latents)
         self.learned.copy_(latents)
@@ -97,7 +97,7 @@ class WorldModelAgent(Agent):
     def observe(
         self, images: Tensor, carry: LatentCarry | None, is_first: Tensor, generator: Generators, *, sample: bool = True
     ) -> LatentCarry:
-        """Filter one more observation with the posterior, its sample or its mean; the action stays the last one."""
+        """Filter one more observation with the posterior, its sample or its mean; the action is still the last one."""
         model, batch = self.world_model, len(images)
         initial = model.initial(batch)
         fresh = LatentCarry(initial, initial.state.new_zeros(batch, self.mdp.action_size))
@@ -112,7 +112,7 @@ class WorldModelAgent(Agent):
         return LatentCarry(filtered.latent.map(lambda tensor: tensor[0]), carry.action)
 
     def choose(self, carry: LatentCarry, noise: Tensor | None) -> Tensor:
-        """The policy's actions [B, A] on what it sees of the latent."""
+        """Return the policy's actions [B, A] on what it sees of the latent."""
         return self.policy.act(carry.latent.select(self.world_model.table.seen).features(), noise)
 
     @property
@@ -121,24 +121,24 @@ class WorldModelAgent(Agent):
 
     @property
     def decodes(self) -> bool:
-        """The world model can show latents as pictures."""
+        """Whether the world model can render latents as pictures."""
         return self.world_model.decodes
 
     @property
     def picture_encoder(self) -> nn.Module:
-        """The world model's encoder, of what the policy sees."""
+        """The world model's encoder, which the policy's latents read."""
         return self.world_model.encoder
 
     @property
     def seen(self) -> str:
-        """Which of the `representations` the policy sees: x, or its latents together."""
+        """Which of the `representations` the policy sees: its latents together, such as x or c+x."""
         return self.world_model.initial(1).seen
 
     @torch.no_grad()
     def representations(
         self, batch: dict[str, np.ndarray | Tensor], generator: torch.Generator | None = None, *, sample: bool = True
     ) -> dict[str, Tensor]:
-        """Posterior samples (or means) by latent, see `Latent.parts`, and the encoder's output; each [T, B, F]."""
+        """Return posterior samples (or means) by latent, see `Latent.parts`, and the encoder's output; [T, B, F]."""
         batch = self.to_device(batch)
         shape = batch["action"].shape[:2]
         model = self.world_model
@@ -148,18 +148,18 @@ class WorldModelAgent(Agent):
 
     @torch.no_grad()
     def modes(self, batch: dict[str, np.ndarray | Tensor]) -> Tensor:
-        """Actions without sampling on what the actor sees, filtered with the posterior's mean; see `Agent.modes`."""
+        """Return deterministic actions on latents filtered with the posterior's mean; see `Agent.modes`."""
         batch = self.to_device(batch)
         noise = self.world_model.mean_noise(*batch["action"].shape[:2])  # [T, B, S]
         filtered = self.world_model.filter(batch["observation"], batch["action"], batch["is_first"], noise)
         return self.policy.modes(filtered.latent.select(self.world_model.table.seen).features())
 
     def carry(self, *, belief: Tensor, state: Tensor, action: Tensor) -> LatentCarry:
-        """A carry from its tensors [B, D], [B, S], [B, A] of any floating type, see `LatentCarry`."""
+        """Build a carry from its tensors [B, D], [B, S], [B, A] of any floating dtype, see `LatentCarry`."""
         fresh = self.world_model.initial(1)
         return LatentCarry(Latent(belief.to(fresh.belief), state.to(fresh.state), fresh.layout), action.to(fresh.state))
 
     @property
     def parts(self) -> dict[str, nn.Module]:
-        """Those of the world model and of the policy."""
+        """The modules of the world model and of the policy."""
         return dict(self.world_model.named_children()) | dict(self.policy.named_children())

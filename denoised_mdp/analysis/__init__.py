@@ -1,1 +1,1 @@
-"""What a trained model holds: renderings, probes, report."""
+"""Analysis of trained models: renderings, probes, report."""

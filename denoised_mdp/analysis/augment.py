@@ -1,7 +1,7 @@
-"""Augmentations of batches of pictures for contrastive learning; each picture has its own random numbers.
+"""Image augmentations for contrastive learning; each image of a batch has its own random numbers.
 
-Pictures are floats [N, 3, H, W] in [0, 1]. Definitions as in torchvision: a crop of random area and shape is resized
-to full size; brightness, contrast, saturation and hue are jittered in random order; some pictures become gray.
+Images are floats [N, 3, H, W] in [0, 1]. Definitions as in torchvision: a random crop is resized to full size;
+brightness, contrast, saturation and hue are jittered, in an order drawn once per batch; some images become gray.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 AREA = (0.08, 1.0)
-"""share of the picture that a crop covers"""
+"""fraction of the image that a crop covers"""
 SHAPE = (3 / 4, 4 / 3)
-"""width over height of a crop"""
+"""aspect ratio (width / height) of a crop"""
 JITTER = 0.4
-"""brightness, contrast and saturation are multiplied by 1 +- this, hue is turned by +- this share of a circle"""
+"""scales of brightness, contrast and saturation lie within 1 +- this; hue turns by up to this fraction of a circle"""
 GRAY = 0.2
-"""share of pictures that become gray"""
+"""fraction of images that become gray"""
 LUMA = (0.299, 0.587, 0.114)
 
 
 def augment(images: Tensor, random: torch.Generator, *, flip: bool = False) -> Tensor:
-    """One random view of each picture: floats in [0, 1], [N, 3, H, W] -> the same.
+    """One random view of each image: floats in [0, 1], [N, 3, H, W] -> the same.
 
-    flip: mirror half of them, for tasks where left and right do not matter. `random` is on the pictures' device.
+    flip: mirror about half of them, for tasks where left and right do not matter. `random` is on the images' device.
     """
     count = len(images)
     images = resized_crop(images, *random_boxes(count, random))
@@ -40,9 +40,9 @@ def augment(images: Tensor, random: torch.Generator, *, flip: bool = False) -> T
 
 
 def random_boxes(count: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Centers and sizes (x, y) of random crops, [N, 2] each, in units of the whole picture.
+    """Centers and sizes (x, y) of random crops, [N, 2] each, as fractions of the image.
 
-    Areas are uniform in `AREA`, shapes log-uniform in `SHAPE`; sides are clipped to the picture's.
+    Areas are uniform in `AREA`, aspect ratios log-uniform in `SHAPE`; sides are clipped to the image.
     """
     area = AREA[0] + (AREA[1] - AREA[0]) * _uniform(count, random)
     low, high = (math.log(shape) for shape in SHAPE)
@@ -52,31 +52,31 @@ def random_boxes(count: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def resized_crop(images: Tensor, center: Tensor, size: Tensor) -> Tensor:
-    """Cut out boxes, [N, 2] each as of `random_boxes`, and enlarge them to the whole picture (bilinear)."""
+    """Crop boxes, [N, 2] each as from `random_boxes`, and resize them to the full image (bilinear)."""
     affine = torch.zeros(len(images), 2, 3, device=images.device, dtype=images.dtype)
     affine[:, 0, 0], affine[:, 1, 1] = size[:, 0], size[:, 1]
-    affine[:, :, 2] = 2 * center - 1  # grid_sample counts from -1 to 1
+    affine[:, :, 2] = 2 * center - 1  # grid_sample's coordinates run from -1 to 1
     grid = F.affine_grid(affine, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def brighten(images: Tensor, scale: Tensor) -> Tensor:
-    """Multiply each picture by its scale [N]."""
+    """Multiply each image by its scale [N]."""
     return (images * scale[:, None, None, None]).clamp(0, 1)
 
 
 def contrast(images: Tensor, scale: Tensor) -> Tensor:
-    """Multiply the distance from each picture's mean gray by its scale [N]."""
+    """Multiply each image's deviation from its mean gray by its scale [N]."""
     return _blend(images, to_gray(images).mean((1, 2, 3), keepdim=True), scale)
 
 
 def saturate(images: Tensor, scale: Tensor) -> Tensor:
-    """Multiply the distance from the gray picture by each one's scale [N]."""
+    """Multiply each image's deviation from its gray version by its scale [N]."""
     return _blend(images, to_gray(images), scale)
 
 
 def turn_hue(images: Tensor, turn: Tensor) -> Tensor:
-    """Rotate the hue (of HSV) of each picture by its share of a circle [N]."""
+    """Rotate the hue (HSV) of each image by its fraction of a circle [N]."""
     value, low = images.amax(1), images.amin(1)  # [N, H, W]
     chroma = value - low
     red, green, blue = images.unbind(1)

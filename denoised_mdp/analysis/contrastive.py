@@ -2,8 +2,8 @@
 
     L = E ||f(a) - f(b)||^2 + log E exp(-t ||f(u) - f(v)||^2),   t = 2,
 
-over positive pairs (a, b), two augmentations of one picture, and distinct pairs (u, v) of a batch. The second term is
-the mean over both views. Features f are the encoder's output, normalized to length 1; both weights are 1.
+over positive pairs (a, b), two augmentations of one image, and pairs (u, v) of distinct images of a batch. The second
+term is averaged over both views. Features f are the encoder's output, normalized to length 1; both weights are 1.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ LR = 3e-4
 
 
 def alignment(a: Tensor, b: Tensor) -> Tensor:
-    """Mean squared distance of positive pairs: features [N, D] each -> scalar."""
+    """Mean squared distance between positive pairs: features [N, D] each -> scalar."""
     return (a - b).square().sum(1).mean()
 
 
 def uniformity(features: Tensor) -> Tensor:
-    """log of the mean of exp(-T ||u - v||^2) over all distinct pairs: features [N, D] of length 1 -> scalar."""
+    """Log of the mean of exp(-T ||u - v||^2) over all distinct pairs: features [N, D] of length 1 -> scalar."""
     squared = (2 - 2 * features @ features.T).clamp(min=0)  # [N, N]; the lengths are 1
     pairs = torch.triu_indices(len(features), len(features), 1, device=features.device)
     return torch.logsumexp(-T * squared[pairs[0], pairs[1]], 0) - np.log(pairs.shape[1])
@@ -51,7 +51,7 @@ def contrastive_loss(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def features(encoder: Encoder, images: Tensor) -> Tensor:
-    """Floats in [0, 1], [N, 3, H, W] -> features [N, D] of length 1."""
+    """Encode images: floats in [0, 1], [N, 3, H, W] -> features [N, D] of length 1."""
     return F.normalize(encoder(images - 0.5), dim=1)
 
 
@@ -65,12 +65,12 @@ def train_contrastive(
     seed: int = 0,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[tuple[float, float]]:
-    """Train `encoder` in place on the frames of the data set's training episodes; alignment and uniformity over time.
+    """Train `encoder` in place on the frames of the training episodes; return alignment and uniformity over time.
 
-    Joint positions are not used. PyTorch's global generator is not used.
+    It uses neither joint positions nor PyTorch's global generator.
 
     Raises:
-        UserError: a single frame, which has none to be told from.
+        UserError: there are fewer than two frames to train on.
     """
     rows = data.choose("train", None, seed)
     if len(rows) < 2:
@@ -83,7 +83,7 @@ def train_contrastive(
     random.manual_seed(torch_seed(seed, "contrastive augmentations"))
     optimizer, history = torch.optim.Adam(encoder.parameters(), lr=LR), []
     for done in range(updates):
-        chosen = np.sort(order.choice(rows, min(batch, len(rows)), replace=False))  # distinct pictures
+        chosen = np.sort(order.choice(rows, min(batch, len(rows)), replace=False))  # distinct images
         images = torch.as_tensor(data.images(chosen)[:, 0]).to(device).permute(0, 3, 1, 2).float().div_(255)
         views = [features(encoder, augment(images, random, flip=flip)) for _ in range(2)]
         align, uniform = contrastive_loss(*views)
@@ -99,10 +99,10 @@ def train_contrastive(
 def contrastive_encoder(
     encoder: Encoder, data: JointData, progress: Callable[[int], None], *, made: Mapping[str, Any], **options
 ) -> Encoder:
-    """`train_contrastive`, or its result from an earlier call with the same data, architecture and options.
+    """Run `train_contrastive`, or load its result from an earlier call with the same data, architecture and options.
 
-    made: how the encoder was: its own options, and how its initial weights were drawn, with `seed`. Weights are stored
-    in the data set's folder.
+    made: how the encoder was built: its options, and the scheme of its initial weights, which were drawn from `seed`.
+    The trained weights are stored in the data set's folder.
     """
     checksums = [one["crc32"] for one in data.episodes]
     about = json.dumps({"encoder": dict(made), "data": checksums, **options}, sort_keys=True)
@@ -116,7 +116,7 @@ def contrastive_encoder(
     train_contrastive(encoder, data, progress=progress, **options)
     try:
         _save(encoder, path, about)
-    except OSError as error:  # a read-only folder
+    except OSError as error:  # such as a read-only folder
         warnings.warn(f"The contrastive encoder could not be kept in {path.parent} ({error.strerror}).", stacklevel=2)
     return encoder
 

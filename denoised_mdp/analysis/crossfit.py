@@ -1,7 +1,7 @@
 """Cross-fitted R^2 with an interval: how well a probe predicts episodes on which it was not fitted.
 
-The episodes are dealt into folds. A probe is fitted on all folds but one and predicts that one, so every episode is
-tested exactly once. R^2 is computed over all predictions together, about the mean of all tested rows: the mean of the
+The episodes are split into folds. A probe is fitted on all folds but one and predicts that one, so every episode is
+tested exactly once. R^2 pools all predictions and takes the mean of all tested rows as its reference: the mean of the
 few episodes of one fold would hide differences between episodes. The interval is a Bayesian bootstrap over the tested
 episodes (Rubin 1981), since episodes are independent and their rows are not.
 """
@@ -21,9 +21,9 @@ from denoised_mdp.seeding import generator
 
 FOLDS = 5
 LEAST_SPREAD = 1e-6
-"""standard deviation below which a column carries nothing"""
+"""standard deviation below which a column counts as constant, see `_least_variance`"""
 DRAWS = 2000
-"""random weightings of the episodes"""
+"""bootstrap draws of the episodes' weights"""
 
 Split = tuple[np.ndarray, np.ndarray]
 """numbers of the episodes on which a probe is fitted, and of those on which it is tested"""
@@ -42,22 +42,22 @@ class Estimate:
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> Self:
-        """The estimate that a result's file holds, where null is nan."""
+        """Read an estimate from a result file, where null stands for nan."""
         numbers = (math.nan if tree[name] is None else float(tree[name]) for name in ("value", "low", "high"))
         return cls(*numbers, note=str(tree.get("note", "")))
 
     @property
     def known(self) -> bool:
-        """Whether there is a number."""
+        """Whether the value is finite."""
         return math.isfinite(self.value)
 
     def within(self, least: float, most: float) -> Estimate:
-        """The same of a number that cannot lie elsewhere: a widened interval may, and is cut, which loses nothing."""
+        """Clip the interval to the value's possible range, which a widened interval can exceed."""
         low, high = np.clip((self.low, self.high), least, most)
         return replace(self, low=float(low), high=float(high))
 
     def text(self, digits: int = 3) -> str:
-        """The number, its interval and its note, if any."""
+        """The value, its interval and its note, if any."""
         if not self.known:
             return self.note or "-"
         interval = f" [{self.low:.{digits}f}, {self.high:.{digits}f}]" if math.isfinite(self.low + self.high) else ""
@@ -65,10 +65,10 @@ class Estimate:
 
 
 def random_divisions(episodes: int, seeds: int = 1) -> list[Division]:
-    """One random division of the episodes into folds per seed; with fewer episodes than folds, each is a fold.
+    """One random division of the episodes into folds per seed; with fewer episodes than `FOLDS`, each is a fold.
 
     Raises:
-        UserError: fewer than three episodes: a probe could not choose its penalty.
+        UserError: there are fewer than three episodes, too few for a probe to choose its penalty.
     """
     if episodes < 3:
         raise UserError(f"{episodes} episodes are too few for a probe: give at least 3, better 30 (--episodes).")
@@ -86,12 +86,12 @@ def varies(values: np.ndarray) -> np.ndarray:
 
 
 def _least_variance(values: np.ndarray) -> np.ndarray:
-    """Variance of each column of rows [n, K] that is rounding at most, which grows with the numbers: [K]."""
+    """Largest variance [K] that counts as rounding in columns of rows [n, K]; it grows with their magnitude."""
     return LEAST_SPREAD**2 * (1 + np.square(values).mean(0))
 
 
 class EpisodeSums:
-    """Sums over the rows of each tested episode, which give R^2 for any weights of the episodes."""
+    """Sums over the rows of each tested episode, from which R^2 follows for any weights of the episodes."""
 
     def __init__(self, targets: np.ndarray, episode: np.ndarray, tested: np.ndarray):
         """targets [n, K], the episode of each row [n], numbers of the tested episodes [E]."""
@@ -105,19 +105,19 @@ class EpisodeSums:
         self._scale, self._varies = _least_variance(targets[rows]), varies(targets[rows])  # [K] each
 
     def _sum(self, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Sums of values [m, K], those of the rows [n] marked in `rows`, over each tested episode: [E, K]."""
+        """Sum values [m, K], which belong to the m rows marked in `rows` [n], within each tested episode: [E, K]."""
         out = np.zeros((len(self.tested), values.shape[1]))
         np.add.at(out, self._place[rows], values)
         return out
 
     def errors(self, differences: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Squared errors of the rows marked in `rows` [n] from differences [m, K], summed over episodes: [E, K]."""
+        """Squared differences [m, K] of the rows marked in `rows` [n], summed within each tested episode: [E, K]."""
         return self._sum(np.square(differences), rows)
 
     def r_squared(self, errors: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-        """R^2 [..., K] of errors [E, K] under weights of the episodes [..., E] (default: equal).
+        """R^2 [..., K] from summed squared errors [E, K], with weights of the episodes [..., E] (default: equal).
 
-        nan where a column is constant.
+        nan where a column is constant, overall or under these weights.
         """
         weights = np.ones(len(self.tested)) if weights is None else weights
         count, total = weights @ self._rows, weights @ self._values  # [..., 1], [..., K]
@@ -127,21 +127,21 @@ class EpisodeSums:
 
 
 def bootstrap_weights(episodes: int, draws: int = DRAWS) -> np.ndarray:
-    """Random weights of the episodes, [draws, E], each row with the sum E; the same for every call."""
+    """Random weights of the episodes, [draws, E]; each row sums to E, and every call returns the same ones."""
     return episodes * generator(0, "probe bootstrap").dirichlet(np.ones(episodes), draws)
 
 
 def student_over_normal(freedom: float) -> float:
-    """How much wider a 95 % interval is with quantiles of Student's t than with normal ones."""
+    """Factor by which a 95 % interval is wider with quantiles of Student's t than with normal ones."""
     from scipy.special import ndtri, stdtrit
 
     return float(stdtrit(freedom, 0.975) / ndtri(0.975))
 
 
 def widened(draws: np.ndarray, value: np.ndarray, episodes: int) -> np.ndarray:
-    """Draws [draws, ...] about their estimate [...], widened for few episodes.
+    """Widen draws [draws, ...] about their estimate [...], to correct for few episodes.
 
-    For a mean, random weights underestimate the standard error by sqrt((E - 1) / (E + 1)), and have normal
+    For a mean, the bootstrap underestimates the standard error by the factor sqrt((E - 1) / (E + 1)), and has normal
     quantiles instead of those of Student's t with E - 1 degrees of freedom.
     """
     factor = math.sqrt((episodes + 1) / (episodes - 1)) * student_over_normal(episodes - 1)
@@ -149,22 +149,22 @@ def widened(draws: np.ndarray, value: np.ndarray, episodes: int) -> np.ndarray:
 
 
 def interval(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The 2.5 % and the 97.5 % quantile of draws [draws, ...]; nan where all are."""
+    """The 2.5 % and 97.5 % quantiles of draws [draws, ...]; nan where no draw is finite."""
     known = np.isfinite(draws).any(0)
     low, high = np.nanquantile(np.where(known, draws, 0.0), (0.025, 0.975), axis=0)
     return np.where(known, low, np.nan), np.where(known, high, np.nan)
 
 
 def estimate(statistic: Callable[[np.ndarray], np.ndarray], episodes: int) -> Estimate:
-    """A function of the episodes' weights, [draws, E] -> [draws], and its interval over episodes."""
+    """The value of a function of the episodes' weights, [draws, E] -> [draws], with its interval over episodes."""
     (value,) = statistic(np.ones((1, episodes)))
     return with_interval(value, *interval(widened(statistic(bootstrap_weights(episodes)), value, episodes)))
 
 
 def with_interval(value: float, low: float, high: float) -> Estimate:
-    """A number and its interval; without one that has no width but by rounding.
+    """A value with its interval, which is dropped if it has no width beyond rounding.
 
-    Where all of a sample agree, as where every episode is perfect, it cannot say how others would be.
+    If all episodes agree, for example because each is perfect, they do not tell how much others would vary.
     """
     if high - low < 1e-9:
         return Estimate(float(value))
@@ -172,17 +172,17 @@ def with_interval(value: float, low: float, high: float) -> Estimate:
 
 
 def half_of(episodes: np.ndarray, seed: int) -> np.ndarray:
-    """A random half of the episodes of a fit, but at least two, so that a probe can choose its penalty."""
+    """A random half of a fit's episodes, but at least two, so that a probe can choose its penalty."""
     order = generator(seed, "probe half").permutation(len(episodes))
     return np.sort(episodes[order[: max(2, len(episodes) // 2)]])
 
 
 def still_to_learn(whole: np.ndarray, half: np.ndarray, sizes: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Extrapolate R^2 [...], fitted on all and on half of the episodes, to infinitely many.
+    """How much R^2 [...] would gain from infinitely many episodes, extrapolated from fits on all and on half of them.
 
-    The error of a fit falls asymptotically with 1 / (number of episodes), so two sizes give its limit: a probe that
+    The error of a fit falls asymptotically as 1 / (number of episodes), so two sizes give its limit: a probe that
     gained much from the second half has not found everything. sizes: numbers of episodes of both fits in each fold.
-    Returns what to add to R^2, counted from 0: at least 0, and 1 without a smaller fit.
+    A negative R^2 counts as 0. The gain is at least 0, and 1 if the half is no smaller.
     """
     large, small = np.mean(sizes, 0)
     if small >= large:
@@ -192,7 +192,7 @@ def still_to_learn(whole: np.ndarray, half: np.ndarray, sizes: Sequence[tuple[in
 
 
 def confidence(values: np.ndarray) -> float:
-    """Half the width of the mean's 95 % confidence interval (Student's t); nan for fewer than two values."""
+    """Half-width of the 95 % confidence interval of the mean (Student's t); nan for fewer than two values."""
     from scipy.special import stdtrit
 
     if len(values) < 2:

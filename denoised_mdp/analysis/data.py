@@ -1,7 +1,7 @@
-"""Held-out episodes, and a frozen model's latents of them.
+"""Held-out episodes, and the latents that a frozen model infers from them.
 
-Episodes are recorded once and filtered afterwards, so several models can be probed on the same ones. Training's random
-numbers are not affected: environments are new, and all noise comes from separate generators.
+Episodes are recorded once and filtered afterwards, so several models can be probed on the same ones. The random
+numbers of training are not affected: environments are new, and all noise comes from separate generators.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ BEHAVIOURS = ("agent", "random", "mixed")
 
 
 class Frozen(ABC):
-    """What an agent makes of an episode of n actions, on the CPU."""
+    """An agent's representation of an episode of n actions, on the CPU."""
 
     @abstractmethod
     def parts(self) -> dict[str, np.ndarray]:
-        """What a probe may read, by name: float [n + 1, F] each."""
+        """The features that a probe may read, by name: float [n + 1, F] each."""
 
 
 @dataclass
 class FrozenFeatures(Frozen):
-    """What an agent without latents says it reads, see `Agent.representations`."""
+    """The features of an agent without a world model, see `Agent.representations`."""
 
     features: dict[str, torch.Tensor]
     """[n + 1, F] each"""
@@ -53,7 +53,7 @@ class FrozenFeatures(Frozen):
 
 @dataclass
 class FrozenLatents(Frozen):
-    """A model's latents of an episode of n actions, on the CPU."""
+    """A model's latents for an episode of n actions, on the CPU."""
 
     latent: Latent
     """posterior samples [n + 1, ...]"""
@@ -65,12 +65,12 @@ class FrozenLatents(Frozen):
     """the encoder's output [n + 1, E]"""
 
     def parts(self) -> dict[str, np.ndarray]:
-        """What a probe may read: `Latent.parts` and the encoder."""
+        """The features that a probe may read: `Latent.parts` and the encoder's output."""
         return {name: part.numpy() for name, part in self.latent.parts().items()} | {"encoder": self.embedding.numpy()}
 
 
 def probe_seeds(seed: int, episodes: int) -> list[int]:
-    """Distinct seeds of episodes for probes; see `seeding.episode_seeds`."""
+    """Distinct episode seeds for probes; see `seeding.episode_seeds`."""
     return episode_seeds(seed, "probe", episodes)
 
 
@@ -85,21 +85,21 @@ def record(
 ) -> list[Episode]:
     """Record one episode per seed, of at most `steps` actions.
 
-    behaviour: "agent" explores as while collecting, with noise of std `explore`; "random" acts uniformly at random;
-    "mixed" alternates, random first. A random policy shows the same episodes to every model; a mixture shows more of
-    what a body can do. Each episode depends only on its own seed.
+    behaviour: "agent" explores as in collection, with noise of std `explore`; "random" acts uniformly at random;
+    "mixed" alternates, random first. Random actions give every model the same episodes; a mixture shows more of
+    what the body can do. Each episode depends only on its own seed.
     """
     if behaviour not in BEHAVIOURS:
         raise ValueError(f"behaviour must be one of {', '.join(BEHAVIOURS)}, not {behaviour!r}")
     chosen = {"agent": [agent], "random": [None], "mixed": [None, agent]}[behaviour]
-    with contextlib.closing(make_environment()) as environment:  # one: switching between renderers costs more
-        players = itertools.cycle(chosen)  # than acting for several at once saves
+    with contextlib.closing(make_environment()) as environment:  # one: acting for several at once saves less
+        players = itertools.cycle(chosen)  # than switching between renderers costs
         tracked = track(seeds, "recording", "episodes")
         return [_play(environment, seed, steps, next(players), explore) for seed in tracked]
 
 
 def _play(environment: gym.Env, seed: int, steps: int, agent: Agent | None, explore: float) -> Episode:
-    """Play one episode; without an agent, at random."""
+    """Play one episode, with random actions if there is no agent."""
     random = generator(seed, "probe actions")
     noise = _torch_generator(agent.device if agent else "cpu", seed, "probe actions")
     actions, carry = Actions.of(environment.action_space), None
@@ -115,7 +115,7 @@ def _play(environment: gym.Env, seed: int, steps: int, agent: Agent | None, expl
 
 
 def replayed(environment: gym.Env, episode: Episode, seed: int, noise_seed: int) -> Episode:
-    """The same physics under the distractors of another seed; `seed` is that of the episode."""
+    """Replay an episode, whose own seed is `seed`, with the same physics under the distractors of `noise_seed`."""
     rollout = replay(environment, episode.action[1:], seed, noise_seed)
     return Episode(rollout.observation, episode.action, rollout.signal, rollout.noise)
 
@@ -128,10 +128,10 @@ def _torch_generator(device: torch.device | str, seed: int, name: str) -> torch.
 def freeze(
     agent: Agent, recordings: Sequence[Episode], *, seed: int = 0, shared_noise: bool = False, sample: bool = True
 ) -> list[Frozen]:
-    """Filter recorded episodes with the posterior, in chunks of rows; without a world model, read its features.
+    """Filter recorded episodes with the posterior, in chunks of rows; without a world model, read the features.
 
-    seed: of the posterior samples. shared_noise: all episodes get the same draws, so two latents of one step differ
-    only through what their episodes showed. sample: False filters with the posterior's mean instead.
+    seed: of the posterior samples. shared_noise: all episodes get the same draws, so latents of the same step differ
+    only because of what their episodes showed. sample: False filters with the posterior mean (of classes, the mode).
     """
     random = _torch_generator(agent.device, seed, "probe filter")
     if not isinstance(agent, WorldModelAgent):
@@ -178,7 +178,7 @@ def freeze(
 def decode(
     agent: WorldModelAgent, latent: Latent, draw: Callable[[Latent], torch.Tensor] | None = None
 ) -> torch.Tensor:
-    """Latents [n, ...] -> float images [n, 3, H, W] on the CPU; draw: instead of `WorldModel.decode`."""
+    """Latents [n, ...] -> float images [n, 3, H, W] on the CPU; draw: replaces `WorldModel.decode`."""
     draw, like = draw or agent.world_model.decode, next(agent.world_model.parameters())
     parts = []
     for begin in range(0, len(latent.belief), DECODED):
@@ -188,6 +188,6 @@ def decode(
 
 
 def as_batch(recording: Episode) -> dict[str, np.ndarray]:
-    """One whole episode as a batch [T, 1, ...] of `Agent.representations`."""
+    """One whole episode as a batch [T, 1, ...] for `Agent.representations`."""
     batch = {"observation": recording.observation[:, None], "action": recording.action[:, None]}
     return batch | {"is_first": np.arange(len(recording.action))[:, None] == 0}

@@ -1,8 +1,8 @@
-"""How many decisions apart are two situations? The temporal distance that frozen features tell.
+"""How many decisions apart are two situations? The temporal distance that frozen features reveal.
 
-For each representation a quasimetric is learned from the same recorded episodes (`analysis.qrl`) and judged on others.
+For each representation, a quasimetric is fitted to the same recorded episodes (`analysis.qrl`) and tested on others.
 All distances here are in steps: the learned d divided by 1 + eps, so one decision is about 1. They are bounded by what
-the data shows: two situations that are connected only by behaviour that nobody showed count as far apart.
+the data shows: two situations that are connected only by behaviour outside the data count as far apart.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from denoised_mdp.rollout import Episode
 from denoised_mdp.seeding import generator, torch_seed
 
 STATE = "state"
-"""the part that holds the simulator's state, which the others are compared with"""
+"""the part that holds the simulator's state, the reference for the others"""
 LAGS = (1, 2, 5, 10, 20, 50, 100)
 """decisions between two rows of an episode"""
 PAIRS = 20_000
-"""random pairs of held-out rows"""
+"""number of random pairs of held-out rows"""
 SHORT, LONG, LONG_FROM = (15.0, 0.1), (500.0, 0.01), 50
 """offset c and sharpness of the objective for episodes of at most `LONG_FROM` decisions, and for longer ones"""
 HIDDEN, COMPONENTS, SIZE = 256, 16, 16
 BATCH, LR, MULTIPLIER_LR = 256, 2e-3, 0.1
 PROJECTIONS = 128
-"""of a picture, random ones"""
+"""number of random projections of an image"""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What the distance learned from one representation is like, on held-out episodes; all distances in steps."""
+    """Properties of the distance learned from one representation, on held-out episodes; all distances in steps."""
 
     one_step: float
-    """mean distance from a row to the next; about 1 is right"""
+    """mean distance from a row to the next; should be about 1"""
     violations: float
-    """share of pairs k decisions apart with a distance above k, mean over lags above 1; below 0.05 is right"""
+    """share of pairs k decisions apart with a distance above k, mean over lags above 1; should be below 0.05"""
     rank_correlation: float
-    """Spearman's, with the distance learned from the simulator's state, over random pairs"""
+    """Spearman's coefficient with the distance learned from the simulator's state, over random pairs"""
     asymmetry: float
     """mean |d(a, b) - d(b, a)| / mean d over random pairs"""
     at_limit: float
@@ -55,15 +55,15 @@ class Geometry:
     random: float
     """median distance of random pairs"""
     paired: dict[str, float]
-    """world -> median distance between a situation and the same one there; 0: the distractors do not count"""
+    """world -> median distance between a situation and the same one in that world; 0: distractors have no effect"""
     lags: dict[int, tuple[float, float, float]]
-    """k -> 10th, 50th and 90th percentile of the distances of rows k decisions apart"""
+    """k -> 10th, 50th and 90th percentile of the distance between rows k decisions apart"""
 
 
 class Distance:
     """The distance learned from rows of features [n, F] of recorded episodes.
 
-    episode: the episode of each row [n]. Neighbouring rows of one episode are one decision apart.
+    episode: the episode of each row [n]. Consecutive rows of one episode are one decision apart.
     """
 
     def __init__(self, features: np.ndarray, episode: np.ndarray, updates: int, name: str):
@@ -89,7 +89,7 @@ class Distance:
             )
 
     def rows(self, features: np.ndarray) -> torch.Tensor:
-        """Standardized features [n, F]; columns that carry nothing are 0."""
+        """Standardized features [n, F]; constant columns are 0."""
         return torch.as_tensor(self.scale(features), dtype=torch.float32)
 
     @torch.no_grad()
@@ -107,13 +107,13 @@ def measure_distances(
     *,
     updates: int,
 ) -> dict[str, Geometry]:
-    """Learn a distance from each part of a representation, and judge it on held-out episodes.
+    """Learn a distance from each part of a representation, and test it on held-out episodes.
 
-    parts: name -> features [n, F]; `STATE` is the reference. episode: of each row [n]. tested: whether a row is held
-    out [n], the same for all rows of an episode. worlds: other world -> part -> features of the held-out rows [m, F].
+    parts: name -> features [n, F]; `STATE` is the reference. episode: of each row [n]. tested: mask of the held-out
+    rows [n], the same for all rows of an episode. worlds: other world -> part -> features of the held-out rows [m, F].
 
     Raises:
-        UserError: no fitted episode has two rows, or no held-out one has three.
+        UserError: no episode to learn from has two rows, or no held-out one has three.
     """
     random = generator(0, "distance pairs")
     pairs = random.choice(np.flatnonzero(tested), (2, PAIRS))  # [2, PAIRS]
@@ -148,13 +148,13 @@ def measure_distances(
 
 
 def _apart(episode: np.ndarray, tested: np.ndarray, k: int) -> np.ndarray:
-    """Held-out rows whose episode goes on for k more rows."""
+    """Rows marked in `tested` [n] whose episode goes on for k more rows."""
     row = np.arange(max(0, len(episode) - k))
     return row[(episode[row] == episode[row + k]) & tested[row]]
 
 
 def projected(episodes: Sequence[Episode], rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Random projections of the pictures in some rows of each episode, [n, `PROJECTIONS`]: the pixels as they are."""
+    """Random projections of the images in some rows of each episode, [n, `PROJECTIONS`]: a baseline of raw pixels."""
     shape = math.prod(episodes[0].observation.shape[1:]), PROJECTIONS
     matrix = generator(0, "projection").standard_normal(shape, np.float32)
     pictures = (one.observation[at].reshape(len(at), -1) for one, at in zip(episodes, rows, strict=True))

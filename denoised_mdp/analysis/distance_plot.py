@@ -1,4 +1,4 @@
-"""Picture of `probe distance`: what k decisions, and other distractors, are worth in steps."""
+"""Figure of `probe distance`: the distance in steps of k decisions, and of other distractors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from denoised_mdp.analysis.roles import in_words
 
 COLORS = ROLE_COLORS | {STATE: INK, "pixels": "#b8860b"}
 LEAST = 0.01
-"""steps that a picture tells from none"""
+"""smallest distance in steps that the logarithmic axis shows; smaller ones are drawn there"""
 
 
 def distance_figure(parts: Mapping[str, Mapping[str, Any]], title: str = "") -> Figure:
     """Left: learned steps between rows k decisions apart, by representation. Right: between paired worlds.
 
-    parts: name -> fields of `distance.Geometry`; the keys of its lags may be text, as JSON has them.
+    parts: name -> fields of `distance.Geometry`; the keys of its lags may be text, as in JSON.
     """
     figure = new_figure(9.0, 4.0)
     figure.set_layout_engine("constrained")
@@ -37,9 +37,9 @@ def distance_figure(parts: Mapping[str, Mapping[str, Any]], title: str = "") -> 
 
 
 def _lags(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Median steps over k, with each part's rank correlation below; the diagonal is the bound.
+    """Plot median steps over k, with each part's rank correlation in the legend; the diagonal is the bound.
 
-    A representation that has collapsed lies far below 1, one that breaks the bound above it: all are in view.
+    A collapsed representation lies far below 1, and one that violates the bound lies above it; both stay in view.
     """
     shown = []
     for name, one in parts.items():
@@ -74,7 +74,7 @@ def _worlds(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
         places = [place + (number - (len(worlds) - 1) / 2) * width for place in range(len(names))]
         strength = 1 - 0.25 * number
         axes.bar(places, heights, 0.9 * width, color=[COLORS[name] for name in names], alpha=strength)
-        axes.bar(0, 0, color=INK, alpha=strength, label=world)  # the legend's patch: a shade, of no part's colour
+        axes.bar(0, 0, color=INK, alpha=strength, label=world)  # the world's legend entry: a shade, in no part's colour
     for place, name in enumerate(names):
         label = "two random situations" if place == 0 else None
         axes.hlines(parts[name]["random"], place - 0.45, place + 0.45, color=INK, linewidth=1.6, label=label)
@@ -84,6 +84,6 @@ def _worlds(axes, parts: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _legend(axes) -> None:
-    """Below the axes, where it hides nothing."""
+    """Put the legend below the axes, where it hides nothing."""
     place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2, "columnspacing": 1.2}
     axes.legend(frameon=False, fontsize=7.5, **place)

@@ -1,7 +1,7 @@
 """Semantic equivalence: situations with the same physics should be the same to a policy, whatever the distractors.
 
 On a grid of physics and distractor seeds (`invariance.record_grid`), twins are cells of one row: they are equivalent by
-construction. Distances are Euclidean, of standardized columns. For the latents that the policy does not see, twins are
+construction. Distances are Euclidean on standardized columns. For the latents that the policy does not see, twins are
 cells of one column.
 """
 
@@ -22,23 +22,23 @@ from denoised_mdp.analysis.situations import features, rows_of
 from denoised_mdp.rollout import Episode
 
 NEAR, FAR = 20, 50
-"""decisions between hard negatives: other moments of the same episode in the same world"""
+"""decisions between a row and its hard negatives, which are other moments of the same episode in the same world"""
 
 
 @dataclass
 class Equivalence:
-    """How well distances of one representation tell twins from other pairs; intervals over episodes."""
+    """How well distances in one representation tell twins from other pairs; intervals are over episodes."""
 
     ratio: Estimate
-    """mean distance of twins over that of random pairs: 0 ignores the distractors, 1 sees nothing else"""
+    """mean distance of twins over that of random pairs; 0: ignores the distractors, 1: encodes nothing else"""
     auroc: Estimate
-    """probability that twins are nearer than a random pair: 1 perfect, 0.5 chance"""
+    """probability that twins are closer than a random pair; 1: perfect, 0.5: chance"""
     hard_auroc: Estimate
-    """the same against other moments of the same episode in the same world"""
+    """the same, against other moments of the same episode in the same world"""
     retrieval: Estimate
-    """share of situations whose nearest one in another world is their twin"""
+    """share of situations whose nearest neighbour in another world is their twin"""
     chance: float
-    """of `retrieval`"""
+    """chance level of `retrieval`"""
 
 
 def grid_features(
@@ -54,9 +54,9 @@ def grid_features(
 
 
 def equivalence(values: np.ndarray, step: np.ndarray) -> Equivalence:
-    """Twins are cells of one row: features [P, K, T, F] of P physics under K seeds; step: decision of each [P, T].
+    """Twins are cells of one row: features [P, K, T, F] of P physics under K seeds; step: decision numbers [P, T].
 
-    For latents that the policy does not see, give the transposed grid [K, P, T, F]: then twins share their distractors.
+    For latents that the policy does not see, pass the transposed grid [K, P, T, F]: twins then share their distractors.
     """
     physics, worlds, moments = values.shape[:3]
     episode = np.repeat(np.arange(physics), moments)  # [n], n = P T
@@ -84,13 +84,13 @@ def equivalence(values: np.ndarray, step: np.ndarray) -> Equivalence:
 
 
 Pairs = Mapping[tuple[int, int], np.ndarray]
-"""two episodes -> distances of pairs of their rows"""
+"""(episode, episode) -> distances between rows of the two"""
 
 
 def ratio_of_distances(near: Sequence[np.ndarray], others: Pairs) -> Estimate:
-    """Mean distance of twins over that of other pairs. The interval draws episodes, and with them both kinds of pairs.
+    """Mean distance of twins over that of other pairs. The bootstrap draws episodes, and with them both kinds of pairs.
 
-    near: distances of the twins of each episode. others: of episodes f and g; for their weight see `_over_pairs`.
+    near: distances of each episode's twins. others: distances between rows of two episodes, see `_over_pairs`.
     """
     count, size = np.zeros((2, len(near), len(near)))  # [P, P] each
     for (f, g), values in others.items():
@@ -105,7 +105,7 @@ def ratio_of_distances(near: Sequence[np.ndarray], others: Pairs) -> Estimate:
 
 
 def area(near: Sequence[np.ndarray], others: Pairs) -> Estimate:
-    """AUROC: the probability that twins are nearer than other pairs; arguments as of `ratio_of_distances`."""
+    """AUROC: the probability that twins are closer than other pairs; arguments as in `ratio_of_distances`."""
     count, wins = np.zeros((len(near), len(near))), np.zeros((len(near),) * 3)  # [P, P]; [P of the twins, P, P]
     lengths, twins = np.array([len(values) for values in near]), np.concatenate(near)  # [P], [n]
     edges = np.cumsum([0, *lengths]).tolist()
@@ -127,8 +127,8 @@ def area(near: Sequence[np.ndarray], others: Pairs) -> Estimate:
 def _over_pairs(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The sum of values [P, P] or [draws, P, P], each times the weights [draws, P] of both of its episodes: [draws].
 
-    A pair of one episode weighs what that does: its rows come together, and their pairs grow with their number, not
-    with its square.
+    A pair within one episode has the episode's weight, not its square: an episode drawn twice brings its own pairs
+    twice.
     """
     total = np.einsum("...fg,...f,...g->...", values, weights, weights)  # [draws]
     own = np.einsum("...ff->...f", values)  # [P] or [draws, P]
@@ -136,13 +136,13 @@ def _over_pairs(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Euclidean distances of rows [n, F] and [m, F]: [n, m]."""
+    """Euclidean distances between rows [n, F] and [m, F]: [n, m]."""
     squares = np.square(first).sum(1)[:, None] + np.square(second).sum(1) - 2 * first @ second.T
     return np.sqrt(squares.clip(0.0))
 
 
 def share_above(values: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """For each value [n], the share of others [m] above it; equal ones count half. Its mean is an AUROC."""
+    """For each value [n], the share of others [m] above it; ties count half. The mean of the shares is an AUROC."""
     others = np.sort(others)
     at_most, below = (np.searchsorted(others, values, side) for side in ("right", "left"))
     return 1 - (at_most + below) / (2 * len(others))

@@ -1,4 +1,4 @@
-"""The picture of `probe equivalence`, from its tree as the JSON file holds it."""
+"""Figure of `probe equivalence`, drawn from the tree in its JSON file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEASURES = {"auroc": "AUROC", "hard_auroc": "AUROC, hard", "retrieval": "retriev
 
 
 def equivalence_figure(tree: Mapping[str, Any]) -> Figure:
-    """Left: are twins found? Right: do distances follow the rewards to come?"""
+    """Left: are twins found? Right: do distances follow future rewards?"""
     roles, found = tree["roles"], tree["signatures"]
     ranks = found["spearman"] if found else {}
     figure = captioned(

@@ -1,4 +1,4 @@
-"""The factor matrix as text, table rows and JSON (both ways), and its mean over runs."""
+"""The factor matrix as text, as table rows, and to and from JSON; its mean over runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from denoised_mdp.config.compare import groups_of_seeds
 from denoised_mdp.envs.factors import QUADRANTS, Factor
 
 HEADLINES = {"signal recall": "signal", "leakage": "noise"}
-"""name of a summary of what the policy sees -> what is read from it"""
+"""name of a headline -> which factors it reads from what the policy sees"""
 
 
 def headline_text(matrix: FactorMatrix, probe: str, split: str) -> str:
@@ -126,16 +126,16 @@ def factor_rows(subject: Subject, matrix: FactorMatrix) -> list[dict[str, Any]]:
 
 
 def several_seeds(results: Sequence[tuple[Subject, FactorMatrix]]) -> list[list[tuple[Subject, FactorMatrix]]]:
-    """Groups of at least two runs that differ in the seed alone, with the same factors at one step."""
+    """Groups of at least two runs that differ only in the seed, with the same factors at the same step."""
     groups = groups_of_seeds(results, lambda one: one[0].config, also=lambda one: (one[0].step, one[1].factors))
     return [group for group in groups if len(group) > 1]
 
 
 def pooled(matrices: Sequence[FactorMatrix]) -> FactorMatrix:
-    """One matrix whose seeds are runs: each run's mean over its own probe seeds.
+    """One matrix whose seeds are runs: each run contributes the mean over its own probe seeds.
 
-    A summary is the mean over the runs where it is known, with a 95 % interval over three or more (Student's t). Its
-    note says where fewer than all count. A reason is that of the first run: it counts where no run has a number.
+    A summary is the mean over the runs where it is known, with a 95 % interval if there are at least three (Student's
+    t). Its note says if some runs do not count. A reason is the first run's, and applies if no run has a number.
     """
     first = matrices[0]
     scores = {probe: np.stack([matrix.mean(probe) for matrix in matrices]) for probe in first.scores}
@@ -157,7 +157,7 @@ def pooled(matrices: Sequence[FactorMatrix]) -> FactorMatrix:
 
 
 def _pool(runs: Sequence[Estimate]) -> Estimate:
-    """The mean of the known ones."""
+    """The mean of the known estimates."""
     known = np.array([one.value for one in runs if one.known])
     if not len(known):
         return Estimate(math.nan, note=runs[0].note)

@@ -1,9 +1,9 @@
 """The factor matrix: which latent holds which true factor of the environment.
 
 From frozen latents of held-out episodes, probes predict every factor that the environment reports. Folds divide
-episodes, never their rows, and R^2 is that of held-out episodes. Two numbers summarize it: signal recall (of the signal
-from x, ideally 1) and leakage (of the noise from x, ideally 0). Both are unknown if the sample is too small for a probe
-to find anything: an R^2 of 0 from x then says nothing about x.
+episodes, never their rows, and R^2 is computed on episodes left out of the fit. Two numbers summarize it: signal recall
+(R^2 of the signal from x, ideally 1) and leakage (R^2 of the noise from x, ideally 0). Both are unknown if the sample
+is too small for a probe to find anything: an R^2 of 0 from x then says nothing about x.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ PROBES = ("ridge", "mlp")
 REFERENCES = ("all", "encoder")
 """parts that see more than any single latent; their R^2 is the ceiling of the sample"""
 UNTRAINED = "untrained"
-"""the part that the policy would see with initial weights: the memory of any net holds the actions and some of the
-picture, so recall starts above 0"""
+"""the part that the policy would see with initial weights: even an untrained net remembers the actions and some of the
+image, so recall starts above 0"""
 CEILING = 0.2
-"""least lower end of the ceiling's interval"""
+"""minimum of the lower end of the ceiling's interval"""
 WIDEST = 0.5
-"""largest meaningful width of an interval, the ceiling's or a latent's own"""
+"""largest width at which an interval, the ceiling's or a latent's own, still means something"""
 LOST = 0.03
-"""largest R^2 by which all latents together may fall short of one"""
+"""largest R^2 by which all latents together may fall short of a single one"""
 TOO_FEW = "too few episodes"
 SPOKEN = {"all": "all latents together", "encoder": "the encoder"}
-"""names of parts in sentences, where they are others"""
+"""names of parts in sentences, where they differ"""
 
 
 @dataclass
@@ -67,9 +67,9 @@ class FactorMatrix:
     summaries: dict[str, dict[str, dict[str, Estimate]]]
     """probe -> "signal" or "noise" -> part -> `summary`"""
     seen: str = "x"
-    """the part that the policy sees: signal recall and leakage are of that one"""
+    """the part that the policy sees, from which signal recall and leakage are read"""
     reasons: dict[str, dict[str, str]] = field(default_factory=dict)
-    """probe -> "signal" or "noise" -> why the summary of `seen` is withheld, and what to do, where it is"""
+    """probe -> "signal" or "noise" -> why the summary of `seen` is withheld, if it is, and what to do about it"""
     homes: Mapping[str, Sequence[str]] = field(default_factory=lambda: dict(QUADRANTS))
     """kind of information -> the parts that should hold it, see `homes_of`"""
 
@@ -80,22 +80,22 @@ class FactorMatrix:
     def summary(self, probe: str, part: str, source: str) -> Estimate:
         """Mean R^2 of all factors of "signal" or "noise" from one part, with its interval over episodes.
 
-        Signal is controllable and reward-relevant, noise is uncontrollable. A negative R^2 of a factor counts as 0. nan
-        without factors, and where the sample is too small. Finding nothing in a latent is meaningful only if the probe
-        finds something in `ceiling`, both intervals are narrower than `WIDEST`, and all latents together know no less
-        than one of them.
+        Signal factors are controllable and reward-relevant; noise factors are those with source "noise". A negative R^2
+        of a factor counts as 0. nan without factors, or if the sample is too small: finding nothing in a latent means
+        something only if the lower end of `ceiling` reaches `CEILING`, neither its interval nor the latent's is wider
+        than `WIDEST`, and all latents together fall short of no single one by more than `LOST`.
         """
         return self.summaries[probe][source].get(part, Estimate(np.nan))
 
     def ceiling(self, probe: str, source: str) -> Estimate:
-        """The best summary of the `REFERENCES`: what such a probe can find in these episodes at all.
+        """The best summary among the `REFERENCES`: the most that such a probe can find in these episodes.
 
-        A model of one latent has no part called "all": that latent is all of them. Withheld summaries do not count.
+        A model with a single latent has no part "all"; that latent takes its place. Withheld summaries do not count.
         """
         return best_reference(self.summaries[probe][source])[1]
 
     def reason(self, probe: str, source: str) -> str:
-        """Why signal recall ("signal") or leakage ("noise") is withheld; a file of an earlier version does not say."""
+        """Why signal recall ("signal") or leakage ("noise") is withheld; files of earlier versions do not say."""
         return self.reasons.get(probe, {}).get(source) or f"{TOO_FEW}. Give more --episodes."
 
     def headline(self, probe: str) -> dict[str, float]:
@@ -123,7 +123,7 @@ def factor_matrix(
     `Agent.seen`.
 
     Raises:
-        UserError: features that are not finite.
+        UserError: features are not finite, or no factor varies.
     """
     for name, features in parts.items():
         if not np.isfinite(features).all():
@@ -170,7 +170,7 @@ def factor_matrix(
 def _summarize(matrix: FactorMatrix, probe: str, draws: np.ndarray, more: np.ndarray) -> None:
     """Fill in the intervals and the summaries of one probe.
 
-    draws: of the bootstrap, [draws, parts, factors]. more: what R^2 may lack, [parts, factors], see `still_to_learn`.
+    draws: of the bootstrap, [draws, parts, factors]. more: R^2 left to gain, [parts, factors], see `still_to_learn`.
     """
     low, high = interval(draws)
     matrix.intervals[probe] = np.stack((low, np.minimum(high + more, 1.0)))
@@ -196,10 +196,10 @@ def _summarize(matrix: FactorMatrix, probe: str, draws: np.ndarray, more: np.nda
 
 
 def best_reference(found: Mapping[str, Estimate]) -> tuple[str, Estimate]:
-    """Name and summary of the part that is the ceiling, see `FactorMatrix.ceiling`; found: part -> summary."""
+    """Name and summary of the part that sets the ceiling, see `FactorMatrix.ceiling`; found: part -> summary."""
     parts = REFERENCES if "all" in found else [part for part in found if part != UNTRAINED]
     known = [(part, found[part]) for part in parts if part in found and found[part].known]
-    order = {part: (np.nan_to_num(one.low, nan=-np.inf), one.value) for part, one in known}  # nan: means of two runs
+    order = {part: (np.nan_to_num(one.low, nan=-np.inf), one.value) for part, one in known}  # nan for means of two runs
     return max(known, key=lambda pair: order[pair[0]], default=("", Estimate(np.nan)))
 
 
@@ -211,7 +211,7 @@ def _useless(found: Mapping[str, Estimate]) -> str:
         return f"too few episodes, or nothing to read ({told}). Give more --episodes, or train longer."
     if reason := _uncertain(part, ceiling):
         return reason
-    if "all" in found:  # knows what each latent knows, unless the fit drowns in its many features
+    if "all" in found:  # it holds what each latent holds, unless the fit drowns in its many features
         latents = {part: one.value for part, one in found.items() if part not in ("encoder", UNTRAINED)}
         best, whole = max(latents, key=latents.__getitem__), found["all"].value
         if latents[best] > whole + LOST:
@@ -223,16 +223,16 @@ def _useless(found: Mapping[str, Estimate]) -> str:
 
 
 def _uncertain(part: str, found: Estimate) -> str:
-    """A sentence about an interval that is too wide; empty if it is not."""
+    """A message if the interval is too wide; empty if it is not."""
     if found.high - found.low > WIDEST:
         return f"too uncertain (R^2 from {SPOKEN.get(part, part)}: {found.text()}). Give more --episodes."
     return ""
 
 
 def _by_factor(values: np.ndarray, owner: np.ndarray) -> np.ndarray:
-    """Mean of the columns [..., K] of each factor: [..., factors]. Constant columns are ignored.
+    """Mean over each factor's columns, [..., K] -> [..., factors]. Constant columns (nan) are ignored.
 
-    A factor without any other column gets 0: predicting it takes no information.
+    A factor with no other columns gets 0: predicting it takes no information.
     """
     out = np.zeros((*values.shape[:-1], owner.max() + 1))
     for factor in range(out.shape[-1]):
@@ -257,10 +257,10 @@ def targets_of(found: Sequence[Factor], recordings: Sequence[Episode]) -> dict[F
 
 
 def homes_of(agent: Agent) -> dict[str, tuple[str, ...]]:
-    """Which latents should hold each kind of information, by what the structure says of them.
+    """Which latents should hold each kind of information, according to the table of latents.
 
-    Controllable: the prior reads the action. Relevant: it is rewarded, or the policy sees it. Where no latent is of a
-    kind, and for agents without a world model, those of the paper's models (`QUADRANTS`).
+    Controllable: the prior reads the action. Relevant: the latent is rewarded, or the policy sees it. If no latent is
+    of a kind, and for agents without a world model, the result is that of the paper's models (`QUADRANTS`).
     """
     if not isinstance(agent, WorldModelAgent):
         return dict(QUADRANTS)

@@ -1,4 +1,4 @@
-"""Health of a run: does each latent do its work? Numbers, and warnings where it does not."""
+"""Health of a run: does each latent do its job? Metrics, and warnings where one does not."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from denoised_mdp.rollout import Episode
 ACTIVE = 0.01
 """nats per step from which a dimension counts as active"""
 UNUSED_NATS, UNUSED_SHARE = 0.05, 0.02
-"""a latent with fewer nats, or whose movement explains less of the reconstruction's, is unused"""
+"""a noise latent with fewer nats, or one that explains a smaller share of the reconstruction's movement, is unused"""
 AT_FLOOR = 1.05
-"""KL_x up to this many times its free nats sits on the floor"""
+"""the signal's KL sits on its floor at up to this many times the free nats"""
 EXPLAINED = 0.25
-"""R^2 from which a latent is said to hold something"""
+"""R^2 from which a latent counts as holding something"""
 VARIES = 0.01
-"""std over situations from which a feature counts as varying, relative to the size of all features"""
+"""std over situations from which a feature counts as varying, relative to the root mean square of all features"""
 EVERY = 5
-"""every so many rows are decoded"""
+"""only one in this many rows is decoded"""
 
 
 @dataclass
 class Health:
-    """What one run's latents do."""
+    """Metrics of one run's latents, and warnings."""
 
     nats: dict[str, float]
     """mean KL between posterior and prior of each latent, nats per step"""
     active: dict[str, tuple[int, int]]
-    """dimensions with at least `ACTIVE` nats (features: that vary), and all dimensions, of each latent's state"""
+    """(dimensions of a latent's state with at least `ACTIVE` nats, all); without latents, (features that vary, all)"""
     share: dict[str, float]
     """share of the reconstruction's movement that each latent explains when it alone moves; the sum need not be 1"""
     below_floor: float
-    """share of the steps whose KL_x is at most the free nats"""
+    """share of the steps in which the signal's KL is at most the free nats"""
     image_r2: float
-    """share of the pixels' variance (about each pixel's mean) that the reconstruction explains; nan: it shows others"""
+    """share of the pixels' variance, about each pixel's mean, that decoded observations explain; nan if none are"""
     signal: dict[str, float]
-    """mean R^2 of the signal's factors from each latent, of a quick probe; nan where its episodes are too few"""
+    """mean R^2 of the signal factors from each latent, by a quick probe; nan if there are too few episodes"""
     noise: dict[str, float]
-    """the same of the noise; nan without noise, too"""
+    """the same for the noise; also nan without noise"""
     warnings: list[str]
 
 
@@ -87,7 +87,7 @@ def measure_health(
 
 
 def features_health(seen: str, frozen: Sequence[Frozen], matrix: FactorMatrix | None) -> Health:
-    """Of an agent without latents: which of its features vary at all, and what they hold; all else is nan."""
+    """Health of an agent without latents: how many features vary at all, and what they hold; all else is nan."""
     features = np.concatenate([one.parts()[seen] for one in frozen])  # [n, F]
     share = np.std(features, axis=0) / max(float(np.sqrt(np.square(features).mean())), 1e-12)  # [F]
     varying = int((share >= VARIES).sum())
@@ -106,7 +106,7 @@ def features_health(seen: str, frozen: Sequence[Frozen], matrix: FactorMatrix | 
 
 
 def _unknown(matrix: FactorMatrix | None) -> list[str]:
-    """Warnings of what so few episodes cannot tell."""
+    """Warnings about what too few episodes leave unknown."""
     return [
         f"Unknown how much {source} the latents hold: {matrix.reason('ridge', source)}"
         for source in ("signal", "noise")
@@ -115,7 +115,7 @@ def _unknown(matrix: FactorMatrix | None) -> list[str]:
 
 
 def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
-    """Warnings, one sentence each."""
+    """Warnings that follow from the metrics, one text each."""
     out = []
     for name in table.noise:
         nats, share = health.nats[name], health.share[name]
@@ -136,8 +136,8 @@ def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
     seen = [row.name for row in table.seen]
     best = _most(seen, signal)
     for name in table.noise:
-        moved = table.rows[name].sees_action  # by the agent, whom it may know
-        if not moved and signal[name] >= EXPLAINED and not signal[name] < 0.5 * signal[best]:  # or that is not known
+        moved = table.rows[name].sees_action  # such a latent may model the agent
+        if not moved and signal[name] >= EXPLAINED and not signal[name] < 0.5 * signal[best]:  # unknown best: warn
             out.append(
                 f"{name} explains the agent: R^2 of the signal is {signal[name]:.2f} from {name} and"
                 f" {_from(best, signal)}. {name} is too cheap, or the agent is predictable: raise model.{name}.beta, or"
@@ -162,7 +162,7 @@ def warnings_of(health: Health, table: Table, free_nats: float) -> list[str]:
 
 
 def _most(names: Sequence[str], r2: Mapping[str, float]) -> str:
-    """The name whose R^2 is largest; what is not known (nan) compares with nothing."""
+    """The name with the largest R^2; an unknown one (nan) ranks last."""
     return max(names, key=lambda name: r2[name] if r2[name] == r2[name] else -inf)
 
 
@@ -173,9 +173,9 @@ def _from(name: str, r2: Mapping[str, float]) -> str:
 def reconstruction_shares(agent: WorldModelAgent, latents: Sequence[Latent]) -> dict[str, float]:
     """For each latent: 1 - |all move - it alone moves|^2 / |all move - all stand still|^2, over pixels and steps.
 
-    Latents that stand still are frozen at the middle of their episode. 1: it alone causes all movement in the
-    reconstruction. The shares of latents that act on the same pixels can sum to less or more than 1; nan if nothing
-    moves.
+    Latents that stand still are frozen at the middle of their episode. 1: the latent by itself causes all movement in
+    the reconstruction. Shares of latents that act on the same pixels can sum to less or more than 1. They are nan if
+    nothing moves.
     """
     names = latents[0].layout.names
     total, missing = 0.0, dict.fromkeys(names, 0.0)

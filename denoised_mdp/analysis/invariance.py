@@ -1,7 +1,7 @@
 """Invariance: how latents, actions and returns change when only the distractors change.
 
-Episodes are replayed under several seeds of the distractors. This gives a grid: the same physics along rows, the same
-noise along columns. In x, cells of a row should be close and cells of a column far apart; in y the reverse.
+Episodes are replayed under several distractor seeds. This gives a grid: the same physics along rows, the same noise
+along columns. In x, cells of a row should be close and cells of a column far apart; in y the reverse.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Distances:
     other_state: float
     """other physics, same distractors"""
     resampled: float
-    """the same pictures with other earlier posterior samples: the effect of chance alone"""
+    """same images, but other posterior samples in earlier rows: the effect of chance alone"""
 
     @property
     def ratio(self) -> float:
-        """0: ignores the distractors; 1: they move it as much as another state does; nan: nothing moves it."""
+        """0: ignores the distractors; 1: they move it as much as another state does; nan: another state does not."""
         return self.other_noise / self.other_state if self.other_state > 0 else float("nan")
 
 
@@ -51,10 +51,10 @@ class Invariance:
     """What `measure_invariance` found."""
 
     parts: dict[str, Distances]
-    """distances of each latent, all together, the encoder and the policy's action"""
+    """distances of each latent, of all together, of the encoder's output and of the policy's action"""
     action_change: float
-    """mean absolute change of an action (its range is 2) under other distractors; another choice counts 2. That of an
-    agent that hardly acts is small too: `parts["action"].ratio` compares it with the change between states."""
+    """mean absolute change of an action (its range is 2) under other distractors; another discrete choice counts 2. An
+    agent that hardly acts has a small one, too: `parts["action"].ratio` compares it with the change between states."""
 
 
 def grid_distances(values: np.ndarray) -> tuple[float, float]:
@@ -76,13 +76,13 @@ def record_grid(
     steps: int,
     explore: float = 0.3,
 ) -> list[list[Episode]]:
-    """Play `physics` episodes (agent and random in turn), then replay each under `worlds` seeds of the distractors.
+    """Play `physics` episodes (random and agent in turn), then replay each under `worlds` distractor seeds.
 
-    Without an agent, all actions are random, and every model sees the same grid. Row i, column k: physics i under
-    distractors k; all are cut to the shortest episode.
+    Without an agent, all actions are random, so every model sees the same grid. Row i, column k holds physics i under
+    distractors k. All episodes are cut to the length of the shortest.
 
     Raises:
-        UserError: an environment without noise.
+        UserError: the environment has no noise.
     """
     seeds, noise_seeds = probe_seeds(0, physics), probe_seeds(1, worlds)
     with contextlib.closing(make_environment()) as environment:
@@ -97,10 +97,10 @@ def record_grid(
 
 
 def measure_invariance(agent: Agent, grid: Sequence[Sequence[Episode]]) -> Invariance:
-    """Distances of every part of the latent and of the policy's action over a grid of `record_grid`.
+    """Distances of every part of the latent and of the policy's action over a grid from `record_grid`.
 
-    All episodes are filtered with the same posterior noise, so they differ only in observations and actions. Posterior
-    means of the states are compared.
+    All episodes are filtered with the same posterior noise, so they differ only in observations and actions. The states
+    compared are posterior means (of classes, modes).
     """
     cells = [cell for row in grid for cell in row]
     shape = len(grid), len(grid[0])
@@ -116,7 +116,7 @@ def measure_invariance(agent: Agent, grid: Sequence[Sequence[Episode]]) -> Invar
 
 
 def action_change(agent: Agent, grid: Sequence[Sequence[Episode]]) -> tuple[float, float]:
-    """Only what `measure_invariance` says of the action: its change, and the ratio of its distances."""
+    """The part of `measure_invariance` that concerns the action: its change, and the ratio of its distances."""
     cells = [cell for row in grid for cell in row]
     actions = _actions(agent, cells, freeze(agent, cells, shared_noise=True))
     actions = actions.reshape(len(grid), len(grid[0]), *actions.shape[1:])  # [P, K, T, A]
@@ -131,7 +131,7 @@ def _mean_change(agent: Agent, actions: np.ndarray) -> float:
 
 
 def _stack_means(frozen: Sequence[Frozen]) -> dict[str, np.ndarray]:
-    """Belief and posterior mean of each part, or features without chance, [episodes, T, F]."""
+    """Belief and posterior mean of each part (without a world model: the features), [episodes, T, F]."""
     episodes = []
     for one in frozen:
         if isinstance(one, FrozenFeatures):
@@ -145,7 +145,7 @@ def _stack_means(frozen: Sequence[Frozen]) -> dict[str, np.ndarray]:
 
 @torch.no_grad()
 def _actions(agent: Agent, cells: Sequence[Episode], frozen: Sequence[Frozen]) -> np.ndarray:
-    """The policy's action without sampling in every row, [episodes, T, A]."""
+    """The policy's action in every row, without sampling: [episodes, T, A]."""
     if isinstance(frozen[0], FrozenFeatures):
         return np.stack([agent.modes(as_batch(cell))[:, 0].float().cpu().numpy() for cell in cells])
     seen = agent.world_model.table.seen
@@ -154,9 +154,9 @@ def _actions(agent: Agent, cells: Sequence[Episode], frozen: Sequence[Frozen]) -
 
 
 def variations(config: Config) -> dict[str, tuple[Config, str]]:
-    """Conditions of the return: name -> (configuration, split of the clips); the first is as trained.
+    """Conditions to measure returns in: name -> (configuration, split of the clips); the first is as trained.
 
-    The others are each distractor with other `Distractor.scales` (twice, or half where twice is not allowed), and
+    The others change the `Distractor.scales` of one distractor each (twice, or half where twice is not allowed), or are
     `other_worlds`.
     """
     found = {"as trained": (config, "train")}
@@ -175,20 +175,20 @@ def variations(config: Config) -> dict[str, tuple[Config, str]]:
 
 
 def reward_noise(environment: gym.Env) -> list[str]:
-    """Distractors that the reward itself depends on: under others of them, the same behaviour earns another return."""
+    """Distractors that the reward itself depends on: if they change, the same behaviour earns another return."""
     quadrants = environment.unwrapped.quadrants
     touching = (name for name in environment.unwrapped.noise_names if quadrants[name] == RELEVANT_NOISE)
     return [*dict.fromkeys(name.partition("/")[0] for name in touching)]
 
 
 def returns_under(agent: Agent, config: Config, episodes: int) -> dict[str, EvaluationResult]:
-    """Returns without sampling actions under all `variations`, on the same physics seeds."""
+    """Returns under all `variations` on the same physics seeds; actions are not sampled."""
     seeds = probe_seeds(2, episodes)
     conditions = track(list(variations(config).items()), "returns", "conditions")
     return {name: evaluate(agent, environment_maker(changed, split), seeds) for name, (changed, split) in conditions}
 
 
 def paired_change(result: EvaluationResult, trained: EvaluationResult) -> tuple[float, float]:
-    """Mean paired change of the return from the distractors of training, and its standard error."""
+    """Mean paired change of the return against `trained`, and its standard error."""
     change = np.subtract(result.returns, trained.returns)
     return float(change.mean()), standard_error(change)

@@ -1,4 +1,4 @@
-"""An MLP as a probe: what a latent holds in a form that a linear probe cannot read."""
+"""An MLP probe: it also reads what a latent holds in a form that a linear probe cannot read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def mlp_predictions(
 ) -> np.ndarray:
     """Train on rows (features [n, F] -> targets [n, K]) and predict the targets of `others` [m, F]: float64 [m, K].
 
-    A fifth of the groups is held out to choose the epoch for each target. The mean is a candidate (epoch 0), so targets
-    that cannot be learned are not predicted wildly. PyTorch's global generator is not changed.
+    One fold of the groups is held out to choose the epoch for each target. Predicting the mean is a candidate (epoch
+    0), so targets that cannot be learned get no wild predictions. PyTorch's global generator is not changed.
     """
     held = group_folds(groups)[seed % len(group_folds(groups))]
     inputs, outputs = (Standardizer.of(values[~held]) for values in (features, targets))

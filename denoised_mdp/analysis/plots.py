@@ -1,4 +1,4 @@
-"""Pictures of probe results."""
+"""Figures of probe results."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ COLORS = {"x": "#1f5fa8", "y": "#e4572e", "z": "#3a9d6b", "all": "#6c5b9e", "enc
 ROLE_COLORS = {SEEN: COLORS["x"], REST: COLORS["y"], "all": COLORS["all"], "encoder": COLORS["encoder"]}
 DARK = LinearSegmentedColormap.from_list("dark", ["#f6f8fb", "#cfe0f2", "#7fb0dc", "#2f76ba", "#0d2f5e"])
 PALETTE = ("#1f5fa8", "#e4572e", "#3a9d6b", "#6c5b9e", "#b8860b", "#0e8ba0", "#c2477f", "#5a6b2f", "#8a94a0", "#7a4b2a")
-"""of curves that are compared"""
+"""colors of compared curves"""
 METHODS = ("2b", "dreamer", "2c", "repo", "tia", "curl", "dbc", "pisac", "sac_pixels")
 """methods with colors of their own, in the order of `PALETTE`"""
 PART_LABELS = {UNTRAINED: "un-\ntrained"}
 NARROWEST, CELL, ROW, LINE_HEIGHT, TITLE, FOOT = 4.4, 0.56, 0.225, 0.21, 0.62, 0.72
-"""inches of a factor map: least width, width and height of a cell, a line of text, above a panel, below all"""
+"""factor map in inches: minimum width, cell width and height, line of text, space above a panel, space below all"""
 GOAL = "the goal: uncontrollable, relevant"
-"""head of the factors that are a `Factor.goal`"""
+"""heading of the factors that are a `Factor.goal`"""
 NUMBERS_FROM = 0.4
-"""inches of a cell that is wide enough for a number"""
+"""minimum width in inches of a cell with a number"""
 
 
 def colors_of(names: Iterable[str]) -> dict[str, str]:
-    """One color for each compared item, in order: that of the method which its name tells, else a free one.
+    """One color per compared item, in order: the color of the method that its name contains, else a free one.
 
-    So a method of `METHODS` looks the same whatever it is compared with: "2b", or "cheetah_run · 2b" without it. Of
-    several items with one method, the first has its color. A color of another method is free only after all others, and
-    colors repeat if there are many.
+    So a method of `METHODS` looks the same in every comparison. Of several items with one method, the one named exactly
+    like it ("2b" before "cheetah_run · 2b"), else the first, gets its color. Colors of absent methods are the last free
+    ones, and colors repeat if there are many items.
     """
     names = list(dict.fromkeys(names))
     fixed: dict[str, int] = {}
-    for name in sorted(names, key=lambda name: name not in METHODS):  # those that are a method's own name come first
+    for name in sorted(names, key=lambda name: name not in METHODS):  # items named exactly like a method come first
         told = [METHODS.index(word) for word in re.findall(r"[\w.=/-]+", name) if word in METHODS]
         if told and told[0] not in fixed.values():
             fixed[name] = told[0]
@@ -63,7 +63,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def plain_axes(axes, letters: float) -> None:
-    """Style the axes of a curve or of bars: two sides, a faint grid behind, names of `letters` points."""
+    """Style the axes of curves or bars: two spines, a faint grid behind, axis labels of `letters` points."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(LINE)
     axes.tick_params(colors=FAINT, labelsize=8, length=3)
@@ -81,12 +81,12 @@ def literal(text: str) -> str:
 def legend_below(
     figure: Figure, panels: Iterable, *, columns: int = 4, title: str | None = None, size: float = 8
 ) -> None:
-    """One legend below all panels: each line's label once, in as many columns as fit, at most `columns`.
+    """Draw one legend below all panels: each label once, in as many columns as fit, at most `columns`.
 
-    The figure has a constrained layout, and grows by what more than one line of the legend takes from the panels.
+    The figure needs a constrained layout. It grows by each legend line after the first, so that panels keep their size.
     """
     lines = {line.get_label(): line for axes in panels for line in axes.get_legend_handles_labels()[0]}
-    widest = max(map(len, lines), default=0) * 0.6 * size + 5 * size  # points: letters, then the line and the gaps
+    widest = max(map(len, lines), default=0) * 0.6 * size + 5 * size  # points: text, then handle and gaps
     columns = int(max(1, min(columns, 72 * figure.get_figwidth() // widest)))
     figure.set_figheight(figure.get_figheight() + 1.6 * size / 72 * (math.ceil(len(lines) / columns) - 1))
     place = {"loc": "outside lower center", "ncols": columns, "fontsize": size, "frameon": False}
@@ -103,8 +103,8 @@ def save_figure(figure: Figure, path: Path | str) -> Path:
 def factor_heat_map(matrix: FactorMatrix, probe: str, title: str, note: str = "") -> Figure:
     """R^2 of every factor (rows) from every part (columns), in the quadrants of Wang et al. 2022, Figure 1.
 
-    Empty quadrants are left out. Frames mark the latents that should hold a quadrant: dark there and light in the other
-    latents is good. The picture is as wide as a phone's page.
+    Empty quadrants are left out. Frames mark the latents that should hold a quadrant: dark cells there and light cells
+    in the other latents are good. The figure is only as wide as it must be, so that it is readable on a phone.
     """
     scores = dict(zip(matrix.factors, matrix.mean(probe).T, strict=True))  # factor -> [parts]
     kinds = {
@@ -171,7 +171,7 @@ def factor_panel(
 
 
 def write_cells(axes, values: np.ndarray, size: float) -> None:
-    """Write R^2 [rows, columns] into cells of unit size, in letters of `size` points."""
+    """Write R^2 [rows, columns] into cells of unit size, in a font of `size` points."""
     for row, column in np.ndindex(values.shape):
         value = values[row, column]
         text = "<-1" if value < -0.995 else f"{value:.2f}".replace("-0.00", "0.00")
@@ -180,13 +180,13 @@ def write_cells(axes, values: np.ndarray, size: float) -> None:
 
 
 def frame_cells(axes, left: float, top: float, columns: int, rows: int) -> None:
-    """Frame cells: of the latent that should hold these factors."""
+    """Frame a block of cells, to mark the latent that should hold these factors."""
     style = {"fill": False, "edgecolor": FRAME, "linewidth": 2, "clip_on": False, "zorder": 3}
     axes.add_patch(Rectangle((left, top), columns, rows, **style))
 
 
 def short_name(name: str) -> str:
-    """A factor's name without what its quadrant implies."""
+    """A short, readable form of a factor's name."""
     head, _, tail = name.partition("/")
     known = {"video_background": "background", "camera_jitter": "camera", "noisy_sensor": "sensor"}
     if head in ("qpos", "qvel"):
@@ -195,7 +195,7 @@ def short_name(name: str) -> str:
 
 
 def color_bar(axes) -> None:
-    """Draw the legend of the colours of R^2 into flat, wide axes."""
+    """Draw the color scale of R^2 into flat, wide axes."""
     axes.imshow(np.linspace(0, 1, 256)[None], cmap=DARK, extent=(0, 1, 0, 1), aspect="auto")
     axes.set(yticks=[])
     axes.set(xticks=[])

@@ -1,6 +1,6 @@
-"""The probe contract: what one file declares to become ``denoised-mdp probe NAME`` and a part of the report.
+"""The probe contract: what one file declares to become ``denoised-mdp probe NAME`` and a section of the report.
 
-Nothing here needs PyTorch. A probe imports what it needs inside of `run` and `report`, so that help answers at once.
+Nothing here needs PyTorch. A probe imports what it needs inside `run` and `report`, so that ``--help`` is instant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from denoised_mdp.options import CHECKPOINT, DEVICE, option
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
-"""heads of the columns, and rows"""
+"""column headings, and rows"""
 TRAIN_OR_TEST = "background clips: those of training, or held-out ones"
 CLIPS = {
     "train": "clips of training",
@@ -28,29 +28,29 @@ CLIPS = {
 
 @dataclass
 class Options:
-    """Options of every probe of runs. A probe extends them: one field each, and its flag follows from it."""
+    """Options that all probes of runs share. A probe adds its own as fields, and each field defines its flag."""
 
     output: Path | None = option(None, "default: RUN/probes, and ./probes for means over runs", metavar="FOLDER")
     checkpoint: str | None = option(None, "a step, or best", unset="the newest", pattern=CHECKPOINT, metavar="STEP")
     device: str = option("auto", "auto, cpu, cuda or cuda:N", pattern=DEVICE)
 
     def measured(self) -> dict[str, Any]:
-        """The options that decide a result's numbers; its file holds them."""
+        """The options that determine a result's numbers, as its file stores them."""
         return {name: value for name, value in vars(self).items() if name not in vars(Options())}
 
     def variant(self) -> str:
-        """The part of a result's name: its kind of clips, and what is not the default: ``train_episodes4_steps40``."""
+        """The part of a result's name for its clip split and non-default options: ``train_episodes4_steps40``."""
         usual, own = vars(type(self)()), self.measured()
         words = [own.pop("split")] if "split" in own else []
         words += [f"{name}{value}" for name, value in own.items() if value != usual[name]]
         text = "_".join(words)
-        name = re.sub(r"[^\w.+-]", "-", text)  # a part of a file's name
-        return name if name == text else f"{name}-{zlib.crc32(text.encode()):08x}"  # else another text could have it
+        name = re.sub(r"[^\w.+-]", "-", text)  # it becomes part of a file name
+        return name if name == text else f"{name}-{zlib.crc32(text.encode()):08x}"  # keeps altered names distinct
 
 
 @dataclass
 class EpisodeOptions(Options):
-    """Options of a probe that plays episodes of its own."""
+    """Options of a probe that plays its own episodes."""
 
     episodes: int = option(12, "held-out episodes", low=1)
     steps: int = option(150, "actions per episode", low=1)
@@ -65,15 +65,15 @@ def behaviour() -> Any:
 
 @dataclass(frozen=True)
 class Section:
-    """What the report shows of one result. Text is plain: the report escapes it."""
+    """What the report shows of one result. Text is plain; the report escapes it."""
 
     text: Sequence[str] = ()
     pictures: Sequence[str] = ()
-    """data URIs: of `report.plots.svg_uri`, or of `report.parts.picture_uri`"""
+    """data URIs, from `report.plots.svg_uri` or `report.parts.picture_uri`"""
     tables: Sequence[Table] = ()
     warnings: Sequence[str] = ()
     folded: Mapping[str, Table] = dataclasses.field(default_factory=dict)
-    """title -> a table that is shown on a click"""
+    """title -> a table that opens on a click"""
 
 
 @dataclass(frozen=True)
@@ -94,4 +94,4 @@ class Probe:
     title: str = ""
     """heading in the report; by default the name"""
     keyed: bool = False
-    """it takes a run, or ``key=value`` as for train, instead of runs"""
+    """whether it takes a run, or ``key=value`` as for train, instead of runs"""

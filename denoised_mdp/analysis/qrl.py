@@ -1,11 +1,11 @@
 """Temporal distances by quasimetric reinforcement learning (Wang et al., ICML 2023).
 
-Distances between random pairs grow while one step never costs more than one: the largest quasimetric below the step
-constraint is the shortest path. With phi(d) = -softplus(c - d), which grows with d and stops at c,
+Distances between random pairs grow while one step may cost at most one: the largest quasimetric under this constraint
+is the length of the shortest path. With phi(d) = -softplus(c - d), which grows with d and levels off at c,
 
     min over d, max over lambda >= 0 of   -E phi(d(s, g)) + lambda (E relu(d(s, s') - 1)^2 - eps^2).
 
-At the optimum, d is about 1 + eps per step. It is a distance within the data: an upper bound of the true one.
+At the optimum, d is about 1 + eps per step. It is a distance within the data: an upper bound on the true one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from denoised_mdp.progress import Phase
 
 MULTIPLIER = 0.01
-"""lambda at the beginning"""
+"""initial lambda"""
 
 
 class QRL(nn.Module):
-    """The objective: a loss to minimize for distances, whose own parameter, lambda, ascends in the same backward pass.
+    """The objective: a loss that distances minimize and its own parameter, lambda, maximizes in one backward pass.
 
-    offset: c, above which distances need not grow; more than most true distances. sharpness: of phi's softplus; 0.1 for
+    offset: c, above which distances need not grow; exceeds most true distances. sharpness: of phi's softplus; 0.1 for
     problems of up to about 50 steps (c = 15), 0.01 for longer ones (c = 500). eps: root of the allowed mean squared
     excess of one step.
     """
@@ -37,13 +37,13 @@ class QRL(nn.Module):
         self.raw = nn.Parameter(torch.tensor(math.log(math.expm1(MULTIPLIER))))  # lambda = softplus(raw)
 
     def push(self, distance: Tensor) -> Tensor:
-        """phi of distances between random pairs: [...] -> [...], growing and concave."""
+        """phi of distances between random pairs: [...] -> [...], increasing and concave."""
         return -F.softplus(self.offset - distance, beta=self.sharpness)
 
     def forward(self, far: Tensor, near: Tensor) -> Tensor:
         """Distances of random pairs [N] and of single steps [M] -> the loss, a scalar."""
         excess = F.relu(near - 1).square().mean() - self.eps**2
-        ascending = F.softplus(2 * self.raw.detach() - self.raw)  # lambda, with the gradient's sign turned
+        ascending = F.softplus(2 * self.raw.detach() - self.raw)  # lambda, with its gradient reversed
         return -self.push(far).mean() + ascending * excess
 
 
@@ -60,8 +60,8 @@ def learn_distance(
 ) -> None:
     """Train encoder and head in place, so that head(encoder(a), encoder(b)) becomes the distance from a to b.
 
-    sample: a batch of (states, the states one step later, goals), each [N, F]. Adam; the learning rate `lr` falls to
-    zero along a cosine, lambda's does not.
+    sample: draws (states, the states one step later, goals), each [N, F]. The optimizer is Adam. Its learning rate `lr`
+    falls to zero along a cosine; `multiplier_lr`, for lambda, stays constant.
     """
     parameters = [*encoder.parameters(), *head.parameters()]
     optimizer = torch.optim.Adam(

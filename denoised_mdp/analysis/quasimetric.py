@@ -1,8 +1,8 @@
-"""Quasimetrics: distances without symmetry, d(a, a) = 0, d >= 0, d(a, c) <= d(a, b) + d(b, c).
+"""Quasimetrics: distances that need not be symmetric, with d(a, a) = 0, d >= 0 and d(a, c) <= d(a, b) + d(b, c).
 
 Every optimal cost-to-go between states is one. A head maps two batches of vectors [..., F], which broadcast, to
 distances [...]; it is differentiable in both. `IQE` and `PQELH` read a vector as `components` groups of `size` numbers,
-F = components * size. Distances are in the unit of what a head is fitted to, e.g. decisions (see `analysis.qrl`).
+F = components * size. A distance has the unit of the data that its head is fitted to, e.g. decisions (`analysis.qrl`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_SHARE = -1.0
 
 
 def relu_network(*widths: int) -> nn.Sequential:
-    """Linear layers of these widths with ReLU in between; weights as Glorot and Bengio (2010), biases zero."""
+    """Linear layers of these widths with ReLU in between; uniform weights (Glorot and Bengio 2010), zero biases."""
     layers: list[nn.Module] = []
     for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
         layer = nn.Linear(inputs, outputs)
@@ -44,14 +44,14 @@ class IQE(nn.Module):
         self.raw = nn.Parameter(torch.tensor(MAX_SHARE)) if reduction == "maxmean" else None
 
     def component_distances(self, u: Tensor, v: Tensor) -> Tensor:
-        """[..., F] and [..., F] -> the unions' lengths [..., components]."""
+        """Lengths of the unions: [..., F] and [..., F] -> [..., components]."""
         u, v = torch.broadcast_tensors(u, v)
         u, v = (x.unflatten(-1, (self.components, self.size)) for x in (u, v))  # [..., components, size]
         begin, order = u.sort(-1)
         end = torch.maximum(u, v).gather(-1, order).cummax(-1).values  # how far the union reaches so far
         begin = torch.cat(
             [begin[..., :1], torch.maximum(begin[..., 1:], end[..., :-1])], -1
-        )  # of what an interval adds
+        )  # start of what each interval adds
         return F.relu(end - begin).sum(-1)  # [..., components]
 
     def forward(self, u: Tensor, v: Tensor) -> Tensor:
@@ -79,13 +79,13 @@ class PQELH(nn.Module):
         self.bias = nn.Parameter(torch.zeros(components))
 
     def component_distances(self, u: Tensor, v: Tensor) -> Tensor:
-        """[..., F] and [..., F] -> each component's distance over its alpha, in [0, 1): [..., components]."""
+        """Each component's distance divided by its alpha, in [0, 1): [..., F] and [..., F] -> [..., components]."""
         above = F.relu(u - v).unflatten(-1, (self.components, self.size))
         return -torch.expm1(-above.mean(-1))  # [..., components]
 
     @property
     def alpha(self) -> Tensor:
-        """Weights [components], not negative."""
+        """Nonnegative weights [components]."""
         first, *others = self.factors
         for factor in others:
             first = factor @ first  # [., 1]

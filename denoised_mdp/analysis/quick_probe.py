@@ -1,4 +1,4 @@
-"""The factor matrix in small: a curve of what each latent holds, while a run trains."""
+"""A small factor matrix during training: curves of what each latent holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from denoised_mdp.envs.factors import factors
 class QuickProbe:
     """A quick probe during training: ridge regression on a few fixed episodes.
 
-    They are played once with random actions, so the curve shows the model's progress and not the policy's.
+    They are played once with random actions, so the curves show the model's progress and not the policy's.
     """
 
     episodes, steps = 12, 150
@@ -31,8 +31,8 @@ class QuickProbe:
     def __call__(self, agent: Agent) -> dict[str, float]:
         """Mean R^2 of signal and of noise from each latent, e.g. ``probe/noise_from_x``, and the ceilings.
 
-        It is far smaller than `probe factors`, which measures recall and leakage, and shows a trend.
-        What so few episodes cannot support is left out.
+        They show a trend: `probe factors`, which measures recall and leakage, is far larger.
+        Values that so few episodes cannot support are left out.
         """
         parts, episode = stack(freeze(agent, self._recordings))
         targets = targets_of(self._factors, self._recordings)

@@ -1,7 +1,7 @@
-"""Videos and pictures of signal and noise (Wang et al. 2022, Figures 4 and 5).
+"""Videos and stills of signal and noise (Wang et al. 2022, Figures 4 and 5).
 
-Each row decodes the latents of one recorded episode with some of them frozen where they are most usual: what *changes*
-in a row is what the moving latents model.
+Each row decodes the latents of one recorded episode with some of them frozen at their most typical value: what
+*changes* in a row is what the moving latents model.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from denoised_mdp.run.load import load_run
 STEPS = 250
 """actions per rendered episode"""
 LEFT_OUT = ("reconstruction", "swap")
-"""rows that a hero does not need"""
+"""rows that a hero image leaves out"""
 FPS = 25
 HERO_SECONDS = 4
 
 
 def can_render(agent: Agent) -> bool:
-    """Whether it has a world model that decodes its latents."""
+    """Whether the agent has a world model that decodes its latents."""
     return isinstance(agent, WorldModelAgent) and agent.decodes
 
 
 def usual(latent: Latent, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Belief and state of one latent [n, ...] at the step that is nearest to its mean, in standard deviations."""
+    """Belief and state of one latent [n, ...] at the step nearest to its mean, measured in standard deviations."""
     features = latent.features(name).float()  # [n, F]
     distance = ((features - features.mean(0)) / features.std(0, correction=0).clamp(min=1e-6)).square().sum(-1)  # [n]
     step = int(distance.argmin())
@@ -57,15 +57,15 @@ def usual(latent: Latent, name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _images(agent: WorldModelAgent, latent: Latent, draw: Callable[[Latent], torch.Tensor] | None = None) -> np.ndarray:
-    """What `decode` draws, uint8 [n, H, W, 3]."""
+    """The images from `decode`, uint8 [n, H, W, 3]."""
     return float_to_images(decode(agent, latent, draw)).numpy()
 
 
 def rows(agent: WorldModelAgent, episode: Episode, other: Episode) -> list[SheetRow]:
     """All rows of `episode`; its swap takes the noise from the episode `other`.
 
-    Noise is the latents that the policy does not see. A model without any (Dreamer) has no noise row and no swap. One
-    that paints signal and noise apart (TIA) shows these layers.
+    Noise is the latents that the policy does not see. A model without any (Dreamer) has only observation and
+    reconstruction. One that paints signal and noise separately (TIA) shows its layers in place of their rows.
     """
     model, latent, names = agent.world_model, episode.latent, episode.latent.layout.names
     still = {name: usual(latent, name) for name in names}
@@ -106,16 +106,16 @@ def write(
 ) -> list[Path]:
     """Write `stem`.png and `stem`.mp4 for recorded episodes; each swaps with the next. Returns the paths.
 
-    shown: show the first so many episodes (None: all); the others serve for the swap alone. hero: for a page's top
-    instead: `stem`.png and a small animated `stem`.webp of the first episode, of few and large pictures with full
-    contrast.
+    shown: how many episodes to show, from the first (None: all); the others serve only for the swap. hero: instead make
+    an image for the top of a page, `stem`.png and a small animated `stem`.webp of the first episode, with few, large
+    pictures at full contrast.
     """
     paths = files(stem, hero)
     decoded = track(range(1 if hero else shown or len(episodes)), "decoding", "episodes", delay=1)
     groups = [rows(agent, episodes[i], episodes[(i + 1) % len(episodes)]) for i in decoded]
     if hero:
         kept = [[row for row in group if row.title not in LEFT_OUT] for group in groups]
-        # a model without noise has no rows but the reconstruction
+        # a model without noise keeps its reconstruction, its only decoded row
         groups = [stretched(few if len(few) > 1 else group) for few, group in zip(kept, groups, strict=True)]
     try:
         with output_file(paths[0]) as unfinished:
@@ -130,7 +130,7 @@ def write(
 
 
 def files(stem: Path, hero: bool = False) -> list[Path]:
-    """The paths of the still and of the moving picture; the suffix of either is no part of the stem.
+    """The paths of the still and the animation; a .png, .webp or .mp4 suffix is not part of the stem.
 
     Raises:
         UserError: the stem has no name, or is a folder.
@@ -145,7 +145,7 @@ def _movie(groups: Sequence[Sequence[SheetRow]]) -> bytes:
     """The moving sheet as H.264.
 
     Raises:
-        UserError: there is no ffmpeg that works, or it wrote no whole file.
+        UserError: there is no working ffmpeg, or it wrote an incomplete file.
     """
     options = {"codec": "libx264", "macro_block_size": 2, "output_params": ["-crf", "20", "-preset", "veryfast"]}
     movie = io.BytesIO()
@@ -153,15 +153,15 @@ def _movie(groups: Sequence[Sequence[SheetRow]]) -> bytes:
         with imageio.get_writer(movie, format="mp4", fps=FPS, **options) as writer:
             for frame in video(groups):
                 writer.append_data(frame)
-    except RuntimeError as error:  # of imageio-ffmpeg, which finds none
+    except RuntimeError as error:  # imageio-ffmpeg finds no ffmpeg
         raise UserError(f"No video can be encoded: {one_line(error, 200)}") from error
-    if not whole_mp4(movie.getvalue()):  # imageio does not look at how ffmpeg ended
+    if not whole_mp4(movie.getvalue()):  # imageio ignores ffmpeg's exit status
         raise UserError(f"ffmpeg wrote no whole video. Is {tempfile.gettempdir()} full?")
     return movie.getvalue()
 
 
 def _animation(groups: Sequence[Sequence[SheetRow]]) -> bytes:
-    """The first seconds of the moving sheet as WebP, which pages show and repeat."""
+    """The first seconds of the moving sheet as a WebP that loops in a page."""
     frames = map(Image.fromarray, itertools.islice(video(groups, side=256), HERO_SECONDS * FPS))
     movie = io.BytesIO()
     options = {"save_all": True, "loop": 0, "duration": round(1000 / FPS), "quality": 60, "method": 4}
@@ -204,13 +204,13 @@ def render_run(
 ) -> list[Path]:
     """Render held-out episodes of a run's checkpoint; returns the files written.
 
-    output: a path without suffix (default: videos/<split>_<step> in the run folder, and of another seed
-    videos/<split>_<step>_seed<seed>). episodes: how many to show; a single one swaps with another that is not shown.
-    steps: actions per episode (None: whole episodes). explore: act as in collection, which shows more of what the body
-    can do than acting without sampling. seed: of the episodes (default: the run's own). hero: see `write`.
+    output: a path without suffix (default: videos/<split>_<step> in the run folder, with _seed<seed> for another seed
+    and _hero for a hero). episodes: how many to show; a single one swaps with another that is not shown. steps: actions
+    per episode (None: whole episodes). explore: act as in collection, which shows more of what the body can do than
+    acting without sampling. seed: of the episodes (default: the run's own). hero: see `write`.
     """
     config, agent, step = load_run(run, checkpoint=checkpoint, device=device)
-    others = "" if seed in (None, config.seed) else f"_seed{seed}"  # episodes
+    others = "" if seed in (None, config.seed) else f"_seed{seed}"  # other episodes
     own = RunFolder(run).videos / f"{split}_{step:09d}{others}{'_hero' if hero else ''}"
     stem = own if output is None else Path(output)
     for path in files(stem, hero):

@@ -1,4 +1,4 @@
-"""Files of results: their paths, their origin, and how numbers are written."""
+"""Result files: their paths, their origin, and how numbers are written."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Subject:
         return f"{what} · {config.method[0]} · seed {config.seed} · step {self.step:,}"
 
     def about(self, probe: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The origin of a result, as written to its file; the report reads it. options: `Options.measured`."""
+        """The origin of a result, as stored in its file for the report. options: `Options.measured`."""
         config = self.config
         return {
             "probe": probe,
@@ -64,9 +64,9 @@ class Subject:
     def stem(self, probe: str, output: Path | None, variant: str = "") -> Path:
         """Path of the results without suffix; with `output`, all runs' results go into that folder.
 
-        variant: of `Options.variant`, so results with other options do not replace each other. The folder is created
-        here, before anything is measured that could not be written. A dot in it belongs to the name: append to it,
-        as in ``f"{stem}.json"``.
+        variant: from `Options.variant`, so that results with other options do not replace each other. The folder is
+        created here, so that nothing is measured that cannot be written. A dot in the stem is part of the name: append
+        the suffix, as in ``f"{stem}.json"``.
         """
         folder = RunFolder(self.path)
         words = [probe, folder.path.resolve().name if output else "", variant, f"{self.step:09d}"]
@@ -74,17 +74,17 @@ class Subject:
 
 
 def mark_of(runs: Sequence[Path]) -> str:
-    """Six letters for the name of a result of several runs: those of other runs, or in another order, differ."""
+    """Six hexadecimal digits that identify several runs, in this order, in the name of their common result."""
     names = b"\0".join(bytes(run.resolve()) for run in runs)
     return hashlib.sha256(names).hexdigest()[:6]
 
 
 def subjects(runs: Sequence[Path], options: Options, *, ground_truth: bool = False) -> Iterator[Subject]:
-    """Load the runs one by one, after checking that all exist and, with `ground_truth`, that all have one.
+    """Load the runs one by one, after checking that all exist and, with `ground_truth`, that all have it.
 
     Raises:
-        UserError: a folder is not a run, two runs' results would have the same name in `options.output`, or an
-            environment lacks the ground truth.
+        UserError: a folder is not a run, results would replace those of a run of the same name in `options.output`, or
+            an environment lacks the ground truth.
     """
     from denoised_mdp.run.load import load_run  # it imports PyTorch
 
@@ -103,15 +103,15 @@ def subjects(runs: Sequence[Path], options: Options, *, ground_truth: bool = Fal
 
 
 def _refuse_namesakes(output: Path, runs: Sequence[Path]) -> None:
-    """Refuse a folder with results of another run that has the name of one of these: they would be replaced.
+    """Refuse a folder with results of a different run that has the name of one of these: they would be replaced.
 
     Raises:
-        UserError: it has some.
+        UserError: the folder has such results.
     """
     for run in map(RunFolder, runs):
         name = run.path.resolve().name
         for file in sorted(Path(output).glob(f"*_{glob.escape(name)}_*.json")):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # not of this program
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # not a result of this program
                 other = str(read_json(file)["run"])
                 if Path(other).name == name and not run.was_at(other):
                     raise UserError(
@@ -121,10 +121,10 @@ def _refuse_namesakes(output: Path, runs: Sequence[Path]) -> None:
 
 
 def _refuse_without_ground_truth(runs: Sequence[Path]) -> None:
-    """Make the environment of each run, of those that differ in the seed one, and ask for its factors.
+    """Make one environment per distinct set of options and distractors of the runs, and ask for its factors.
 
     Raises:
-        NoGroundTruth: one has none; the message names its run.
+        NoGroundTruth: an environment has none; the message names its run.
     """
     asked = set()
     for run in runs:
@@ -140,19 +140,19 @@ def _refuse_without_ground_truth(runs: Sequence[Path]) -> None:
 
 
 def number(mean: float, spread: float) -> str:
-    """A mean and its spread, if any."""
+    """A mean and its spread, if any, as text."""
     if math.isnan(mean):
         return "-"
     return f"{mean:.3f}" + ("" if math.isnan(spread) else f" ± {spread:.3f}")
 
 
 def number_of(value: Any) -> float:
-    """A number of a result's file as float; nan where it has none."""
+    """A number from a result file as float; nan if the file has none."""
     return float(value) if isinstance(value, int | float) else math.nan
 
 
 def show(value: Any, digits: int = 3) -> str:
-    """A number of a result's file as text; a dash where it has none."""
+    """A number from a result file as text; a dash if the file has none."""
     found = number_of(value)
     return f"{found:,.{digits}f}" if math.isfinite(found) else "-"
 
@@ -190,7 +190,7 @@ def write_whole(path: Path | str, text: str) -> Path:
         UserError: it cannot be written.
     """
     with output_file(path) as unfinished:
-        unfinished.write_bytes(text.encode(errors="backslashreplace"))  # names of files need not be UTF-8
+        unfinished.write_bytes(text.encode(errors="backslashreplace"))  # file names need not be UTF-8
     return Path(path)
 
 
@@ -217,7 +217,7 @@ def first_difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def as_json(tree: Any) -> Any:
-    """The same tree as JSON has it: None for nan and infinity, data classes as dictionaries, paths as text."""
+    """The same tree in JSON types: None for nan and infinity, dictionaries for data classes, text for paths."""
     if dataclasses.is_dataclass(tree):
         tree = dataclasses.asdict(tree)
     if isinstance(tree, np.generic):

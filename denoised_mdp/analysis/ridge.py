@@ -1,4 +1,4 @@
-"""Ridge regression in closed form, with a penalty for each target chosen by cross-validation over groups."""
+"""Ridge regression in closed form, with one penalty per target, chosen by cross-validation over groups."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from denoised_mdp.analysis.crossfit import varies
 
 PENALTIES = np.append(np.logspace(-6, 2, 9), 1e6)
-"""candidates, relative to features of variance 1; the last one predicts the mean for any features"""
+"""candidates, for features of variance 1; the last one in effect predicts the mean"""
 FOLDS = 5
 
 
 @dataclass
 class Standardizer:
-    """Makes columns of mean 0 and standard deviation 1; columns that are constant but for rounding become 0."""
+    """Scales columns to mean 0 and standard deviation 1; columns that are constant up to rounding become 0."""
 
     mean: np.ndarray
     scale: np.ndarray
 
     @classmethod
     def of(cls, values: np.ndarray) -> Standardizer:
-        """Learn from rows [n, F]."""
+        """Fit to rows [n, F]."""
         values = np.asarray(values, np.float64)
         return cls(values.mean(0), np.where(varies(values), values.std(0), np.inf))
 
@@ -32,7 +32,7 @@ class Standardizer:
         return (values - self.mean) / self.scale
 
     def undo(self, values: np.ndarray) -> np.ndarray:
-        """Transform back; constant columns have their mean."""
+        """Transform back; constant columns get their mean."""
         return values * np.where(np.isfinite(self.scale), self.scale, 0.0) + self.mean
 
 
@@ -54,9 +54,9 @@ class Ridge:
 
 
 def group_folds(groups: np.ndarray) -> list[np.ndarray]:
-    """Divide rows by their group [n]; return a mask [n] of the held-out rows per fold.
+    """Divide rows into folds by their group [n]; return a mask [n] of the held-out rows per fold.
 
-    Groups are dealt out in order of their number; with fewer groups than folds, each is a fold.
+    Groups are dealt out in order of their number; with fewer groups than `FOLDS`, each is a fold.
     """
     names = np.unique(groups)
     folds = min(FOLDS, len(names))
@@ -81,7 +81,7 @@ def fit_ridge(features: np.ndarray, targets: np.ndarray, groups: np.ndarray) -> 
     x = inputs(x)
     center = y.mean(0)
     y = y - center  # [n, K]; moments about the overall mean lose no digits
-    rows = [(torch.from_numpy(x[out]), torch.from_numpy(y[out])) for out in folds]  # PyTorch keeps to its threads
+    rows = [(torch.from_numpy(x[out]), torch.from_numpy(y[out])) for out in folds]  # torch obeys its thread limit
     moments = [_moments(*fold) for fold in rows]
     total = [sum(parts) for parts in zip(*moments, strict=True)]
 
@@ -107,6 +107,6 @@ def _solve(moments: list) -> tuple[torch.Tensor, torch.Tensor]:
     mean_x, mean_y = sum_x / n, sum_y / n
     values, vectors = torch.linalg.eigh(gram / n - torch.outer(mean_x, mean_x))
     rotated = vectors.T @ (cross / n - torch.outer(mean_x, mean_y))  # [F, K]
-    spectrum = values.clamp(min=0.0) + torch.from_numpy(PENALTIES)[:, None]  # rounding may leave one below 0
+    spectrum = values.clamp(min=0.0) + torch.from_numpy(PENALTIES)[:, None]  # rounding can make one negative
     weights = vectors @ (rotated / spectrum[..., None])
     return weights, mean_y - mean_x @ weights

@@ -1,6 +1,6 @@
-"""What parts of a representation are to the policy, whatever the model calls its latents.
+"""Roles of the parts of a representation, defined by what the policy sees, whatever the model calls its latents.
 
-Of `2b` the policy sees x, of `four_blocks` y and x together: what holds for all models is said of roles, not of names.
+In `2b` the policy sees x, in `four_blocks` y and x together. What holds for all models is stated for roles, not names.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ WORDS = {SEEN: "seen by the policy", REST: "the rest", "all": "all latents"}
 
 
 def by_role(parts: Mapping[str, np.ndarray], seen: str) -> dict[str, np.ndarray]:
-    """The parts of `Agent.representations`, [n, F] each, by what they are to the policy. seen: of the agent.
+    """The parts of `Agent.representations`, [n, F] each, by their role. seen: `Agent.seen`.
 
-    `SEEN` is what the policy sees, `REST` all other latents together if there are any, "all" both, "encoder" the
-    encoder's output if the agent tells one.
+    `SEEN` is what the policy sees, `REST` all other latents together if there are any, "all" both of them, "encoder"
+    the encoder's output if the agent has that part.
     """
     rest = [name for name in parts if name not in {seen, "all", "encoder", *seen.split("+")} and seen != "all"]
     roles = {SEEN: parts[seen]}
@@ -29,7 +29,7 @@ def by_role(parts: Mapping[str, np.ndarray], seen: str) -> dict[str, np.ndarray]
 
 
 def in_words(role: str) -> str:
-    """A role, with or without what follows a comma, for readers; other names stay."""
+    """A role in words for readers; other names, and anything after a comma, stay as they are."""
     head, comma, tail = role.partition(",")
     return WORDS.get(head, head) + comma + tail
 

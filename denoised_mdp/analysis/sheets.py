@@ -1,4 +1,4 @@
-"""How pictures of latents are laid out: a still sheet, a moving one, and where each kind of picture moved."""
+"""Layout of decoded latents: a still sheet, a moving one, and heat maps of where each row moved."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from denoised_mdp.progress import track
 
 BACKGROUND, INK, FAINT = (18, 20, 24), (238, 240, 244), (150, 156, 166)
 BRIGHTEST = 99.5
-"""percentile of the movement that is drawn brightest"""
+"""percentile of the movement that is drawn at full brightness"""
 LEAST = 2.0
-"""of 255: a movement that is drawn brightest is at least this, else noise that nobody sees would shine"""
+"""smallest movement (of 255) that may be drawn at full brightness, so that invisible noise does not light up"""
 GAP = 4
 
 
 @dataclass
 class SheetRow:
-    """One row of a picture: a title, what it means, and a frame per step, uint8 [n, H, W, 3]."""
+    """One row of a sheet: a title, what it means, and a frame per step, uint8 [n, H, W, 3]."""
 
     title: str
     meaning: str
@@ -29,15 +29,15 @@ class SheetRow:
 
     @property
     def movement(self) -> np.ndarray:
-        """Standard deviation of each pixel over time, root mean square over colours: float [H, W], of 255."""
+        """Standard deviation of each pixel over time, root mean square over channels: float [H, W], of 255."""
         return np.sqrt(np.square(self.frames.astype(np.float32).std(0)).mean(-1))
 
 
 def heat_maps(group: Sequence[SheetRow]) -> list[np.ndarray]:
-    """The movement of each row as a picture, uint8 [H, W, 3]: black stands still, bright yellow moves most.
+    """The movement of each row as an image, uint8 [H, W, 3]: black stands still, bright yellow moves most.
 
-    All decoded rows have one scale, so that their brightness can be compared; what the camera sees has its own. Rows
-    that hardly move at all stay dark.
+    All decoded rows share one scale, so that their brightness can be compared; the camera's row has its own. Rows that
+    hardly move at all stay dark.
     """
     movements = [row.movement for row in group]
     tops = [float(np.percentile(movement, BRIGHTEST)) for movement in movements]
@@ -48,14 +48,14 @@ def heat_maps(group: Sequence[SheetRow]) -> list[np.ndarray]:
 
 
 def stretched(group: Sequence[SheetRow]) -> list[SheetRow]:
-    """The same rows with more contrast, alike in all: what the camera sees then reaches from black to white."""
+    """The rows with their contrast raised by the same factor, so that the camera's row spans black to white."""
     low, high = np.percentile(group[0].frames, (0.5, 99.5))
     gain = 255 / max(high - low, 1.0)
     return [replace(row, frames=((row.frames - low) * gain).clip(0, 255).round().astype(np.uint8)) for row in group]
 
 
 def contact_sheet(groups: Sequence[Sequence[SheetRow]], columns: int = 6, side: int = 144) -> np.ndarray:
-    """A still picture: one line per row, `columns` moments of the episode from left to right, then what moved.
+    """A still image: one line per row, with `columns` moments of the episode from left to right, then what moved.
 
     groups: the rows of each episode. Returns uint8 [height, width, 3].
     """
@@ -84,7 +84,7 @@ def contact_sheet(groups: Sequence[Sequence[SheetRow]], columns: int = 6, side: 
 
 
 def video(groups: Sequence[Sequence[SheetRow]], side: int = 192) -> Iterator[np.ndarray]:
-    """A moving picture: rows of an episode side by side, below them what moved, episodes below each other.
+    """A video: the rows of an episode side by side, what moved below them, and the episodes stacked.
 
     Yields frames uint8 [height, width, 3] with even sides, as H.264 requires.
     """
@@ -105,7 +105,7 @@ def video(groups: Sequence[Sequence[SheetRow]], side: int = 192) -> Iterator[np.
                 draw.text((left + side // 2, 5), row.title, INK, _font(side // 11), anchor="ma")
                 place = left + side // 2, side // 11 + 12
                 _wrapped_text(draw, place, row.meaning, side, letters, anchor="ma")
-    length = max(len(group[0].frames) for group in groups)  # an episode that has ended stands still
+    length = max(len(group[0].frames) for group in groups)  # an episode that has ended freezes
     for t in track(range(length), "writing the video", "frames", delay=1):
         frame = canvas.copy()
         for j, group in enumerate(groups):
@@ -126,7 +126,7 @@ def _enlarge(frame: np.ndarray, side: int) -> Image.Image:
 def _wrapped_text(
     draw: ImageDraw.ImageDraw, position: tuple[int, int], text: str, width: int, size: int, anchor: str = "la"
 ) -> None:
-    """Draw faint text with line breaks; anchor: of Pillow, "la" (left) or "ma" (in the middle)."""
+    """Draw faint text with line breaks; anchor: as in Pillow, "la" (left) or "ma" (middle)."""
     lines, font = [""], _font(size)
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()

@@ -1,8 +1,8 @@
-"""Equivalence measured by the simulator: which rewards would follow from a state, whatever one does?
+"""Equivalence measured with the simulator: which rewards follow from a state, whatever the agent does?
 
-The signature of a state is the rewards of fixed random action sequences from it. States with equal signatures are
-equivalent for every policy, as far as rewards tell. The model has signatures of its own: the same sequences through
-the prior of what the policy sees, with means. A task whose reward reads one number has coarse signatures.
+The signature of a state is the rewards of fixed random action sequences that start there. States with equal signatures
+are equivalent for every policy, as far as rewards tell. The model's own signatures come from the same sequences,
+imagined with the prior means of what the policy sees. A task whose reward reads one number has coarse signatures.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ HORIZON = 10
 
 
 def random_actions(size: int, sequences: int, horizon: int = HORIZON) -> np.ndarray:
-    """The same uniform action sequences for everybody, float32 [sequences, horizon, A]."""
+    """Uniform random action sequences, float32 [sequences, horizon, A]; every call returns the same ones."""
     shape = sequences, horizon, size
     return generator(0, "signature actions").uniform(-1.0, 1.0, shape).astype(np.float32)
 
 
 def rows_with_future(config: Config, rows: np.ndarray) -> np.ndarray:
-    """Those of `rows` [n] from which `HORIZON` whole decisions fit before the time limit, which ends no rewards.
+    """The `rows` [n] with `HORIZON` whole decisions left before the time limit, after which rewards are unknown, not 0.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such row.
     """
     env = config.env
     limit = env.episode_steps // env.action_repeat
@@ -62,14 +62,14 @@ def rows_with_future(config: Config, rows: np.ndarray) -> np.ndarray:
 def true_signatures(
     config: Config, episodes: Sequence[Episode], seeds: Sequence[int], rows: np.ndarray, actions: np.ndarray
 ) -> np.ndarray:
-    """Rewards without noise after the states in `rows` of each episode: [episodes * rows, sequences * horizon].
+    """Noise-free rewards after the states in `rows` of each episode: [episodes * rows, sequences * horizon].
 
-    Those of a terminal state are 0. Nothing is drawn. The physics is that of the episodes, which began with `seeds`. A
-    distractor that is part of the task, such as RoboDesk's television, has strength 0.
+    They are 0 after a terminal state. No step is rendered. The physics is that of the episodes, which began with
+    `seeds`. A distractor that is part of the task, such as RoboDesk's television, has strength 0.
 
     Raises:
-        UserError: the environment cannot be put back into a state, its actions are discrete, an episode lacks a row, or
-            was not played with its seed, its physics depends on the distractors, or a time limit cuts signatures off.
+        UserError: the environment cannot restore a state, its actions are discrete, an episode lacks a row or was not
+            played with its seed, its physics depends on the distractors, or a time limit cuts signatures off.
     """
     if any(len(episode.action) <= rows[-1] for episode in episodes):
         raise UserError(f"An episode ends before row {rows[-1]}, whose signature is wanted: leave it out.")
@@ -94,7 +94,7 @@ def true_signatures(
                     repeats = np.allclose(core.signal(), episode.signal[row], atol=1e-4)
                     if repeats:
                         found.append(np.zeros(actions[..., 0].size) if over else signature(core, stepper, actions))
-                except CannotRestore:  # a world without a signal shows it only here
+                except CannotRestore:  # without a signal, nothing else reveals it
                     repeats = False
                 if not repeats:
                     raise UserError(
@@ -105,17 +105,17 @@ def true_signatures(
 
 
 def _without_noise(config: Config) -> Config:
-    """Without distractors; those that are part of the task have no noise, since rewards may depend on it."""
+    """Drop distractors; those that are part of the task stay at strength 0, as rewards may depend on their noise."""
     bare = without_distractors(config)
     still = {name: options | dict.fromkeys(DISTRACTORS[name].scales, 0.0) for name, options in bare.distractors.items()}
     return dataclasses.replace(bare, distractors=still)
 
 
 def signature(core: gym.Env, stepper: ActionRepeat, actions: np.ndarray) -> np.ndarray:
-    """Rewards [sequences * horizon] from the current state, which is put back; 0 after a termination.
+    """Rewards [sequences * horizon] from the current state, which is restored afterwards; 0 after a termination.
 
     Raises:
-        UserError: a time limit ends a sequence, whose later rewards are not known.
+        UserError: a time limit cuts a sequence off, so that its later rewards are unknown.
     """
     state, rewards = core.get_state(), np.zeros(actions.shape[:2])
     for sequence, row in zip(actions, rewards, strict=True):
@@ -134,7 +134,7 @@ def signature(core: gym.Env, stepper: ActionRepeat, actions: np.ndarray) -> np.n
 
 
 def seen_latents(agent: Agent, episodes: Sequence[Episode], rows: np.ndarray) -> Latent | None:
-    """What the policy sees in these rows of all episodes, [episodes * rows, ...]; None if the agent cannot imagine."""
+    """Latents seen by the policy in these rows of all episodes, [episodes * rows, ...]; None without a world model."""
     if not isinstance(agent, WorldModelAgent):
         return None
     frozen = freeze(agent, episodes, sample=False)
@@ -144,7 +144,7 @@ def seen_latents(agent: Agent, episodes: Sequence[Episode], rows: np.ndarray) ->
 
 @torch.no_grad()
 def model_signatures(agent: Agent, latents: Latent, actions: np.ndarray) -> np.ndarray:
-    """The same through the prior's means: latents [n, ...] of what the policy sees -> [n, sequences * horizon].
+    """Signatures imagined with prior means: latents [n, ...] that the policy sees -> [n, sequences * horizon].
 
     Each reward is weighted by the model's probability that the episode has not ended before it.
     """
@@ -163,9 +163,9 @@ def model_signatures(agent: Agent, latents: Latent, actions: np.ndarray) -> np.n
 
 
 def pooled_r2(true: np.ndarray, predicted: np.ndarray, level: bool = True) -> float:
-    """1 - squared error over squares about each column's mean, of all columns together; nan where nothing varies.
+    """R^2 of all columns together, each about its own mean: 1 - squared error over squares; nan if nothing varies.
 
-    level: False does not count a constant by which all predictions are off.
+    level: False ignores a constant offset of all predictions.
     """
     if not level:
         predicted = predicted + (true - predicted).mean()
@@ -181,10 +181,10 @@ def r2_ahead(true: np.ndarray, predicted: np.ndarray, level: bool = True) -> lis
 def compare(
     true: np.ndarray, roles: Mapping[str, np.ndarray], episode: np.ndarray, imagined: np.ndarray | None = None
 ) -> dict[str, float]:
-    """Rank correlation of distances in each role [n, F] with those of signatures [n, R], over pairs of episodes.
+    """Rank correlation of each role's distances [n, F] with those of signatures [n, R], for rows of different episodes.
 
     Features of a role have no common unit, so each is divided by its standard deviation. imagined: the model's own
-    signatures [n, R]. They are rewards, as the true ones are, and stay so: a column that hardly varies counts little.
+    signatures [n, R]. They are rewards, as the true ones are, and are not rescaled: near-constant columns count little.
     """
     pairs = np.triu(episode[:, None] != episode)
     expected = distances(true, true)[pairs]

@@ -1,6 +1,6 @@
-"""One data set for a roster of agents: the same physics in several worlds, the same rows for everybody.
+"""One data set for a roster of agents: the same physics in several worlds, and the same rows for all agents.
 
-Rows are at least `APART` decisions apart: neighbouring frames are nearly equal, so a comparison of neighbours would
+By default, rows are `APART` decisions apart: neighbouring frames are nearly equal, so a comparison of neighbours would
 measure time instead of content.
 """
 
@@ -25,30 +25,30 @@ from denoised_mdp.run.environments import environment_maker, other_worlds
 FIRST, APART = 10, 20
 """first row of an episode that counts (filters have settled), and decisions from one row to the next"""
 HOME, AWAY = "trained", "other noise"
-"""the noise of training, with one seed and with another"""
+"""worlds with the noise of training, from one seed and from another"""
 
 
 @dataclass
 class Situations:
-    """Episodes in several worlds, and what is true in the rows that count."""
+    """Episodes in several worlds, and the ground truth of the rows that count."""
 
     worlds: dict[str, list[Episode]]
-    """name -> episodes; the i-th has the same physics everywhere"""
+    """name -> episodes; the i-th has the same physics in all worlds"""
     rows: list[np.ndarray]
-    """of each episode"""
+    """numbers of the rows that count in each episode"""
     state: np.ndarray
-    """what a camera can show of the signal, float64 [n, S]"""
+    """the signal's factors, which a camera can show, float64 [n, S]"""
     noise: np.ndarray
-    """the same of the noise in `HOME`, [n, N]; N is 0 without noise"""
+    """the same for the noise in `HOME`, [n, N]; N is 0 without noise"""
 
     @property
     def episode(self) -> np.ndarray:
-        """Number of the episode of each row that counts, [n]."""
+        """Episode number of each row that counts, [n]."""
         return np.repeat(np.arange(len(self.rows)), [len(rows) for rows in self.rows])
 
 
 def worlds_of(config: Config, noisy: bool) -> dict[str, tuple[Config, str]]:
-    """The worlds in which an agent is looked at: name -> (configuration, split of the clips).
+    """The worlds in which an agent is examined: name -> (configuration, split of the clips).
 
     Its own (twice if it is `noisy`, with independent noise), then `other_worlds`.
     """
@@ -74,12 +74,12 @@ def make_situations(
 ) -> Situations:
     """Play `episodes` episodes of at most `steps` actions, and replay each in all worlds.
 
-    Every other episode has random actions; the rest are played by the agents in turn, as while collecting, so that
-    good and bad behaviour are seen. Seeds are fixed: equal agents give equal situations. apart: decisions from one row
-    to the next. equal: all episodes have as many rows, so that they can be shuffled whole: those of the shortest.
+    Every other episode has random actions; the rest are played by the agents in turn, as in collection, so that the
+    data holds good and bad behaviour. Seeds are fixed: equal agents give equal situations. apart: decisions from one
+    row to the next. equal: all episodes keep as many rows as the shortest, so that whole episodes can be shuffled.
 
     Raises:
-        UserError: fewer than three episodes, episodes too short for a row that counts, or no ground truth.
+        UserError: fewer than three episodes, an episode too short for a row that counts, or no ground truth.
     """
     if episodes < 3:
         raise UserError(f"{episodes} episodes are too few to compare whole episodes: give at least 3 (--episodes).")
@@ -117,9 +117,9 @@ def make_situations(
 
 
 def features(agent: Agent, episodes: Sequence[Episode], rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """What an agent makes of whole episodes, filtered with posterior means, in the rows that count.
+    """An agent's features in the rows that count, from whole episodes filtered with posterior means.
 
-    By role, float64 [n, F] each, see `roles.by_role`.
+    By role, float64 [n, F] each; see `roles.by_role`.
     """
     frozen = [one.parts() for one in freeze(agent, episodes, sample=False)]
     names = frozen[0]

@@ -1,4 +1,4 @@
-"""How far the runs of a sweep are, from their folders alone."""
+"""Progress of the runs of a sweep, read from their folders alone."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from denoised_mdp.run.load import complete
 
 @dataclass
 class Status:
-    """One run. `total` is None where the configuration cannot be read."""
+    """Status of one run. `total` is None if the configuration cannot be read."""
 
     path: Path
     state: str
     """finished, running, failed, stopped (by a signal, a kill or a power failure, or not yet begun), damaged (it cannot
-    go on as it is), or exported (weights alone)"""
+    continue as it is), or exported (weights only)"""
     step: int
-    """the last one logged"""
+    """the last one logged or saved"""
     total: int | None
     value: float
-    """the last ``eval/return``, before the first the last ``train/return``; nan without any"""
+    """the last ``eval/return``, or the last ``train/return`` if there is none yet; nan without either"""
     speed: float
     """environment steps per second, everything included; nan where unknown"""
     error: str | None
-    """the last error, of a failed run; what is damaged"""
+    """the last error of a failed run, or the damage of a damaged one"""
 
     @property
     def line(self) -> str:
-        """Columns: state, step, share, return, speed, time that remains while running."""
+        """Columns: state, step, share, return, speed, path, and the remaining time of a running run."""
         share = f"{self.step / self.total:4.0%}" if self.total else "   -"
         value, speed = (f"{x:8.1f}" if math.isfinite(x) else "       -" for x in (self.value, self.speed))
         left = (self.total - self.step) / self.speed if self.state == "running" and self.total and self.speed else 0.0
@@ -50,7 +50,7 @@ HEADER = f"{'state':8}  {'step':>11}  done  {'return':>8}  {'steps/s':>8}  run"
 
 
 def status_of(path: Path) -> Status:
-    """Read one run's folder; what cannot be read there is nan, and never an error."""
+    """Read one run's folder; what cannot be read becomes nan or damage, never an error."""
     run, config, damage = RunFolder(path), None, None
     try:
         config = read_config(run.config)
@@ -96,7 +96,7 @@ def status_of(path: Path) -> Status:
 
 
 def statuses(folders: Sequence[Path]) -> list[Status]:
-    """The runs among these folders and, at any depth, inside the others.
+    """Status of the runs among these folders and, at any depth, inside the others.
 
     Raises:
         UserError: a folder is not a run and holds none.

@@ -1,4 +1,4 @@
-"""The parts of the benchmark around the update: environments, evaluation, replay, start."""
+"""The parts of the benchmark around the update: environments, acting, evaluation, replay, start."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ STAIRS = (
     {"video_background": {}, "camera_jitter": {}},
     {"video_background": {}, "camera_jitter": {}, "noisy_sensor": {}},
 )
-"""distractors of the paper, one more at a time"""
+"""the paper's distractors, added one at a time"""
 
 
 def milliseconds(function: Callable[[], object], count: int) -> dict[str, float]:
-    """Median over five rounds of the mean time of one call: wall and CPU time, the renderer's threads included."""
+    """Milliseconds per call, median over five rounds: wall and CPU time, including the renderer's threads."""
     results = []
     function()
     for _ in range(5):
@@ -53,9 +53,9 @@ def milliseconds(function: Callable[[], object], count: int) -> dict[str, float]
 
 
 def environments(config: Config) -> dict[str, dict[str, Any]]:
-    """Actions per second (with repeats and a frame) by distractors and quality, compared with dm_control's own frame.
+    """Actions per second (with repeats and a frame) by distractors and quality, compared with unmodified dm_control.
 
-    For tasks of the DeepMind Control Suite; other suites are measured as configured.
+    For tasks of the DeepMind Control Suite. Other suites are measured as configured.
     """
     table, frames = {}, {}
     cases = [(config.env.quality, config.distractors)]
@@ -73,7 +73,7 @@ def environments(config: Config) -> dict[str, dict[str, Any]]:
             table[f"{name}, actions per second"] = 1000 / time_["wall"]
             table[f"{name}, ms per action"] = time_["wall"]
             table[f"{name}, cpu ms per action"] = time_["cpu"]
-            if config.env.suite != "gym":  # whose frame is drawn once for each action
+            if config.env.suite != "gym":  # there a frame is drawn once per action
                 frames[name] = milliseconds(env.render, 15)["cpu"]
     if config.env.suite == "dmc":
         repeat = config.env.action_repeat
@@ -106,7 +106,7 @@ def acting(config: Config, learner: torch.device) -> dict[str, dict[str, Any]]:
 
 
 def plain_dm_control(task: str, size: int, repeat: int) -> tuple[float, float]:
-    """CPU milliseconds of a frame in dm_control's default quality and of a step, in unmodified dm_control."""
+    """CPU milliseconds of a frame and of a step in unmodified dm_control, at its default quality."""
     from denoised_mdp.envs import rendering  # noqa: F401  chooses the renderer's library before dm_control is imported
 
     from dm_control import suite  # isort: skip
@@ -138,7 +138,7 @@ def evaluations(config: Config) -> dict[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def filled_replay(config: Config, rows: int) -> Iterator[tuple[Path, Rings]]:
-    """A temporary folder with a full replay of `rows` rows, in episodes of the usual length."""
+    """Yield a temporary folder and the full replay of `rows` rows in it, in episodes of the configured length."""
     shape = config.picture_shape
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (64, *shape), dtype=np.uint8)
@@ -153,7 +153,7 @@ def filled_replay(config: Config, rows: int) -> Iterator[tuple[Path, Rings]]:
 
 
 def replays(config: Config, rows: tuple[int, ...]) -> dict[str, dict[str, Any]]:
-    """By number of rows: milliseconds for a batch, one more row and opening, and the memory after batches."""
+    """By number of rows: milliseconds per batch, added row and opening; memory after the batches; size on disk."""
     table, (length, size) = {}, (config.train.segment_length, config.train.batch_size)
     shape = config.picture_shape
     for count in rows:
@@ -174,7 +174,7 @@ def replays(config: Config, rows: tuple[int, ...]) -> dict[str, dict[str, Any]]:
 
 
 def start_up(config: Config) -> dict[str, dict[str, Any]]:
-    """Seconds of fresh processes: help, importing the library, importing it with PyTorch."""
+    """Seconds of fresh processes that print help, import the library, or import it with PyTorch."""
     commands = {
         "denoised-mdp --help": [sys.executable, "-m", "denoised_mdp", "--help"],
         "import denoised_mdp": [sys.executable, "-c", "import denoised_mdp"],

@@ -43,13 +43,13 @@ from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.machine import GIB, crowded, peak_memory, random_batch, refuse_large_batches, total_memory
 from denoised_mdp.run.packages import refuse_missing
 
-FRAMES = 1000  # that clips should fill, of a distractor that does not say how many
+FRAMES = 1000  # frames that clips should fill if a distractor does not say how many
 SLOW_ACTION = 0.02  # seconds; a paper-sized run would spend three hours in the environment
 LONG_RUN = 48 * 3600  # seconds
 MANY_ROWS = 20_000_000  # rows learned from in a run; no CPU needs days for fewer
-MANY_UPDATES = 1000  # of a run that is worth a word about other programs
+MANY_UPDATES = 1000  # with fewer, other programs are not worth a warning
 Place = tuple[torch.device, torch.dtype | None]
-"""where and in which type an agent computes"""
+"""device and compute type of an agent (None: float32)"""
 
 
 def doctor(config: Config, notes: Sequence[str] = ()) -> int:
@@ -58,9 +58,9 @@ def doctor(config: Config, notes: Sequence[str] = ()) -> int:
 
 
 def days_on_a_cpu(config: Config) -> str | None:
-    """Warn of a new run that would learn for days without a GPU; None for all others.
+    """Return a warning if a new run would learn for days without a GPU, else None.
 
-    Small updates are timed, and scaled by rows and threads. This takes about ten seconds, and is done only if a run
+    Small updates are timed and scaled by rows and threads. This takes about ten seconds, and happens only if a run
     learns from enough rows to matter.
     """
     train = config.train
@@ -81,7 +81,7 @@ def days_on_a_cpu(config: Config) -> str | None:
 
 
 def waiting_threads(config: Config) -> str | None:
-    """Warn of a run that would learn on several threads of a CPU which others use; None for others, and short ones."""
+    """Return a warning if a run would learn on several threads of a busy CPU; None otherwise and for short runs."""
     train, busy = config.train, crowded()
     short = config.updates_due(train.total_steps) < MANY_UPDATES
     if short or not busy or train.threads == 1 or not _learns_on_a_cpu(config):
@@ -136,7 +136,7 @@ class Doctor:
     def attempt(self, check: Callable, playing: str | None = None):
         """Return `check()`; None if it finds that the run could not start.
 
-        playing: of a check that asks the environment, whose errors are problems as well: what it did then.
+        playing: for a check that runs the environment: what the environment was doing. Its errors are problems too.
         """
         task = self.config.env.task
         try:
@@ -149,7 +149,7 @@ class Doctor:
             return None
 
     def check_machine(self) -> None:
-        """Versions, and whether other programs or a missing GPU build would distort the measurements."""
+        """Print versions; report other programs that distort the timings, and a PyTorch that cannot use the GPU."""
         versions = [f"Python {platform.python_version()}"]
         versions += [f"{name} {version(name)}" for name in ("torch", "mujoco", "dm_control", "gymnasium", "numpy")]
         _row("versions", ", ".join(versions))
@@ -159,7 +159,7 @@ class Doctor:
             self.problems.append("PyTorch cannot use the GPU of this machine: install a CUDA build of PyTorch.")
 
     def check_run_folder(self) -> None:
-        """Whether the run folder is free, or holds a run that can resume with this configuration."""
+        """Check that the run folder is free or holds a run that can resume with this configuration."""
         run = RunFolder.checked(self.config.run_dir)
         if not run.config.exists():
             _row("run folder", f"{run.path} (new)")
@@ -168,7 +168,7 @@ class Doctor:
         run.refuse_changes(obstacles(read_config(run.path), self.config))
 
     def check_clips(self, options: dict, size: int) -> None:
-        """Count the clips of both splits and decode the first ten of each; names those that fail."""
+        """Count the clips of both splits and decode the first ten of each; note those that fail."""
         env, color = self.config.env, options.get("color", True)  # a television is always in colour
         for split in SPLITS:
             with warnings.catch_warnings(record=True) as caught:
@@ -183,10 +183,10 @@ class Doctor:
                 self.problems.append(f"None of the first {len(frames)} clips for {split} can be read: check env.clips.")
 
     def check_environment(self, environment: gym.Env) -> float:
-        """Measure frames and actions; return the seconds of an action, including repeats and frame."""
+        """Time frames and actions; return the seconds per action, including repeats and frame."""
         environment.reset(seed=self.config.seed)
         environment.action_space.seed(self.config.seed)
-        drawn_alone = self.config.env.suite != "gym"  # there a frame is drawn once for each action
+        drawn_alone = self.config.env.suite != "gym"  # there a frame is drawn once per action
         frame = f"; {1000 * median_seconds(environment.render, 20):.1f} ms per frame" if drawn_alone else ""
         action = median_seconds(random_actions(environment), min(50, self.config.episode_rows - 1))
         renderer, drawn_by = "none needed", environment.unwrapped.world.unwrapped.renderer()
@@ -205,13 +205,13 @@ class Doctor:
         return action
 
     def check_repeats(self, environment: gym.Env) -> None:
-        """Whether the environment repeats itself, from a seed and from a state; a world may say that it cannot."""
+        """Check that the environment repeats itself from a seed and from a state; a world may say that it cannot."""
         found = unrepeatable(environment, self.config.seed)
         _row("", "repeats itself from a seed and from a state" if not found else "does not repeat itself")
         self.notes += found
 
     def check_replay(self, observation_shape: tuple[int, ...], actions: Actions, can_terminate: bool) -> None:
-        """Compare the replay's size with the free disk."""
+        """Compare the replay's size with the free disk space."""
         rows, slack = self.config.replay_capacity, self.config.replay_slack(can_terminate)
         needed = Rings.bytes_needed(self.config.train.collect_envs, rows, observation_shape, actions.size, slack)
         folder = Path(self.config.run_dir).absolute()
@@ -230,7 +230,7 @@ class Doctor:
     def check_agent(
         self, build: Callable[..., Agent], learning: Place, acting: Place, action_seconds: float | None
     ) -> None:
-        """Make the agent that learns, and the one that acts, where that is another place; show what they cost."""
+        """Build the learning agent, and the acting one if it is on another device; show what they cost."""
         agent = build(device=learning[0], dtype=learning[1])
         self.show_parameters(agent)
         player = agent if acting[0] == learning[0] else build(device=acting[0], dtype=acting[1])
@@ -244,7 +244,7 @@ class Doctor:
         _row("", f"{'total':12} {sum(counts.values()):>11,}")
 
     def check_speed(self, agent: Agent, player: Agent, action_seconds: float | None) -> None:
-        """Measure updates of `agent` on random data and acting of `player`; project time and memory of the run."""
+        """Time updates of `agent` on random data and acting with `player`; project the run's time, show memory."""
         config, train, spec = self.config, self.config.train, self.config.batch_spec
         refuse_large_batches(config)
         batch = random_batch(config, agent.actions.size)
@@ -263,9 +263,9 @@ class Doctor:
             self.notes.append("This run takes days here: use a GPU, or try preset=quickstart on a CPU first.")
 
     def show_memory(self, device: torch.device) -> None:
-        """Print the peak memory of this process, which has updated and acted in one environment.
+        """Print the peak memory of this process, which has made updates, chosen actions and played one environment.
 
-        Training needs more: for the environments of an evaluation (up to `EVALUATED_AT_ONCE` at once), rendering, and
+        Training needs more for the environments of an evaluation (up to `EVALUATED_AT_ONCE` at once), rendering and
         checkpoints. The replay on disk needs none.
         """
         peak = peak_memory()
@@ -279,7 +279,7 @@ class Doctor:
             self.problems.append("Memory is nearly full: set a smaller train.batch_size or train.segment_length.")
 
     def verdict(self) -> int:
-        """Print the notes and the problems."""
+        """Print the notes and the problems; return 1 if there are problems, else 0."""
         print()
         for note in self.notes:
             print(f"note: {note}")

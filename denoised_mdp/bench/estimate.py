@@ -25,18 +25,18 @@ from denoised_mdp.run.environments import environment_maker
 from denoised_mdp.run.machine import crowded, random_batch
 
 ACTIONS = 6  # dimensions of an action; they hardly change the cost of an update
-LONGEST_CYCLE = 10  # updates; what comes more rarely is left out
+LONGEST_CYCLE = 10  # updates; rarer work is left out
 
 
 def project(config: Config, update: float, action: float, acting: float) -> dict[str, float]:
     """Return the seconds of a whole run in its parts: learning, collecting, evaluating.
 
-    Worker processes and overlap are not counted. update, action, acting: seconds of one update, of one action of one
-    environment, and of choosing those of all environments that collect, which are chosen together; those of episodes
-    that are evaluated side by side are taken to cost the same.
+    Worker processes and overlap are not counted. update, action, acting: seconds of one update, of one action in one
+    environment, and of choosing the actions of all collecting environments together. Choosing those of episodes that
+    are evaluated side by side is assumed to cost the same.
     """
     train, env = config.train, config.env
-    rounds = -(-train.eval_episodes // EVALUATED_AT_ONCE)  # of episodes that are played side by side
+    rounds = -(-train.eval_episodes // EVALUATED_AT_ONCE)  # of episodes played side by side
     evaluation = env.episode_steps / env.action_repeat * (train.eval_episodes * action + rounds * acting)
     return {
         "learning": config.updates_due(train.total_steps) * update,
@@ -46,16 +46,16 @@ def project(config: Config, update: float, action: float, acting: float) -> dict
 
 
 def update_on_cpu(config: Config, rows: int, repeats: int = 1) -> tuple[float, int]:
-    """Return the seconds of one whole update on a CPU, and how many times larger it is than measured.
+    """Return the seconds of one full update on a CPU, and how many times larger its batch is than the measured one.
 
-    Updates of about `rows` rows and of a quarter are timed on one thread, in CPU seconds, which other programs hardly
-    disturb; the fastest of `repeats` counts. A further row costs the same from there on, and what even the smallest
-    update costs counts once. The gain of threads is that in the larger of them. The run's random numbers stay as they
-    are.
+    Updates of about `rows` rows and of a quarter as many are timed on one thread, in CPU seconds, which other programs
+    hardly disturb; the fastest of `repeats` counts. The time is extrapolated linearly in rows, so the fixed cost of an
+    update counts once. The speedup from threads is measured on the larger of the two. The run's random numbers are left
+    untouched.
     """
     sizes = [shrunk(config, size) for size in (rows // 4, rows)]
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # training reports it again
+        warnings.simplefilter("ignore")  # training repeats the warnings
         device, dtype = configure(config.train)
         learners = [
             (build_agent(size, ACTIONS, device=device, dtype=dtype), random_batch(size, ACTIONS), size)
@@ -65,14 +65,14 @@ def update_on_cpu(config: Config, rows: int, repeats: int = 1) -> tuple[float, i
             few, many = (min(update_seconds(*learner, repeats, time.process_time)) for learner in learners)
         gain = _gain_of_threads(lambda: learners[1][0].update(learners[1][1]))
     whole, less, measured = (one.batch_spec.batch_size * one.batch_spec.segment_length for one in (config, *sizes))
-    row = 0.0 if measured == less else min((many - few) / (measured - less), many / measured)  # seconds
+    row = 0.0 if measured == less else min((many - few) / (measured - less), many / measured)  # seconds per row
     return (many + max(row, 0.0) * (whole - measured)) / gain, whole // measured
 
 
 def _gain_of_threads(update: Callable[[], object]) -> float:
-    """How many times faster the threads of PyTorch are than one, by the clock: from 1 to their number.
+    """The speedup of PyTorch's threads over one thread, in wall time: from 1 to their number.
 
-    update: one that has been called before. On a busy machine threads wait for one another: they gain nothing.
+    update: must have been called before. On a busy machine, threads wait for one another and gain nothing.
     """
     threads = torch.get_num_threads()
     if threads == 1 or crowded():
@@ -90,9 +90,9 @@ def update_seconds(
     repeats: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Seconds of an update, measured `repeats` times: each a mean over updates after which the same work comes again.
+    """Seconds per update, measured `repeats` times, each as the mean over a cycle of updates (`AgentConfig.cycle`).
 
-    The first of them allocate, and are not counted.
+    The first cycle allocates and is not counted.
     """
     cycle = min(config.agent.cycle, LONGEST_CYCLE)
 
@@ -107,7 +107,7 @@ def update_seconds(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """PyTorch computes on one thread within the context: others that wait would count as CPU time."""
+    """Let PyTorch compute on one thread within the context: waiting threads would count as CPU time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -117,9 +117,9 @@ def _one_thread() -> Iterator[None]:
 
 
 def shrunk(config: Config, rows: int) -> Config:
-    """A configuration whose batch has about `rows` rows, in as many segments as each has rows where it can.
+    """A configuration whose batch has about `rows` rows, if possible in as many segments as a segment has rows.
 
-    Where the policy imagines from the last rows of a segment alone, these are about as large a share as before.
+    If the policy imagines only from the last rows of a segment, their share of it stays about the same.
     """
     spec, policy = config.batch_spec, config.policy
     count = min(spec.batch_size, max(math.isqrt(rows), rows // spec.segment_length))
@@ -132,9 +132,9 @@ def shrunk(config: Config, rows: int) -> Config:
 
 
 class Hours:
-    """Hours that each of many runs will take, in the order in which they are asked for; what they share is timed once.
+    """Hours that each of many runs will take; what the runs share is timed once.
 
-    On a CPU these are CPU hours of one thread; of the updates, hours on the threads of the run.
+    On a CPU these are CPU hours of one thread, except for updates: hours on the run's threads.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class Hours:
 
 
 def _learner_seconds(config: Config) -> tuple[float, float]:
-    """Seconds of an update, and of choosing actions, see `acting_seconds`."""
+    """Seconds of an update and of choosing actions, see `acting_seconds`."""
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         device, dtype = configure(config.train)
@@ -177,7 +177,7 @@ def acting_seconds(
     repeats: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Seconds of choosing the actions of all environments that collect, which see pictures of a batch."""
+    """Seconds of choosing the actions of all collecting environments, on pictures from a batch."""
     pictures = batch["observation"][..., :3]
     pictures = pictures.reshape(-1, *pictures.shape[2:])
     pictures = pictures[np.arange(config.train.collect_envs) % len(pictures)]
@@ -185,7 +185,7 @@ def acting_seconds(
 
 
 def _action_seconds(config: Config) -> float:
-    """CPU seconds of an action of the environment, with its frame."""
+    """CPU seconds of one action in the environment, including its frame."""
     make = environment_maker(config, foreground=config.foreground)
     with blamed(f"{config.env.task} raised an error while its actions were timed"), closing(make()) as environment:
         environment.reset(seed=config.seed)
@@ -199,7 +199,7 @@ def _action_seconds(config: Config) -> float:
 
 
 def random_actions(environment: gym.Env) -> Callable[[], None]:
-    """A function that takes one random action; after the end of an episode it begins the next."""
+    """Return a function that takes one random action and, when an episode ends, begins the next."""
 
     def act() -> None:
         *_, terminated, truncated, _ = environment.step(environment.action_space.sample())
@@ -212,12 +212,12 @@ def random_actions(environment: gym.Env) -> Callable[[], None]:
 def median_seconds(
     function: Callable[[], object], repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Median of the seconds that some calls take, by a clock."""
+    """Median seconds of `repeats` calls, by `clock`."""
     return statistics.median(timed(function, repeats, clock))
 
 
 def timed(function: Callable[[], object], repeats: int, clock: Callable[[], float]) -> list[float]:
-    """Seconds that each of some calls takes, by a clock."""
+    """Seconds of each of `repeats` calls, by `clock`."""
     seconds = []
     for _ in range(repeats):
         began = clock()

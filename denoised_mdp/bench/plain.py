@@ -40,7 +40,7 @@ def gaussian(raw: Tensor) -> Independent:
 
 
 def draw(distribution: Distribution, noise: Tensor | None) -> Tensor:
-    """A reparametrized sample; `noise` standard normal, to repeat another implementation's."""
+    """A reparametrized sample; standard normal `noise` reproduces that of another implementation."""
     if noise is None:
         return distribution.rsample()
     squashed = isinstance(distribution, TransformedDistribution)
@@ -60,11 +60,11 @@ READS = {
     "policy": "hidden actor_layers initial_std min_std value_layers horizon gamma lambda_ entropy"
     " actor_lr value_lr eps clip",
 }
-"""options that `PlainUpdate` has; of all others it has the defaults alone"""
+"""options that `PlainUpdate` supports; it assumes the defaults of all others"""
 
 
 def can_be_plain(config: Config) -> bool:
-    """Whether `PlainUpdate` repeats this configuration: y and x apart, no option that it does not have."""
+    """Whether `PlainUpdate` reproduces this configuration: x and y separate, no option set that it lacks."""
     model, policy = config.model, config.policy
     if model.embed is None or model.continuation:
         return False
@@ -78,7 +78,7 @@ def can_be_plain(config: Config) -> bool:
 
 
 class PlainUpdate:
-    """One step of world model, actor and value net on an agent's layers; only without z and with policy backprop."""
+    """One update of world model, actor and value net on an agent's layers; only without z and with policy backprop."""
 
     def __init__(self, agent: WorldModelAgent):
         self.model, self.policy = agent.world_model, agent.policy
@@ -94,7 +94,7 @@ class PlainUpdate:
     def update(
         self, batch: dict[str, np.ndarray], noise: Tensor | None = None, policy_noise: tuple | None = None
     ) -> dict[str, Tensor]:
-        """batch: as in `Agent.update`; noise [T, B, S] and policy_noise ([H, N, S_x], [H, N, A]) override the draws."""
+        """Update on a batch, see `Agent.update`; noise [T, B, S], policy_noise ([H, N, S_x], [H, N, A]) fix draws."""
         dtype = self.model.encoder.like.dtype
         batch = {name: torch.as_tensor(value) for name, value in batch.items() if name != "is_terminal"}
         batch |= {name: value.to(dtype) for name, value in batch.items() if value.is_floating_point()}
@@ -183,7 +183,7 @@ class PlainUpdate:
         return loss, beliefs, states
 
     def policy_losses(self, belief: Tensor, state: Tensor, noise: tuple | None):
-        """The actor's loss, and a function that gives the value net's."""
+        """The actor's loss, and a function that returns the value net's."""
         policy, rssm, actor = self.policy, self.model.rssm, self.policy.actor
         features, log_probs = [], []
         for t in range(policy.horizon):

@@ -1,4 +1,4 @@
-"""Whether an environment repeats itself, on which exact resume and fixed seeds rest: it is played, for ``doctor``."""
+"""Play an environment, for ``doctor``, to test whether it repeats itself, as exact resume and fixed seeds require."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from denoised_mdp.envs.world import CannotRestore
 from denoised_mdp.run.codec import decode, encode
 
 HALF = 10
-"""actions before and after the state that is kept"""
+"""actions before and after the saved state"""
 
 Moment = dict[str, Any]
-"""all that a step shows"""
+"""what one step or reset shows"""
 
 
 def unrepeatable(environment: gym.Env, seed: int) -> list[str]:
-    """Play a few short episodes; return a sentence for each way in which they are not what they should be.
+    """Play a few short episodes; return a sentence for each way in which they do not repeat.
 
-    They should be equal with equal seeds, also when frames are drawn in between, and equal from a kept state on. What
-    shows only later in an episode is not found.
+    Episodes must be equal for equal seeds, even if frames are drawn in between, and equal from a saved state on. A
+    difference that appears only later in an episode is not found.
     """
     rng, actions = np.random.default_rng(seed), Actions.of(environment.action_space)
     moves = [actions.random(rng) for _ in range(2 * HALF)]
@@ -41,7 +41,7 @@ def unrepeatable(environment: gym.Env, seed: int) -> list[str]:
 
 
 def _check_state(environment: gym.Env, moves: Sequence[np.ndarray], seed: int) -> str | None:
-    """What is wrong with the state in the middle of an episode, as a checkpoint holds it."""
+    """Describe what is wrong with a state from the middle of an episode, as a checkpoint holds it; None if nothing."""
     _begin(environment, seed)
     _play(environment, moves[:HALF])
     tensors: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def _begin(environment: gym.Env, seed: int) -> Moment:
 
 
 def _play(environment: gym.Env, moves: Sequence[np.ndarray]) -> list[Moment]:
-    """What each move leads to; an episode that ends is followed by the next."""
+    """What each move leads to; when an episode ends, the next begins."""
     moments = []
     for move in moves:
         observation, reward, *ends, info = environment.step(move)
@@ -79,7 +79,7 @@ def _play(environment: gym.Env, moves: Sequence[np.ndarray]) -> list[Moment]:
 
 
 def _difference(one: Sequence[Moment], other: Sequence[Moment]) -> str:
-    """Which parts differ first; nothing where none do."""
+    """Name the parts that differ first; empty if none do."""
     for mine, theirs in zip(one, other, strict=True):
         parts = [name for name in mine if not np.array_equal(mine[name], theirs[name])]
         if parts:

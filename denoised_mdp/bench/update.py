@@ -49,11 +49,11 @@ def benchmark(
     output: Path | None = None,
     options: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Measure `parts` with the configuration's sizes and threads; prints tables and returns all numbers.
+    """Measure `parts` with the configuration's sizes and threads; print tables and return all numbers.
 
-    repeats: of each update. rows: sizes of the replays. output: a JSON file for the numbers. options: of the
-    configuration, recorded with them. Seconds are wall time; "cpu" is CPU time of all threads, which other programs
-    disturb less.
+    repeats: timed runs of each update. rows: sizes of the replays. output: a JSON file for the numbers. options: those
+    of the configuration, recorded with the numbers. Seconds are wall time; "cpu" is CPU time of all threads, which
+    other programs disturb less.
     """
     if not config.agent.has_model:
         raise UserError(f"agent={config.agent.name}: bench measures world models alone; try 'denoised-mdp doctor'.")
@@ -89,7 +89,7 @@ def _table(title: str, rows: dict[str, Any]) -> None:
 
 
 def machine(device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
-    """Names, versions, settings and the measured peak of matrix products in GFLOP/s."""
+    """Names, versions, settings and the measured peak of matrix products, in `_unit`."""
     out = {
         "processor": cpu_name(),
         "cores": os.cpu_count(),
@@ -108,12 +108,12 @@ def machine(device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
 
 
 def _unit(device: torch.device) -> str:
-    """The unit of speed: on a CPU, per CPU second of a thread, which other programs disturb less."""
+    """The unit of speed; on a CPU, per CPU second of a thread, which other programs disturb less."""
     return "GFLOP/s" if device.type == "cuda" else "GFLOP per cpu s"
 
 
 def peak(device: torch.device, dtype: torch.dtype) -> float:
-    """The peak of square matrix products within two seconds, in `_unit`."""
+    """Peak speed of square matrix products over at least two seconds, in `_unit`."""
     size = 1536
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     column, began, times = 0 if device.type == "cuda" else 1, time.perf_counter(), []
@@ -135,7 +135,7 @@ def sizes(config: Config) -> dict[str, Any]:
         "embed": m.embed,
         "pixels": config.env.size,
         "policy": config.policy.name,
-        "hidden": getattr(config.policy, "hidden", None),  # of a policy of one's own, None
+        "hidden": getattr(config.policy, "hidden", None),  # None for a plug-in's policy
         "batch": [t.segment_length, t.batch_size],
     }
 
@@ -151,7 +151,7 @@ def _seconds(function: Callable[[], object], device: torch.device) -> tuple[floa
 
 
 def _serve_updates(pipe, config: Config, plain: bool, threads: int) -> None:
-    """A process that does one update per request; "peak" returns its memory, None ends it."""
+    """Body of a process that does one update per request; "peak" returns its memory in GiB, None ends it."""
     torch.set_num_threads(threads)
     if plain:
         agent, batch = build_agent(config, ACTIONS), random_batch(config, ACTIONS)
@@ -167,7 +167,7 @@ def _serve_updates(pipe, config: Config, plain: bool, threads: int) -> None:
 
 
 def ask(pipe: Connection, name: str, request: str) -> Any:
-    """What the process of an update answers, see `_serve_updates`."""
+    """Send a request to the process of an update and return the answer, see `_serve_updates`."""
     try:
         pipe.send(request)
         return pipe.recv()
@@ -179,17 +179,17 @@ def ask(pipe: Connection, name: str, request: str) -> Any:
 
 
 def updates(config: Config, device: torch.device, dtype: torch.dtype | None, repeats: int) -> dict[str, Any]:
-    """Our update and, on a CPU, the plain one in turns; then the parts of ours; then its work."""
+    """Time our update and, on a CPU, the plain one in turns; then the parts of ours; then count its work."""
     threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
     ours = config.model.kind == "denoised"  # `update_parts` knows its parts
-    comparable = can_be_plain(config) and device.type == "cpu"  # the plain one is of the CPU
+    comparable = can_be_plain(config) and device.type == "cpu"  # the plain update is for the CPU
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in (["plain"] if comparable else []) + ["ours"]}
     pipes, processes, peaks = {}, [], {}
     for name in times:
         pipes[name], other = context.Pipe()
         process = context.Process(target=_serve_updates, args=(other, config, name == "plain", threads), daemon=True)
         process.start()
-        other.close()  # else its end would not be noticed
+        other.close()  # else the end of the process would go unnoticed
         processes.append(process)
     for repeat in range(repeats + 1):  # the first one allocates
         for name, pipe in pipes.items():
@@ -199,7 +199,7 @@ def updates(config: Config, device: torch.device, dtype: torch.dtype | None, rep
     for name, pipe in pipes.items():
         peaks[name] = ask(pipe, name, "peak")
     for pipe in pipes.values():
-        with contextlib.suppress(ConnectionError):  # it has done its work
+        with contextlib.suppress(ConnectionError):  # it may have ended already
             pipe.send(None)
     for process in processes:
         process.join()
@@ -225,7 +225,7 @@ def updates(config: Config, device: torch.device, dtype: torch.dtype | None, rep
 def update_parts(agent: WorldModelAgent, config: Config, repeats: int) -> dict[str, float]:
     """Median wall seconds of each part of an update, including replay sampling and transfer.
 
-    The agent's own functions are timed while it updates; "losses" is what they leave of the model's update.
+    The agent's own functions are timed while it updates; "losses" is the remainder of the update.
     """
     model, (length, batch_size) = agent.world_model, (config.train.segment_length, config.train.batch_size)
     names = ("replay sampling", "transfer", "encoder", "RSSM", "decoder", "losses", "backward", "optimizer", "policy")
@@ -234,7 +234,7 @@ def update_parts(agent: WorldModelAgent, config: Config, repeats: int) -> dict[s
 
     @contextlib.contextmanager
     def part(name: str):
-        if inside:  # the policy's own backward pass is the policy's
+        if inside:  # the policy's own backward pass counts as policy
             yield
             return
         inside.append(name)
@@ -268,7 +268,7 @@ def update_parts(agent: WorldModelAgent, config: Config, repeats: int) -> dict[s
 
 
 def _now(device: torch.device) -> float:
-    """Seconds on a clock, when all that was given to the device is done."""
+    """Seconds on a clock, once the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""Arguments of the commands: a parser whose errors are one line with a hint, and the types of values."""
+"""Arguments of the commands: a parser whose errors are one line with a hint, and the types of arguments."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if typing.TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a mistake as one `UserError`.
+    """An argument parser that reports a mistake as a `UserError`.
 
-    examples: lines shown at the end of the help. long_help: a function that returns the whole help instead. keyed: the
-    destination of ``key=value`` words, if the command takes them; they may stand before and after its flags.
+    examples: lines at the end of the help. long_help: a function that returns the whole help instead. keyed: the
+    destination of ``key=value`` words if the command takes them; they may stand before and after its flags.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"must be one of {names}, not '{value}'{'.' * bool(near)}{near}")
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
-        """Parse, and refuse what is unknown here, where the command is known."""
+        """Parse, and refuse unknown words here, where the command is known."""
         args = list(sys.argv[1:] if args is None else args)
         namespace, extra = super().parse_known_args(args, namespace)
         flag = next((word for word in extra if word.startswith("-") and word != "--"), None)
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         return namespace, []
 
     def _flag_hint(self, words: Sequence[str]) -> str:
-        """Which flag could have been meant by words ``key=value``, where flags alone are known."""
+        """Return a hint for ``key=value`` words of a command that only takes flags."""
         for word in words:
             name, _, value = word.partition("=")
             if action := self._option_string_actions.get(f"--{name}"):
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         return "; a run keeps its own options" if any(_key(key, exact=True) for key in keys) else ""
 
     def _hint(self, flag: str, words: Sequence[str]) -> str:
-        """What could have been meant by an unknown flag: another flag, or key=value."""
+        """Return the error for an unknown flag, with what may have been meant: another flag, or key=value."""
         name, _, value = flag.partition("=")
         flags = [known for known in self._option_string_actions if known.startswith("--")]
         near = nearest(name, flags, cutoff=0.8 if self.keyed else 0.6)
@@ -94,11 +94,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def _key(flag: str, exact: bool = False) -> str | None:
-    """Return the option or group that has the name of a flag, at least as its last part, or else the nearest one."""
+    """Return the option or group that a flag names, in full or by its last part, else, unless `exact`, the nearest."""
     from denoised_mdp.config.choices import GROUPS, all_options
 
     word, keys = flag.lstrip("-").replace("-", "_"), [*GROUPS, *all_options()]
-    ends = {key.rpartition(".")[2]: key for key in reversed(keys)}  # of several keys with one end, the first
+    ends = {key.rpartition(".")[2]: key for key in reversed(keys)}  # of several keys with the same end, the first
     names = ends | {key: key for key in keys}
     near = word if word in names else None if exact else nearest(word, names, cutoff=0.6)
     return names[near] if near else None
@@ -112,7 +112,7 @@ def add_command(
     more: str = ".",
     **options: Any,
 ) -> Parser:
-    """Add a command that calls `function`. Its description is its help as a sentence, and what `more` adds."""
+    """Add a command that calls `function`. Its description is `help` as a sentence, followed by `more`."""
     sentence, escaped = f"{help[0].upper()}{help[1:]}{more}", help.replace("%", "%%")
     parser = commands.add_parser(name, help=escaped, description=sentence, **options)
     parser.set_defaults(function=function)
@@ -130,7 +130,7 @@ def natural(text: str) -> int:
 
 
 def form(pattern: str, allowed: str) -> Callable[[str], str]:
-    """Return what checks that a text matches a pattern, for argparse. allowed: the pattern in words."""
+    """Return an argparse type that checks a text against a pattern. allowed: the pattern in words."""
 
     def parse(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -141,12 +141,12 @@ def form(pattern: str, allowed: str) -> Callable[[str], str]:
 
 
 def expanded(text: str) -> Path:
-    """A path, with ``~`` expanded: a shell does not do that after ``--output=``."""
+    """Return a path with ``~`` expanded, which a shell does not do after ``--output=``."""
     return Path(os.path.expanduser(text))
 
 
 def add_runs(parser: argparse.ArgumentParser, *, several: bool) -> None:
-    """Add the folder of a run, or of several."""
+    """Add the argument for the folder of a run, or of several."""
     name = "runs" if several else "run"
     parser.add_argument(
         name,
@@ -159,7 +159,7 @@ def add_runs(parser: argparse.ArgumentParser, *, several: bool) -> None:
 
 
 def check_runs(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Let a command refuse what is no run, of these arguments, before it imports PyTorch, which takes seconds."""
+    """Make a command check that these arguments are runs, before it spends seconds importing PyTorch."""
     function = parser.get_default("function")
 
     def checked(arguments: argparse.Namespace) -> int:
@@ -174,7 +174,7 @@ def check_runs(parser: argparse.ArgumentParser, *names: str) -> None:
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add what decides which weights are used."""
+    """Add the option that selects the weights."""
     parser.add_argument(
         "--checkpoint",
         type=form(CHECKPOINT, "a step, or best"),
@@ -185,14 +185,14 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
-    """Add what decides which weights are used, and where."""
+    """Add the options that select the weights and the device."""
     add_checkpoint(parser)
     device = form(DEVICE, "auto, cpu, cuda or cuda:N")
     parser.add_argument("--device", type=device, default="auto", help="auto (default), cpu, cuda or cuda:N")
 
 
 def add_fields(parser: argparse.ArgumentParser, options: type) -> None:
-    """Add one flag for each field of a dataclass of `denoised_mdp.options.option`s."""
+    """Add one flag for each field of a dataclass whose fields are `denoised_mdp.options.option`s."""
     kinds = typing.get_type_hints(options)
     for field in dataclasses.fields(options):
         kind, limits, flag = kinds[field.name], limits_of(field), f"--{field.name.replace('_', '-')}"
@@ -219,7 +219,7 @@ def add_fields(parser: argparse.ArgumentParser, options: type) -> None:
 
 
 def _typed(kind: Any, limits: Mapping[str, Any], number: bool) -> Callable[[str], Any]:
-    """Return what parses and checks a field's text, for argparse."""
+    """Return an argparse type that parses and checks a field's text."""
 
     def parse(text: str) -> Any:
         value: Any = text
@@ -233,7 +233,7 @@ def _typed(kind: Any, limits: Mapping[str, Any], number: bool) -> Callable[[str]
         try:
             return convert(value, kind, limits)
         except ValueError as error:
-            allowed = str(error).removesuffix(" or null")  # which no text stands for
+            allowed = str(error).removesuffix(" or null")  # no text stands for null
             raise argparse.ArgumentTypeError(f"must be {allowed}, not '{text}'") from None
 
     return expanded if kind in (Path, Path | None) else parse
@@ -253,7 +253,7 @@ def add_options(
 
 
 def check_run(words: Sequence[str], sweeps: bool = False) -> None:
-    """Refuse a path before the options where no run can continue. sweeps: several runs begin, or are listed."""
+    """Refuse a leading path where no run can continue. sweeps: refuse any run, as several begin or are listed."""
     from denoised_mdp.config.overrides import has_config
 
     word = words[0] if words else ""
@@ -265,17 +265,17 @@ def check_run(words: Sequence[str], sweeps: bool = False) -> None:
         return
     from denoised_mdp.run.folder import RunFolder
 
-    RunFolder.existing(word)  # says why there is none
+    RunFolder.existing(word)  # raises with the reason if there is no run
     raise UserError(f"{word} is an exported agent, which has weights alone: no training continues there.")
 
 
 def suggest(*commands: Sequence[object]) -> None:
-    """Name the next commands on standard error, ready to be copied; that nobody reads them changes nothing."""
+    """Print the next commands on standard error, ready to be copied. A failure to write them is ignored."""
     with contextlib.suppress(OSError):
         for word, command in zip(["next:", *["     "] * len(commands)], commands, strict=False):
             print(f"{word} denoised-mdp {shlex.join(map(str, command))}", file=sys.stderr)
 
 
 def first_probe(configs: Sequence[Config]) -> str:
-    """The probe to begin with: factors need ground truth, which no suite but these is known to have."""
+    """Return the probe to begin with; factors need ground truth, which only these suites are known to have."""
     return "factors" if all(config.env.suite in ("dmc", "robodesk", "toy") for config in configs) else "health"

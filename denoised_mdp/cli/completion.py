@@ -1,4 +1,4 @@
-"""Completion of the command line in bash, zsh and fish, by argcomplete; ``key=value`` words complete as well."""
+"""Command-line completion in bash, zsh and fish with argcomplete, including ``key=value`` words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from denoised_mdp.errors import UserError
 
 
 def script(shell: str) -> str:
-    """Return what `shell` must evaluate to complete ``denoised-mdp``.
+    """Return the code that `shell` must evaluate to complete ``denoised-mdp``.
 
     Raises:
         UserError: argcomplete is not installed.
@@ -27,7 +27,7 @@ def script(shell: str) -> str:
 
 
 def answer(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell and exit, if it asks for completions; else return."""
+    """Answer the shell and exit if it asks for completions; otherwise return."""
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 
@@ -35,7 +35,7 @@ def answer(parser: argparse.ArgumentParser) -> None:
 
 
 def complete(prefix: str, **_: Any) -> list[str]:
-    """Return the ``key=value`` words that begin with `prefix`: keys, and after the equals sign the key's values."""
+    """Return the words that begin with `prefix`: ``key=`` and runs, or, after the equals sign, the key's values."""
     key, equals, value = prefix.partition("=")
     if not equals:
         words = [f"{name}=" for name in dict.fromkeys([*GROUPS, "sweep", *all_options()]) if name not in CHOSEN]
@@ -50,7 +50,7 @@ def complete(prefix: str, **_: Any) -> list[str]:
 
 
 def folders(prefix: str) -> list[str]:
-    """Return the runs whose paths begin with `prefix`, and the folders, with a slash, that lead to others."""
+    """Return the runs whose paths begin with `prefix`, and, with a slash, the folders that may hold others."""
     found = [path.rstrip("/") for path in sorted(glob.glob(f"{glob.escape(prefix)}*/"))]
     others = [path for path in found if not has_config(path)]
     lead = [path for path in others if "/" in prefix or glob.glob(f"{glob.escape(path)}/*/config.yaml")]
@@ -58,7 +58,7 @@ def folders(prefix: str) -> list[str]:
 
 
 def values(key: str) -> tuple[str, ...]:
-    """Return all values of a group or an option; none where they cannot be listed."""
+    """Return all values of a group or an option; none if they cannot be listed."""
     if key == "distractors":
         return ("none", *choices(key))
     if key in GROUPS or key == "sweep":

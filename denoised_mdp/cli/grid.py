@@ -1,17 +1,17 @@
-"""Grids: the runs of a file in ``configs/sweep`` or of your own, listed by axes whose values have names.
+"""Grids: the runs of a file in ``configs/sweep`` or of your own file, spanned by axes whose values have names.
 
 A file has up to three parts::
 
-    options: {preset: quickstart, train: {batch_size: 20}}     # of every run; dotted, train.batch_size: 20, is the same
+    options: {preset: quickstart, train: {batch_size: 20}}     # of every run; or dotted, train.batch_size: 20
     axes:                                             # all combinations, the first axis outermost
-      method: {denoised: {model: 2b}, dreamer: {model: dreamer}}    # names, and the options that each means
-      seed: [0, 1, 2]                                 # or values of the option that has the axis' name
-    runs:                                             # instead of all: some of them, in this order
-      - {method: denoised, seed: 0}                   # an axis that is left out has all its values
+      method: {denoised: {model: 2b}, dreamer: {model: dreamer}}    # names, and the options that each stands for
+      seed: [0, 1, 2]                                 # or values of the option named like the axis
+    runs:                                             # some combinations instead of all, in this order
+      - {method: denoised, seed: 0}                   # an omitted axis takes all its values
       - {method: dreamer}
 
-Later parts win: options, axes in their order, the command line. There ``sweep.seed=3,4`` chooses values of an axis,
-and of an axis of numbers also ``'sweep.seed=range(0,5)'``.
+Later parts win: options, axes in their order, the command line. There, ``sweep.seed=3,4`` chooses values of an axis;
+an axis of numbers also takes ``'sweep.seed=range(0,5)'``.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from denoised_mdp.files import read_yaml
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a grid: the name of its folder, and the command line but for ``run_dir``."""
+    """One run of a grid: the name of its folder, and its command line without ``run_dir``."""
 
     name: str
     overrides: tuple[str, ...]
 
     def options_in(self, folder: str) -> list[str]:
-        """Its options, with its own folder in that of the grid."""
+        """Return the job's options, with its own folder inside the grid's."""
         return [*self.overrides, f"run_dir={quote(os.path.join(folder, self.name))}"]
 
 
@@ -56,10 +56,10 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
 
     Args:
         words: of the command line: ``sweep=NAME`` (or a file: ``sweep=mine.yaml``), ``sweep.AXIS=VALUES``, and options
-            that all runs share. Those of Hydra, and ``run_dir``, are the caller's.
+            that all runs share. Hydra's options and ``run_dir`` are left to the caller.
 
     Raises:
-        UserError: no such grid, axis or value; a file of another form; an option that an axis sets.
+        UserError: there is no such grid, axis or value, the file has another form, or an axis sets a shared option.
     """
     said = dict(word.partition("=")[::2] for word in words if of_grid(word))
     if not (source := said.pop("sweep", "")):
@@ -88,7 +88,7 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
             names, parts = zip(*combination, strict=True)
             own = (f"{key}={text}" for key, text in _pairs(tree["options"], *parts))
             job = Job("-".join(names), (*own, *shared))
-            if jobs.setdefault(job.name, job) != job:  # else one of them would not be trained, without a word
+            if jobs.setdefault(job.name, job) != job:  # otherwise one of them would silently not be trained
                 raise UserError(f"sweep={source}: two different runs would be named {job.name}. Rename a value.")
     if not jobs:
         hint = f"no run has all these values. Leave out one of {', '.join(said)}" if said else "it lists no runs"
@@ -97,7 +97,7 @@ def read_grid(words: Sequence[str]) -> tuple[str, list[Job]]:
 
 
 def grid_folder(words: Sequence[str]) -> tuple[str, list[Job]]:
-    """Return the folder of a whole grid, ``runs/NAME`` unless ``run_dir`` names another, and its jobs."""
+    """Return the folder of a whole grid, which is derived from its name unless ``run_dir`` is given, and its jobs."""
     name, jobs = read_grid(words)
     pairs = [split(word) for word in words if not of_grid(word)]
     said = dict(pair for pair in pairs if not is_hydra(pair[0]))
@@ -109,10 +109,10 @@ def grid_folder(words: Sequence[str]) -> tuple[str, list[Job]]:
 
 
 def options_of_one(words: Sequence[str]) -> list[str]:
-    """The options of a command line; where it chooses one run of a grid, those of that run.
+    """Return the options of a command line, or, if it chooses one run of a grid, the options of that run.
 
     Raises:
-        UserError: see `read_grid`; or it leaves several runs.
+        UserError: see `read_grid`; or several runs are left.
     """
     if not any(map(of_grid, words)):
         return list(words)
@@ -126,11 +126,11 @@ def options_of_one(words: Sequence[str]) -> list[str]:
 
 
 class Axis:
-    """The values of one axis by name, and the options that each means.
+    """The values of one axis by name, and the options that each stands for.
 
     Args:
-        key: its name; values: a list of values of the option of this name, or names with their options.
-        where: for messages.
+        key: its name; values: a list of values for the option of this name, or names with their options.
+        where: names the grid in messages.
     """
 
     def __init__(self, key: str, values: Any, where: str):
@@ -146,8 +146,8 @@ class Axis:
         self.chosen: list[str] | None = None
 
     def choose(self, text: str) -> None:
-        """Leave only these values, with commas between them; of a list, others may be named as well, or a range."""
-        if self.listed and self.key == "distractors":  # [a,b] is one of its values, as with --multirun
+        """Keep only these values, separated by commas; a listed axis also takes new values, or a range."""
+        if self.listed and self.key == "distractors":  # [a,b] is one value, as with --multirun
             parts = [part.strip(" '\"") for part in outside_brackets(text)]
             names = [_name_of([*distractor_sets(part)[0]]) if part[:1] == "[" else part for part in parts]
         elif self.listed and text.startswith("range("):
@@ -161,7 +161,7 @@ class Axis:
         self.chosen = names
 
     def _range(self, text: str) -> list[str]:
-        """The numbers of a ``range(FIRST,END)`` or ``range(FIRST,END,STEP)``, as --multirun takes it."""
+        """Return the numbers of ``range(FIRST,END)`` or ``range(FIRST,END,STEP)``, as --multirun reads it."""
         with contextlib.suppress(ValueError):  # a step of 0
             found = parse(self.key, text)
             if found.is_range_sweep():
@@ -169,7 +169,7 @@ class Axis:
         raise UserError(f"sweep.{self.key}={text}: give one range alone, as in range(0,5), or values with commas.")
 
     def of(self, block: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-        """(part of the folder's name, options) of the values in a block of runs: what it names and was chosen."""
+        """Return (part of the folder's name, options) for each value that a block of runs has and that was chosen."""
         own = block.get(self.key, [] if self.chosen else list(self.values))
         names = [_name_of(value) for value in (own if isinstance(own, list) else [own])]
         for name in names:
@@ -181,7 +181,7 @@ class Axis:
 
 
 def _name_of(value: Any) -> str:
-    """A value as it is named on the command line: a list of one as this one, a list of none as ``none``."""
+    """Return a value's name on the command line; a list of one is named by its item, an empty list is ``none``."""
     if isinstance(value, list):
         names = sorted(map(as_text, value))
         return f"[{','.join(names)}]" if len(names) > 1 else "".join(names) or "none"
@@ -189,20 +189,20 @@ def _name_of(value: Any) -> str:
 
 
 def _pairs(*parts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Dotted keys and values of a command line. Later ones win; distractors replace earlier ones and their options."""
+    """Return dotted keys and values. Later ones win; distractors replace earlier distractors and their options."""
     said: dict[str, tuple[str, str]] = {}
     for key, value in (pair for part in parts for pair in part.items()):
         if key == "distractors":
             said = {name: pair for name, pair in said.items() if name.partition(".")[0] != key}
         for pair in words_of_group(key, value) if isinstance(value, Mapping) else [(key, as_text(value))]:
             name = ALIASES.get(pair[0], pair[0])
-            said.pop(name, None)  # the last one counts, where it stands
+            said.pop(name, None)  # the last one counts, at its own position
             said[name] = pair
     return [*said.values()]
 
 
 def _keys(*parts: Mapping[str, Any]) -> list[str]:
-    """The options that parts set, dotted."""
+    """Return the dotted keys of the options that `parts` set."""
     return [key for part in parts for key, _ in _pairs(part)]
 
 
@@ -213,7 +213,7 @@ def _known(name: str, known: Mapping[str, Any], where: str) -> Any:
 
 
 def _refuse_axes(shared: Sequence[str], axes: Mapping[str, Axis]) -> None:
-    """Refuse options of the command line that would undo what an axis sets in these runs, or have several values."""
+    """Refuse shared options that would override what an axis sets in these runs, or that have several values."""
     for key, text in map(split, shared):
         for axis in axes.values():
             parts = (axis.values[name] for name in axis.chosen or axis.values)
@@ -224,14 +224,14 @@ def _refuse_axes(shared: Sequence[str], axes: Mapping[str, Axis]) -> None:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether two keys set the same: the same option, or a group and an option of it; a choice sets no option."""
+    """Whether two keys are the same option, or a group and an option in it; a choice sets no option."""
     return one == other or any(
         longer.startswith(f"{shorter}.") and shorter not in GROUPS for longer, shorter in ((one, other), (other, one))
     )
 
 
 def _read(source: str) -> dict[str, Any]:
-    """The parts of a grid's file."""
+    """Return the parts of a grid's file."""
     own = source.endswith((".yaml", ".yml"))
     if not own and source not in choices("sweep"):
         near = f"{source}.yaml"
@@ -256,7 +256,7 @@ def _read(source: str) -> dict[str, Any]:
         if not isinstance(part, kinds[key]):
             raise UserError(f"sweep={source}: {key}={shown(part)}; {form}.")
     for key in _keys_within(whole["options"], whole["axes"]):
-        if not isinstance(key, str):  # such as "on" without quotes
+        if not isinstance(key, str):  # such as an unquoted "on"
             raise UserError(f"sweep={source}: {shown(key)} is no name of an option. Put it in quotes if it is one.")
     if not all(isinstance(block, Mapping) for block in whole["runs"]):
         raise UserError(f"sweep={source}: each of its runs names values of axes, as in {{method: dreamer}}.")
@@ -264,7 +264,7 @@ def _read(source: str) -> dict[str, Any]:
 
 
 def _keys_within(options: Mapping[Any, Any], axes: Mapping[Any, Any]) -> Iterator[Any]:
-    """What a file has where the name of an option must be: in groups of options, and as axes."""
+    """Yield every key of a file that must be the name of an option: axes, and keys in groups of options."""
     values = [axis.values() for axis in axes.values() if isinstance(axis, Mapping)]
     groups = [options, *(part for parts in values for part in parts)]
     yield from axes

@@ -1,4 +1,4 @@
-"""The text of ``denoised-mdp train --help``, made from the options themselves."""
+"""The text of ``denoised-mdp train --help``, generated from the options themselves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ examples
 
 
 def train_help() -> str:
-    """Return the whole text: examples, choices of the groups, and every option with default and meaning."""
+    """Return the whole text: examples, the groups' choices, and every option with its default and meaning."""
     config, titles = Config(), {field.name: field.metadata["help"] for field in dataclasses.fields(Config)}
     run = [(name, as_text(getattr(config, name)), titles[name]) for name in ("run_dir", "seed")]
     sections = [("run", run)]
@@ -63,7 +63,7 @@ def train_help() -> str:
 
 
 def _agent(name: str, kind: type[AgentConfig]) -> AgentConfig:
-    """An agent's options as its method sets them; of a plug-in that needs another environment, its defaults."""
+    """Return an agent's options as its method sets them, or defaults for a plug-in that needs another environment."""
     try:
         return load_config([f"agent={name}"]).agent
     except UserError:
@@ -102,6 +102,6 @@ def _fill(head: str, text: str) -> str:
 
 
 def _rows(options: Any, prefix: str) -> list[tuple[str, str, str]]:
-    """(key, default, meaning) of every option, nested ones included, but for what is chosen with the group."""
+    """Return (key, default, meaning) of every option, also nested ones, except those that the group's choice sets."""
     found = walk(options, prefix)
     return [(key, as_text(value), limits["help"]) for key, value, limits in found if key not in CHOSEN]

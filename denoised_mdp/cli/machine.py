@@ -8,7 +8,7 @@ from denoised_mdp.cli.arguments import add_command, add_options, check_run, expa
 from denoised_mdp.cli.grid import options_of_one
 from denoised_mdp.errors import UserError, did_you_mean
 
-SHELLS = ("bash", "zsh", "fish")  # that completion knows
+SHELLS = ("bash", "zsh", "fish")  # shells with completion
 
 
 def add_machine_commands(commands: argparse._SubParsersAction) -> None:

@@ -1,4 +1,4 @@
-"""The command line, ``denoised-mdp COMMAND``: its parser, training, and what errors look like.
+"""The command line, ``denoised-mdp COMMAND``: its parser, training, and the reporting of errors.
 
 Heavy imports wait until a command needs them, so that ``--help`` answers at once.
 """
@@ -27,12 +27,12 @@ from denoised_mdp.errors import MACHINE_ERRORS, OUT_OF_MEMORY, EnvironmentFailur
 if TYPE_CHECKING:
     from denoised_mdp.config.schema import Config
 
-# How Python, NumPy and PyTorch refuse to hold so much.
+# How Python, NumPy and PyTorch report that something does not fit into memory.
 TOO_LARGE = f"{OUT_OF_MEMORY}|calculation overflowed|array is too big|[Mm]aximum allowed (size|dimension)"
 
 
 def build_parser(probes: bool = True) -> Parser:
-    """Return the parser of all commands. probes: with those of ``probe``, for which plug-ins are imported."""
+    """Return the parser of all commands. probes: add the subcommands of ``probe``, which imports plug-ins."""
     parser = Parser(
         prog="denoised-mdp",
         description="Learn world models that keep only what matters.",
@@ -89,7 +89,7 @@ def _train(arguments: argparse.Namespace, owns_process: bool) -> int:
         return 0
     from denoised_mdp.config import load_config
 
-    config = load_config(arguments.overrides)  # a typo is answered before PyTorch is imported
+    config = load_config(arguments.overrides)  # reports a typo before PyTorch is imported
     from denoised_mdp.bench.doctor import days_on_a_cpu, waiting_threads
     from denoised_mdp.run.checkpoint import list_steps
     from denoised_mdp.run.folder import RunFolder
@@ -117,7 +117,7 @@ def _config(arguments: argparse.Namespace) -> int:
 
 
 def _print_config(overrides: Sequence[str], against: str | None = None) -> int:
-    """Print a configuration, or what differs from the preset `against`."""
+    """Print a configuration, or its differences from the preset `against`."""
     from denoised_mdp.config import as_yaml, load_config
     from denoised_mdp.config.compare import contrast
 
@@ -148,7 +148,7 @@ def _train_help() -> str:
 
 
 def _tell(text: str, file: TextIO | None = None) -> None:
-    """Print a line for the user. That nobody can read it (a closed pipe, a full disk) changes nothing else."""
+    """Print a line for the user. A failure to write it (a closed pipe, a full disk) is ignored."""
     progress.clear()
     with contextlib.suppress(OSError):
         print(f"denoised-mdp: {text}", file=file or sys.stderr)
@@ -165,41 +165,41 @@ def _fail(message: object, code: int = 2) -> int:
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    """Print a warning as one line that says what matters to a user, not where it comes from."""
+    """Print a warning as one line, without the place in the code that raised it."""
     _tell(f"warning: {' '.join(str(message).split())}", file)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    Returns the exit code: 0; 1 for problems that the doctor found, for runs that differ, and if `status` knows of one
-    that failed or is damaged; 2 for a mistake in the input, or a full disk and the like; 3 for numbers that are not
-    finite; 4 for an environment that failed, with its traceback; 128 + the signal's number when a run was stopped by
-    one, 130 when another command was interrupted, 141 when its output was no longer read. Defects of ours are raised.
+    Returns the exit code: 0; 1 if the doctor found problems, runs differ, or `status` found a run that failed or is
+    damaged; 2 for a mistake in the input, too little memory, a full disk and the like; 3 for numbers that are not
+    finite; 4 for an environment that failed, with its traceback; 128 + the signal's number if a signal stopped a run;
+    130 if another command was interrupted; 141 if nobody reads the output any more. Our own bugs are raised.
     """
     owns_process = argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, of another kind, or closed
-            stream.reconfigure(errors="backslashreplace")  # ASCII terminals, names of files that are not UTF-8
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # None, of another kind, or closed
+            stream.reconfigure(errors="backslashreplace")  # for ASCII terminals, and file names that are not UTF-8
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
             try:
                 return _run(argv, owns_process)
             finally:
-                if sys.stdout is not None:  # it is None in a process that was started without one
+                if sys.stdout is not None:  # None in a process that was started without one
                     sys.stdout.flush()
-        except BrokenPipeError:  # who read our output has left, e.g. `| head`
+        except BrokenPipeError:  # the reader of our output has exited, e.g. `| head`
             return 128 + 13
         finally:
             for stream in (sys.stdout, sys.stderr):
                 try:
                     stream and stream.flush()
-                except OSError:  # else Python complains at its exit, with a code of its own
+                except OSError:  # otherwise Python complains at exit, with its own exit code
                     progress.silence(stream)
             if owns_process:
-                gc.freeze()  # else the interpreter, as it ends, looks for cycles in all that was ever imported
+                gc.freeze()  # otherwise the interpreter searches everything imported for cycles at exit
 
 
 COMMANDS = (
@@ -209,7 +209,7 @@ COMMANDS = (
 
 
 def _words(argv: list[str]) -> list[str]:
-    """Check that a command comes first, and say what could have been meant otherwise."""
+    """Return the words if a command comes first; otherwise raise UserError with what may have been meant."""
     if not argv or argv[0] == "help":
         return [*argv[1:], "--help"]
     first = argv[0]
@@ -244,7 +244,7 @@ def _run(argv: list[str], owns_process: bool) -> int:
             " model or policy; 'denoised-mdp doctor' measures what a configuration needs."
         )
     except OSError as error:
-        if "No usable temporary directory" in str(error):  # Python's words for a full disk or table of files
+        if "No usable temporary directory" in str(error):  # Python's message for a full disk or inode table
             return _fail("no temporary file can be made. Make room, or set TMPDIR to a folder on another disk.")
         if error.errno not in MACHINE_ERRORS:
             raise

@@ -10,7 +10,7 @@ from denoised_mdp.progress import shown
 
 
 def add_probe_commands(commands: argparse._SubParsersAction, *, wanted: bool) -> None:
-    """Add ``probe`` and, if they are wanted, its sub-commands: those of plug-ins must be imported."""
+    """Add ``probe`` and, if `wanted`, its subcommands, for which plug-ins are imported."""
     parser = add_command(
         commands,
         "probe",

@@ -1,4 +1,4 @@
-"""What one does with runs: ``denoised-mdp evaluate | render | export | compare | status | table | report``."""
+"""The commands that act on runs: ``denoised-mdp evaluate | render | export | compare | status | table | report``."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _add_report(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_probe_folders(parser: argparse.ArgumentParser) -> None:
-    """Add where else results of probes lie."""
+    """Add the option for further folders of probe results."""
     parser.add_argument(
         "--probes",
         type=expanded,
@@ -211,7 +211,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _mean(result: EvaluationResult) -> str:
-    """The mean and its standard error, which one episode does not have."""
+    """Return the mean with its standard error, which a single episode does not have."""
     return f"{result.mean:8.2f}" + (f" ± {result.standard_error:.2f}" if len(result.returns) > 1 else "")
 
 

@@ -1,6 +1,6 @@
-"""Sweeps: one training for each combination of values, or for each run of a grid. Hydra launches; we compose each.
+"""Sweeps: one training run for each combination of values, or for each run of a grid.
 
-Of values on the command line Hydra also finds the combinations.
+Hydra launches the jobs and combines values on the command line. We compose each job's configuration.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from denoised_mdp.config.schema import Config
 from denoised_mdp.errors import UserError, did_you_mean
 from denoised_mdp.run.folder import RunFolder
 
-HYDRA = {  # one folder per job, the same for the same command, so that a sweep can continue
+HYDRA = {  # one folder per job; the same command has the same folders, so a sweep can continue
     "output_subdir": None,
     "sweep": {"dir": "runs/sweep", "subdir": "${plain:${hydra.job.override_dirname}}"},
-    # By default the notes of every library would be shown, and stay shown after the sweep.
+    # By default, log messages of every library would be shown, also after the sweep.
     "hydra_logging": {
         "root": {"level": "WARNING"},
         "loggers": {"hydra": {"level": "INFO"}, "hydra_plugins": {"level": "INFO"}},
@@ -38,23 +38,23 @@ HYDRA = {  # one folder per job, the same for the same command, so that a sweep 
 }
 
 LAUNCHERS = {"joblib": "joblib", "ray": "ray", "ray_aws": "ray", "submitit_local": "slurm", "submitit_slurm": "slurm"}
-"""of Hydra's plug-ins, with the extra of our package that brings each"""
+"""launchers that are plug-ins of Hydra -> the extra of our package that installs each"""
 
 
 def sweep(overrides: list[str], train: Callable[[list[str]], int]) -> None:
     """Call `train` with the overrides of every job, one after the other or as the chosen launcher does.
 
-    A job whose folder is in use is left to the process that trains there: a sweep may be started several times.
+    A job whose folder is in use is left to the process that trains there, so a sweep may be started several times.
 
     Args:
-        overrides: as on the command line, with several values where a sweep is wanted, and options of Hydra; or with
+        overrides: as on the command line, with several values for some options, and Hydra's own options; or with
             ``sweep=``, see `grid`.
-        train: returns the exit code of a training. One that failed ends no other; one that a signal stopped is ended,
-            or requeued by a launcher that handles the signal, once everything is saved.
+        train: trains and returns the exit code. A failed job does not end the others. A job that a signal stopped ends
+            once everything is saved, or is requeued by a launcher that handles the signal.
 
     Raises:
         UserError: an override is not understood, or Hydra refuses it.
-        JobFailed: a job has failed; all others have come to their end.
+        JobFailed: a job failed; all others have ended.
     """
     if any(map(of_grid, overrides)):
         translated, jobs = translate_grid(overrides)
@@ -81,26 +81,26 @@ def sweep(overrides: list[str], train: Callable[[list[str]], int]) -> None:
 
 
 def taken_over(words: Sequence[str]) -> bool:
-    """Whether another process began this very job in the same moment, which was refused for that reason alone."""
+    """Whether a job was refused only because another process began it at the same moment."""
     try:
         return state_of(load_config(words))[0] in ("running", "finished")
-    except (UserError, OSError):  # its own mistakes; another run in its folder; a folder that cannot be read
+    except (UserError, OSError):  # a mistake in the job, another run in its folder, or an unreadable folder
         return False
 
 
 def launch(arguments: Sequence[str], job: Callable[[Any], None]) -> None:
-    """Let Hydra call `job` for each combination of values; `arguments`: in Hydra's grammar."""
+    """Let Hydra call `job` for each combination of values; `arguments` are in Hydra's grammar."""
     import hydra
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    # For hydra.sweep.subdir; a single run, of which nothing varies, has a folder in that of the sweep like all others.
+    # For hydra.sweep.subdir. A single run, in which nothing varies, also gets a folder inside the sweep's.
     OmegaConf.register_new_resolver("plain", lambda text: plain(text) or "run", replace=True)
     words = ["denoised-mdp train", "--multirun", *arguments]
     with (
         mock.patch.object(sys, "argv", words),
-        mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1"),  # it raises
-        mock.patch.object(logging, "shutdown"),  # by which Hydra would close all handlers: absl's, standard error
+        mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1"),  # so that Hydra raises
+        mock.patch.object(logging, "shutdown"),  # with which Hydra would close all handlers: absl's, standard error
     ):
         try:
             hydra.main(version_base="1.3", config_path=None, config_name="sweep")(job)()
@@ -114,7 +114,7 @@ def launch(arguments: Sequence[str], job: Callable[[Any], None]) -> None:
                     f"hydra/launcher={name}: unknown launcher.{did_you_mean(name, ['basic', *LAUNCHERS])}"
                 ) from error
             raise UserError(explain(error)) from error
-        except (ConnectionError, ValueError) as error:  # of a launcher: the first is an OSError too
+        except (ConnectionError, ValueError) as error:  # from a launcher; a ConnectionError is an OSError too
             launcher = [word for word in arguments if word.startswith("hydra/launcher=") and not word.endswith("basic")]
             if not launcher:
                 raise
@@ -124,7 +124,7 @@ def launch(arguments: Sequence[str], job: Callable[[Any], None]) -> None:
 
 
 def translate_grid(overrides: list[str]) -> tuple[list[str], dict[str, Job]]:
-    """Return what Hydra launches, and the jobs of a grid that are not finished, by the name of their folders."""
+    """Return the words for Hydra, and those jobs of a grid that are not finished, by the names of their folders."""
     folder, every = grid_folder(overrides)
     jobs = {job.name: job for job in every if state_of(config_of(job, folder))[0] != "finished"}
     _register({})
@@ -134,10 +134,10 @@ def translate_grid(overrides: list[str]) -> tuple[list[str], dict[str, Job]]:
 
 
 def config_of(job: Job, folder: str) -> Config:
-    """The configuration of a job in the folder of its grid.
+    """Return the configuration of a job in its grid's folder.
 
     Raises:
-        UserError: there is none; the message names the job, since its options may be those of a file.
+        UserError: it does not load. The message names the job, since the options may come from a file.
     """
     try:
         return load_config(job.options_in(folder))
@@ -146,10 +146,10 @@ def config_of(job: Job, folder: str) -> Config:
 
 
 def state_of(config: Config) -> tuple[str, float]:
-    """What the run of a configuration is (``new``, or see `Status`), and the share of its steps that is done.
+    """Return the state of a configuration's run (``new``, or see `Status`), and the share of its steps that is done.
 
     Raises:
-        UserError: the folder holds another.
+        UserError: the folder holds a run of another configuration.
     """
     folder = RunFolder(config.run_dir)
     if not folder.config.is_file():
@@ -161,12 +161,12 @@ def state_of(config: Config) -> tuple[str, float]:
 
 
 def show_grid(overrides: list[str]) -> None:
-    """Print what a grid would train: state and expected hours of every run, timed here; nothing is written."""
+    """Print the state and expected hours of every run of a grid, timed on this machine; nothing is written."""
     from denoised_mdp.bench.estimate import Hours
 
     folder, jobs = grid_folder(overrides)
     hours, total, counts = Hours(), 0.0, Counter()
-    configs = [config_of(job, folder) for job in jobs]  # all mistakes show before hours are measured
+    configs = [config_of(job, folder) for job in jobs]  # a mistake in any of them shows before the timing
     print(f"{'state':8}  {'hours':>7}  run")
     for config in configs:
         state, done = state_of(config)
@@ -179,7 +179,7 @@ def show_grid(overrides: list[str]) -> None:
 
 
 def _register(said: dict[str, Any]) -> None:
-    """Give Hydra a configuration to refer to, with the choices `said` that all jobs share, and the groups' names."""
+    """Register a configuration with Hydra, with the choices `said` that all jobs share, and the groups' names."""
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
@@ -197,20 +197,20 @@ def _register(said: dict[str, Any]) -> None:
 
 
 class JobFailed(UserError):
-    """A job's training has failed, and has said why."""
+    """A job's training failed, and has reported why."""
 
     def __init__(self, exit_code: int):
         super().__init__("a run of the sweep has failed, see above; if it began, 'denoised-mdp status' says why, too.")
         self.exit_code = exit_code
 
-    def __reduce__(self):  # launchers send it from one process to another
+    def __reduce__(self):  # launchers send it between processes
         return JobFailed, (self.exit_code,)
 
 
 def hand_on(number: int) -> None:
-    """End a job that was stopped by a signal, or let its launcher requeue it.
+    """End a job that a signal stopped, or let its launcher requeue it.
 
-    Submitit handles one of SIGUSR1 and SIGUSR2, by requeueing the job; while a run trains, they save it instead.
+    Submitit handles SIGUSR1 or SIGUSR2 by requeueing the job. While a run trains, they save the run instead.
     """
     users = (signal.SIGUSR1, signal.SIGUSR2)
     for handled in users if number in users else ():
@@ -220,7 +220,7 @@ def hand_on(number: int) -> None:
 
 
 def words_of_job(jobs: Mapping[str, Job]) -> tuple[list[str], str]:
-    """The command line of the job that Hydra runs now, and the folder that Hydra has assigned; `jobs`: of a grid."""
+    """Return the command line of the job that Hydra is running, and its assigned folder; `jobs` are a grid's."""
     from hydra.core.hydra_config import HydraConfig
 
     job, result = HydraConfig.get(), []
@@ -231,5 +231,5 @@ def words_of_job(jobs: Mapping[str, Job]) -> tuple[list[str], str]:
             continue
         result.append(word_of(text))
     folder = job.runtime.output_dir
-    inner = re.sub(r"(\\*)\$\{", r"\1\1\\${", folder)  # what OmegaConf would take for an interpolation
+    inner = re.sub(r"(\\*)\$\{", r"\1\1\\${", folder)  # escape what OmegaConf would take for an interpolation
     return [*result, f"run_dir={quote(inner)}"], folder

@@ -1,4 +1,4 @@
-"""The words of a sweep: ours translated to Hydra's grammar, and what Hydra says of a job read back."""
+"""The words of a sweep: translate ours to Hydra's grammar, and read back what Hydra reports of a job."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from denoised_mdp.config.validate import as_text
 from denoised_mdp.errors import UserError
 
 MOST = 1000  # values of one option that are checked before a sweep begins
-LONGEST = 100  # characters of the folder's name; file systems allow 255 bytes
+LONGEST = 100  # characters of a folder's name; file systems allow 255 bytes
 
 
 def translate_multirun(overrides: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Return `overrides` as Hydra reads them, and those with a single value, which all jobs share.
+    """Return `overrides` in Hydra's grammar, and those with a single value, which all jobs share.
 
     Keys and choices are checked; for values see `check_values`. ``run_dir`` becomes the folder of the whole sweep.
-    Without it, the folder's name is derived from all that is the same in its jobs, so that the same command continues.
-    Each job's folder in it is named by the overrides that vary.
+    Without it, the folder's name is derived from the shared overrides, so that the same command continues the sweep.
+    The overrides that vary name each job's folder inside it.
     """
     result, fixed, folder, said = [], {}, None, {}
     for key, text in itertools.chain.from_iterable(itertools.starmap(_pairs, map(split, overrides))):
-        said.pop(key, None)  # the last one counts, where it stands
+        said.pop(key, None)  # the last one counts, at its own position
         said[key] = text
     for key, text in said.items():
         if is_hydra(key):
@@ -45,9 +45,9 @@ def translate_multirun(overrides: list[str]) -> tuple[list[str], dict[str, str]]
 
 
 def check_values(words: Sequence[str]) -> None:
-    """Compose the configuration of so many jobs that each value of a sweep is in one; `words`: in Hydra's grammar.
+    """Compose the configurations of enough jobs to cover each value of a sweep; `words` are in Hydra's grammar.
 
-    Whoever has a sweep of days learns of the typing error in its last value before the first job begins.
+    A typo in the last value of a sweep that takes days is thus reported before the first job begins.
 
     Raises:
         UserError: one of these jobs could not begin.
@@ -57,7 +57,7 @@ def check_values(words: Sequence[str]) -> None:
         override = parse(*word.lstrip("+").split("=", 1))
         if override.is_discrete_sweep():
             axes[word] = [f"{override.key_or_group}={text}" for text in _values(override)]
-        elif not override.is_sweep_override():  # others are a sweeper's to choose, such as interval(0,1)
+        elif not override.is_sweep_override():  # the sweeper chooses those of others, such as interval(0,1)
             axes[word] = [word]
     first = {word: values[0] for word, values in axes.items() if values}
     load_config([*map(word_of, first.values())])
@@ -67,16 +67,16 @@ def check_values(words: Sequence[str]) -> None:
 
 
 def _values(override: Any) -> list[str]:
-    """The first values of an option in a sweep.
+    """Return the first values of an option in a sweep, at most `MOST`.
 
     Raises:
-        UserError: they cannot be listed, or two of them would name one folder.
+        UserError: they cannot be listed, or two of them would name the same folder.
     """
     from hydra.errors import HydraException
 
     try:
         values = list(itertools.islice(override.sweep_string_iterator(), MOST))
-    except HydraException as error:  # glob(*), which asks for groups of Hydra's own
+    except HydraException as error:  # glob(*), which needs config groups that Hydra loads
         raise UserError(f"{override.input_line}: not understood; list the values.") from error
     seen: dict[str, str] = {}
     for text in values:
@@ -89,14 +89,14 @@ def _values(override: Any) -> list[str]:
 
 
 def word_of(text: str) -> str:
-    """An override of a job as we read it, from what Hydra says of it."""
+    """Return a job's override in our own form, from Hydra's text of it."""
     key, _, value = text.lstrip("+").partition("=")
-    # Hydra has escaped what is special in its grammar, such as colons.
+    # Hydra has escaped the special characters of its grammar, such as colons.
     return f"{key}={quote(plain_value(key, value))}" if key in TEXTS and value != "null" else text.lstrip("+")
 
 
 def _pairs(key: str, text: str) -> list[tuple[str, str]]:
-    """An override as Hydra has it: sets of distractors in brackets, the options of one each by itself."""
+    """Return an override as Hydra's keys and values: distractor sets in brackets, each of their options by itself."""
     if key != "distractors":
         return [(key, text)]
     sets = distractor_sets(text)
@@ -104,9 +104,9 @@ def _pairs(key: str, text: str) -> list[tuple[str, str]]:
 
 
 def words_of_group(key: str, options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A group of options, however deep, as keys and values of a command line; distractors: their names come first."""
+    """Return a nested group of options as keys and values of a command line; names of distractors come first."""
     names = []
-    if key == "distractors":  # of one that has its defaults, the name alone
+    if key == "distractors":  # one with its defaults is only named
         names = [(key, f"[{','.join(map(str, options))}]")]
         options = {name: own for name, own in options.items() if own}
     return names + [(inner, as_text(value)) for inner, value in flatten(options, f"{key}.")]
@@ -117,18 +117,18 @@ def _add(key: str, text: str, result: list[str], fixed: dict[str, str]) -> None:
     result.append(f"{'' if key in GROUPS else '++'}{key}={text}")
     if not override.is_sweep_override():
         fixed[key] = text
-    chosen = getattr(override.value(), "list", [override.value()])  # a sweep's values are in its list
+    chosen = getattr(override.value(), "list", [override.value()])  # the values of a sweep are in its list
     for name in chosen if key in GROUPS and key != "distractors" else ():
         check_choice(key, str(name))
 
 
 def plain(text: str) -> str:
-    """A folder's name from overrides: without quotes, escapes and slashes, which would make folders in folders."""
+    """Return a folder's name from overrides, without quotes and escapes; slashes, which would nest it, become _."""
     return re.sub(r"[\\'\"{}\s]+|(?:(?<=^)|(?<=,))\+\+", "", text).replace("/", "_")
 
 
 def sweep_folder(fixed: Mapping[str, str], name: str = "sweep") -> str:
-    """A folder derived from what all jobs share, but for what cannot change results."""
+    """Return a folder named after the preset and those shared options that can change results."""
     words = [f"{key}={value}" for key, value in fixed.items() if key == "preset" or key not in SAME_RESULTS]
     name = plain("-".join([name, *words]))
     if len(name) > LONGEST:
@@ -143,7 +143,7 @@ def quote(value: str) -> str:
 
 
 def _quoted_parts(value: str) -> str:
-    """Quote every free text in a list of them, such as ``procedural:1,procedural:2``, for Hydra's grammar."""
+    """Quote each text in a comma-separated list, such as ``procedural:1,procedural:2``, for Hydra's grammar."""
     if value == "null" or re.fullmatch(r"\w+\(.*\)", value):  # choice(a,b) and the like are Hydra's
         return value
     parts = re.findall(r"""((?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\\.|[^,'"\\])+|^(?=,)|(?<=,)(?=,|$))""", value)
@@ -153,5 +153,5 @@ def _quoted_parts(value: str) -> str:
 
 
 def plain_value(key: str, value: str) -> str:
-    """The text that a value in Hydra's grammar stands for."""
+    """Return the text that a value in Hydra's grammar stands for."""
     return str(parse(key, value).value())

@@ -27,17 +27,17 @@ def load_config(overrides: list[str]) -> Config:
     """Compose and check the configuration that the command line asks for.
 
     Args:
-        overrides: ``key=value`` texts as on the command line, e.g. ``["preset=debug", "model=2c"]``; or first the
-            folder of a run, whose own configuration they change.
+        overrides: ``key=value`` texts as on the command line, e.g. ``["preset=debug", "model=2c"]``. A run folder may
+            come first; the texts then change its configuration.
 
     Raises:
         UserError: unknown key or choice, wrong type, value out of range, or options that exclude each other.
     """
-    if isinstance(overrides, str):  # whose letters would be options
+    if isinstance(overrides, str):  # else each letter would be an option
         raise UserError(f"load_config takes a list: load_config([{overrides!r}]).")
     run, overrides = run_and_options(overrides)
     config = build(Config, compose(overrides) if run is None else changed(_at(run), overrides))
-    if not config.agent.has_model:  # what a preset says of model and policy is of other agents
+    if not config.agent.has_model:  # a preset's model and policy are for other agents
         config.model, config.policy = Config().model, Config().policy
     check(config)
     config.distractors = check_distractors(config.distractors, config.env.task, config.env.suite)
@@ -51,7 +51,7 @@ def _at(run: str) -> Config:
 
 
 def expanded(run_dir: str) -> str:
-    """`run_dir` with the home folder for ``~`` and ``~user``, as a shell would have it at the start of a word."""
+    """`run_dir` with ``~`` and ``~user`` replaced by home folders, as a shell does at the start of a word."""
     if not run_dir.strip():
         raise UserError("run_dir=: name a folder, or leave it out for one whose name is derived from the choices.")
     path = os.path.expanduser(run_dir)
@@ -62,7 +62,7 @@ def expanded(run_dir: str) -> str:
 
 
 def default_run_dir(config: Config) -> str:
-    """Return a folder derived from the choices: the same command gives the same folder, and so continues."""
+    """Return a folder name derived from the choices, so that the same command continues the same run."""
     preset = [] if config.preset == "none" else [config.preset.split("/")[0]]
     task = re.sub(r"[^\w.-]+", "_", config.env.task)  # an id of Gymnasium may have slashes and colons
     names = [*preset, task, *config.distractors, *filter(None, config.method)]
@@ -82,7 +82,7 @@ def as_yaml(config: Config) -> str:
 def read_config(path: str | os.PathLike) -> Config:
     """Read the configuration of a run: `path` is the run's folder or its ``config.yaml``.
 
-    Options that the run does not know, because they came later, have their defaults.
+    Options that are newer than the run take their defaults.
     """
     file = Path(path) / "config.yaml" if Path(path).is_dir() else Path(path)
     if Path(path).name == "config.yaml" and not file.exists():

@@ -1,4 +1,4 @@
-"""Options of the agents, and what each wants from the replay; see `schema`."""
+"""Options of the agents, and the batches that each needs from the replay; see `schema`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """What an agent wants from the replay: `batch_size` segments of `segment_length` rows.
+    """The batches that an agent needs from the replay: `batch_size` segments of `segment_length` rows.
 
-    lead: so many rows stand before each segment. Where its episode has fewer, its first row is repeated, or, in an
-    environment that can terminate, rows of the episode before stand there: `is_first` tells.
+    lead: number of rows before each segment. If its episode has fewer, its first row is repeated. In an environment
+    that can terminate, rows of the previous episode come instead; `is_first` marks the boundary.
     """
 
     segment_length: int
@@ -32,15 +32,15 @@ class AgentConfig:
 
     name: str = option("world_model", "what learns and acts (choose it with agent=...)", choices=("world_model",))
     has_model: ClassVar[bool] = True
-    """a world model learns: the groups ``model`` and ``policy`` count"""
+    """the agent learns a world model, so the groups ``model`` and ``policy`` apply"""
 
     def batch_spec(self, config: Config) -> BatchSpec:
-        """The batches that an update wants."""
+        """The batches that an update needs."""
         return BatchSpec(config.train.segment_length, config.train.batch_size)
 
     @property
     def cycle(self) -> int:
-        """Updates after which the same work comes again, for timing."""
+        """Number of updates after which the work repeats, for timing."""
         return 1
 
     def check(self, config: Config) -> None:
@@ -53,12 +53,12 @@ class AgentConfig:
 
 @dataclass
 class PixelSACConfig(AgentConfig):
-    """Soft actor-critic on stacks of frames; the options that CURL and its like share."""
+    """Soft actor-critic on stacks of frames; the options that CURL, DBC and PI-SAC share."""
 
     name: str = option("sac_pixels", "what learns and acts (choose it with agent=...)", choices=("sac_pixels",))
     has_model: ClassVar[bool] = False
     compares: ClassVar[str] = ""
-    """what of a batch it compares with one another, if it does"""
+    """what it compares within a batch, if anything"""
     frames: int = option(3, "stacked frames", low=1)
     n_step: int = option(1, "rewards of a target before it bootstraps", low=1)
     crop: int | None = option(
@@ -79,7 +79,7 @@ class PixelSACConfig(AgentConfig):
     actor_every: int = option(2, "update the actor and the targets once in this many updates", low=1)
 
     def batch_spec(self, config: Config) -> BatchSpec:
-        """Transitions of `n_step` rewards, after the frames that are stacked with their first."""
+        """Transitions of `n_step` rewards, preceded by the frames that are stacked with the first."""
         return BatchSpec(self.n_step + 1, config.train.batch_size, lead=self.frames - 1)
 
     @property
@@ -95,7 +95,7 @@ class PixelSACConfig(AgentConfig):
             raise UserError(f"agent.shift={self.shift}: give a crop or a shift, not both (agent.crop=null).")
         if config.train.processes > 1:
             raise UserError(f"train.processes={config.train.processes}: agent={self.name} learns in one process.")
-        if config.train.policy_after and self.name == "sac_pixels":  # what extends it may have another loss
+        if config.train.policy_after and self.name == "sac_pixels":  # subclasses may have another loss
             raise UserError(
                 f"train.policy_after={config.train.policy_after}: agent={self.name} learns nothing before its policy"
                 " does; set it to 0."
@@ -151,7 +151,7 @@ class DBCConfig(PixelSACConfig):
 
 @dataclass
 class PISACConfig(PixelSACConfig):
-    """PI-SAC: pixel SAC whose encoder also learns to predict the next three decisions, compressed."""
+    """PI-SAC: pixel SAC whose encoder also learns a compressed code that predicts the future three decisions ahead."""
 
     name: str = option("pisac", "what learns and acts (choose it with agent=...)", choices=("pisac",))
     compares: ClassVar[str] = "futures"
@@ -171,5 +171,5 @@ class PISACConfig(PixelSACConfig):
     future_tau: float = option(0.05, "rate at which the target encoder of future frames follows", above=0, high=1)
 
     def batch_spec(self, config: Config) -> BatchSpec:
-        """Five rows: present, the future after three decisions, and the one after four."""
+        """At least five rows: the futures lie three and four decisions after the present."""
         return BatchSpec(max(self.n_step + 1, 5), config.train.batch_size, lead=self.frames - 1)

@@ -1,4 +1,4 @@
-"""Combinations of options that are each in range but cannot go together."""
+"""Refuse combinations of options that are each in range but incompatible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from denoised_mdp.models.structure import BLOCKS, CONVOLUTIONS, Table, convoluti
 
 
 def check(config: Config) -> None:
-    """Refuse unknown tasks and combinations of options that are each in range but cannot go together."""
+    """Refuse unknown tasks and incompatible options; cap `env.episode_steps` at the task's own limit."""
     train, env = config.train, config.env
     try:
         limit = check_task(env.task, env.suite)
@@ -54,7 +54,7 @@ def check(config: Config) -> None:
 
 
 def _check_model(config: Config) -> None:
-    """Refuse a table of latents, and weights of the KL, that cannot be."""
+    """Refuse options of the world model, and warm-ups, that are invalid or incompatible."""
     model = config.model
     kind = model.convolutions or convolutions_for(config.env.size)
     if config.env.size not in CONVOLUTIONS[kind]:
@@ -68,7 +68,7 @@ def _check_model(config: Config) -> None:
         model.check(table)
     except ValueError as error:
         raise UserError(f"model={model.name}: {error}.") from None
-    if "kl.free_nats_strategy" not in model.UNUSED:  # else it has weights of its own
+    if "kl.free_nats_strategy" not in model.UNUSED:  # else the model weighs its KL itself
         _check_kl(model, table)
     if model.core == "block" and (model.norm != "rms" or model.depth % 2):
         raise UserError("model.core=block: needs model.norm=rms and an even model.depth.")
@@ -85,7 +85,7 @@ def _check_model(config: Config) -> None:
 
 
 def _check_kl(model: ModelConfig, table: Table) -> None:
-    """Refuse weights of the KL that cannot go together, or that this table has no use for."""
+    """Refuse KL weights that are incompatible, or without effect on this table."""
     kl = model.kl
     if kl.dyn is not None and kl.free_nats_strategy == "B":
         raise UserError(
@@ -122,10 +122,10 @@ def _check_segments(config: Config) -> None:
             f"{wants}: an episode of env.episode_steps={config.env.episode_steps} has only {config.episode_rows} rows,"
             f" and {length} are needed."
         )
-    least = (length - 1) * config.turn_steps  # each environment has played one then
+    least = (length - 1) * config.turn_steps  # by then each environment has played one
     if train.prefill_steps < least:
         raise UserError(f"train.prefill_steps={train.prefill_steps}: one segment needs at least {least:,}.")
-    # The latest rows may begin with the end of an episode and end with the start of the next, each a row too short.
+    # The latest rows may be the end of one episode and the start of the next, each one row too short.
     capacity, enough = config.replay.capacity, (2 * length - 1) * train.collect_envs
     if capacity is not None and capacity < enough:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a configuration can be made of: groups and their choices, YAML files, tables of latents, all options."""
+"""What a configuration consists of: groups and their choices, YAML files, tables of latents, all options."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from denoised_mdp.files import read_yaml
 from denoised_mdp.models.structure import LatentSpec
 from denoised_mdp.options import walk
 
-ALIASES = {"env.id": "env.task"}  # what an environment of Gymnasium calls the same
+ALIASES = {"env.id": "env.task"}  # Gymnasium's name for a task
 # groups whose choices need no file
 REGISTRIES = {"env": SUITES, "distractors": DISTRACTORS, "agent": AGENTS, "policy": POLICIES}
 CHOICE = {"env": "suite", "agent": "name", "model": "name", "policy": "name"}
-"""group -> its option that says what was chosen"""
+"""group -> the option that names its choice"""
 KINDS = {"agent": ("name", AGENTS), "policy": ("name", POLICIES), "model": ("kind", MODELS)}
-"""group whose options depend on the choice -> its option that says which it has, and all that there are"""
+"""group whose options depend on the choice -> the option that selects their class, and all classes by name"""
 CHOSEN = {f"{group}.{name}" for group, name in [*CHOICE.items(), *((key, name) for key, (name, _) in KINDS.items())]}
 """options that follow from the choice of their group, and cannot be set by themselves"""
 Row = tuple[str, Any, Mapping[str, Any]]
@@ -47,12 +47,12 @@ def choices(group: str) -> tuple[str, ...]:
 
 
 def register_table(path: Path | str) -> None:
-    """Make a table of latents of your own known as ``model=NAME``: `path` is NAME.yaml, as those of ``configs/model``.
+    """Register a table of latents as ``model=NAME``; `path` leads to NAME.yaml, in the form of ``configs/model``.
 
     Raises:
-        UserError: there is no such file, or another table has its name.
+        UserError: there is no such file, it is no valid table of latents, or its name is taken or not allowed.
     """
-    path = Path(path).resolve()  # whatever the working directory becomes
+    path = Path(path).resolve()  # the working directory may change
     if not path.is_file():
         raise UserError(f"There is no table of latents {path}.")
     _check_table(path)
@@ -62,7 +62,7 @@ def register_table(path: Path | str) -> None:
 
 
 def _check_table(path: Path) -> None:
-    """Refuse a file that is no table of latents, or calls a latent what is an option of a model."""
+    """Refuse a file that is not a table of latents, or that names a latent like an option of a model."""
     try:
         tree = read_yaml(path)
     except (ValueError, OSError) as error:
@@ -83,7 +83,7 @@ def _files(group: str) -> tuple[str, ...]:
 
 
 def read_file(name: str) -> dict[str, Any]:
-    """Return what a file of ``configs/`` says; nothing where there is none."""
+    """Return the content of ``configs/{name}.yaml`` or of a registered table; {} if there is no such file."""
     group, _, choice = name.partition("/")
     file = config_folder() / f"{name}.yaml"
     if group == "model" and choice in TABLES:
@@ -98,7 +98,7 @@ def read_file(name: str) -> dict[str, Any]:
 
 @cache
 def _parsed(file: Path, changed: int, size: int) -> dict[str, Any]:
-    """What a file says that was last changed then: runs of a grid are composed of the same few files."""
+    """The content of a file as of its last change; cached, since the runs of a grid share the same few files."""
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(OmegaConf.load(file))
@@ -106,17 +106,17 @@ def _parsed(file: Path, changed: int, size: int) -> dict[str, Any]:
 
 @cache
 def latents(model: str) -> tuple[str, ...]:
-    """Return the names of the latents of one table in ``configs/model``."""
+    """Return the names of the latents in the table of a choice of ``model``."""
     return tuple(key for key, row in read_file(f"model/{model}").items() if isinstance(row, dict))
 
 
 def latent_names() -> tuple[str, ...]:
-    """Return the names of the latents of all tables."""
+    """Return the names of the latents in all tables."""
     return tuple(dict.fromkeys(name for model in choices("model") for name in latents(model)))
 
 
 def all_options() -> dict[str, tuple[Any, Mapping[str, Any]]]:
-    """Return default, and help and limits, of every option that can be set, by its dotted key."""
+    """Return (default, help and limits) of every option that can be set, by its dotted key."""
     found: dict[str, tuple[Any, Mapping[str, Any]]] = {}
     for key, *rest in _all_rows():
         found.setdefault(key, tuple(rest))
@@ -124,7 +124,7 @@ def all_options() -> dict[str, tuple[Any, Mapping[str, Any]]]:
 
 
 def _all_rows() -> Iterator[Row]:
-    """Every option that can be set; those of several models or agents as often as they have it."""
+    """Yield every option that can be set; one that several models, policies or agents have comes several times."""
     yield from _rows("", Config)
     for group, (_, kinds) in KINDS.items():
         for kind in kinds.values():
@@ -137,12 +137,12 @@ def _all_rows() -> Iterator[Row]:
 
 @cache
 def _rows(prefix: str, kind: type, *names: str) -> tuple[Row, ...]:
-    """The options of a dataclass, with their defaults: asked for with every word of a command line."""
+    """The options of a dataclass with their defaults; cached, since every word of a command line needs them."""
     return tuple(walk(kind(*names), prefix))
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that no configuration has; a whole group, as in ``model.x={belief: 60}``, is right as well."""
+    """Refuse a key that cannot be set; a whole group can, as in ``model.x={belief: 60}``."""
     if key in CHOSEN:
         group = key.partition(".")[0]
         raise UserError(f"{key} cannot be set by itself; choose one with {group}={'|'.join(choices(group))}.")
@@ -152,7 +152,7 @@ def check_key(key: str) -> None:
 
 
 def unknown(key: str) -> str:
-    """Say of a key that the configuration does not have what could be meant."""
+    """Return a message about an unknown key that suggests what may have been meant."""
     what, end, keys = f"unknown option '{one_line(key, 200)}'", key.rpartition(".")[2], list(all_options())
     for group, (_, kinds) in KINDS.items():
         owners = [name for name, kind in kinds.items() if key in (known for known, *_ in walk(kind(), f"{group}."))]

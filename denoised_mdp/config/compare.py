@@ -1,4 +1,4 @@
-"""Compare configurations: what differs, what may when a run continues, and which runs differ in the seed alone."""
+"""Compare configurations: what differs, what may differ in a continued run, and which runs differ only in the seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from denoised_mdp.config.validate import as_text
 
 T = TypeVar("T")
 
-# A run may be continued although these keys changed: they do not alter what is learned up to a given step.
+# A run may be continued with other values of these keys: they do not alter what is learned up to a given step.
 MAY_CHANGE = frozenset(
     {"run_dir", "preset", "replay.capacity", "replay.memory"}
     | {f"train.{key}" for key in ("total_steps", "device", "act_device", "cuda_graph", "threads", "log_every")}
@@ -23,14 +23,14 @@ MAY_CHANGE = frozenset(
     | {"train.snapshot_every"}
 )
 
-# Of these, what cannot change results at all: what a replay has dropped is not drawn any more.
+# Those that cannot change results at all. The capacity can: rows that the replay has dropped are no longer sampled.
 SAME_RESULTS = MAY_CHANGE - {"replay.capacity"}
 
 MAY_MOVE = MAY_CHANGE | {"env.clips"}
-"""what may differ where clips were moved as well: whether they are the same ones shows when they are opened"""
+"""what may differ if clips were moved; whether they are the same clips is checked when they are opened"""
 
 MADE_CLIPS = ("procedural", "kinetics")
-"""values of ``env.clips`` that are no path of the user's"""
+"""values of ``env.clips`` that are not a path"""
 
 
 def _is_path(clips: str) -> bool:
@@ -38,7 +38,7 @@ def _is_path(clips: str) -> bool:
 
 
 def with_absolute_clips(config: Config) -> Config:
-    """The configuration with the path of its clips made absolute: the same clips, from whatever folder it is read."""
+    """The configuration with an absolute path to its clips: the same clips, whatever folder it is read from."""
     clips = config.env.clips
     if not _is_path(clips):
         return config
@@ -47,7 +47,7 @@ def with_absolute_clips(config: Config) -> Config:
 
 
 def obstacles(old: Config, new: Config) -> list[str]:
-    """The `differences` that keep a run from going on. Clips that are no longer where they were may be named anew."""
+    """The `differences` that keep a run from continuing. Clips that are gone from their path may get another path."""
     clips = old.env.clips
     gone = _is_path(clips) and not (os.path.exists(clips) or glob.glob(clips, recursive=True))
     return differences(old, new, MAY_MOVE if gone else MAY_CHANGE)
@@ -56,8 +56,8 @@ def obstacles(old: Config, new: Config) -> list[str]:
 def differences(old: Config, new: Config, free: Collection[str] = MAY_CHANGE) -> list[str]:
     """Return one line per option that differs and must not. free: keys that may differ.
 
-    Of another choice, such as ``model=``, the choice alone: most of its options differ as well. So do those of groups
-    that it leaves out, as ``agent=curl`` leaves out the model.
+    For another choice, such as ``model=``, only the choice has a line: most of its options differ with it, as do those
+    of groups that it leaves out (``agent=curl`` leaves out the model).
     """
     found, other_distractors = _unlike(*map(with_absolute_clips, (old, new))), _other_distractors(old, new)
     named = [key for key in found if key.endswith(".name")]
@@ -73,16 +73,16 @@ def differences(old: Config, new: Config, free: Collection[str] = MAY_CHANGE) ->
 
 
 def differences_but_seed(old: Config, new: Config) -> list[str]:
-    """The `differences` of two runs that may differ in their seeds, and in what cannot change results."""
+    """The `differences` of two runs, apart from their seeds and from what cannot change results."""
     return differences(old, dataclasses.replace(new, seed=old.seed), SAME_RESULTS)
 
 
 def groups_of_seeds(
     runs: Iterable[T], config_of: Callable[[T], Config | None], also: Callable[[T], Any] = lambda run: None
 ) -> list[list[T]]:
-    """Group runs whose configurations differ in the seed alone; no seed is twice in a group.
+    """Group runs whose configurations differ only in the seed; no seed comes twice in a group.
 
-    A run whose configuration is not known, None, is alone. also: must be equal in a group.
+    A run whose configuration is unknown (None) is a group of its own. also: a value that a group must share.
     """
     groups: list[list[T]] = []
     for run in runs:
@@ -99,9 +99,9 @@ def groups_of_seeds(
 
 
 def contrast(other: Config, config: Config) -> list[str]:
-    """Return one line per option whose value differs, but for the run's folder: ``key: other's -> own``.
+    """Return one line per option whose value differs, except the run's folder: ``key: other's -> own``.
 
-    Of distractors that are there no more, the names alone.
+    Distractors that only `other` has are listed by name, without their options.
     """
     found, left_out = _unlike(other, config), [("run_dir",), ("distractors",)]
     left_out += [("distractors", name) for name in other.distractors if name not in config.distractors]
@@ -112,20 +112,20 @@ def contrast(other: Config, config: Config) -> list[str]:
 
 
 def _other_distractors(one: Config, other: Config) -> dict[str, tuple[str, str]]:
-    """The names of both, if they differ, as in `_unlike`."""
+    """The names of both configurations' distractors, if they differ, in the form of `_unlike`."""
     if one.distractors.keys() == other.distractors.keys():
         return {}
     return {"distractors": tuple(", ".join(each.distractors) or "none" for each in (one, other))}
 
 
 def _unlike(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
-    """The options whose values differ: dotted key -> both values, "absent" where a configuration has no such option."""
+    """The options whose values differ: dotted key -> both values, "absent" if a configuration lacks the option."""
     first, second = (dict(flatten(as_tree(config))) for config in (one, other))
     sides = {key: (first.get(key, "absent"), second.get(key, "absent")) for key in (*first, *second)}
     return {key: pair for key, pair in sides.items() if pair[0] != pair[1]}
 
 
 def key_of_difference(difference: str, config: Config) -> str:
-    """The dotted key of the option that a line of `differences` is about; of another choice, that of its name."""
+    """The dotted key of the option in a line of `differences`; for another choice, the key of its name."""
     key = difference.partition(":")[0]
     return f"{key}.name" if f"{key}.name" in dict(flatten(as_tree(config))) else key

@@ -1,8 +1,8 @@
-"""Command line to one nested dictionary.
+"""Compose a command line into one nested dictionary.
 
-Later layers win: the defaults of `schema`; the suite's own, the table of the model and what an agent's method says of
-training; the preset; what the preset says for one model and one policy, or for one agent; the command line. A preset
-has the form of a saved configuration.
+Later layers win: the defaults of `schema`; those of the suite, the model's table and the agent's file in
+``configs/agent``; the preset; the preset's options for one model and one policy, or for one agent; the command line. A
+preset has the form of a saved configuration.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from denoised_mdp.options import defaults
 def compose(overrides: list[str]) -> dict[str, Any]:
     """Return the composed configuration with all interpolations resolved.
 
-    The result has the keys of `Config`. What a preset says of a distractor does not apply where the command line
-    chooses others; its task does not where the command line chooses another suite.
+    The result has the keys of `Config`. A preset's options of a distractor do not apply if the command line chooses
+    other distractors, nor its task if the command line chooses another suite.
 
     Raises:
         UserError: not ``key=value``, an unknown key, an unknown choice, or several values.
     """
     said = {}
     for key, text in map(split, overrides):
-        said.pop(key, None)  # the last one counts, where it stands
+        said.pop(key, None)  # the last one counts, at its own position
         said[key] = value_of(key, text)
     return _resolved(lambda: merge(said))
 
 
 def changed(config: Config, overrides: list[str]) -> dict[str, Any]:
-    """Return the tree of a run's configuration with other values of some options.
+    """Return the tree of a run's configuration with new values for some options.
 
     Raises:
-        UserError: as `compose`, or another choice or folder: a run has those that it began with.
+        UserError: as `compose`; or another choice or folder is given: a run keeps those it began with.
     """
     from omegaconf import OmegaConf
 
@@ -59,14 +59,14 @@ def changed(config: Config, overrides: list[str]) -> dict[str, Any]:
 
 
 def _literal(tree: Any) -> Any:
-    """A tree whose texts stand for themselves, also where they look like interpolations."""
+    """Return a tree with its texts escaped, so that none is read as an interpolation."""
     if isinstance(tree, Mapping):
         return {key: _literal(value) for key, value in tree.items()}
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", tree) if isinstance(tree, str) else tree
 
 
 def _resolved(make: Callable[[], Any]) -> dict[str, Any]:
-    """The plain tree of what OmegaConf is asked to make, with what its interpolations stand for."""
+    """Return the OmegaConf tree that `make` returns as a plain tree, with its interpolations resolved."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -77,7 +77,7 @@ def _resolved(make: Callable[[], Any]) -> dict[str, Any]:
 
 
 def merge(said: dict[str, Any]) -> Any:
-    """Merge all layers; `said`: by the command line."""
+    """Merge all layers; `said`: the command line's values by key."""
     from omegaconf import OmegaConf
 
     preset = said.get("preset", "none")
@@ -88,7 +88,7 @@ def merge(said: dict[str, Any]) -> Any:
     }
     suite, agent, model, policy = names.values()
     world = base.get("env", {})
-    if suite != world.get("suite", default.env.suite):  # the task of the preset is none of it
+    if suite != world.get("suite", default.env.suite):  # the preset's task is of another suite
         base = base | {"env": {key: value for key, value in world.items() if key != "task"}}
     table = read_file(f"model/{model}")
     kind = table.get("kind", "denoised")
@@ -126,7 +126,7 @@ def merge(said: dict[str, Any]) -> Any:
 
 
 def _layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings as one, of which later ones win: as OmegaConf.merge, which takes several times as long."""
+    """Merge nested mappings; later ones win. Does what OmegaConf.merge does, several times as fast."""
     tree: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
@@ -137,7 +137,7 @@ def _layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_option(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The tree with another value of one option, by its dotted key."""
+    """The tree with a new value for the option of a dotted key."""
     before: Any = tree
     for name in key.split("."):
         before = before.get(name) if isinstance(before, Mapping) else None
@@ -149,7 +149,7 @@ def _with_option(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any
 
 
 def _refuse_foreign(key: str, distractors: Iterable[str], model: str) -> None:
-    """Refuse an option of a distractor or a latent that a run does not have."""
+    """Refuse an option of a distractor or latent that a run does not have."""
     group, *path = key.split(".")
     if group == "distractors" and path[0] not in distractors:
         raise UserError(f"{key}: this run has no such distractor. Add distractors={path[0]}.")

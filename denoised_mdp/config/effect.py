@@ -1,4 +1,4 @@
-"""What a run does not use: options that its command line gives, and what its schedule never comes to."""
+"""What a run does not use: options that its command line gives, and parts of its schedule that it never reaches."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from denoised_mdp.envs.suites import SUITES
 
 
 def notes(config: Config, overrides: Sequence[str]) -> list[str]:
-    """What to tell whoever begins a run with these `overrides`: `without_effect`, then `never_reached`."""
+    """Notes for the user who begins a run with these `overrides`: `without_effect`, then `never_reached`."""
     return [*without_effect(config, overrides), *never_reached(config)]
 
 
 def never_reached(config: Config) -> list[str]:
-    """One line for each part of the schedule that the last update does not reach, as in a preset that is cut short.
+    """One line for each part of the schedule that the last update does not reach, as in a shortened preset.
 
-    No mistake: with a larger train.total_steps the same run may come to it.
+    This is no mistake: with a larger train.total_steps the same run may reach it.
     """
     total, after = config.updates_due(config.train.total_steps), config.train.policy_after
     of_run = f"this run has {total:,} updates"
@@ -45,7 +45,7 @@ def never_reached(config: Config) -> list[str]:
 
 
 def _never_reached_by(policy: OwnPolicy, updates: int) -> list[str]:
-    """The same of a policy that learns from so many updates."""
+    """The lines of `never_reached` about a policy that has this many updates."""
     lines, late = [], getattr(policy, "late_after", 0)
     if updates <= late and any(factor != 1 for factor in _late(policy).values()):
         lines.append(f"policy.late_after={late} is never reached: the policy has {updates:,} updates.")
@@ -61,7 +61,7 @@ def without_effect(config: Config, overrides: Sequence[str]) -> list[str]:
     """One line for each option of `overrides`, see `load_config`, that changes nothing in this run, with the reason.
 
     A preset or a sweep may set such options for all its methods alike, so they are no mistake. A run that
-    continues refuses most changes itself: of these nothing is said here.
+    continues refuses most changes itself; these get no line here.
     """
     run, options = run_and_options(overrides)
     given = {key: value for key, value in map(split, options) if run is None or key in MAY_CHANGE}
@@ -70,7 +70,7 @@ def without_effect(config: Config, overrides: Sequence[str]) -> list[str]:
 
 
 def unused(config: Config) -> dict[str, str]:
-    """The options that this run does not use, or not all of their value, and why not: what ends "changes nothing"."""
+    """Options whose value has no effect in this run, or only in part -> the reason, which follows "changes nothing"."""
     if config.agent.has_model:  # else options of a model are refused
         reasons = _of_the_model(config.model)
         if isinstance(config.policy, OwnPolicy):
@@ -83,7 +83,7 @@ def unused(config: Config) -> dict[str, str]:
 
 
 def _cut_short(config: Config, given: Mapping[str, str]) -> dict[str, str]:
-    """An episode that the environment itself ends before the given length."""
+    """The reason if the environment itself ends an episode before the given length."""
     key, length = "env.episode_steps", config.env.episode_steps
     if key not in given or value_of(key, given[key]) == length:
         return {}
@@ -118,7 +118,7 @@ def _of_training(train: TrainConfig) -> dict[str, str]:
 
 
 def _beyond(train: TrainConfig) -> dict[str, str]:
-    """More processes than environments to run in them."""
+    """The reasons if there are more processes than environments to run in them."""
     reasons = {}
     for key, limit in (("collect_workers", "collect_envs"), ("eval_workers", "eval_episodes")):
         if getattr(train, key) > (most := getattr(train, limit)):
@@ -129,13 +129,13 @@ def _beyond(train: TrainConfig) -> dict[str, str]:
 
 
 def _late(policy: OwnPolicy) -> dict[str, float]:
-    """Factors that count after policy.late_after updates, by name; 1: no change. Not one of what is 0 anyway."""
+    """Factors after policy.late_after updates, by name; 1: no change. The factor of a zero weight is left out."""
     names = "late_lr", *(["late_imagined_value"] if getattr(policy, "imagined_value", 1) else [])
     return {name: getattr(policy, name, 1) for name in names}
 
 
 def _of_the_policy(policy: OwnPolicy, rows: int) -> dict[str, str]:
-    """rows: of a segment."""
+    """The reasons for options of the policy; rows: number of rows in a segment."""
     reasons, late = {}, _late(policy)
     if (getattr(policy, "imagine_rows", None) or 0) >= rows:
         reasons["policy.imagine_rows"] = f"a segment has {rows} rows (train.segment_length), and all are used"

@@ -97,15 +97,15 @@ class ModelConfig:
     UNUSED: ClassVar[tuple[str, ...]] = ()
     """options above that this kind of model does not use, see `without_effect`"""
     UNUSED_OF_ROWS: ClassVar[tuple[str, ...]] = ()
-    """options of each latent that it does not use"""
+    """options of each latent that this kind of model does not use"""
 
     def check(self, table: Table) -> None:
-        """Raise ValueError if this model cannot have such a table."""
+        """Raise ValueError if this kind of model cannot have such a table."""
 
 
 @dataclass
 class RePoConfig(ModelConfig):
-    """RePo: rewards and a bound on the KL, no reconstruction. Weights and free nats of the KL do not count."""
+    """RePo: rewards and a bound on the KL, no reconstruction. Weights and free nats of the KL have no effect."""
 
     kind: str = option("repo", "what learns (choose it with model=...): see `MODELS`")
     embed: int | None = option(None, "width of the observation embedding; null: the flattened convolutions", low=1)
@@ -130,7 +130,7 @@ class RePoConfig(ModelConfig):
     UNUSED_OF_ROWS = ("beta", "free")
 
     def check(self, table: Table) -> None:
-        """No schedule of the KL's weight, which a dual variable sets; see `ModelConfig.check`."""
+        """Refuse a schedule of the KL's weight, which a dual variable sets; see `ModelConfig.check`."""
         self.kl.refuse_schedule()
 
 
@@ -152,7 +152,7 @@ class TIAConfig(ModelConfig):
     alone_weight: float = option(1.5, "weight of the picture that y paints alone", low=0)
 
     def check(self, table: Table) -> None:
-        """Two streams, each with a bound alone; see `ModelConfig.check`."""
+        """Require separate streams x and y, and KL terms without a schedule or strategy B; see `ModelConfig.check`."""
         self.kl.refuse_schedule()
         if self.kl.free_nats_strategy == "B":
             raise ValueError("its streams have no noise to regularize: model.kl.free_nats_strategy is A or mean")

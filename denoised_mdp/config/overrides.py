@@ -1,4 +1,4 @@
-"""Words of a command line, ``key=value``, in Hydra's grammar, so that sweeps read the same; texts need no quotes."""
+"""Parse the ``key=value`` words of a command line in Hydra's grammar, as sweeps do; free texts need no quotes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXTS = ("run_dir", "env.task", "env.clips", "train.device")  # free texts: take
 
 
 def refuse_control_characters(text: str) -> None:
-    """Raise UserError for what would break files and messages."""
+    """Raise UserError for characters that would break files and messages."""
     if re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", text):
         raise UserError(f"{ascii(text)}: control characters and bytes that are not UTF-8 cannot be used.")
 
@@ -44,7 +44,7 @@ def has_config(word: str) -> bool:
 
 
 def run_and_options(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the folder of a run, if one comes first on a command line, and the words ``key=value``."""
+    """Return the run folder that a command line begins with, if any, and the ``key=value`` words."""
     if words and has_config(words[0]):
         refuse_control_characters(words[0])
         return words[0], list(words[1:])
@@ -52,12 +52,12 @@ def run_and_options(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def is_hydra(key: str) -> bool:
-    """Whether an option is one of Hydra itself."""
+    """Whether a key is an option of Hydra itself."""
     return re.match(r"[+~]*hydra[./]", key) is not None
 
 
 def value_of(key: str, text: str) -> Any:
-    """The one value that an override has."""
+    """Return the value of an override; refuse several values."""
     if is_hydra(key):
         raise UserError(f"{key}={text}: options of Hydra itself need --multirun.")
     if key == "distractors":
@@ -78,7 +78,7 @@ def value_of(key: str, text: str) -> Any:
 
 
 def check_choice(group: str, text: str) -> str:
-    """Return the name of a choice without quotes; refuse what is no choice of the group."""
+    """Return the name of a choice without quotes; refuse a name that is not a choice of the group."""
     name, known = text.strip("'\""), choices(group)
     if name not in known:
         near, plugin = did_you_mean(name, known, listed=False), "" if group == "preset" else HINT
@@ -87,7 +87,7 @@ def check_choice(group: str, text: str) -> str:
 
 
 def parse(key: str, value: str) -> Any:
-    """Parse one override with Hydra's own grammar; returns Hydra's Override."""
+    """Parse one override with Hydra's own grammar; return Hydra's Override."""
     from hydra.errors import HydraException
 
     try:
@@ -98,7 +98,7 @@ def parse(key: str, value: str) -> Any:
 
 @cache
 def _parser() -> Any:
-    """Hydra's, which inspects all of its functions when it is made."""
+    """Hydra's parser, cached since it inspects all of its functions when it is made."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     return OverridesParser.create()
@@ -110,7 +110,7 @@ def outside_brackets(text: str) -> list[str]:
 
 
 def distractor_sets(text: str) -> list[dict[str, Any]]:
-    """Return the sets of distractors that a text means, each a mapping of names to options.
+    """Return the sets of distractors that a text describes, each a mapping of names to options.
 
     ``none``, ``a,b``, ``[a,b]`` and ``{a: {strength: 2}, b: {}}`` are one set; ``[a,b],[c],none`` are three.
     """

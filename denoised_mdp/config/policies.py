@@ -118,4 +118,4 @@ class SACConfig:
 
 
 OwnPolicy = BackpropConfig | SACConfig
-"""options of this package's policies, and of those that extend them; others may mean something else by their names"""
+"""options of this package's policies and of their subclasses; other policies may use the same names differently"""

@@ -8,7 +8,7 @@ from denoised_mdp.config.schema import Config
 
 
 class Schedule:
-    """When updates and hooks are due. The numbers of steps and updates alone decide it."""
+    """When updates and hooks are due, which the numbers of steps and updates alone decide."""
 
     def __init__(self, config: Config):
         train = self.train = config.train
@@ -23,11 +23,11 @@ class Schedule:
         }
 
     def complete(self, step: int, updates: int, pending: Sequence[str]) -> bool:
-        """Whether nothing is left to do after so many steps and updates, with these hooks still to run."""
+        """Whether nothing is left to do after this many steps and updates, with these hooks still to run."""
         return step >= self.train.total_steps and not self.still_due(pending) and updates >= self.updates_due(step)
 
     def still_due(self, pending: Sequence[str]) -> list[str]:
-        """Those of the hooks that were due that have not been switched off since."""
+        """The pending hooks that have not been switched off since."""
         return [name for name in pending if self.every.get(name, 1)]
 
     def hooks_due(self, before: int, step: int, updates: int) -> list[str]:

@@ -43,7 +43,7 @@ class EnvConfig:
 
 
 TABLES: Registry[Path] = Registry("model")
-"""tables of latents of plug-ins: name -> YAML file; the package's own are the files of ``configs/model``"""
+"""plug-ins' tables of latents: name -> YAML file; the package's own tables are the files in ``configs/model``"""
 MODELS: Registry[type[ModelConfig]] = Registry("model", {"denoised": ModelConfig, "repo": RePoConfig, "tia": TIAConfig})
 
 
@@ -64,12 +64,12 @@ class Config:
 
     @property
     def method(self) -> tuple[str, str]:
-        """What learns, and how its policy does: names of model and policy, or of an agent without them and nothing."""
+        """The names of model and policy; for an agent without a world model, its name and an empty text."""
         return (self.model.name, self.policy.name) if self.agent.has_model else (self.agent.name, "")
 
     @property
     def batch_spec(self) -> BatchSpec:
-        """What the agent wants from the replay."""
+        """The batches that the agent needs from the replay."""
         return self.agent.batch_spec(self)
 
     @property
@@ -81,35 +81,35 @@ class Config:
 
     @property
     def foreground(self) -> bool:
-        """The replay holds each picture twice, the second time with a black background, [H, W, 6]."""
+        """Whether the replay holds each picture twice, the second time with a black background, [H, W, 6]."""
         return self.model.target == "foreground"
 
     @property
     def picture_shape(self) -> tuple[int, int, int]:
-        """Of the pictures in a row of the replay."""
+        """Shape of the pictures in a row of the replay."""
         return self.env.size, self.env.size, 6 if self.foreground else 3
 
     @property
     def episode_rows(self) -> int:
-        """Rows of a whole episode: one per action, one more for its first observation."""
+        """Rows of a whole episode: one per action, and one more for the first observation."""
         return math.ceil(self.env.episode_steps / self.env.action_repeat) + 1
 
     @property
     def turn_steps(self) -> int:
-        """Steps of one action in every environment that collects."""
+        """Steps of one turn: one action in every collecting environment."""
         return self.train.collect_envs * self.env.action_repeat
 
     def times_due(self, step: int, every: int) -> int:
         """How often something has come due by a step: at the end of the prefill and every `every` steps from there.
 
-        Steps before the end of the prefill count backwards, from 0.
+        Before the end of the prefill the count is 0 or negative.
         """
         return 1 + (step - self.train.prefill_steps) // every
 
     def updates_due(self, step: int) -> int:
-        """Updates that should be done by a step: a round after the prefill, then one every `train_every` steps.
+        """Number of updates due by a step: a round after the prefill, then a round every `train_every` steps.
 
-        None at the end of the run: nobody would act with what they learn.
+        No round is due at the last step, unless the prefill ends there: no action would follow it.
         """
         last = max(self.train.total_steps - 1, self.train.prefill_steps)
         rounds = max(0, self.times_due(min(step, last), self.train.train_every))
@@ -133,10 +133,10 @@ class Config:
     def replay_slack(self, can_terminate: bool) -> int:
         """Rows kept beyond the capacity, so that a checkpoint still finds its rows when the next one is due.
 
-        Twice the actions between two checkpoints leave room for the first rows of episodes; 0 when the replay
-        holds all rows of the run, which it may not where episodes can terminate (each that does adds a first row), or
-        when there are no checkpoints on the way. With ``train.overlap``, one waits for the end of a round. A run adds
-        no more than twice its actions.
+        Twice the actions between two checkpoints leave room for the first rows of episodes. The slack is 0 without
+        checkpoints on the way, or if the replay holds all rows of the run for certain: not if episodes can terminate,
+        as each that does adds a first row. With ``train.overlap``, a checkpoint waits for the end of a round. A run
+        adds no more rows than twice its actions.
         """
         if not (self.replay.capacity is not None or can_terminate) or not self.train.checkpoint_every:
             return 0
@@ -163,7 +163,7 @@ POLICIES: Registry[type] = Registry(
 def as_tree(config: Config) -> dict[str, Any]:
     """Return nested mappings with the keys of the command line: rows of the table are ``model.x``, ``model.y`` ...
 
-    Of an agent without a world model, there are no ``model`` and ``policy``.
+    The tree of an agent without a world model has no ``model`` and ``policy``.
     """
     tree = dataclasses.asdict(config)
     if not config.agent.has_model:

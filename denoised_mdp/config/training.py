@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from denoised_mdp.options import DEVICE, option
 
 EVALUATED_AT_ONCE = 10
-"""the most episodes of an evaluation that are played side by side, so that the agent acts on a batch"""
+"""most episodes of an evaluation that are played side by side, so that the agent acts on a batch"""
 
 
 @dataclass

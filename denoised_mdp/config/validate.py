@@ -1,4 +1,4 @@
-"""Nested mappings to checked dataclasses: every key, type and limit, each mistake answered in one line."""
+"""Turn nested mappings into checked dataclasses: every key, type and limit, with one line for each mistake."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from denoised_mdp.options import convert, defaults
 from denoised_mdp.plugins import HINT, Registry
 
 RETIRED = {"policy.clip": None, "policy.replay_ahead": 0}
-"""options of saved configurations that no longer exist -> the value that changed nothing"""
+"""options in saved configurations that no longer exist -> the value that had no effect"""
 
 
 def build(kind: Any, tree: Any, path: str = "") -> Any:
     """Turn nested mappings into the dataclass `kind`, checking every key, type and limit on the way.
 
-    Missing keys take their defaults, those of a distractor's options as well. `path` is the dotted key of `tree`
+    Missing keys take their defaults, including a distractor's options. `path` is the dotted key of `tree`
     with a final dot, for messages.
     """
     if not isinstance(tree, Mapping):
@@ -60,7 +60,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _distractors(tree: Any) -> dict[str, dict[str, Any]]:
-    """Complete the options; names and values that do not exist are left to `envs.check_distractors`."""
+    """Fill in default options; unknown names and bad values are left to `envs.check_distractors`."""
     for name, options in tree.items() if isinstance(tree, Mapping) else [("", tree)]:
         if not isinstance(options, Mapping):
             key = f"distractors.{name}".rstrip(".")
@@ -72,7 +72,7 @@ def _distractors(tree: Any) -> dict[str, dict[str, Any]]:
 
 
 def _chosen(group: str, tree: Any) -> type:
-    """The class of options of a group, which says itself which one it has; the usual one where it does not."""
+    """The class of options that a group's own entry names; the default class if it names none."""
     field, known = KINDS[group]
     name = tree.get(field, getattr(getattr(Config(), group), field)) if isinstance(tree, Mapping) else tree
     if not isinstance(name, str) or name not in known:
@@ -88,5 +88,5 @@ def as_text(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: not all of one that is very long."""
+    """A value as messages show it, shortened if it is very long."""
     return one_line(as_text(value), 200)

@@ -41,27 +41,27 @@ def make_env(
 
     Args:
         task: a task of the suite, see `tasks`: 'domain_task' of the DeepMind Control Suite.
-        suite: "dmc", "robodesk", "toy", "gym", or one that `denoised_mdp.envs.suites.register_suite` made known.
+        suite: "dmc", "robodesk", "toy", "gym", or a name registered with `denoised_mdp.envs.suites.register_suite`.
         distractors: name -> options, e.g. ``{"video_background": {"color": True}, "camera_jitter": {}}``; see
-            `DISTRACTORS`. Names also work: ``["video_background", "camera_jitter"]``. The order of application is
-            fixed.
-        size, action_repeat, episode_steps: height and width of the observation in pixels, inner steps per action and
-            per episode. None: the suite's own, else 64, 2 and 1000, as on the command line.
-        camera, quality: see `denoised_mdp.envs.rendering.Renderer`; "toy" and "gym" draw without them.
-        reward: "dense", "sparse" or "success" for suite "robodesk"; others have one reward, "dense".
+            `DISTRACTORS`. A list of names also works: ``["video_background", "camera_jitter"]``. The order of
+            application is fixed.
+        size, action_repeat, episode_steps: height and width of the observation in pixels, inner steps per action, and
+            inner steps per episode. None: the suite's default, else 64, 2 and 1000, as on the command line.
+        camera, quality: see `denoised_mdp.envs.rendering.Renderer`; "toy" and "gym" ignore both.
+        reward: "dense", "sparse" or "success" for suite "robodesk"; the other built-in suites accept only "dense".
         clips, split: see `denoised_mdp.envs.video.open_clips`.
-        clips_seed: chooses the clips of the background for all episodes. An episode's own seed chooses where it
-            starts in them.
+        clips_seed: selects the background clips for all episodes. Where an episode starts in them depends on its
+            own seed.
         seed: seed of the first reset without one.
         render_mode: only "rgb_array", which `gymnasium.make` passes.
-        foreground: three more channels hold the same picture with a black background, by the exact matte, whichever
-            matte a video has. It is what the camera shows: jitter, colours and lights are in it.
+        foreground: add three channels that show the same picture on black, cut out by the exact matte, whichever
+            matte a video uses. Camera jitter, colours and lights are included.
 
     Returns:
         A `denoised_mdp.envs.pixels.PixelEnv`: Gymnasium, observations uint8 [size, size, 3 or 6].
 
     Raises:
-        UserError: a name, option or value that does not exist, or a distractor that does not fit the task.
+        UserError: an unknown name or option, an invalid value, or a distractor that does not fit the task.
     """
     distractors = named_distractors(distractors)
     clips = os.fspath(clips) if isinstance(clips, os.PathLike) else clips
@@ -88,13 +88,13 @@ def make_env(
 
 
 def _completed(suite: str, **numbers: int | None) -> list[int]:
-    """The numbers, with the suite's own or the usual ones for None."""
+    """Return the numbers, with None replaced by the suite's default or else by the usual one."""
     usual = USUAL | dict(find_suite(suite).options)
     return [usual[name] if number is None else number for name, number in numbers.items()]
 
 
 def _as_seen(world: gym.Env, chosen: Mapping[str, Mapping[str, Any]], recipe: Mapping[str, Any]) -> gym.Env:
-    """The environment that shows a world under the `chosen` distractors; `recipe`: the arguments of `make_env`."""
+    """Wrap a world in the `chosen` distractors and a `PixelEnv`; `recipe`: the arguments of `make_env`."""
     from denoised_mdp.envs.pixels import PixelEnv
 
     if recipe["foreground"] and not hasattr(world, "frame_and_background"):
@@ -112,10 +112,10 @@ def _as_seen(world: gym.Env, chosen: Mapping[str, Mapping[str, Any]], recipe: Ma
 
 
 def _check_numbers(size: Any, action_repeat: Any, episode_steps: Any, clips_seed: Any, seed: Any) -> None:
-    """Refuse numbers of `make_env` that are not whole or out of range."""
+    """Refuse arguments of `make_env` that are not whole numbers or are out of range."""
     for name, number in (("size", size), ("action_repeat", action_repeat), ("episode_steps", episode_steps)):
         check_whole(name, number, 1)
-    if not MIN_SIZE <= size <= MAX_SIZE:  # brightness is measured on a grid; not every renderer draws larger pictures
+    if not MIN_SIZE <= size <= MAX_SIZE:  # brightness needs a 4 x 4 grid; not every renderer draws larger pictures
         raise UserError(f"size must be at least {MIN_SIZE} and at most {MAX_SIZE}, not {size}.")
     check_whole("clips_seed", clips_seed, 0)
     if seed is not None:
@@ -123,7 +123,7 @@ def _check_numbers(size: Any, action_repeat: Any, episode_steps: Any, clips_seed
 
 
 def _check_clips(clips: Any, split: Any) -> None:
-    """Refuse what names no clips; whether they can be read shows when they are opened."""
+    """Refuse values that cannot name clips. Whether clips exist and can be read is checked when they are opened."""
     from denoised_mdp.envs.video_files import check_split
 
     if not isinstance(clips, str) or not clips.strip():  # an empty path would be the working directory

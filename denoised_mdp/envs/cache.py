@@ -17,7 +17,7 @@ from denoised_mdp.errors import TOO_MANY_FILES, UserError, remedy
 from denoised_mdp.files import cache_folder, replacing
 
 _OPEN: weakref.WeakValueDictionary[tuple, np.ndarray] = weakref.WeakValueDictionary()
-"""the memory maps of this process that are in use, by place, number and age of their files: each holds a file open"""
+"""memory maps in use by this process, by path, inode, mtime and size; shared, because each keeps its file open"""
 
 
 def cached(key: str, make: Callable[[], np.ndarray], fits: Callable[[np.ndarray], bool]) -> np.ndarray:
@@ -26,7 +26,7 @@ def cached(key: str, make: Callable[[], np.ndarray], fits: Callable[[np.ndarray]
     A file that is damaged, or whose array `fits` rejects (by shape and type), is rebuilt with a warning.
 
     Raises:
-        UserError: the folder cannot be used.
+        UserError: the file or its folder cannot be used.
     """
     path = cache_folder() / f"{key}.npy"
     try:
@@ -40,7 +40,7 @@ def cached(key: str, make: Callable[[], np.ndarray], fits: Callable[[np.ndarray]
                     if (array := _stored(path, lambda _: True)) is None:
                         raise OSError("it is not what was written")
     except OSError as error:
-        mend = remedy(error) if error.errno else "Delete it if it is there, else make room"  # numpy's have no number
+        mend = remedy(error) if error.errno else "Delete it if it is there, else make room"  # numpy's have no errno
         reason = f"Cannot use {path} of the clip cache ({error})"
         other = "" if error.errno in TOO_MANY_FILES else ", or set DENOISED_MDP_CACHE to another folder"
         raise UserError(f"{reason}. {mend}{other}.") from error
@@ -57,7 +57,7 @@ def _stored(path: Path, fits: Callable[[np.ndarray], bool]) -> np.ndarray | None
             array = np.lib.format.open_memmap(path, mode="r")
     except OSError:
         raise
-    except Exception:  # numpy's reader raises all kinds of errors about damaged headers
+    except Exception:  # numpy's reader raises all kinds of errors on damaged headers
         return None
     if array.offset + array.nbytes != about.st_size or not fits(array):
         return None
@@ -66,7 +66,7 @@ def _stored(path: Path, fits: Callable[[np.ndarray], bool]) -> np.ndarray | None
 
 
 def _about(path: Path) -> os.stat_result | None:
-    """What is known of the file, None without one; OSError if it is no regular file: opening a pipe may block."""
+    """Return the file's status, None if it is missing. OSError if it is not regular: opening a pipe may block."""
     with contextlib.suppress(FileNotFoundError):
         about = path.stat()
         if not stat.S_ISREG(about.st_mode):
@@ -83,11 +83,11 @@ def _store(path: Path, array: np.ndarray) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path):
-    """Hold a lock between processes: only one of them decodes a clip."""
+    """Hold a lock across processes, so that only one of them decodes a clip."""
     _about(path)
     try:
         file = open(path, "a")
-    except PermissionError:  # another user's: to lock it, reading is enough
+    except PermissionError:  # another user's file: read access is enough to lock it
         file = open(path)
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -23,9 +23,9 @@ with gl_errors():
     from dm_control import suite
 from dm_control.rl import control
 
-close_first_at_exit()  # the import has registered the end of dm_control's own display
+close_first_at_exit()  # the import has registered an exit handler that ends dm_control's own display
 
-# What an episode's initialization changes in the compiled model of some task of the suite.
+# Fields of the compiled model that the start of an episode changes in at least one task.
 EPISODE_FIELDS = (
     "body_pos",
     "body_quat",
@@ -40,7 +40,7 @@ EPISODE_FIELDS = (
     "site_size",
     "wrap_prm",
 )
-# Goals that are part of the task's state but of no joint: domain or task -> (kind of object, its name).
+# Goals that belong to the task's state but to no joint: domain or task -> (kind of object, its name).
 TARGETS = {
     "finger_turn_easy": ("site", "target"),
     "finger_turn_hard": ("site", "target"),
@@ -59,14 +59,13 @@ _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 class DMCEnv(World, gym.utils.EzPickle):
     """One task of the DeepMind Control Suite; a step is one control step of the task.
 
-    The observation is the ground-truth signal, float32 [S]: joint positions, joint velocities, the actuators' own
-    activations where they have any, and what the task draws at the start of an episode: the goal's position (and
-    angle), the mixing of the actuators (names in `signal_names`; the terrain of quadruped_escape is left out). Pixels
-    come from `frame()`, which is never called here. Actions are float32 [A] in [-1, 1], rescaled to the task's own
-    bounds.
+    The observation is the ground-truth signal, float32 [S]: joint positions, joint velocities, actuator
+    activations if there are any, and what the task draws at the start of an episode: the goal's position (and angle)
+    and the actuator mixing (names in `signal_names`; the terrain of quadruped_escape is left out). Pixels come from
+    `frame()`, which is never called here. Actions are float32 [A] in [-1, 1], rescaled to the task's own bounds.
 
     `reward_sensor_offset` shifts the scalar sensor of the task's reward (see `denoised_mdp.envs.sensors`) while the
-    reward is computed, and nothing else. At 0, as between steps, the reward is exactly dm_control's.
+    reward is computed, and changes nothing else. At 0, its value between steps, the reward is exactly dm_control's.
 
     Args:
         task: 'domain_task', e.g. 'cheetah_run'.
@@ -76,7 +75,7 @@ class DMCEnv(World, gym.utils.EzPickle):
         quality: "fast" or "faithful", see `Renderer`.
 
     Raises:
-        UserError: no such task, camera or quality.
+        UserError: unknown task, camera or quality.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class DMCEnv(World, gym.utils.EzPickle):
             raise UserError(f"Unknown task {task!r}.{did_you_mean(task, names)}")
         self.task_name, self.size, self.episode_steps = task, size, episode_steps
         self._domain, name = names[task]
-        # LQR models are drawn at random when loaded; a fixed seed makes them equal.
+        # LQR models are drawn at random when loaded; a fixed seed makes them all the same.
         with _quiet():
             environment = suite.load(self._domain, name, task_kwargs={"random": 0})
         self._physics, self._task = environment.physics, environment.task
@@ -104,7 +103,7 @@ class DMCEnv(World, gym.utils.EzPickle):
         self._action_scale = np.where(unbounded, 1.0, (high - low) / 2)
         self.action_space = gym.spaces.Box(-1.0, 1.0, bounds.shape, np.float32)
         self._target = TARGETS.get(task) or TARGETS.get(self._domain)
-        # of a peg, or of the slot for what is inserted; a ball looks the same however it is turned
+        # the angle of a peg, or of the slot of an insertion task; a ball looks the same at every angle
         self._has_target_angle = self._domain == "manipulator" and name != "bring_ball"
         self._mixes = task == "point_mass_hard"
         self.signal_names = self._name_signal()
@@ -121,23 +120,23 @@ class DMCEnv(World, gym.utils.EzPickle):
 
     @property
     def signal_kinds(self) -> tuple[str, ...]:
-        """What a camera sees of each number of the signal, see `denoised_mdp.envs.factors`."""
+        """The kind of each number of the signal as the camera sees it, see `denoised_mdp.envs.factors`."""
         model, camera = self._physics.model.ptr, self._look[2]
         kinds = joint_kinds(model, camera)
         others = {"act": "unseen", "mixing": "unseen", "target/angle": "angle"}
-        if hides_place(model, camera):  # the picture shows where the goal is from the body, not where it is
+        if hides_place(model, camera):  # the picture shows the goal relative to the body, not its place
             others |= {"target/x": "unseen", "target/y": "unseen"}
         rest = (others.get(name) or others.get(name.split("/")[0]) for name in self.signal_names[len(kinds) :])
         return (*kinds, *(kind or "scalar" for kind in rest))
 
     @property
     def joints(self) -> tuple[Joint, ...]:
-        """The joint positions that the camera sees; their columns are those of the signal."""
+        """The joint positions that the camera sees; their columns index the signal."""
         return visible_joints(self._physics.model.ptr, self._look[2])
 
     @property
     def quadrants(self) -> dict[str, str]:
-        """Which numbers of the signal the agent does not control, see `denoised_mdp.envs.factors`."""
+        """The quadrants of the signal's numbers that the agent does not control, see `denoised_mdp.envs.factors`."""
         return {"target/*": RELEVANT_NOISE, "mixing/*": RELEVANT_NOISE}
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
@@ -165,7 +164,7 @@ class DMCEnv(World, gym.utils.EzPickle):
         with self._shifted_sensor() if self.reward_sensor_offset else contextlib.nullcontext():
             reward = float(self._task.get_reward(self._physics))
         self._steps += 1
-        discount = self._task.get_termination(self._physics)  # None while the episode goes on
+        discount = self._task.get_termination(self._physics)  # None while the episode continues
         terminated = discount is not None and discount == 0
         truncated = not terminated and (discount is not None or self._steps >= self.episode_steps)
         return self.signal(), reward, terminated, truncated, {}
@@ -188,7 +187,7 @@ class DMCEnv(World, gym.utils.EzPickle):
         return self.renderer().frame(self._physics.data.ptr)
 
     def frame_and_background(self, matte: str = "matte"):
-        """Draw the current state on black, with the background's share, see `Renderer.frame_and_background`."""
+        """Draw the current state on black and return the background's share, see `Renderer.frame_and_background`."""
         return self.renderer().frame_and_background(self._physics.data.ptr, matte)
 
     def get_state(self) -> dict:
@@ -205,15 +204,15 @@ class DMCEnv(World, gym.utils.EzPickle):
         }
 
     def set_state(self, state: dict) -> None:
-        """Continue exactly where `get_state` was taken, in this environment or an equal one."""
+        """Restore exactly a state that `get_state` returned in this environment or an equal one."""
         if self._steps is None:
-            self.reset()  # some tasks compute constants of theirs at the start of an episode
+            self.reset()  # some tasks compute constants at the start of an episode
         model, data = self._physics.model.ptr, self._physics.data.ptr
         for field, value in state["model"].items():
             getattr(model, field)[:] = value
         mujoco.mj_setState(model, data, state["integration"], _STATE)
-        # As after a step: positions and velocities are up to date, and the sensors of the acceleration stage
-        # are those of the last one.
+        # As after a step: what depends on position and velocity is current; acceleration-stage sensors are those of
+        # the last step.
         mujoco.mj_step1(model, data)
         data.sensordata[:] = state["sensordata"]
         self._task.random.set_state(state["random"])
@@ -227,9 +226,9 @@ class DMCEnv(World, gym.utils.EzPickle):
 
     @contextlib.contextmanager
     def _without_rendering(self):
-        """Give a task that asks its physics for GL contexts (to upload terrain) the existing ones, or none.
+        """Keep the physics from creating GL contexts for a task that asks for them (to upload terrain).
 
-        dm_control would create them with a backend of its own choice, and free them after its display has ended.
+        dm_control would choose a backend of its own for them, and free them after its display has ended.
         """
         self._physics._make_rendering_contexts = lambda: None
         try:

@@ -1,9 +1,9 @@
 """The ground truth of an environment as factors that a picture can show: the targets of probes.
 
-Numbers that no camera shows (frame and clip numbers, how far a filmed body has travelled, what a distractor hides) and
-those that need no look (how far the television has scrolled) are left out. Circular numbers are encoded so that equal
-pictures have equal values. Each factor has one of the four kinds of information of Wang et al. 2022, Figure 1 and
-Table D.1.
+Numbers that no camera shows (frame and clip numbers, how far a filmed body has travelled, what a distractor hides) are
+left out, and so are those that can be known without looking (how far the television has scrolled). Circular numbers are
+encoded so that equal pictures have equal values. Each factor belongs to one of the four kinds of information in Wang et
+al. 2022, Figure 1 and Table D.1.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ QUADRANTS = {
 """kind of information -> the latents that should hold it in the paper's models"""
 SIGNAL, USELESS, RELEVANT_NOISE, NOISE = QUADRANTS
 NOISE_KINDS = {
-    **dict.fromkeys(("*/stream_index", "*/clip", "*/frame"), "unseen"),  # a picture's address, not what it shows
-    "tv/phase_roll": "unseen",  # the step's number: the same in all episodes, so whoever counts knows it without a look
+    **dict.fromkeys(("*/stream_index", "*/clip", "*/frame"), "unseen"),  # these identify a picture, not its content
+    "tv/phase_roll": "unseen",  # a function of the step, equal in all episodes: counting gives it without looking
     "*/phase_*": "phase",
 }
-"""pattern of names -> kind; the rest is scalar"""
+"""name pattern -> kind; all others are scalar"""
 
 
 class NoGroundTruth(UserError):
-    """The environment does not say what its pictures show."""
+    """The environment provides no ground truth for its pictures."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Factor:
     """One quantity to predict, with one or more columns.
 
     Attributes:
-        name: as in the environment's names, without the numbers of grouped columns.
+        name: as in the environment's names, without the numeric suffixes of grouped columns.
         source: "signal" or "noise", the entry of ``info``.
-        columns: which numbers of that entry.
+        columns: indices into that entry.
         kind: "scalar" (as it is), "angle" (radians, as sine and cosine), "phase" (the same with period 1) or
             "quaternion" (as the first two columns of the rotation matrix).
         quadrant: a key of `QUADRANTS`.
@@ -60,15 +60,15 @@ class Factor:
 
     @property
     def goal(self) -> bool:
-        """Whether it is a target's place, or another part of the task that the agent cannot move but must know.
+        """Whether it is a target's position, or another part of the task that the agent cannot move but must know.
 
-        A reward that depends on it and on the body together is no sum of shares: the policy needs both, so in spite of
-        its quadrant x should hold it. It counts as neither signal nor noise in recall and leakage.
+        A reward that depends on it and the body jointly does not split into a sum. The policy needs both, so x should
+        hold it, whatever its quadrant says. Recall and leakage count it as neither signal nor noise.
         """
         return self.source == "signal" and self.quadrant == RELEVANT_NOISE
 
     def values(self, signal: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Encode: signal [..., S], noise [..., N] -> float64 [..., columns after encoding]."""
+        """Encode the factor: signal [..., S], noise [..., N] -> float64 [..., columns after encoding]."""
         raw = np.asarray({"signal": signal, "noise": noise}[self.source], np.float64)[..., list(self.columns)]
         if self.kind in ("angle", "phase"):
             angle = raw * (2 * np.pi if self.kind == "phase" else 1.0)
@@ -79,7 +79,7 @@ class Factor:
 def rotation_columns(quaternion: np.ndarray) -> np.ndarray:
     """Unit quaternions w, x, y, z [..., 4] -> the first two columns of the rotation matrix [..., 6].
 
-    A quaternion and its negative are the same rotation and get the same code.
+    A quaternion and its negative are the same rotation and get the same encoding.
     """
     w, x, y, z = np.moveaxis(quaternion / np.linalg.norm(quaternion, axis=-1, keepdims=True), -1, 0)
     first = (1 - 2 * (y * y + z * z), 2 * (x * y + w * z), 2 * (x * z - w * y))
@@ -93,7 +93,7 @@ def factors(env: gym.Env) -> list[Factor]:
     A world may define `signal_kinds`: a `Factor.kind` or "unseen" for each number; by default all are scalar.
 
     Raises:
-        NoGroundTruth: it has none, as those of ``env=gym``.
+        NoGroundTruth: the environment has none, as with ``env=gym``.
     """
     if not env.unwrapped.signal_names:
         raise NoGroundTruth("This environment has no ground truth of its signal: no factor can be probed.")

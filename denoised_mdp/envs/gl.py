@@ -1,4 +1,4 @@
-"""The OpenGL backend of MuJoCo: its choice, one clear line when it cannot start, and its shutdown at exit.
+"""MuJoCo's OpenGL backend: its choice, a one-line error if it cannot start, and its shutdown at exit.
 
 Importing this module chooses the backend. This must happen before the first ``import mujoco``.
 """
@@ -24,7 +24,7 @@ INSTALL_HINT = (
 
 
 def _has_display() -> bool:
-    """Whether DISPLAY names an X server that answers; a set variable alone is not enough."""
+    """Whether DISPLAY names an X server that answers; the variable alone is not enough."""
     if not os.environ.get("DISPLAY"):
         return False
     try:
@@ -39,7 +39,7 @@ def _has_display() -> bool:
 
 
 def _has_egl_device() -> bool:
-    """Whether EGL is installed and offers a device, asked without creating a context."""
+    """Whether EGL is installed and offers a device; creates no context."""
     try:
         egl = ctypes.CDLL("libEGL.so.1")
         egl.eglGetProcAddress.restype = ctypes.c_void_p
@@ -67,10 +67,10 @@ def choose_backend() -> str | None:
     """Return the GL backend to use on Linux and set ``MUJOCO_GL`` to it; None elsewhere.
 
     A user's ``MUJOCO_GL`` is kept, in the lower case that dm_control requires.
-    Otherwise: GLFW where there is a display, then EGL, then OSMesa.
+    Otherwise: GLFW if there is a display, then EGL, then OSMesa.
 
     Raises:
-        UserError: the user's value is not a backend, or none can be used.
+        UserError: the user's value is not a backend, or no backend can be used.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -92,15 +92,15 @@ BACKEND = choose_backend()
 
 @contextlib.contextmanager
 def gl_errors():
-    """Turn any error of the block, which loads or starts the GL backend, into one UserError."""
+    """Turn any error in the block, which loads or starts the GL backend, into one UserError."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="glfw")  # it warns of the same things
+            warnings.filterwarnings("ignore", module="glfw")  # its warnings repeat the error
             yield
     except UserError:
         raise
     except Exception as error:
-        # All kinds of errors: of a backend, which may have no message, and of a package that does not fit to others.
+        # Errors of all kinds: from a backend, perhaps without a message, and from packages of incompatible versions.
         found = ": ".join(filter(None, (type(error).__name__, one_line(error, 200))))
         reason = f"The {BACKEND or 'default'} renderer cannot start ({found})."
         raise UserError(f"{reason} {INSTALL_HINT}") from error
@@ -111,12 +111,12 @@ with gl_errors():  # only after the backend is chosen, because this loads it
 
 _started_in: int | None = None  # the process in which the first GL context was made
 _inherited: list = []
-_idle = threading.local()  # its `contexts` are those of closed renderers of this thread, in which they may be current
-_KEPT = 4  # contexts of a thread
+_idle = threading.local()  # `contexts`: left by this thread's closed renderers; one may still be current in it
+_KEPT = 4  # idle contexts per thread
 
 
 def check_process() -> None:
-    """Raise UserError in a process that was forked after OpenGL started: without its threads, it would hang."""
+    """Raise UserError in a process that was forked after OpenGL started: it lacks OpenGL's threads and would hang."""
     if _started_in not in (None, os.getpid()):
         raise UserError(
             "This process was forked after a frame was drawn, and OpenGL does not survive a fork: start processes"
@@ -125,7 +125,7 @@ def check_process() -> None:
 
 
 def keep_inherited(*objects) -> bool:
-    """Whether this is a forked process. GL `objects` then belong to the parent and are kept: freeing them hangs."""
+    """Return whether this is a forked process. If so, keep the parent's GL `objects` alive: freeing them hangs."""
     if _started_in in (None, os.getpid()):
         return False
     _inherited.append(objects)
@@ -135,10 +135,10 @@ def keep_inherited(*objects) -> bool:
 def current_gl_context(width: int, height: int):
     """Make a GL context of the chosen backend current, even if mujoco was first imported with another.
 
-    It is that of a closed renderer of this thread, if there is one (see `keep_gl_context`), or a new one.
+    It is reused from a closed renderer of this thread if there is one (see `keep_gl_context`), else new.
 
     Raises:
-        UserError: see `check_process`; other errors are the backend's, see `gl_errors`.
+        UserError: see `check_process`; other errors come from the backend, see `gl_errors`.
     """
     global _started_in
     check_process()
@@ -148,15 +148,15 @@ def current_gl_context(width: int, height: int):
     gl = idle.pop() if idle else module.GLContext(width, height)
     gl.make_current()
     if BACKEND == "glfw" and not importlib.import_module("glfw").get_current_context():
-        raise RuntimeError("GLFW has no window")  # it continues without, and MuJoCo then ends the process
+        raise RuntimeError("GLFW has no window")  # GLFW continues without one, and MuJoCo then ends the process
     return gl
 
 
 def keep_gl_context(gl) -> None:
-    """Keep the context of a closed renderer, of which nothing is left in it, for the next renderer.
+    """Keep the context of a closed renderer, which has freed its objects, for the next renderer.
 
-    A new one would compile the shaders of its driver again, which takes longer than all else that a renderer needs.
-    Its size does not matter: MuJoCo draws into a buffer of its own.
+    In a new context the driver compiles its shaders again, which takes longer than all other set-up of a renderer.
+    The context's size does not matter: MuJoCo draws into its own buffer.
     """
     idle = vars(_idle).setdefault("contexts", [])
     idle.append(gl)
@@ -168,16 +168,16 @@ _open_renderers: weakref.WeakSet = weakref.WeakSet()
 
 
 def close_at_exit(renderer) -> None:
-    """Remember to close `renderer` (a `Renderer`) at exit, before the backend's own exit handler ends its display."""
+    """Register `renderer` (a `Renderer`) to be closed at exit, before the backend's exit handler ends its display."""
     if not _open_renderers:
         close_first_at_exit()
     _open_renderers.add(renderer)
 
 
 def close_first_at_exit() -> None:
-    """Close renderers before all that was registered until now runs; to repeat after an import that registers more.
+    """Close renderers before all exit handlers registered so far; call again after an import that registers more.
 
-    Handlers run last in, first out. A backend registers its own with its first context, dm_control with its import.
+    Handlers run last in, first out. A backend registers its own with its first context, dm_control when imported.
     """
     atexit.unregister(_close_all)
     atexit.register(_close_all)

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment that shows a picture, as a world of this package: suite "gym"."""
+"""Suite "gym": any Gymnasium environment that shows a picture, as a world of this package."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ NOTHING = np.zeros(0, np.float32)
 
 
 class GymWorld(World, gym.utils.EzPickle):
-    """A Gymnasium environment without ground truth: no names of signal or noise.
+    """A Gymnasium environment as a world without ground truth: it names no signal and no noise.
 
-    The picture is the observation if that is one (uint8 [H, W, 1 or 3]), else what `render()` returns. It is resized to
-    a square. Every episode has a seed of its own. A state is that seed with the actions since: to restore it, the
-    episode is played and drawn again (a camera may lag behind), and `CannotRestore` raised if it then looks different.
-    What an environment carries from one episode to the next is not in a state, nor seen before it shows: such an
-    environment does not resume exactly (`denoised-mdp doctor` tests it).
+    The picture is the observation if that is one (uint8 [H, W] or [H, W, 1 or 3]), else what `render()` returns. It is
+    resized to a square. Every episode has its own seed. A state is that seed and the actions since. To restore it, the
+    episode is replayed and redrawn (a camera may lag behind); `CannotRestore` is raised if it then looks different.
+    A state does not hold what an environment carries over between episodes, and a replay detects it only if it shows.
+    Such an environment does not resume exactly (`denoised-mdp doctor` tests for it).
 
     Args:
-        env: a Gymnasium id, ``"package.module:function"`` that returns an environment, or an environment.
+        env: an environment, its Gymnasium id, or the path of a function that returns it, ``"package.module:function"``.
         size: height and width of a frame in pixels.
         episode_steps: steps after which an episode is truncated; the environment may end it earlier.
 
     Raises:
-        UserError: there is no such environment; or it has no picture, or actions that are neither numbers in a row nor
-            one of several choices.
+        UserError: there is no such environment, it has no picture, or its actions are neither a row of numbers nor one
+            of several choices.
     """
 
     signal_names = ()
@@ -58,7 +58,7 @@ class GymWorld(World, gym.utils.EzPickle):
             self.action_space = gym.spaces.Discrete(space.n)
 
     def _open(self) -> None:
-        """Make the environment, unless it is there."""
+        """Make the environment unless it is open."""
         if self._env is not None:
             return
         name = self._source if isinstance(self._source, str) else type(self._source.unwrapped).__name__
@@ -75,7 +75,7 @@ class GymWorld(World, gym.utils.EzPickle):
         self._env, self._name = env, name
 
     def _check(self, name: str, env: gym.Env) -> None:
-        """Refuse an environment whose actions or pictures do not fit, and remember where pictures come from."""
+        """Refuse an environment with unsupported actions or pictures, and remember where pictures come from."""
         _check_actions(name, env.action_space)
         self._observes = _is_picture(env.observation_space)
         if not self._observes and env.render_mode != "rgb_array":
@@ -85,7 +85,7 @@ class GymWorld(World, gym.utils.EzPickle):
             )
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
-        """Start an episode; without `seed`, the next one of the stream."""
+        """Start an episode; without `seed`, its seed is the next of the random stream."""
         super().reset(seed=seed)
         if seed is not None or self._rng is None:
             self._rng = generator(seed, "physics")
@@ -98,12 +98,12 @@ class GymWorld(World, gym.utils.EzPickle):
         self._note(self._env.reset(seed=seed)[0], 0.0)
 
     def step(self, action: np.ndarray | int):
-        """Apply `action` [A] in [-1, 1], which stands for the whole range of the environment's, or a choice from 0."""
+        """Apply `action` [A] in [-1, 1], rescaled to the environment's range, or the index of a choice, from 0."""
         if isinstance(self.action_space, gym.spaces.Box):
             given = action = np.asarray(action, np.float32)
         else:
             space = self._env.action_space
-            given = space.dtype.type(space.start + int(action))  # of a restored state, it is an int64
+            given = space.dtype.type(space.start + int(action))  # `action` is an int64 in a restored state
         observation, reward, terminated, truncated, _ = self._env.step(given)
         self._actions.append(action)
         reward, terminated = _number(self._name, reward), bool(terminated)
@@ -114,16 +114,16 @@ class GymWorld(World, gym.utils.EzPickle):
         return NOTHING, reward, terminated, truncated, {}
 
     def _note(self, observation: Any, reward: float) -> None:
-        """Remember a picture that was observed, and a checksum of everything that was seen in this episode."""
+        """Keep an observed picture, and update the checksum of everything seen in this episode."""
         self._frame, self._picture = None, observation if self._observes else None
         try:
             flat = np.ascontiguousarray(gym.spaces.flatten(self._env.observation_space, observation)).tobytes()
-        except Exception:  # whatever a space says to what has no fixed size, or is not of that space
+        except Exception:  # spaces raise various errors for what has no fixed size or lies outside them
             flat = b""
         self._seen = zlib.crc32(flat + np.float64(reward).tobytes(), self._seen)
 
     def signal(self) -> np.ndarray:
-        """Return nothing, float32 [0]: the true state is not known."""
+        """Return an empty array, float32 [0]: the true state is unknown."""
         return NOTHING
 
     def frame(self) -> np.ndarray:
@@ -144,17 +144,17 @@ class GymWorld(World, gym.utils.EzPickle):
             raise UserError(f"{self._name}: render() gives {picture.dtype} {list(picture.shape)}, not uint8 [H, W, 3].")
         image = Image.fromarray(picture.reshape(picture.shape[:2]) if picture.shape[2:] == (1,) else picture)
         if image.size != (self.size, self.size):
-            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)  # averages where it shrinks
+            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)  # averages when it shrinks
         return np.array(image.convert("RGB"))
 
     def close(self) -> None:
-        """Close the environment; a reset opens it again, made anew if it has a name."""
+        """Close the environment. A reset opens it again; one given by name is made anew."""
         if self._env is not None:
             self._env.close()
             self._env = None
 
     def get_state(self) -> dict:
-        """Return the episode's seed, its actions so far, and before which of them it was drawn."""
+        """Return the generator, the episode's seed, its actions so far, which steps were drawn, and the checksum."""
         space = self.action_space
         actions = np.array(self._actions, space.dtype).reshape(-1, *space.shape)
         random = generator_state(self._rng)
@@ -162,13 +162,13 @@ class GymWorld(World, gym.utils.EzPickle):
         return {"rng": random, "seed": self._seed, "actions": actions, "draws": draws, "seen": self._seen}
 
     def set_state(self, state: dict) -> None:
-        """Play the episode again, up to where `get_state` was taken.
+        """Replay the episode up to the point where `get_state` was called.
 
         Raises:
             CannotRestore: the same seed and actions did not give the same observations, rewards and pictures.
         """
         self._rng = restore_generator(state["rng"])
-        if self._env is not None and self._is_at(state):  # as in paired worlds, which set it before every step
+        if self._env is not None and self._is_at(state):  # as in paired worlds, which set a state before every step
             return
         self._begin(state["seed"])
         draws, ended = set(state["draws"].tolist()), False
@@ -183,18 +183,18 @@ class GymWorld(World, gym.utils.EzPickle):
             raise CannotRestore(f"{self._name} does not repeat an episode from its seed and actions")
 
     def _is_at(self, state: dict) -> bool:
-        """Whether the present episode has had the same seed and actions, and has looked the same."""
+        """Whether the current episode has the state's seed and actions, and has looked the same."""
         own = self.get_state()
         return all(np.array_equal(own[name], state[name]) for name in ("seed", "actions", "draws", "seen"))
 
 
 def _within(space: gym.spaces.Box, action: np.ndarray) -> np.ndarray:
-    """The action in the space's own type and limits, outside of which the last bit of a rescaled one can lie."""
+    """Clip an action to the space's limits, which rescaling can exceed in the last bit, and cast it to its type."""
     return np.clip(action, space.low, space.high).astype(space.dtype)
 
 
 def _number(name: str, reward: Any) -> float:
-    """A reward, perhaps as an array of one number."""
+    """Return a reward as a float; it may be an array of one number."""
     try:
         return float(np.asarray(reward).item())
     except (TypeError, ValueError):
@@ -208,7 +208,7 @@ def _is_picture(space: gym.Space) -> bool:
 
 
 def _check_actions(name: str, space: gym.Space) -> None:
-    """Raise UserError unless these are numbers in a row, each between two limits, or one of several choices."""
+    """Raise UserError unless actions are a row of numbers with finite limits, or one of several choices."""
     if isinstance(space, gym.spaces.Discrete):
         return
     if not isinstance(space, gym.spaces.Box):

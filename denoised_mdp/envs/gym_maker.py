@@ -1,4 +1,4 @@
-"""Gymnasium environments by their id or by the path of a function: how they are found and made."""
+"""Find and make Gymnasium environments by id or by the path of a function."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ VARIABLE = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 def make_gym(task: str, size: int) -> gym.Env:
-    """Make the environment of an id or a path, drawing pictures where it can."""
-    with contextlib.suppress(UserError):  # of a machine without OpenGL, which not every environment needs
-        import_module("denoised_mdp.envs.gl")  # chooses MuJoCo's, before somebody imports mujoco
+    """Make the environment of an id or a path, with ``render_mode="rgb_array"`` if it accepts that."""
+    with contextlib.suppress(UserError):  # raised on a machine without OpenGL, which not every environment needs
+        import_module("denoised_mdp.envs.gl")  # chooses MuJoCo's backend before anything imports mujoco
     spec, create = find_gym(task)
     known = ("render_mode", *(() if spec is None else spec.kwargs))
     required = [one for one in _parameters(create) if one.default is one.empty and one.kind not in VARIABLE]
@@ -33,7 +33,7 @@ def make_gym(task: str, size: int) -> gym.Env:
     options: dict[str, Any] = {}
     if _accepts(create, "render_mode"):
         options["render_mode"] = "rgb_array"
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame's: else it looks for a display, which may be missing
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame looks for a display, which may be missing
     of_mujoco = spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco")
     if of_mujoco:
         options |= {"width": size, "height": size}  # else it draws 480 x 480
@@ -49,7 +49,7 @@ def make_gym(task: str, size: int) -> gym.Env:
 
 @contextlib.contextmanager
 def _quiet():
-    """Silence MuJoCo's warnings of deprecated attributes in Gymnasium's own model files."""
+    """Silence MuJoCo's warnings about deprecated attributes in Gymnasium's own model files."""
     import mujoco
 
     handler = mujoco.get_mju_user_warning()
@@ -61,7 +61,7 @@ def _quiet():
 
 
 def check_id(task: str) -> int | None:
-    """Return after how many steps the environment of an id ends its episodes, None if it does not say.
+    """Return the registered step limit of an environment's episodes, None if there is none.
 
     Raises:
         UserError: there is no such environment.
@@ -71,7 +71,7 @@ def check_id(task: str) -> int | None:
 
 
 def find_gym(task: str) -> tuple[gym.envs.registration.EnvSpec | None, Callable[..., gym.Env]]:
-    """The specification of an id, None for the path of a function; and what makes the environment."""
+    """Return the specification of an id (None for a function's path) and the callable that makes the environment."""
     if not isinstance(task, str) or not task:
         raise UserError("Name an environment: env.id=HalfCheetah-v5, or env.id=package.module:function.")
     module, colon, name = task.rpartition(":")
@@ -99,7 +99,7 @@ def find_gym(task: str) -> tuple[gym.envs.registration.EnvSpec | None, Callable[
 
 
 def _parameters(function: Callable) -> list[inspect.Parameter]:
-    """Of a function or class; none where Python cannot tell, as of some that are written in C."""
+    """Return the parameters of a function or class; none if Python cannot tell, as for some written in C."""
     try:
         return [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):

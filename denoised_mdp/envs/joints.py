@@ -1,4 +1,4 @@
-"""What a camera can tell about each joint of a model."""
+"""What a camera shows of each joint of a model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import mujoco  # isort: skip
 
 
 def joint_kinds(model: mujoco.MjModel, camera: int | str) -> tuple[str, ...]:
-    """Return a kind for every number of ``qpos``, then of ``qvel``, as a camera sees them.
+    """Return the kind of every number of ``qpos``, then of ``qvel``, as a camera sees them.
 
-    A hinge without limits is an angle; how a plain ball is turned is unseen. A camera that follows a body does
-    not show where the body is, only its pose: horizontal positions of the root are unseen, and so are those of other
-    free bodies, of which it shows at most how far from the first they are. Heights count as seen, as they are where
-    there is a floor.
+    A hinge without limits is an angle; the rotation of a plain ball is unseen. A camera that follows a body shows its
+    pose but not where it is, so horizontal positions of the root are unseen. So are those of other free bodies, which
+    the camera shows at most relative to the first. Heights count as seen, which is true if there is a floor.
     """
     followed = _followed_roots(model, camera)
     kinds, velocities = [], ["scalar"] * model.nv
@@ -32,26 +31,26 @@ def joint_kinds(model: mujoco.MjModel, camera: int | str) -> tuple[str, ...]:
                 kinds += ["unseen", "unseen", "scalar"] if hidden else ["scalar"] * 3
             kinds += ["unseen" if plain else "quaternion"] * 4
         if plain:
-            for turn in _velocities_of(model, index)[-3:]:  # a free joint's first three are those of its place
+            for turn in _velocities_of(model, index)[-3:]:  # a free joint's first three are linear
                 velocities[turn] = "unseen"
     return (*kinds, *velocities)
 
 
 def hides_place(model: mujoco.MjModel, camera: int | str) -> bool:
-    """Whether the camera travels with a body, so that a picture does not show where both are."""
+    """Whether the camera travels with a body, so that a picture does not show where either is."""
     followed = _followed_roots(model, camera)
     return any(_travels(model, index, followed) for index in range(model.njnt))
 
 
 def _travels(model: mujoco.MjModel, joint: int, followed: Collection[int]) -> bool:
-    """Whether a joint moves horizontally a root that the camera follows, or, if it follows any, another free body."""
+    """Whether a joint slides a followed root horizontally, or is any free joint while the camera follows a body."""
     kind, horizontal = mujoco.mjtJoint(model.jnt_type[joint]), abs(model.jnt_axis[joint][2]) < 0.5
     slides = kind == mujoco.mjtJoint.mjJNT_SLIDE and horizontal and model.jnt_bodyid[joint] in followed
     return slides or (kind == mujoco.mjtJoint.mjJNT_FREE and len(followed) > 0)
 
 
 def _turns_plain_ball(model: mujoco.MjModel, joint: int) -> bool:
-    """Whether all that a joint turns is one sphere without a texture, about its centre."""
+    """Whether a joint turns nothing but one untextured sphere about its centre."""
     if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE:
         return False
     body = model.jnt_bodyid[joint]
@@ -65,13 +64,13 @@ def _turns_plain_ball(model: mujoco.MjModel, joint: int) -> bool:
 
 
 def _velocities_of(model: mujoco.MjModel, joint: int) -> range:
-    """Which numbers of ``qvel`` are those of a joint."""
+    """Return the indices of a joint in ``qvel``."""
     addresses = [*model.jnt_dofadr, model.nv]
     return range(addresses[joint], addresses[joint + 1])
 
 
 def coordinate_names(model: mujoco.MjModel) -> tuple[str, ...]:
-    """Name every number of ``qpos``, then of ``qvel``: qpos/JOINT; qpos/JOINT/N of a joint with several."""
+    """Name every number of ``qpos``, then of ``qvel``: qpos/JOINT, or qpos/JOINT/N if a joint has several."""
     positions, velocities = [], []
     for index in range(model.njnt):
         name, kind = model.joint(index).name, mujoco.mjtJoint(model.jnt_type[index])
@@ -91,10 +90,10 @@ class Joint:
     """One joint position, as a target of the joint probe.
 
     Attributes:
-        name: of the joint; a free joint has four: x, y, z and its rotation.
-        unit: "rad" or "m", in which errors are given.
+        name: the joint's name; a free joint gives four targets: x, y, z and rotation.
+        unit: "rad" or "m", the unit of errors.
         kind: "scalar", "angle" (radians; whole turns look alike) or "quaternion" (w, x, y, z).
-        columns: which numbers of a list of positions, at first those of ``qpos``.
+        columns: indices into a vector of positions, initially ``qpos``.
     """
 
     name: str
@@ -104,7 +103,7 @@ class Joint:
 
 
 def visible_joints(model: mujoco.MjModel, camera: int | str, names: Collection[str] | None = None) -> tuple[Joint, ...]:
-    """Return all joint positions that the camera can see, or those of the joints called `names`, in qpos's order."""
+    """Return all joint positions that the camera can see, or those of the joints in `names`, in the order of qpos."""
     kinds, found = joint_kinds(model, camera), []
     for index in range(model.njnt):
         name, address = model.joint(index).name, int(model.jnt_qposadr[index])
@@ -129,6 +128,6 @@ def _followed_roots(model: mujoco.MjModel, camera: int | str) -> set[int]:
     if number < 0 or model.cam_mode[number] in (kinds.mjCAMLIGHT_TARGETBODY, kinds.mjCAMLIGHT_TARGETBODYCOM):
         return set()
     body = int(model.cam_bodyid[number])
-    if body == 0 and model.cam_mode[number] == kinds.mjCAMLIGHT_TRACKCOM:  # of all that moves
+    if body == 0 and model.cam_mode[number] == kinds.mjCAMLIGHT_TRACKCOM:  # it tracks all that moves
         return {int(model.body_rootid[moved]) for moved in model.jnt_bodyid}
     return {int(model.body_rootid[body])} if body else set()

@@ -1,4 +1,4 @@
-"""What can be asked for: distractors and their options; see `suites` for tasks. Cheap to import."""
+"""The available distractors and their options; see `suites` for tasks. Cheap to import."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ DISTRACTORS: Registry[type[Distractor]] = Registry("distractor", {kind.name: kin
 
 
 def register_distractor(kind: type[Distractor]) -> type[Distractor]:
-    """Make a distractor known by its name; it is applied outside of those known before. Usable as a decorator.
+    """Register a distractor under its name; it wraps those registered before. Usable as a decorator.
 
     Raises:
-        UserError: another distractor has the name, or its `Options` cannot be options.
+        UserError: the name is taken or not allowed, or its `Options` are not valid options.
     """
     check_options(getattr(kind, "Options", None), f"distractor {kind.name!r}")
     DISTRACTORS.register(kind.name, kind)
@@ -43,12 +43,12 @@ def register_distractor(kind: type[Distractor]) -> type[Distractor]:
 
 
 def named_distractors(distractors: Mapping[str, Mapping | None] | Iterable[str] | None) -> dict[str, dict[str, Any]]:
-    """Return name -> options of distractors chosen in any way: by such a mapping, or by names, in a list or as "a,b".
+    """Return name -> options of distractors given in any form: such a mapping, a list of names, or "a,b".
 
     Neither names nor values are checked, see `check_distractors`.
 
     Raises:
-        UserError: something else, or options that are no mapping.
+        UserError: another form, or options that are not a mapping.
     """
     if isinstance(distractors, str):
         distractors = [name.strip() for name in distractors.split(",") if name.strip() not in ("", "none")]
@@ -69,7 +69,7 @@ def named_distractors(distractors: Mapping[str, Mapping | None] | Iterable[str] 
 def fitting_distractors(suite: str = "dmc", task: str | None = None) -> tuple[str, ...]:
     """Return the names of all distractors that fit a suite, or one of its tasks, in the order of application.
 
-    All of them together can be asked for; without video_background, noisy_sensor cannot.
+    All of them can be combined; noisy_sensor requires video_background.
     """
     wanted = find_suite(suite)
     if task in wanted.undistracted:

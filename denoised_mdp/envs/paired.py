@@ -1,15 +1,15 @@
-"""Paired worlds: the same physics under other distractors, to measure what a representation ignores.
+"""Paired worlds: the same physics under different distractors, to measure what a representation ignores.
 
 A mapping describes a variant of an environment; all keys are optional:
 
 =================  ==================================================================================================
-``distractors``    the whole set, as for `make_env`, instead of the environment's own; ``{}``: none
+``distractors``    the whole set, as for `make_env`, replacing the environment's own; ``{}``: none
 ``without``        names of distractors to leave out
-``change``         name -> options to replace; a missing distractor is added. One whose ``dynamic`` differs begins an
-                   episode like the original's and then goes its own way
+``change``         name -> options to replace; a missing distractor is added. One whose ``dynamic`` differs starts an
+                   episode like the original's and then diverges from it
 ``clips``          where background clips come from; ``split``: train, test or all; ``clips_seed``: their order
-``seed``           seed of the distractors' noise; left out, what the variant shares with the environment does the same
-                   in both: without ``camera_jitter`` the background still shows the very same frame
+``seed``           seed of the distractors' noise; if omitted, the distractors that the variant shares with the
+                   environment behave identically: without ``camera_jitter`` the background shows the same frame
 =================  ==================================================================================================
 
 >>> env = make_env("cheetah_run", distractors={"video_background": {}, "camera_jitter": {}})
@@ -61,7 +61,7 @@ def make_variant(env: gym.Env, variant: Mapping) -> gym.Env:
     It is independent of `env` and has not been reset; close it when done.
 
     Raises:
-        UserError: an unknown key, distractor or option, or an environment that is not of this package.
+        UserError: an unknown key, distractor or option, or an environment from outside this package.
     """
     if not isinstance(variant, Mapping):
         raise UserError(f"A variant is a mapping such as {{'without': ['camera_jitter']}}, not {variant!r}.")
@@ -87,12 +87,12 @@ class PairedWorlds:
     """One environment and variants of it that share its physics bit for bit.
 
     The environment may be used on its own in between, for instance by an agent: `frames` and `step` bring
-    the variants to its state, also mid-episode. Beyond its own `reset` and `step`, nothing here advances its
+    the variants to its state, even mid-episode. Apart from its own `reset` and `step`, nothing here advances its
     noise or its generators.
 
     Args:
         env: an environment of `make_env` or `gymnasium.make`.
-        variants: name -> variant, see this module; "original" is taken by `env` itself.
+        variants: name -> variant, see this module; the name "original" is reserved for `env`.
 
     Raises:
         UserError: see `make_variant`.
@@ -107,7 +107,7 @@ class PairedWorlds:
         self.worlds: dict[str, gym.Env] = {}
         self._seeds: dict[str, int | None] = {}
         self._fresh: set[str] = set()  # variants whose noise has not been started
-        self._begun = -1  # `PixelEnv.begun` of the original, when its noise was last given to all variants
+        self._begun = -1  # `PixelEnv.begun` of the original when its noise was last copied to all variants
         try:
             for name, variant in variants.items():
                 self.worlds[name] = make_variant(env, variant)
@@ -131,10 +131,10 @@ class PairedWorlds:
     def step(self, action: np.ndarray) -> dict[str, tuple]:
         """Apply `action` [A] in all worlds; returns name -> (observation, reward, terminated, truncated, info).
 
-        Rewards differ where a distractor changes the reward (noisy_sensor), physics never.
+        Rewards differ if a distractor changes the reward (noisy_sensor). The physics never differs.
 
         Raises:
-            UserError: an environment of Gymnasium that does not repeat itself; so in all methods of this class.
+            UserError: a Gymnasium environment does not replay its episode exactly; also from the other methods.
         """
         self._synchronize()
         results = {name: world.step(action) for name, world in [(ORIGINAL, self.env), *self.worlds.items()]}
@@ -150,7 +150,7 @@ class PairedWorlds:
         return {name: world.render() for name, world in [(ORIGINAL, self.env), *self.worlds.items()]}
 
     def noises(self) -> dict[str, dict[str, float]]:
-        """Return what every distractor of every world does now: name -> factor -> value."""
+        """Return the current noise of every world: name -> factor -> value."""
         self._synchronize()
         worlds = [(ORIGINAL, self.env.unwrapped), *self.worlds.items()]
         return {
@@ -169,16 +169,16 @@ class PairedWorlds:
         self.close()
 
     def _start(self, name: str, seed: int | None, options: Mapping | None = None) -> None:
-        """Start a variant's noise from its own seed, or that of the reset; physics are copied afterwards."""
+        """Start a variant's noise from its own seed or else that of the reset; the physics is copied afterwards."""
         own, seed = self._seeds[name], 0 if seed is None else seed
         noise = own if own is not None else (options or {}).get("distractor_seed", seed)
         self.worlds[name].reset(seed=seed, options={"distractor_seed": noise})
         self._fresh.discard(name)
 
     def _synchronize(self) -> None:
-        """Give the variants the environment's physics and, where they have no seed of their own, its noise.
+        """Copy the environment's physics to the variants and, unless they have their own seed, its noise.
 
-        Within an episode, a distractor that moves in one of both worlds alone keeps its own noise.
+        Within an episode, a distractor that moves in only one of the two worlds keeps its own noise.
         """
         self.env.unwrapped.check_started("a paired world")
         source = self.env.unwrapped.world
@@ -197,7 +197,7 @@ class PairedWorlds:
                 raise UserError(f"{error}: it cannot be paired.") from error
             variant.unwrapped.begin_here()
             if self._seeds[name] is None:
-                if hasattr(own, "copy_noise"):  # a world that makes noise of its own
+                if hasattr(own, "copy_noise"):  # a world with noise of its own
                     own.copy_noise(core)
                 for kind, distractor in distractors_of(world).items():
                     if kind in originals and (begins or _moves(distractor) == _moves(originals[kind])):
@@ -205,7 +205,7 @@ class PairedWorlds:
 
 
 def render_paired(env: gym.Env, variants: Mapping[str, Mapping]) -> dict[str, np.ndarray]:
-    """Draw the current state of `env` under other distractors: name -> uint8 [H, W, 3], "original" included.
+    """Draw the current state of `env` under different distractors: name -> uint8 [H, W, 3], "original" included.
 
     Creates and closes an environment per variant; use `PairedWorlds` to draw more than one state.
     """

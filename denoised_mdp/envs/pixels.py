@@ -25,7 +25,7 @@ class ActionRepeat(gym.Wrapper, gym.utils.EzPickle):
     def step(self, action):
         """Step the wrapped environment up to `repeat` times; the reward is the raw sum."""
         total = 0.0
-        for _ in range(self.repeat):  # a copy each: what a world does to its action must not add up
+        for _ in range(self.repeat):  # copied, so that a world's changes to its action do not add up
             observation, reward, terminated, truncated, info = self.env.step(copy.copy(action))
             total += reward
             if terminated or truncated:
@@ -36,16 +36,16 @@ class ActionRepeat(gym.Wrapper, gym.utils.EzPickle):
 class PixelEnv(gym.Env, gym.utils.EzPickle):
     """The Gymnasium environment: observations are frames, drawn once per action.
 
-    Observations are uint8 [H, W, 3], with `foreground` [H, W, 6]: the same picture on black follows.
-    ``info["signal"]`` (float32 [S], names in `signal_names`) is the ground truth that the agent controls;
-    ``info["noise"]`` (float32 [N], names in `noise_names`) is what every distractor does in this frame. It is not a
+    Observations are uint8 [H, W, 3], or with `foreground` [H, W, 6]: the same picture on black is appended.
+    ``info["signal"]`` (float32 [S], names in `signal_names`) is the task's true state. ``info["noise"]`` (float32 [N],
+    names in `noise_names`) is the state of all distractors in this frame. The class is not a
     `gymnasium.Wrapper`, so `unwrapped` and `spec` refer to this environment with all its distractors.
 
     Args:
-        world: an environment of this package in any number of distractors.
+        world: an environment of this package, wrapped in any number of distractors.
         action_repeat: inner steps per action.
         seed: seed of the first reset without one.
-        recipe: its arguments of `make_env`, from which `denoised_mdp.envs.paired` builds variants.
+        recipe: the arguments of `make_env`, from which `denoised_mdp.envs.paired` builds variants.
         foreground: see `make_env`.
     """
 
@@ -65,10 +65,10 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         self.action_repeat = action_repeat
         self._stepper = ActionRepeat(world, action_repeat)
         self._first_seed = seed
-        self._started = False  # by a reset or a state; closing ends it
+        self._started = False  # by a reset or a restored state; closing ends it
         self._actions = 0  # since then
-        self.begun = 0  # how often
-        self._most = -(-recipe["episode_steps"] // action_repeat) if recipe else None  # of an episode
+        self.begun = 0  # number of such starts
+        self._most = -(-recipe["episode_steps"] // action_repeat) if recipe else None  # per episode
         fps = world.metadata["render_fps"] / action_repeat
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
         self.signal_names: tuple[str, ...] = world.signal_names
@@ -85,13 +85,13 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         distractors alone.
 
         Raises:
-            ValueError: an option that does not exist, or of another type.
+            ValueError: an unknown option or an invalid value.
             UserError: the world breaks its contract, see `denoised_mdp.envs.world.World`; also from `step`.
         """
         _check_options(options)
         if seed is None:
             seed, self._first_seed = self._first_seed, None
-        seed = int(seed) if isinstance(seed, np.integer) else seed  # Gymnasium refuses these
+        seed = int(seed) if isinstance(seed, np.integer) else seed  # Gymnasium refuses NumPy integers
         super().reset(seed=seed)
         self._stepper.reset(seed=seed, options=options)
         self.begin_here()
@@ -105,11 +105,11 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
     def step(self, action: np.ndarray):
         """Apply `action` for `action_repeat` inner steps and draw the frame after the last one.
 
-        action: numbers [A], clipped to [-1, 1]; of a Discrete space, the number of the choice or a one-hot row [A].
+        action: numbers [A], clipped to [-1, 1]; in a Discrete space, the index of the choice or a one-hot row [A].
 
         Raises:
             ValueError: the action has another shape, or is not finite.
-            gymnasium.error.ResetNeeded: before the first reset or after `close`, as of `render`, `info`, `get_state`.
+            gymnasium.error.ResetNeeded: before the first reset or after `close`; `render`, `info`, `get_state` too.
         """
         self.check_started("step")
         _, reward, terminated, truncated, _ = self._stepper.step(_checked_action(action, self.action_space))
@@ -122,9 +122,9 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         return self.observe(), reward, terminated, truncated, self.info()
 
     def observe(self) -> np.ndarray:
-        """What the camera shows now, uint8 [H, W, 3]; with `foreground`, that is in three more channels.
+        """Return what the camera shows now, uint8 [H, W, 3]; `foreground` appends three more channels.
 
-        A copy, as all that leaves this environment: a world may draw into one buffer again and again.
+        A copy, like everything that leaves this environment: a world may reuse one buffer for all frames.
         """
         frame = self.world.frame()
         if not _is_picture(frame, self.world.size):
@@ -133,7 +133,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         return np.concatenate([frame, self.world.foreground()], -1) if self.foreground else frame
 
     def _refuse_frame(self) -> None:
-        """Raise UserError that names the innermost layer, the world or a distractor, that draws no picture."""
+        """Raise UserError that names the innermost layer, the world or a distractor, whose frame is invalid."""
         layers = [self.world]
         while isinstance(layers[-1], gym.Wrapper):
             layers.append(layers[-1].env)
@@ -160,7 +160,7 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
 
     @property
     def quadrants(self) -> dict[str, str]:
-        """The kind of information of every name of signal and noise, see `denoised_mdp.envs.quadrants`."""
+        """The kind of information of every signal and noise name, see `denoised_mdp.envs.quadrants`."""
         return quadrants_of(self)
 
     def get_state(self) -> dict:
@@ -169,15 +169,15 @@ class PixelEnv(gym.Env, gym.utils.EzPickle):
         return self.world.get_state()
 
     def set_state(self, state: dict) -> None:
-        """Continue exactly where `get_state` was taken, in this environment or an equal one."""
+        """Restore exactly a state that `get_state` returned in this environment or an equal one."""
         self._first_seed = None
         try:
             self.world.set_state(state)
-        finally:  # where it cannot be, the world is in some other state, which can be saved
+        finally:  # even if that fails, the world has some state, which can be saved
             self.begin_here()
 
     def begin_here(self) -> None:
-        """Count actions from the world's present state, whoever brought it there."""
+        """Count actions from the world's current state, however it got there."""
         self._started, self._actions = True, 0
         self.begun += 1
 
@@ -192,10 +192,10 @@ def _is_picture(frame: Any, size: int) -> bool:
 
 
 def _checked_action(action: Any, space: gym.Space) -> np.ndarray | int:
-    """Return a checked copy of an action, so that worlds cannot change the caller's; of a one-hot row, its choice."""
+    """Return a checked copy of an action, so that worlds cannot change the caller's. A one-hot row gives its index."""
     try:
         array = np.array(action)
-    except (TypeError, ValueError):  # a list of unequal parts, a tensor that is not on the host
+    except (TypeError, ValueError):  # a ragged list, or a tensor that is not on the host
         array = np.array(None)
     if isinstance(space, gym.spaces.Discrete):
         return _checked_choice(action, array, int(space.n))
@@ -204,11 +204,11 @@ def _checked_action(action: Any, space: gym.Space) -> np.ndarray | int:
     if not numbers or not right or not np.isfinite(array).all():
         found = f"{array.dtype} {list(array.shape)}" if numbers and array.ndim and not right else repr(action)
         raise ValueError(f"action is {found}: give {list(shape)} finite numbers, from -1 to 1")
-    return np.clip(array, -1.0, 1.0)  # of floats: those of unsigned numbers would not hold -1
+    return np.clip(array, -1.0, 1.0)  # float bounds: an unsigned type cannot hold -1
 
 
 def _checked_choice(action: Any, array: np.ndarray, count: int) -> int:
-    """Return the number of a choice, given as it is or as a one-hot row; `array` is the action as one."""
+    """Return the index of a choice, given as such or as a one-hot row; `array` is the action as an array."""
     if array.shape == () and array.dtype.kind in "iu" and 0 <= array < count:
         return int(array)
     one_hot = array.shape == (count,) and array.dtype.kind in "iuf"
@@ -218,7 +218,7 @@ def _checked_choice(action: Any, array: np.ndarray, count: int) -> int:
 
 
 def _check_options(options: Any) -> None:
-    """Raise ValueError unless these are options of a reset."""
+    """Raise ValueError unless these are valid options of a reset."""
     if options is not None and not isinstance(options, Mapping):
         raise ValueError(f"options are {options!r}: give None or a dict, such as {{'distractor_seed': 1}}")
     for name, value in (options or {}).items():

@@ -1,8 +1,8 @@
 """Generated video clips with natural statistics: no download. They are not Kinetics.
 
 A clip is a dead-leaves scene: opaque shapes whose number falls with the cube of their size, each with its own
-tone and 1/f texture. They drift at different depths; nearer shapes are faster and occlude farther ones. The backdrop
-drifts the other way. Such scenes share the spectrum, edges and occlusions of natural images.
+tone and patch of 1/f texture. They drift at different depths: nearer shapes are faster and occlude farther ones. The
+backdrop drifts the other way. Such scenes share the spectrum, edges and occlusions of natural images.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def procedural_clip(index: int, split: str, size: int, color: bool) -> np.ndarra
     shifts = drift * time[:, None] * size
     clip = np.stack([backdrop + 0.12 * _window(texture, *shift, size)[..., None] for shift in shifts])
 
-    # A density ~ radius^-3, by inversion of its distribution function; the larger ones are nearer.
+    # Radii of density ~ radius^-3, by inverse transform sampling; larger shapes are nearer.
     shares = rng.uniform((SMALLEST / LARGEST) ** 2, 1, SHAPES)
     for radius in sorted(SMALLEST / np.sqrt(shares)):
         velocity = drift * (1 + 8 * radius) + rng.normal(0, 0.002, 2)
@@ -63,7 +63,7 @@ def _tone(rng: np.random.Generator) -> np.ndarray:
 
 
 def _window(texture: np.ndarray, x: float, y: float, size: int) -> np.ndarray:
-    """Return the square [size, size] of a seamless texture that begins at (x, y), bilinearly."""
+    """Return the square [size, size] of a seamless texture from (x, y) on, interpolated bilinearly."""
     window = texture
     for axis, start in ((0, y), (1, x)):
         whole = int(np.floor(start))
@@ -93,7 +93,7 @@ def _draw_shape(clip, rng, axis, centers, radius, angles, texture) -> None:
         u, v = np.abs(cos * dx + sin * dy) / stretch, np.abs(cos * dy - sin * dx)
         distance = np.maximum(u, v) if boxy else np.hypot(u, v)
         cover = np.minimum(np.maximum((radius - distance) * size + 0.5, 0), 1)[..., None]
-        # The texture moves along with its shape.
+        # The texture moves with its shape.
         own_rows = (corner[0] + np.rint(dy * size).astype(int)) % len(texture)
         own_columns = (corner[1] + np.rint(dx * size).astype(int)) % len(texture)
         patch = frame[rows, columns]

@@ -1,7 +1,7 @@
-"""Every number of ``info["signal"]`` and ``info["noise"]`` in one of the four kinds of information of the paper.
+"""Assign each number of ``info["signal"]`` and ``info["noise"]`` to one of the paper's four kinds of information.
 
-Wang et al. 2022, Figure 1 and Table D.1: whether the agent can control it, and whether the reward depends on it. The
-background, for instance, is irrelevant noise until a noisy sensor couples the reward to it.
+The kind says whether the agent can control the number and whether the reward depends on it (Wang et al. 2022, Figure 1
+and Table D.1). The background, for instance, is irrelevant noise until a noisy sensor couples the reward to it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from denoised_mdp.envs.factors import NOISE, QUADRANTS, RELEVANT_NOISE, SIGNAL
 def quadrants_of(env: gym.Env) -> dict[str, str]:
     """Return name -> key of `QUADRANTS` for all names of the signal, then of the noise.
 
-    A world without distractors states exceptions for numbers of its own in `quadrants`, pattern -> quadrant; otherwise
-    what the agent moves is controllable and relevant, and what distractors do is neither.
+    The innermost world lists exceptions for its own numbers in `quadrants`, pattern -> quadrant. By default the
+    signal is controllable and relevant, and the noise is neither.
     """
     env = env.unwrapped
     exceptions: Mapping[str, str] = getattr(env.world.unwrapped, "quadrants", {})
@@ -37,7 +37,7 @@ def quadrants_of(env: gym.Env) -> dict[str, str]:
 def quadrant_table(env: gym.Env) -> str:
     """Return `quadrants_of` as four cells of a row of a Markdown table, in the order of `QUADRANTS`.
 
-    Names are joined by what stands before their slash; where a group is divided, cells say how many of it they hold.
+    Names are grouped by the part before the slash. If a group is split, cells say how many of its names they hold.
     """
     counts: dict[str, dict[str, int]] = {quadrant: {} for quadrant in QUADRANTS}
     for name, quadrant in quadrants_of(env).items():

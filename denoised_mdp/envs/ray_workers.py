@@ -1,7 +1,7 @@
-"""Actors of Ray that serve environments to a pool, on this machine or on others; one that dies is replaced.
+"""Ray actors that serve environments to a pool, on this machine or on others; one that dies is replaced.
 
-What an environment does follows from its state and the commands since. So the pool's side keeps both in a `Journal`,
-and brings a new actor to where the lost one was: the run goes on as if nothing had happened, bit for bit.
+What an environment does follows from its state and the commands since. The pool's side keeps both in a `Journal` and
+brings a new actor to where the lost one was, so the run continues as if nothing had happened, bit for bit.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from denoised_mdp.envs.workers import ONE_THREAD, about, call, may_handle_signal
 from denoised_mdp.errors import UserError, warn_once
 
 MOST_ENTRIES = 500
-"""of a journal, before the environments' states replace them"""
+"""commands that a journal holds before the environments' states replace them"""
 MOST_DEATHS = 3
-"""actors that one command may cost"""
+"""actors that may die of one command"""
 REPLACEMENT_SECONDS = 300.0
 """seconds that a new actor may take to start and to catch up"""
 SLICE_SECONDS = 1.0
-"""seconds that a signal may wait while an answer of an actor is waited for"""
+"""seconds that a signal may be delayed while the pool waits for an actor's answer"""
 PATIENCE_SECONDS = 15.0
 """seconds after which a worker that waits for a free CPU says so"""
 REACH_SECONDS = 10.0
-"""seconds in which a cluster's address must accept a connection"""
+"""seconds within which a cluster's address must accept a connection"""
 
 
 class Journal:
-    """The shortest known way to the present state of some environments: commands, as `call` takes them."""
+    """The shortest known list of commands, as `call` takes them, that leads to the state of some environments."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, list]] = []
         self.checksums: list[int | None] = []
-        """of the reply to each entry; None: it replaces other commands"""
+        """of the reply to each entry; None for an entry that replaces other commands"""
 
     def note(self, command: str, arguments: list, replies: list) -> None:
-        """Add a command that was done. A state of all environments, or a seed for each, makes earlier ones obsolete."""
+        """Add a completed command. States or seeds for all environments make earlier commands obsolete."""
         if command == "get_state" and None not in replies:
             self.entries, self.checksums = [("set_state", replies)], [None]
             return
@@ -58,7 +58,7 @@ class Journal:
 
 
 def checksum(reply: Any, before: int = 0) -> int:
-    """Of a reply: arrays, numbers and texts in dicts, lists and tuples; equal replies have equal ones."""
+    """Return the CRC-32 of a reply (arrays, numbers and texts in dicts, lists and tuples), equal for equal replies."""
     if isinstance(reply, np.ndarray):
         return zlib.crc32(np.ascontiguousarray(reply).tobytes(), before)
     if isinstance(reply, dict):
@@ -78,13 +78,13 @@ class Host:
         self.make_environment, self.count, self.environments = make_environment, count, []
 
     def do(self, command: str, arguments: list) -> tuple[str, Any, int, list[str]]:
-        """A reply as of a `Worker`, the number of the environment that it was last busy with, and its warnings."""
+        """Return a reply like a `Worker`'s, the index of the environment that it last worked on, and the warnings."""
         with warnings.catch_warnings(record=True) as caught:
             reply = self._do(command, arguments)
         return *reply, [str(one.message) for one in caught]
 
     def _do(self, command: str, arguments: list) -> tuple[str, Any, int]:
-        """As `do`, without the warnings."""
+        """Do the same without the warnings."""
         index = 0
         try:
             if command == "make":
@@ -101,7 +101,7 @@ class Host:
 
 
 class RayWorker:
-    """An actor of Ray; see `Worker`. The cluster is the one that ``RAY_ADDRESS`` names, or one of this machine alone.
+    """A Ray actor; see `Worker`. The cluster is the one that ``RAY_ADDRESS`` names, or one on this machine alone.
 
     Raises:
         UserError: Ray is not installed, or there is no such cluster.
@@ -114,7 +114,7 @@ class RayWorker:
         self.send("make", [])
 
     def _begin(self) -> None:
-        """Start an actor, if possible on another node than its siblings."""
+        """Start an actor, if possible on a different node from its siblings."""
         actor = self._ray.remote(Host).options(num_cpus=1, scheduling_strategy="SPREAD")
         self._actor = actor.remote(*self._made)
 
@@ -124,7 +124,7 @@ class RayWorker:
         self._answer = self._actor.do.remote(command, arguments)
 
     def reply(self, timeout: float) -> tuple[str, Any]:
-        """See `Worker`; "dead" is one whose replacements died of the same command, or that cannot be replaced."""
+        """See `Worker`; "dead" means that replacements died of the same command, or that none is possible."""
         status, value = self._wait(timeout)
         for _ in range(MOST_DEATHS - 1):
             if status != "dead":
@@ -148,7 +148,7 @@ class RayWorker:
         return status, value
 
     def _get(self, deadline: float) -> tuple[str, Any, int, list[str]]:
-        """The answer. It is waited for in slices: until Ray returns, Python handles no signal."""
+        """Return the answer. Wait for it in slices, because Python handles no signal until Ray returns."""
         patience = time.monotonic() + PATIENCE_SECONDS
         while (left := deadline - time.monotonic()) > SLICE_SECONDS:
             with contextlib.suppress(self._ray.exceptions.GetTimeoutError):
@@ -160,14 +160,14 @@ class RayWorker:
         return self._ray.get(self._answer, timeout=max(0.0, left))
 
     def _cpus(self) -> tuple[float, str]:
-        """How many CPUs of the cluster are free, and a sentence about it."""
+        """Return how many of the cluster's CPUs are free, and a sentence about it."""
         free, cpus = (each.get("CPU", 0) for each in (self._ray.available_resources(), self._ray.cluster_resources()))
         return free, (
             f"Of the cluster's {cpus:g} CPUs {free:g} are free; every worker of collecting and evaluating needs one."
         )
 
     def _replace(self) -> tuple[str, Any]:
-        """Start another actor, bring it to where the lost one was, and ask again what that one did not answer."""
+        """Start another actor, bring it to where the lost one was, and repeat the command that got no answer."""
         pending, deadline = self._sent, time.monotonic() + REPLACEMENT_SECONDS
         self._begin()
         known = zip(self._journal.entries, self._journal.checksums, strict=True)
@@ -187,10 +187,10 @@ class RayWorker:
         return self._wait(max(0.0, deadline - time.monotonic()))
 
     def _shorten(self, timeout: float) -> None:
-        """Let the states of the environments replace a long journal."""
+        """Replace a long journal with the states of the environments."""
         self.send("get_state", [True] * self._made[1])
         status, value = self._wait(timeout)
-        if status == "done":  # else the next command finds out
+        if status == "done":  # else the next command reports the failure
             self._journal.note(*self._sent, value)
 
     def fate(self) -> str:
@@ -207,7 +207,7 @@ class RayWorker:
 
 
 def ray_module() -> Any:
-    """The module ``ray``.
+    """Return the module ``ray``.
 
     Raises:
         UserError: it is not installed.
@@ -221,7 +221,7 @@ def ray_module() -> Any:
 def check_reachable(address: str) -> None:
     """Raise UserError if ``host:port`` accepts no connection: Ray would try for a quarter of an hour.
 
-    Of other addresses, such as ``auto`` and ``ray://``, Ray says so at once.
+    For other addresses, such as ``auto`` and ``ray://``, Ray itself fails at once.
     """
     host, _, port = address.rpartition(":")
     if not host or "//" in address or not port.isdecimal():
@@ -233,7 +233,7 @@ def check_reachable(address: str) -> None:
 
 
 def _connected() -> Any:
-    """The module ``ray``, connected to a cluster. Signals stay ours: Ray would end the process at once."""
+    """Return the module ``ray``, connected to a cluster. Keep our signal handlers: Ray's end the process at once."""
     ray, address = ray_module(), os.environ.get("RAY_ADDRESS", "")
     if not ray.is_initialized():
         check_reachable(address)
@@ -241,7 +241,7 @@ def _connected() -> Any:
         ours = {number: signal.getsignal(number) for number in changed}
         try:
             ray.init(log_to_driver=False, include_dashboard=False)
-        except Exception as error:  # of a plain one, where its own processes do not start
+        except Exception as error:  # a plain Exception if Ray's own processes do not start
             cluster = f"no cluster at RAY_ADDRESS={address}" if address else "Ray does not start on this machine"
             raise UserError(f"train.workers=ray: {cluster} ({error}).") from error
         finally:

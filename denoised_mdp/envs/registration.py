@@ -1,8 +1,8 @@
-"""Gymnasium ids, one per task: ``denoised_mdp/walker_walk-v0``. Tasks of RoboDesk begin with its name.
+"""Gymnasium ids, one per task: ``denoised_mdp/walker_walk-v0``. RoboDesk tasks have the prefix ``robodesk_``.
 
 Distractors are a keyword: ``gymnasium.make("denoised_mdp/walker_walk-v0", distractors=["camera_jitter"])``. Gymnasium
-looks ids up in a table and asks nobody about those it does not find, so ids that name distractors would all have to
-stand there, 3,061 of them.
+looks ids up in a table and has no hook for unknown ones, so every id with distractors in its name would have to be
+registered: 3,061 of them.
 """
 
 from __future__ import annotations

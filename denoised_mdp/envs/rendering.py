@@ -1,4 +1,4 @@
-"""Headless rendering on mujoco's public API: render quality, and the exact matte."""
+"""Headless rendering with mujoco's public API: render quality and the exact matte."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUALITIES = ("fast", "faithful")
 
 
 class Renderer:
-    """Draws one camera of one model into uint8 frames.
+    """Draws the view of one camera of one model as uint8 frames.
 
     Scene and context are built once per environment, which makes a frame several times cheaper than in
     dm_control.
@@ -99,11 +99,11 @@ class Renderer:
         The view holds the foreground's part of each pixel: view + share * picture puts a picture behind it.
 
         Args:
-            matte: what counts as background. "matte": everything but bodies (sky, and planes and height
-                fields that are fixed to the world), exactly, from the depth buffer. "sky": the same with the
-                floor kept as foreground. "blue": pixels whose blue is strictly the largest channel;
+            matte: what counts as background. "matte": everything but bodies (the sky, and planes and height
+                fields fixed to the world), exactly, from the depth buffer. "sky": the same, but the
+                floor counts as foreground. "blue": pixels whose blue is strictly the largest channel;
                 "blue_ge": blue >= both others. The latter two are the rules of Wang et al. 2022. They
-                remove blue foreground on some tasks, and decide for whole pixels.
+                remove blue foreground in some tasks, and decide for whole pixels.
         """
         if matte in ("blue", "blue_ge"):
             frame = self.frame(data)
@@ -114,10 +114,10 @@ class Renderer:
             self._draw(data, skybox=False, floor=matte == "sky", depth=True)
             frame = self._rgb[::-1].copy()
             if self._context.offSamples:
-                # Depth has one value per pixel; colours are means over samples, and so is a white silhouette.
+                # Depth has one value per pixel. Colours are means over samples, and so is a white silhouette.
                 self._draw(data, skybox=False, floor=matte == "sky", silhouette=True)
                 return frame, 1 - self._rgb[::-1, :, 0] / np.float32(255)
-            background = self._depth[::-1] >= 1.0  # the far plane: nothing was drawn there, or what is translucent
+            background = self._depth[::-1] >= 1.0  # the far plane: nothing or something translucent was drawn there
         frame[background] = 0
         return frame, background
 
@@ -164,7 +164,7 @@ def check_view(model: mujoco.MjModel, camera: int | str, quality: str) -> None:
 
 
 def _fixed_camera(model: mujoco.MjModel, camera: int | str) -> mujoco.MjvCamera:
-    """Return the camera of an index or a name, or raise a UserError that lists the model's cameras."""
+    """Return the camera with this index or name, or raise a UserError that lists the model's cameras."""
     if not isinstance(camera, str | Integral) or isinstance(camera, bool):
         raise UserError(f"camera must be the number or the name of one, not {camera!r}.")
     index = model.camera(camera).id if isinstance(camera, str) and _has_camera(model, camera) else camera
@@ -185,7 +185,7 @@ def _has_camera(model: mujoco.MjModel, name: str) -> bool:
 
 @contextlib.contextmanager
 def _offscreen_settings(model: mujoco.MjModel, height: int, width: int, quality: str):
-    """Create contexts in the block with our buffer size, and without the buffers that "fast" does not need."""
+    """Give contexts created in the block our buffer size, without the buffers that "fast" does not need."""
     size, detail = model.vis.global_, model.vis.quality
     saved = size.offwidth, size.offheight, detail.offsamples, detail.shadowsize
     size.offwidth, size.offheight = width, height
@@ -210,7 +210,7 @@ def _invisible(model: mujoco.MjModel, geoms: np.ndarray):
 
 @contextlib.contextmanager
 def _white(scene: mujoco.MjvScene):
-    """Draw everything in `scene` in white at its own opacity, without shadows and reflections, in the block."""
+    """In the block, draw everything in `scene` white at its own opacity, without shadows and reflections."""
     for index in range(scene.ngeom):
         geom = scene.geoms[index]
         geom.rgba[:3], geom.emission, geom.specular, geom.reflectance, geom.matid = 1, 1, 0, 0, -1

@@ -1,10 +1,10 @@
-"""The scalar sensor in the reward of each task of the suite, which `noisy_sensor` shifts. Cheap to import.
+"""The scalar sensor that each task's reward reads and `noisy_sensor` shifts. Cheap to import.
 
 Wang et al. 2022 define it for cheetah_run, walker_walk and reacher_easy: speed, torso height and finger distance. A
 unit offset is the value at which the reward is full (10, 1.2, the sum of the radii). We extend the rule to other
-tasks. A sensor is one number that a method of the task's physics returns and the reward reads; if several, the one
-that the task is about. The unit is the bound of full reward where that is open to one side, its width where it is an
-interval, and the margin where it is a point.
+tasks. A sensor is a number that a method of the task's physics returns and the reward reads; if there are several, it
+is the one that the task is about. The unit depends on the range of full reward: its bound if it is open on one side,
+its width if it is an interval, and the margin if it is a point.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Sensor:
     """A scalar sensor that a reward reads.
 
     Attributes:
-        method: of dm_control's physics of the task; it returns the value.
+        method: name of the method of the task's dm_control physics that returns the value.
         unit: the shift by a unit offset, as a number or as a function of the physics.
-        meaning: both in words.
+        meaning: sensor and unit in words.
     """
 
     method: str
@@ -35,7 +35,7 @@ class Sensor:
 
 
 def _size(kind: str, *names: str) -> Callable[[Any], float]:
-    """Return a function of the physics: the sum of the first sizes of geoms or sites."""
+    """Return a function of the physics that sums the first sizes of geoms or sites."""
     return lambda physics: getattr(physics.named.model, f"{kind}_size")[list(names), 0].sum()
 
 

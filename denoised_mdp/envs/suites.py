@@ -1,6 +1,6 @@
-"""Suites: where tasks come from, and who makes their worlds. Cheap to import: nothing is made here.
+"""Suites: where tasks come from and what makes their worlds. Cheap to import: nothing is made here.
 
-A suite is known on the command line (``env=NAME``), in help, completion and error suggestions once it is registered.
+Once registered, a suite is known on the command line (``env=NAME``), in help, completion and error suggestions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Suite:
         return _load(self.make)(task, **{name: arguments[name] for name in ("size", "episode_steps", *self.takes)})
 
     def check(self, task: str) -> int | None:
-        """Return the number of steps after which the task's episodes end by themselves, if that is known.
+        """Return the number of steps after which the task's episodes end by themselves, None if unknown.
 
         Raises:
             UserError: the suite has no such task.
@@ -47,14 +47,14 @@ class Suite:
 
     @property
     def choice(self) -> dict[str, Any]:
-        """What ``env=NAME`` chooses, without the name: the first task and the suite's own defaults."""
+        """The options that ``env=NAME`` sets besides the name: the first task and the suite's own defaults."""
         return ({"task": self.tasks[0]} if self.tasks else {}) | dict(self.options)
 
 
 SUITES: Registry[Suite] = Registry("suite")
 TAKES = ("camera", "quality", "reward", "distractors")
 USUAL = {"size": 64, "action_repeat": 2, "episode_steps": 1000}
-"""what a suite has whose options say nothing else"""
+"""options of a suite that does not override them"""
 
 
 def register_suite(
@@ -68,23 +68,23 @@ def register_suite(
     look_up: Callable[[str], int | None] | str | None = None,
     undistracted: Sequence[str] = (),
 ) -> None:
-    """Make a suite of your own known as ``env=name``.
+    """Register a suite of your own as ``env=name``.
 
     Args:
         name: as on the command line.
-        make: called as ``make(task, size=..., episode_steps=...)``; returns a `denoised_mdp.envs.world.World`, or what
-            `denoised_mdp.envs.gym_adapter.GymWorld` makes of a Gymnasium environment. ``"module:function"`` is imported
+        make: called as ``make(task, size=..., episode_steps=...)``; returns a `denoised_mdp.envs.world.World`, or a
+            `denoised_mdp.envs.gym_adapter.GymWorld` around a Gymnasium environment. ``"module:function"`` is imported
             when it is needed.
         tasks: names of all tasks; ``env=name`` chooses the first.
-        options: defaults of the suite where they differ from all others', such as ``{"size": 96}``.
-        distractors: names of the distractors that fit, in addition to those that name the suite themselves.
-        takes: further arguments of `denoised_mdp.envs.make_env` for `make`: some of `TAKES`; "distractors" are names.
-        look_up: for a suite whose tasks cannot be listed: raises `UserError` for a task that does not exist, returns
-            after how many steps its episodes end by themselves, or None.
+        options: the suite's defaults where they differ from the usual ones, such as ``{"size": 96}``.
+        distractors: names of the distractors that fit, in addition to those that list the suite themselves.
+        takes: further arguments of `denoised_mdp.envs.make_env` for `make`, out of `TAKES`; "distractors" are names.
+        look_up: for a suite whose tasks cannot be listed: raises `UserError` for an unknown task, else returns the
+            number of steps after which its episodes end by themselves, or None.
         undistracted: tasks that take no distractors, since all of their pixels carry information.
 
     Raises:
-        UserError: another suite has the name, or `takes` has a name that does not exist.
+        UserError: the name is taken or not allowed, `takes` has an unknown name, or there are no tasks.
     """
     for what in takes:
         if what not in TAKES:
@@ -97,7 +97,7 @@ def register_suite(
 
 
 def find_suite(name: str) -> Suite:
-    """Return the suite of a name.
+    """Return the suite with this name.
 
     Raises:
         UserError: there is none.
@@ -108,7 +108,7 @@ def find_suite(name: str) -> Suite:
 
 
 def tasks(suite: str = "dmc") -> tuple[str, ...]:
-    """Return the names of all tasks of a suite ("dmc", "robodesk", ...); none where they cannot be listed."""
+    """Return the names of all tasks of a suite ("dmc", "robodesk", ...); none if they cannot be listed."""
     return find_suite(suite).tasks
 
 
@@ -118,7 +118,7 @@ def all_tasks() -> tuple[str, ...]:
 
 
 def check_task(task: str, suite: str) -> int | None:
-    """`Suite.check`, whose error also says which other suite has the task."""
+    """Run `Suite.check`; the error also says which other suite has the task."""
     for other in SUITES:
         if other != suite and task in tasks(other) and task not in tasks(suite):
             find_suite(suite)
@@ -127,12 +127,12 @@ def check_task(task: str, suite: str) -> int | None:
 
 
 def of_gymnasium(task: str) -> bool:
-    """Whether a name is of the form of those of ``env=gym``: Reacher-v5, or package.module:function."""
+    """Whether a name has the form of a task of ``env=gym``: Reacher-v5, or package.module:function."""
     return re.search(r"-v\d+$|^[\w.]+:\w+$", task) is not None
 
 
 def check_reward(reward: str, suite: str) -> None:
-    """Raise UserError if a suite has no choice of rewards, and this is not the usual one."""
+    """Raise UserError if a suite has no choice of rewards and this is not "dense"."""
     if reward != "dense" and "reward" not in find_suite(suite).takes:
         other = [f"env={name}" for name, info in SUITES.items() if "reward" in info.takes]
         raise UserError(

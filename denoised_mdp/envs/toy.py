@@ -1,4 +1,4 @@
-"""Pixel tasks without MuJoCo whose signal and noise are known exactly. Tests with them take milliseconds."""
+"""Pixel tasks without MuJoCo, whose signal and noise are known exactly. Tests with them take milliseconds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ToyEnv(World, gym.utils.EzPickle):
     noise_names = ("texture/phase_0", "texture/phase_1")
     target = np.array([0.5, -0.5])
     wall = 0.9
-    speed = 0.1  # of half the box, per step at full action
+    speed = 0.1  # per step at full action, in half-widths of the picture
 
     def __init__(self, size: int = 64, episode_steps: int = 1000):
         gym.utils.EzPickle.__init__(self, size, episode_steps)
@@ -75,13 +75,13 @@ class ToyEnv(World, gym.utils.EzPickle):
         return self._draw()[0]
 
     def frame_and_background(self, matte: str = "matte"):
-        """Return the frame, black for the texture, and where that is, bool [H, W], exactly for every `matte`."""
+        """Return the frame with the texture black, and the texture's mask, bool [H, W]; exact for every `matte`."""
         frame, background = self._draw()
         frame[background] = 0
         return frame, background
 
     def _draw(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the frame and where it shows the texture."""
+        """Return the frame and the mask of its texture."""
         phases = [slope + phase for slope, phase in zip(self._slopes, self._phase, strict=True)]
         stripes = sum(np.sin(2 * np.pi * phase) for phase in phases)
         frame = np.repeat((90 + 35 * stripes).astype(np.uint8)[..., None], 3, 2)
@@ -102,34 +102,34 @@ class ToyEnv(World, gym.utils.EzPickle):
         }
 
     def set_state(self, state: dict) -> None:
-        """Continue exactly where `get_state` was taken."""
+        """Restore exactly what `get_state` returned."""
         self._rng, self._noise_rng = restore_generator(state["rng"]), restore_generator(state["noise_rng"])
         self._dot, self._phase = state["dot"].copy(), state["phase"].copy()
         self._drift = state["drift"].copy()
         self._steps = state["steps"]
 
     def get_physics_state(self) -> dict:
-        """Return the state without the texture's."""
+        """Return the state without the texture."""
         return {"rng": generator_state(self._rng), "dot": self._dot.copy(), "steps": self._steps}
 
     def set_physics_state(self, state: dict) -> None:
-        """Continue where `get_physics_state` was taken; the texture stays as it is."""
+        """Restore what `get_physics_state` returned; the texture stays as it is."""
         self._rng, self._dot, self._steps = restore_generator(state["rng"]), state["dot"].copy(), state["steps"]
 
     def copy_noise(self, other: ToyEnv) -> None:
-        """Take over the texture of another one."""
+        """Copy the texture of another world."""
         self.set_state(other.get_state() | self.get_physics_state())
 
 
 class TerminatingToyEnv(ToyEnv):
-    """The dot must not touch the wall of its box: that ends the episode. All rewards are positive: living pays."""
+    """Touching the wall of the box ends the episode. All rewards are positive, so staying alive pays."""
 
     can_terminate = True
 
     def step(self, action: np.ndarray):
-        """As of `ToyEnv`, with an end at the wall."""
+        """Step as `ToyEnv` does, and terminate at the wall."""
         signal, reward, _, truncated, info = super().step(action)
-        terminated = bool((abs(self._dot) >= self.wall).any())  # exactly: the box clips to it
+        terminated = bool((abs(self._dot) >= self.wall).any())  # exact, because the dot is clipped to the wall
         return signal, reward, terminated, truncated and not terminated, info
 
 
@@ -140,7 +140,7 @@ def make_toy(task: str, size: int, episode_steps: int) -> ToyEnv | CountingEnv:
 
 
 class CountingEnv(World, gym.utils.EzPickle):
-    """Every pixel encodes episode and step, and the reward is the step: for tests of what belongs together.
+    """Every pixel encodes episode and step, and the reward is the step: for tests of how data are aligned.
 
     Episodes count from 0; a seeded reset starts over at 0. A reset is step 0, and the n-th inner step has
     reward n.
@@ -169,7 +169,7 @@ class CountingEnv(World, gym.utils.EzPickle):
         return self.signal(), {}
 
     def step(self, action: np.ndarray):
-        """Count."""
+        """Advance the count."""
         self._step += 1
         return self.signal(), float(self._step), False, self._step >= self.episode_steps, {}
 
@@ -187,5 +187,5 @@ class CountingEnv(World, gym.utils.EzPickle):
         return {"episode": self._episode, "step": self._step}
 
     def set_state(self, state: dict) -> None:
-        """Continue where `get_state` was taken."""
+        """Restore what `get_state` returned."""
         self._episode, self._step = state["episode"], state["step"]

@@ -1,7 +1,7 @@
-"""Several environments that step together, in this process or in workers: other processes, or actors of Ray.
+"""Several environments that step together, in this process or in workers: other processes, or Ray actors.
 
-An environment depends only on its seed and actions, so the number of workers changes nothing but the time. A worker
-that fails, dies or hangs ends the pool with an `EnvironmentFailure` that names the task, the seed and the place.
+An environment depends only on its seed and actions, so the number of workers affects nothing but speed. A worker that
+fails, dies or hangs ends the pool with an `EnvironmentFailure` that has the task, the seed and a traceback if any.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from denoised_mdp.envs.workers import ProcessWorker, Worker, about, call
 from denoised_mdp.errors import EnvironmentFailure, UserError, blamed
 
 START_SECONDS = 300.0
-"""seconds that a worker may take, on top of a reply's time, to import and build its environments, to prepare what the
-first episode shows (clips), or to restore them"""
+"""seconds, on top of the usual timeout, that a worker may take to import and build its environments, to prepare the
+clips of the first episode, or to restore states"""
 WORKERS: dict[str, type[Worker]] = {"process": ProcessWorker, "ray": RayWorker}
 
 
 class EnvironmentPool:
-    """`count` environments, made by `make_environment`, in `workers` of a `kind` (0: in this process).
+    """`count` environments, made by `make_environment`, in `workers` workers of a `kind` (0: in this process).
 
     make_environment: a picklable function without arguments. timeout: seconds that one reset or step may
-    take before a worker counts as hung. kind: of `WORKERS`. task: a name for messages.
+    take before a worker counts as hung. kind: a key of `WORKERS`. task: a name for messages.
 
     Raises:
         UserError: from `make_environment`.
@@ -53,7 +53,7 @@ class EnvironmentPool:
         workers = min(workers, count)
         try:
             if workers:
-                for w in range(workers):  # one by one, so that `close` knows the running ones if another cannot start
+                for w in range(workers):  # one by one, so that `close` knows the running ones if one cannot start
                     self._workers.append(WORKERS[kind](make_environment, len(range(w, count, workers))))
                 known = self._replies(timeout + START_SECONDS)[0]
             else:
@@ -80,21 +80,21 @@ class EnvironmentPool:
         return self._all("begin", [one or None for one in which])
 
     def step(self, actions: Sequence[np.ndarray | None]) -> list[tuple | None]:
-        """One action [A] for each environment, or None to leave it as it is; returns what `step` of each returned."""
+        """Step each environment with its action [A], or leave it as it is if that is None; returns the results."""
         return self._all("step", [*actions, *[None] * (self.count - len(actions))])[: len(actions)]
 
     def get_states(self) -> list[dict[str, Any]]:
-        """The complete state of each environment, even mid-episode."""
+        """Return the complete state of each environment, even mid-episode."""
         return self._all("get_state", [True] * self.count)
 
     def set_states(self, states: Sequence[dict[str, Any]]) -> list[bool]:
-        """Restore what `get_states` returned for equal environments; returns where that is possible."""
+        """Restore what `get_states` returned for equal environments; returns which of them could be restored."""
         self._playing = ["after a state was restored"] * self.count
-        return self._all("set_state", list(states), self.timeout + START_SECONDS)  # it may play the episode again
+        return self._all("set_state", list(states), self.timeout + START_SECONDS)  # it may replay the episode
 
     def close(self) -> None:
         """Close the environments and end the workers in any state."""
-        with contextlib.ExitStack() as all_of_them:  # one that fails to close keeps no other open
+        with contextlib.ExitStack() as all_of_them:  # one that fails to close must not keep others open
             for environment in self._environments:
                 all_of_them.callback(environment.close)
             all_of_them.callback(self._end_workers)
@@ -114,7 +114,7 @@ class EnvironmentPool:
         self.close()
 
     def _all(self, command: str, arguments: list, timeout: float | None = None) -> list:
-        """Send each environment its argument; gather the replies in the environments' order. timeout: see there."""
+        """Send each environment its argument; gather the replies in the environments' order."""
         if not self._workers:
             return [self._here(i, command, argument) for i, argument in enumerate(arguments)]
         workers = len(self._workers)
@@ -131,11 +131,11 @@ class EnvironmentPool:
             return call(self._environments[i], command, argument)
 
     def _blamed(self, i: int) -> contextlib.AbstractContextManager[None]:
-        """See `blamed`: environment `i`."""
+        """Apply `blamed` to environment `i`."""
         return blamed(f"{self.task} raised an error {self._playing[i]}")
 
     def _replies(self, timeout: float) -> list:
-        """One reply from every worker, or an `EnvironmentFailure` about the first that has none."""
+        """Return one reply from every worker; the first failure raises `UserError` or `EnvironmentFailure`."""
         replies = []
         for w, worker in enumerate(self._workers):
             status, reply = worker.reply(timeout)

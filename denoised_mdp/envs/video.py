@@ -1,4 +1,4 @@
-"""Background clips: cached decoded in memory maps, joined into streams."""
+"""Background clips: decoded, cached as memory maps and joined into streams."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ FAMILY = 1_000_000  # procedural clips of one seed are numbered from a multiple 
 class Clip:
     """One clip.
 
-    Its name for messages, a short identity that survives moving the files, the cache key of its decoded
-    frames, the function that makes them (uint8 [N, H, W, C]), the least and the largest N, and the shape
+    It has a name for messages, a short identity that survives moving the file, the cache key of its decoded
+    frames, the function that makes them (uint8 [N, H, W, C]), the smallest and largest N, and the shape
     [H, W, C] of a frame.
     """
 
@@ -57,7 +57,7 @@ class Clip:
 
 
 class Stream:
-    """`frames` frames filled with whole clips in a given order, repeated as needed; the last clip is cut.
+    """A stream of `frames` frames: whole clips in a given order, repeated as needed, the last one cut.
 
     It holds only references to the clips' memory maps, so processes share their pages.
     """
@@ -69,7 +69,7 @@ class Stream:
         self._places = np.zeros((0, 2), np.int64)  # [frames of all clips, 2]: place in `clips`, frame in it
 
     def fill(self, clips: Sequence[Clip]) -> None:
-        """Show `clips` in this order, without unreadable ones; open no more than the stream needs.
+        """Show `clips` in this order and skip unreadable ones; open no more than the stream needs.
 
         Raises:
             UserError: none of the clips can be read.
@@ -94,8 +94,8 @@ class Stream:
     def restore(self, identities: Sequence[str], clips: Sequence[Clip]) -> None:
         """Show the clips with these identities in this order; `clips` are all available ones.
 
-        Files of one name and size in different folders have one identity. They are told apart by their order, which is
-        that of `clips` in each stream, see `shuffled`.
+        Files with the same name and size in different folders share an identity. They are told apart by their order,
+        which in each stream is that of `clips`, see `shuffled`.
 
         Raises:
             UserError: one of them is missing or cannot be read.
@@ -134,9 +134,9 @@ def _take(clips: list[Clip], identity: str) -> Clip | None:
 
 
 def shuffled(clips: Sequence[Clip], seed: int, name: str = "order") -> list[Clip]:
-    """Return the clips in an order that depends on `seed` and `name`, and does not change when clips are added.
+    """Return the clips in an order that depends on `seed` and `name`; added clips do not reorder the others.
 
-    Those of one identity keep their order.
+    Clips that share an identity keep their order.
     """
     return sorted(clips, key=lambda clip: generator(seed, f"{name} of {clip.identity}").random())
 
@@ -145,16 +145,16 @@ def open_clips(clips: str, split: str, size: int, color: bool, frames: int, resi
     """Find the clips of one split; clips are decoded on first use.
 
     Args:
-        clips: "procedural" (generated, no download) or "procedural:SEED" (others), as many clips as `frames`
-            needs; "kinetics" (``$KINETICS_DIR/{train,val}/driving_car``) or "kinetics:CLASS"; or a folder, a
+        clips: "procedural" (generated, no download) or "procedural:SEED" (another set), as many clips as
+            `frames` needs; "kinetics" (``$KINETICS_DIR/{train,val}/driving_car``) or "kinetics:CLASS"; or a folder, a
             file or a glob pattern of videos. A folder with videos in train/ and test/ has its splits there; other
-            files are divided by a hash of their names, about a fifth for testing. Adding files leaves the others
-            where they are, unless one split would be empty.
+            files are split by a hash of their names, about a fifth for testing. Adding files leaves the others in
+            their split, unless one split would be empty.
         split: "train", "test" or "all" (both).
         size: height and width in pixels.
         color: three channels instead of one.
-        frames: largest number of frames that are decoded of a file.
-        resize: see `denoised_mdp.envs.decoding.decode`; procedural clips are made in the final size.
+        frames: largest number of frames that are decoded from a file.
+        resize: see `denoised_mdp.envs.decoding.decode`; procedural clips are made at the final size.
 
     Raises:
         UserError: no such folder, no videos there, or an unknown split.
@@ -175,7 +175,7 @@ def open_clips(clips: str, split: str, size: int, color: bool, frames: int, resi
 
 
 def _printable(path: Path | str) -> str:
-    """Return a path with bytes that are not UTF-8, which Python holds in halves of characters, as \\xNN."""
+    """Return a path as text; bytes that are not UTF-8, which Python holds as surrogates, become \\xNN."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 

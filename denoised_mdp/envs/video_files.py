@@ -1,4 +1,4 @@
-"""Which video files are the clips of a split."""
+"""Find the video files of a split."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from denoised_mdp.errors import UserError, did_you_mean
 SPLITS = ("train", "test")
 ALL = "all"  # both splits
 SUFFIXES = {".avi", ".flv", ".gif", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv", ".webm", ".wmv"}
-TEST_SHARE = 0.2  # approximate share of the files, where a folder has no train/ and test/
+TEST_SHARE = 0.2  # approximate share of the files if a folder has no train/ and test/
 KINETICS_CLASS = "driving_car"
 
 
 def check_split(split: str) -> None:
-    """Raise UserError when there is no such split."""
+    """Raise UserError if there is no such split."""
     if split not in (*SPLITS, ALL):
         raise UserError(f"Unknown split {split!r} of the clips.{did_you_mean(split, (*SPLITS, ALL))}")
 
@@ -69,20 +69,20 @@ def _rank(path: Path) -> float:
 
 
 def _videos_under(folder: Path) -> list[Path]:
-    """The videos in a folder and its subfolders, links to others included; each folder and file once."""
+    """Return the videos in a folder and its subfolders, following links; each folder and file counts once."""
     found, seen = [], set()
     for place, inner, files in os.walk(folder, followlinks=True):
         if _identity(place) in seen:
-            inner.clear()  # a link to where this walk has been
+            inner.clear()  # a link to a folder that was already visited
             continue
         seen.add(_identity(place))
-        inner.sort()  # so that it does not depend on the disk which of two links counts
+        inner.sort()  # so that the choice between two links does not depend on the disk
         found += map(Path(place).joinpath, files)
     return _once(found)
 
 
 def _once(paths: Iterable[Path]) -> list[Path]:
-    """The videos among these paths, sorted. Of links to one file one counts, else it may be in both splits."""
+    """Return the videos among the paths, sorted. Links to one file count once: it must not be in both splits."""
     found: dict[tuple[int, int], Path] = {}
     for path in sorted(filter(_is_video, paths), key=lambda path: (path.is_symlink(), path)):
         found.setdefault(_identity(path), path)
@@ -90,7 +90,7 @@ def _once(paths: Iterable[Path]) -> list[Path]:
 
 
 def _identity(path: Path | str) -> tuple[int, int]:
-    """What all links to a file or a folder share."""
+    """Return device and inode, which all links to a file or a folder share."""
     about = os.stat(path)
     return about.st_dev, about.st_ino
 

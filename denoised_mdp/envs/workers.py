@@ -1,4 +1,4 @@
-"""Processes of this machine that serve environments to a pool, and what any kind of worker does with them."""
+"""Processes on this machine that serve environments to a pool, and what workers of all kinds share."""
 
 from __future__ import annotations
 
@@ -33,58 +33,58 @@ ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPEN
 ONE_THREAD["LP_NUM_THREADS"] = "0"  # threads of Mesa's software renderer besides the caller's
 
 UNGUARDED = 78
-"""exit code of a process that would have begun its parent's work again, see `refuse_unguarded`"""
+"""exit code of a process that would have repeated its parent's work, see `refuse_unguarded`"""
 GUARD = (
     "Worker processes import the script that starts them, and this one would begin its work there anew. Put the work"
     " under 'if __name__ == \"__main__\":'."
 )
 STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2}
-"""signals that stop a run: meant for the process that workers serve, though terminals and schedulers tell all"""
+"""signals that stop a run: meant for the process that workers serve, but terminals and schedulers signal all"""
 ALL_STOPS = STOPS | {signal.SIGUSR1}
-"""the same, and one that in a worker asks for a trace"""
+"""the same, and the one that asks a worker for its traceback"""
 
 
 def may_handle_signals() -> bool:
-    """Whether this thread may say what signals do: Python lets the main thread alone."""
+    """Whether this thread may set signal handlers: Python allows only the main thread to."""
     return threading.current_thread() is threading.main_thread()
 
 
 class Worker(Protocol):
-    """Serves some environments, made by a picklable function; its first reply is `about` the first of them."""
+    """Serves some environments, made by a picklable function; its first reply is `about` of the first."""
 
     index: int
-    """which of its environments it was last busy with"""
+    """index of the environment that it last worked on, among its own"""
 
     def __init__(self, make_environment: Callable[[], gym.Env], count: int): ...
 
     def send(self, command: str, arguments: list) -> None:
-        """Ask for one `call` of each environment. That the worker is gone is said by `reply`."""
+        """Request one `call` of each environment. If the worker is gone, `reply` says so."""
 
     def reply(self, timeout: float) -> tuple[str, Any]:
-        """("done", value), or what went wrong ("mistake", "error", "dead" or "hung") and where."""
+        """Return ("done", value), or a failure ("mistake", "error", "dead" or "hung") and its message or trace."""
 
     def fate(self) -> str:
-        """How it died."""
+        """Say how it died."""
 
     def leave(self) -> None:
         """Let it end by itself; `end` follows."""
 
     def end(self, patience: float = 2.0) -> None:
-        """End it in any state, after `patience` seconds by force."""
+        """End it in any state, by force after `patience` seconds."""
 
 
 def refuse_unguarded() -> None:
-    """End a spawned process that is still importing its parent's script: it would do the parent's work once more.
+    """End a spawned process that is still importing its parent's script: it would repeat the parent's work.
 
-    The parent, which finds `UNGUARDED`, says what to do as well; a pool of somebody else's would say nothing.
+    It prints what to do. So does a parent that finds `UNGUARDED`, but a pool of another library would say nothing.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself looks for it
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # the check of multiprocessing itself
         print(GUARD, file=sys.stderr, flush=True)
-        os._exit(UNGUARDED)  # a script may catch whatever could be raised
+        os._exit(UNGUARDED)  # a script may catch any exception
 
 
 def call(environment: gym.Env, command: str, argument: Any) -> Any:
-    """One command of the pool to one environment; None is not for this one."""
+    """Run one command of the pool on one environment; an argument of None skips it."""
     if argument is None:
         return None
     match command:
@@ -105,17 +105,17 @@ def call(environment: gym.Env, command: str, argument: Any) -> Any:
 
 
 def about(environment: gym.Env) -> tuple[tuple[int, ...], Actions, bool]:
-    """Shape of an observation, the actions, and whether episodes can terminate: yes, unless the environment says no."""
+    """Return observation shape, actions, and whether episodes can terminate: yes, unless the environment says no."""
     can_terminate = getattr(environment.unwrapped, "can_terminate", True)
     return environment.observation_space.shape, Actions.of(environment.action_space), can_terminate
 
 
 class ProcessWorker:
-    """A process that serves some environments, as seen from this side; see `Worker`."""
+    """A process that serves some environments, as seen from the pool; see `Worker`."""
 
     def __init__(self, make_environment: Callable[[], gym.Env], count: int):
         refuse_unguarded()
-        context = multiprocessing.get_context("spawn")  # a fork would share the renderer and PyTorch's threads
+        context = multiprocessing.get_context("spawn")  # a fork would break the renderer and PyTorch's threads
         self.pipe, other = context.Pipe()
         descriptor, trace = tempfile.mkstemp(prefix="denoised_mdp_worker_", suffix=".txt")
         os.close(descriptor)
@@ -152,7 +152,7 @@ class ProcessWorker:
 
     def reply(self, timeout: float) -> tuple[str, Any]:
         """See `Worker`."""
-        slices = max(1, math.ceil(timeout))  # of a process that was stopped and continued, the pause counts as one
+        slices = max(1, math.ceil(timeout))  # if this process is stopped and continued, the pause costs one slice
         while any(wait([self.pipe, self.process.sentinel], timeout / slices) for _ in range(slices)):
             if self.pipe.poll():
                 with contextlib.suppress(EOFError, OSError):
@@ -166,7 +166,7 @@ class ProcessWorker:
                 return "mistake", GUARD
             return "dead", self._traceback()
         if self.process.pid:  # let it write its traceback
-            before = len(self._traceback())  # somebody else may have asked: where it is now is what follows
+            before = len(self._traceback())  # perhaps of an earlier request: only what follows is current
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGUSR1)
             patience = time.monotonic() + 5.0
@@ -176,7 +176,7 @@ class ProcessWorker:
         return "hung", self._traceback()
 
     def _traceback(self) -> str:
-        """What the process wrote when it died or was asked."""
+        """Return what the process wrote when it died or was asked."""
         try:
             return self.trace.read_text(errors="replace")
         except FileNotFoundError:
@@ -214,18 +214,18 @@ _started: weakref.WeakSet[ProcessWorker] = weakref.WeakSet()
 
 @atexit.register
 def _leave_all() -> None:
-    """Let workers end that nobody has closed: multiprocessing would wait for its SIGTERM, which they block."""
+    """Let workers end that nobody has closed: multiprocessing would send SIGTERM, which they block, and wait."""
     for worker in _started:
         worker.leave()
 
 
 @contextlib.contextmanager
 def without_stops():
-    """Block `STOPS` for good in processes started in the block; here they are delivered afterwards.
+    """Block `STOPS` permanently in processes started in the block; this process gets them afterwards.
 
     Ignoring them once the processes run would be too late: their imports take seconds.
     """
-    resource_tracker.ensure_running()  # the first start of a process would start it, and its start unblocks signals
+    resource_tracker.ensure_running()  # else the first process starts it, and its start unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
@@ -234,18 +234,18 @@ def without_stops():
 
 
 def _tell(pipe: Connection, message: Warning | str, *_) -> None:
-    """Let the other side warn, unless it has gone."""
+    """Send a warning for the other side to issue, unless that is gone."""
     with contextlib.suppress(OSError):
         pipe.send(("warning", str(message)))
 
 
 class _Gone(Exception):
-    """The other side of the pipe has ended. An environment's own lost connections are other errors."""
+    """The other end of the pipe is closed. A connection that an environment itself loses is another error."""
 
 
 @contextlib.contextmanager
 def _speaking() -> Iterator[None]:
-    """Raise `_Gone` where the pipe has no other end any more."""
+    """Raise `_Gone` if the other end of the pipe is closed."""
     try:
         yield
     except (EOFError, BrokenPipeError, ConnectionResetError) as error:
@@ -253,7 +253,7 @@ def _speaking() -> Iterator[None]:
 
 
 def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str, current: Any) -> None:
-    """The worker: answer commands until the other side closes the pipe."""
+    """Run the worker: answer commands until the other side closes the pipe."""
     with open(trace, "w") as file:
         faulthandler.enable(file)
         faulthandler.register(signal.SIGUSR1, file=file)
@@ -263,7 +263,7 @@ def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str,
             kind, told = _work(pipe, make_environment, count, current, environments)
             with _speaking():
                 pipe.send((kind, told))
-        except _Gone:  # nobody is left to read or remove it
+        except _Gone:  # nobody is left to read or remove the trace
             Path(trace).unlink(missing_ok=True)
         for environment in environments:
             environment.close()
@@ -272,7 +272,7 @@ def _serve(pipe: Connection, make_environment: Callable, count: int, trace: str,
 def _work(
     pipe: Connection, make_environment: Callable, count: int, current: Any, environments: list[gym.Env]
 ) -> tuple[str, str]:
-    """Make the environments and answer commands; returns the message of the failure that ends it."""
+    """Make the environments and answer commands; returns kind and message of the failure that ends it."""
     try:
         for current.value in range(count):
             environments.append(make_environment())

@@ -11,11 +11,11 @@ from denoised_mdp.errors import UserError
 
 
 class CannotRestore(Exception):
-    """A world cannot be put back into the state of a checkpoint: whoever plays it begins a new episode."""
+    """A world cannot be put back into the state of a checkpoint; the caller begins a new episode."""
 
 
 def diverged(task: str) -> UserError:
-    """What to raise where a task's simulation has left the numbers that it can go on from."""
+    """Return the error to raise when a task's simulation has diverged."""
     return UserError(
         f"The simulation of {task} has diverged: a position, velocity or acceleration is huge or no number. In"
         " training, repeat the command to go on from the last checkpoint; if it comes back, use another seed in a new"
@@ -30,26 +30,26 @@ class World(gym.Env):
     signal), `signal`, `frame`, `get_state` and `set_state`; for background videos and ``model.target=foreground`` also
     `frame_and_background`.
 
-    `reset(seed=...)` restarts all random streams from the seed. `step` takes numbers [A] in [-1, 1], and returns
-    truncated=True after as many steps as the suite's `episode_steps`. `get_state` holds all that decides what comes
-    next, as dicts, lists, arrays, numbers and texts; `denoised_mdp.seeding.generator_state` makes such a tree of a
-    generator.
+    `reset(seed=...)` restarts all random streams from the seed. `step` takes numbers [A] in [-1, 1], or the index of
+    a choice, and returns truncated=True after `episode_steps` steps. `get_state` returns all that determines the future
+    as a tree of dicts, lists, arrays, numbers and texts; `denoised_mdp.seeding.generator_state` returns such a tree for
+    a generator.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 25}
     render_mode = "rgb_array"
     noise_names: tuple[str, ...] = ()
     can_terminate = False
-    """whether `step` ever returns terminated=True: some state ends the task, other than a time limit"""
+    """whether `step` ever returns terminated=True: some state, not a time limit, ends the task"""
 
     _renderer: Any = None
 
     def noise(self) -> np.ndarray:
-        """Return the world's own noise, float32 [N], see `noise_names`: none unless a subclass says otherwise."""
+        """Return the world's own noise, float32 [N], see `noise_names`; empty unless a subclass overrides it."""
         return np.zeros(0, np.float32)
 
     def foreground(self) -> np.ndarray:
-        """Return the frame with everything black that the exact matte calls background, uint8 [H, W, 3]."""
+        """Return the frame with the exact matte's background in black, uint8 [H, W, 3]."""
         return self.frame_and_background("matte")[0]
 
     def render(self) -> np.ndarray:
@@ -57,11 +57,11 @@ class World(gym.Env):
         return self.frame()
 
     def make_renderer(self) -> Any:
-        """Make the renderer of a world that draws with MuJoCo; None: it draws otherwise."""
+        """Make the renderer of a world that draws with MuJoCo; None if it draws otherwise."""
         return None
 
     def renderer(self) -> Any:
-        """Return the renderer, which is made when it is first needed."""
+        """Return the renderer, made on first use."""
         if self._renderer is None:
             self._renderer = self.make_renderer()
         return self._renderer

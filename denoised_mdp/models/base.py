@@ -1,4 +1,4 @@
-"""What every world model offers to agents, and what it may offer to analysis.
+"""The interface of every world model: what agents need, and what analysis may use.
 
 Time-major tensors [T, B, ...]: T segment length, B batch, A action size, D / S belief / state size summed over the
 latents of the model's table.
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Filtered:
-    """What the filter made of a batch, [T, B, ...]."""
+    """The result of filtering a batch, [T, B, ...]."""
 
     latent: Latent
     """posterior samples"""
     posterior: Distributions
     prior: Distributions
     embedding: Tensor
-    """what the encoder made of the observations, [T, B, E]"""
+    """the encoder's output for the observations, [T, B, E]"""
 
     def map(self, function: Callable[..., Tensor], *others: Filtered) -> Filtered:
-        """Apply `function` to every tensor, and to the same tensor of others (moving, indexing, concatenating ...)."""
+        """Apply `function` to every tensor, together with the same one of `others` (move, index, concatenate ...)."""
         return Filtered(
             self.latent.map(function, *(other.latent for other in others)),
             *(
@@ -54,21 +54,21 @@ class Filtered:
 
 @dataclass
 class Learned:
-    """What one update gives to the policy, from the forward pass before the optimizer's step; all detached."""
+    """What one update hands to the policy: results of the forward pass before the optimizer's step, all detached."""
 
     latent: Latent
-    """posterior samples [T, B, ...] of all rows"""
+    """posterior samples [T, B, ...] of all latents"""
     reward: Tensor
-    """mean reward of the rows that the policy sees, [T, B]"""
+    """mean reward of the latents that the policy sees, [T, B]"""
     metrics: dict[str, Tensor]
     """scalars by name; they stay on the device"""
 
 
 class WorldModel(nn.Module, ABC):
-    """A latent model of an environment: it learns from batches, filters observations, and is an MDP for a policy.
+    """A latent model of an environment: it learns from batches, filters observations and serves a policy as an MDP.
 
     A subclass owns its losses and its optimizers. `filter`, `initial`, `draw_noise`, `imagine_step` and `seen_reward`
-    serve acting and imagination. `decode` is optional: a model that cannot show pictures leaves `decodes` False.
+    serve acting and imagination. `decode` is optional: a model without pictures leaves `decodes` False.
     """
 
     table: Table
@@ -77,15 +77,15 @@ class WorldModel(nn.Module, ABC):
     """height and width of an observation"""
     action_size: int
     encoder: nn.Module
-    """what the policy's latents read an observation with, see `Agent.picture_encoder`"""
+    """reads observations for the latents that the policy sees, see `Agent.picture_encoder`"""
     decodes: bool = False
-    """`decode` exists"""
+    """whether `decode` is implemented"""
     layers: ClassVar[dict[str, str]] = {}
-    """pictures of latents that only this model has, see `show`: what each shows, by its title"""
+    """pictures of latents that only this model can draw, see `show`: title -> what it shows"""
     target: str = "observation"
     """what `decode` shows: observation, or foreground"""
     free_nats: float = 0.0
-    """nats per step of what the policy sees that cost nothing"""
+    """nats per step that cost nothing in the KL of what the policy sees"""
 
     def __init__(self):
         super().__init__()
@@ -94,12 +94,12 @@ class WorldModel(nn.Module, ABC):
 
     @classmethod
     def from_config(cls, config: Config, action_size: int) -> Self:
-        """Build one from a configuration, whose `model` has the options that the class was registered with."""
+        """Build a model from a configuration whose `model` has the options that the class was registered with."""
         return cls(Table(list(config.model.latents.values())), action_size, **cls.options(config))
 
     @classmethod
     def options(cls, config: Config) -> dict[str, Any]:
-        """Keyword arguments that a configuration implies: those of an `Encoder`, reward nets and KL terms.
+        """Constructor arguments from a configuration: for the `Encoder`, reward nets, KL terms and optimizer.
 
         A subclass adds its own.
         """
@@ -116,12 +116,12 @@ class WorldModel(nn.Module, ABC):
 
     @abstractmethod
     def update(self, batch: dict[str, Tensor], generator: torch.Generator) -> Learned:
-        """One optimization step.
+        """Take one optimization step.
 
-        batch: observation uint8 [T, B, H, W, C], action [T, B, A], reward [T, B], is_first and is_terminal bool [T, B],
-        on the model's device, and perhaps start [1, B, D + S], see `latent_before`. All noise comes from `generator`.
-        Shapes do not depend on data and nothing is copied to the host, so that an update can be captured as one CUDA
-        graph.
+        batch: observation uint8 [T, B, H, W, C], action [T, B, A], reward [T, B], is_first and is_terminal bool [T, B]
+        and optionally start [1, B, D + S] (see `latent_before`), on the model's device. All noise comes from
+        `generator`. Shapes do not depend on data and nothing is copied to the host, so an update can be captured as
+        one CUDA graph.
         """
 
     @abstractmethod
@@ -139,7 +139,7 @@ class WorldModel(nn.Module, ABC):
         """The latent before an episode, [B, ...]."""
 
     def latent_before(self, start: Tensor | None) -> Latent | None:
-        """What `filter` begins from: beliefs and states [1, B, D + S] of the rows before a batch; None: zeros."""
+        """Initial latent of `filter` from beliefs and states [1, B, D + S] of the rows before a batch; None: zeros."""
         if start is None:
             return None
         layout = self.initial(1).layout
@@ -151,20 +151,20 @@ class WorldModel(nn.Module, ABC):
         return normal(*shape, initial.layout.state_size, like=initial.state, generator=generator)
 
     def mean_noise(self, *shape: int) -> Tensor:
-        """Noise [*shape, S] with which `filter` takes the posterior's mean, of classes the mode: zeros."""
+        """Noise [*shape, S] for which `filter` takes the posterior's mean, or the mode of a categorical: zeros."""
         initial = self.initial(1)
         return initial.state.new_zeros(*shape, initial.layout.state_size)
 
     @abstractmethod
     def imagine_step(self, latent: Latent, action: Tensor, noise: Tensor) -> Latent:
-        """Sample the priors of what the policy sees: latent [N, ...], action [N, A], noise [N, S] -> the next."""
+        """Sample the priors of what the policy sees: latent [N, ...], action [N, A], noise [N, S] -> next latent."""
 
     @abstractmethod
     def seen_reward(self, latent: Latent) -> Tensor:
-        """Mean reward [...] of latents [...] of what the policy sees."""
+        """Mean reward [...] predicted from latents [...] of what the policy sees."""
 
     def add_continuation(self, hidden: int, norm: str) -> None:
-        """Add a head that predicts from what the policy sees whether the episode goes on, of width `hidden`.
+        """Add a head of width `hidden` that predicts from what the policy sees whether the episode goes on.
 
         Call it last, before the optimizer is made: the other nets then draw the same initial weights as without it.
         """
@@ -172,15 +172,15 @@ class WorldModel(nn.Module, ABC):
         self.continuation = MLP(seen.belief_size + seen.state_size, hidden, 1, layers=2, norm=norm)
 
     def continuation_nll(self, latent: Latent, is_terminal: Tensor) -> Tensor:
-        """Mean negative log likelihood of 1 - is_terminal, a Bernoulli variable for each row, nats: a scalar.
+        """Mean negative log likelihood of 1 - is_terminal, a Bernoulli variable for each row: a scalar in nats.
 
-        latent: of all rows [T, B, ...]; is_terminal bool [T, B]. First rows count: episodes do go on after them.
+        latent: all latents [T, B, ...]; is_terminal: bool [T, B]. First rows count too: episodes go on after them.
         """
         logits = self.continuation(latent.select(self.table.seen).features()).squeeze(-1)  # [T, B]
         return F.binary_cross_entropy_with_logits(logits, (~is_terminal).to(logits.dtype))
 
     def continuation_terms(self, latent: Latent, is_terminal: Tensor) -> dict[str, Tensor]:
-        """What a head for terminations adds to the loss, a scalar by the name of its metric; none without one."""
+        """The continuation head's terms of the loss, scalars by the name of their metric; empty without a head."""
         if self.continuation is None:
             return {}
         return {"model/continuation_nll": self.continuation_nll(latent, is_terminal)}
@@ -194,11 +194,11 @@ class WorldModel(nn.Module, ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot decode pictures")
 
     def show(self, title: str, latent: Latent) -> Tensor:
-        """The pictures of latents that `layers` has under this title, of the shape and range of `decode`'s."""
+        """The pictures of latents that `layers` lists under this title, in the shape and range of `decode`."""
         raise KeyError(title)
 
     def mdp(self, *, discrete: bool = False) -> LatentMDP:
-        """What a policy sees of this model. discrete: actions are one-hot rows."""
+        """The MDP that a policy sees of this model. discrete: actions are one-hot rows."""
         ends = None if self.continuation is None else self.seen_continuation
         learned = self.imagine_step, self.seen_reward, ends
         return LatentMDP(self.table.seen, self.action_size, *learned, discrete=discrete)

@@ -1,6 +1,6 @@
-"""The block-diagonal GRU of DreamerV3 and what surrounds it (Hafner et al. 2025).
+"""The block-diagonal GRU of DreamerV3 and the layers around it (Hafner et al. 2025).
 
-Symbols: D belief size, H width of the layers around, n inputs, g = 8 blocks.
+Symbols: D belief size, H width of the layers around the GRU, n inputs (the belief is one of them), g = 8 blocks.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from denoised_mdp.models.structure import BLOCKS, LatentSpec
 
 
 class BlockLinear(nn.Module):
-    """A linear layer of `BLOCKS` independent ones: [N, g, inputs / g] -> [N, g, outputs / g].
+    """`BLOCKS` independent linear layers in one: [N, g, inputs / g] -> [N, g, outputs / g].
 
-    `inputs` and `outputs` count all blocks.
+    `inputs` and `outputs` are totals over all blocks.
     """
 
     def __init__(self, inputs: int, outputs: int):
@@ -35,10 +35,10 @@ class BlockLinear(nn.Module):
 
 
 class BlockTransition(nn.Module):
-    """Prior of one latent: a layer of H for the belief and each input, the block GRU, two layers of H.
+    """Prior of one latent: a layer of width H for the belief and for each input, the block GRU, two layers of width H.
 
-    `inputs`: widths of the inputs, as `RSSM` concatenates them. With u what the first layers give, [n H], and v_b the
-    block b of the belief and u: c = SiLU(RMSNorm(W v)) over all D, (r, c', k)_b = W' c_b, and `candidate_gates`.
+    `inputs`: widths of the inputs, as `RSSM` concatenates them. With u [n H] the output of the first layers and v_b =
+    (block b of the belief, u): c = SiLU(RMSNorm(W v)), norm over all D; (r, c', k)_b = W' c_b; `candidate_gates`.
     """
 
     def __init__(self, row: LatentSpec, inputs: list[int], width: int):
@@ -69,9 +69,9 @@ class BlockTransition(nn.Module):
 
 
 class BlockInput(nn.Module):
-    """What a decoder begins with: a `BlockLinear` of all beliefs, and two layers of all states, the first of 2 H.
+    """First layer of a decoder: a `BlockLinear` of all beliefs plus two layers of all states, the first of width 2 H.
 
-    Block b of the beliefs writes the b-th part of the channels, in every cell of the picture.
+    Block b of the beliefs writes the b-th part of the channels in every cell of the picture.
     """
 
     def __init__(self, beliefs: int, states: int, width: int, cells: int, channels: int):

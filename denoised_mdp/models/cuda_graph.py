@@ -1,8 +1,8 @@
 """`Agent.update` as one CUDA graph: on a GPU, launching its thousands of small kernels takes longer than running them.
 
-The graph is recorded once for each kind of update (with and without the policy) and replayed. Recording takes a few
-updates to warm up; weights, optimizers and generator are put back afterwards, so that a run with graphs does the
-same updates from the same numbers as one without.
+The graph is recorded once for each kind of update (with and without the policy), then replayed. Recording needs a few
+warm-up updates. Weights, optimizer states and generator are restored afterwards, so a run with graphs does the same
+updates from the same random numbers as one without.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Update = Callable[..., dict[str, Tensor]]
 class GraphedUpdate:
     """Replays `update(batch, policy=...)`, recorded from the eager function of the same signature.
 
-    module: all that it changes besides the optimizers' states; generator: all its noise. Batches must keep their
-    shapes. Build a new one when the optimizers' states were replaced, as by loading a checkpoint.
+    module: everything that the update changes besides the optimizers' states. generator: the source of all its noise.
+    Batches must keep their shapes. Build a new one after optimizer states were replaced, e.g. from a checkpoint.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class GraphedUpdate:
         self._copied = torch.cuda.Event()
 
     def __call__(self, batch: dict[str, np.ndarray | Tensor], *, policy: bool = True) -> dict[str, Tensor]:
-        """One update; returns metrics as scalar tensors, copies that later updates leave alone."""
+        """Do one update; return metrics as scalar tensors, copies that later updates do not overwrite."""
         self._load(batch)
         if policy not in self._graphs:
             self._graphs[policy] = self._record(policy)
@@ -50,8 +50,8 @@ class GraphedUpdate:
         return dict(zip(names, values.clone().unbind(), strict=True))
 
     def _load(self, batch: dict[str, np.ndarray | Tensor]) -> None:
-        """Copy a batch to where the graph reads it; from the host through pinned memory, without waiting."""
-        self._copied.synchronize()  # of the batch before: its pinned copy is about to be overwritten
+        """Copy a batch into the tensors that the graph reads; from the host through pinned memory, without waiting."""
+        self._copied.synchronize()  # the previous batch: its pinned copy is about to be overwritten
         for name, value in batch.items():
             value = torch.as_tensor(value)
             if name not in self._batch:
@@ -66,7 +66,7 @@ class GraphedUpdate:
         self._copied.record()
 
     def _record(self, policy: bool) -> tuple[torch.cuda.CUDAGraph, list[str], Tensor]:
-        """Warm up on a stream of its own, put everything back, record; nothing has been learned afterwards."""
+        """Warm up on a separate stream, restore everything, then record. Nothing is learned by this."""
         for optimizer in self._optimizers.values():
             for group in optimizer.param_groups:
                 group["capturable"] = True
@@ -89,7 +89,7 @@ class GraphedUpdate:
                 value.copy_(weights[name])
             for optimizer in self._optimizers.values():
                 for parameter, state in optimizer.state.items():
-                    for key, value in state.items():  # Adam's states, made just now or before, begin at zero
+                    for key, value in state.items():  # states that the warm-up created begin at zero
                         before = states.get((parameter, key))
                         value.zero_() if before is None else value.copy_(before)
         self._generator.set_state(noise)
@@ -104,7 +104,7 @@ class GraphedUpdate:
 
 
 def refuse_numbers(metrics: Mapping[str, Tensor | float]) -> None:
-    """Raise UserError if a metric is a Python number: replayed, it would be that of the recording for ever."""
+    """Raise UserError if a metric is a Python number: every replay would repeat the recorded value."""
     for name, value in metrics.items():
         if not isinstance(value, Tensor):
             raise UserError(

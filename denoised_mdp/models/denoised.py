@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 class DenoisedModel(WorldModel):
-    """Encoder, RSSM, decoder and additive rewards, one net for each rewarded row.
+    """Encoder, RSSM, decoder and an additive reward, one net for each rewarded row.
 
-    `table`: the factorization. `size`: image side. `depth`: channels k. `hidden`: width of the reward nets,
-    `reward_layers` their hidden layers. `embed`, `pixel_range`, `convolutions`: see `Encoder`.
+    `table`: the factorization. `size`: image side. `depth`: channels k. `hidden`, `reward_layers`: width and number of
+    the reward nets' hidden layers. `embed`, `pixel_range`, `convolutions`: see `Encoder`.
     `block_width`: see `RSSM`; the decoder then begins with a `BlockInput`.
     `norm`: what follows every hidden layer.
     `target`: what `decode` learns to show, "observation" or "foreground": then observations in a batch have six
     channels, and the last three are the picture with a black background.
-    `reward_std`: std of the Gaussian on the reward; the paper's is 1. `continuation`: add a head that predicts where
+    `reward_std`: std of the Gaussian on the reward, 1 in the paper. `continuation`: add a head that predicts where
     episodes terminate, see `WorldModel.add_continuation`. `kl`, `kl_schedule`: see `KLWeights`, `KLSchedule`. `lr`,
-    `eps`, `name`, `agc`, `warmup`: of `optim.make_optimizer`. `clip`: largest gradient norm.
-    Options of a model and of its parts have no defaults here: these stand in `config.models` alone.
+    `eps`, `name`, `agc`, `warmup`: see `optim.make_optimizer`. `clip`: largest gradient norm.
+    Options of a model and of its parts have no defaults here: `config.models` alone holds them.
     """
 
     decodes = True
@@ -89,7 +89,7 @@ class DenoisedModel(WorldModel):
 
     @classmethod
     def options(cls, config: Config) -> dict[str, Any]:
-        """Keyword arguments that a configuration implies; see `WorldModel.options`."""
+        """Constructor arguments from a configuration; see `WorldModel.options`."""
         m = config.model
         return {
             **super().options(config),
@@ -99,7 +99,7 @@ class DenoisedModel(WorldModel):
         }
 
     def _reward_inputs(self, row: LatentSpec) -> int:
-        """Width of what a row's share of the reward reads."""
+        """Input width of the net for a row's share of the reward."""
         return sum(other.belief + other.width for other in map(self.table.rows.get, (*row.reward_sees, row.name)))
 
     def update(self, batch: dict[str, Tensor], generator: torch.Generator) -> Learned:
@@ -124,9 +124,9 @@ class DenoisedModel(WorldModel):
         """The variational bound of a batch: reconstruction + weighted KL (Wang et al. 2022, equation 5).
 
         observation uint8 [T, B, H, W, 3 or 6], action [T, B, A], reward [T, B], is_first and is_terminal bool [T, B],
-        noise [T, B, S]. A head for terminations adds its negative log likelihood. Segments start from the zero latent,
-        or from start [1, B, D + S]. Returns the scalar loss in nats, the posterior latents [T, B, ...] and their reward
-        shares {name: [T, B]} (still attached) and detached metrics as tensors.
+        noise [T, B, S]. A continuation head adds its negative log likelihood. Segments start from the zero latent or
+        from start [1, B, D + S]. Returns the scalar loss in nats, the posterior latents [T, B, ...] and their reward
+        shares {name: [T, B]} (both still attached), and detached metrics as tensors.
         """
         images = self.float_images(observation)  # [T B, 3, H, W]
         embed = self.encoder(images).unflatten(0, observation.shape[:2])  # [T, B, E]
@@ -151,16 +151,16 @@ class DenoisedModel(WorldModel):
         return loss, latent, shares, {name: value.detach() for name, value in metrics.items()}
 
     def image_nll(self, prediction: Tensor, image: Tensor) -> Tensor:
-        """Images [N, 3, H, W] -> the scalar `losses.image_nll`. Another reconstruction loss replaces this."""
+        """`losses.image_nll` of images [N, 3, H, W], a scalar. Override it for another reconstruction loss."""
         return image_nll(prediction, image)
 
     @property
     def free_nats(self) -> float:
-        """Nats per step of the signal that cost nothing."""
+        """Nats per step that cost nothing in the signal's KL."""
         return self.kl.free_nats
 
     def float_images(self, observation: Tensor) -> Tensor:
-        """uint8 [..., H, W, 3 or more] -> floats [N, 3, H, W] of the first three, in the parameters' type."""
+        """uint8 [..., H, W, 3 or more] -> floats [N, 3, H, W] of the first three channels, in the parameters' type."""
         return images_to_float(observation[..., :3], self.encoder.like.dtype)
 
     def embed(self, observation: Tensor) -> Tensor:
@@ -198,5 +198,5 @@ class DenoisedModel(WorldModel):
         return shares
 
     def seen_reward(self, latent: Latent) -> Tensor:
-        """Mean reward [...] of latents of what the policy sees."""
+        """Mean reward [...] predicted from latents [...] of what the policy sees."""
         return sum(self.reward_shares(latent).values())

@@ -1,8 +1,8 @@
-"""Distributions of the stochastic state: what a latent's prior and posterior are.
+"""Distributions of the stochastic state, used for each latent's prior and posterior.
 
-Each is built from the raw output of a network and offers the same verbs: `sample(noise)`, `mode()`, `kl(other)`,
-`entropy()` and `map(function)`. Noise is standard normal and has the shape of a sample, whatever the distribution: so
-one generator serves a table of mixed latents, and a caller that asks the model for noise need not know which is which.
+Each is built from the raw output of a network and has the same methods: `sample(noise)`, `mode()`, `kl(other)`,
+`entropy()` and `map(function)`. Noise is standard normal with the shape of a sample, whatever the distribution. One
+generator thus serves a table of mixed latents, and a caller that draws noise need not know their distributions.
 
 Symbols: S variables of a latent, K classes of each, W the width of a sample (S, or S K).
 """
@@ -33,7 +33,7 @@ class Gaussian:
 
     @staticmethod
     def raw_width(variables: int, classes: int) -> int:
-        """Raw numbers that a network provides for S variables: means, then raw stds."""
+        """Number of raw outputs that a network needs for S variables: means, then raw stds."""
         return 2 * variables
 
     @classmethod
@@ -47,7 +47,7 @@ class Gaussian:
         return torch.addcmul(self.mean, self.std, noise)
 
     def mode(self) -> Tensor:
-        """[..., S]."""
+        """The mean, [..., S]."""
         return self.mean
 
     def kl(self, other: Gaussian) -> Tensor:
@@ -57,11 +57,11 @@ class Gaussian:
         return 0.5 * (ratio.square() + ((self.mean - other.mean) * precision).square() - 1.0) - ratio.log()
 
     def entropy(self) -> Tensor:
-        """Of each variable, nats, [..., S]."""
+        """Entropy of each variable, nats, [..., S]."""
         return self.std.log() + 0.5 * (1.0 + math.log(2.0 * math.pi))
 
     def map(self, function: Callable[..., Tensor], *others: Gaussian) -> Gaussian:
-        """Apply `function` (detach, index, concatenate ...) to the parameters, and to the same ones of others."""
+        """Apply `function` (detach, index, concatenate ...) to each parameter, together with those of `others`."""
         mean, std = ([getattr(one, name) for one in (self, *others)] for name in ("mean", "std"))
         return Gaussian(function(*mean), function(*std))
 
@@ -75,7 +75,7 @@ class Categorical:
 
     @staticmethod
     def raw_width(variables: int, classes: int) -> int:
-        """Raw numbers that a network provides: one logit per class."""
+        """Number of raw outputs that a network needs for S variables: one logit per class."""
         return variables * classes
 
     @classmethod
@@ -85,9 +85,9 @@ class Categorical:
         return cls(((1.0 - UNIMIX) * probs + UNIMIX / classes).log())
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Standard normal noise [..., S K] -> S one-hot vectors [..., S K], by the Gumbel maximum.
+        """Standard normal noise [..., S K] -> S one-hot vectors [..., S K], by the Gumbel-max trick.
 
-        Straight-through: the value is one-hot, the gradient is the probabilities'.
+        Straight-through: the value is one-hot, the gradient is that of the probabilities.
         """
         uniform = torch.special.ndtr(noise.unflatten(-1, self.log_probs.shape[-2:]))  # [..., S, K]
         tiny = torch.finfo(uniform.dtype).tiny
@@ -95,11 +95,11 @@ class Categorical:
         return self._straight_through((self.log_probs.detach() + gumbel).argmax(-1))
 
     def mode(self) -> Tensor:
-        """The likeliest class of each variable, one-hot, [..., S K]."""
+        """The most likely class of each variable, one-hot, [..., S K]."""
         return self._straight_through(self.log_probs.argmax(-1))
 
     def _straight_through(self, chosen: Tensor) -> Tensor:
-        """Class numbers [..., S] -> one-hot [..., S K] with the gradient of the probabilities."""
+        """Class indices [..., S] -> one-hot [..., S K] with the gradient of the probabilities."""
         probs = self.log_probs.exp()  # [..., S, K]
         one_hot = F.one_hot(chosen, probs.shape[-1]).to(probs.dtype)
         return (one_hot + (probs - probs.detach())).flatten(-2)
@@ -109,11 +109,11 @@ class Categorical:
         return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
 
     def entropy(self) -> Tensor:
-        """Of each variable, nats, [..., S]."""
+        """Entropy of each variable, nats, [..., S]."""
         return -(self.log_probs.exp() * self.log_probs).sum(-1)
 
     def map(self, function: Callable[..., Tensor], *others: Categorical) -> Categorical:
-        """Apply `function` (detach, index, concatenate ...) to the parameters, and to the same ones of others."""
+        """Apply `function` (detach, index, concatenate ...) to each parameter, together with those of `others`."""
         return Categorical(function(*(one.log_probs for one in (self, *others))))
 
 

@@ -1,7 +1,7 @@
-"""GRU cells, their gates as one differentiable function each (Cho et al. 2014; Hafner et al. 2021).
+"""GRU cells whose gates are one differentiable function each (Cho et al. 2014; Hafner et al. 2021).
 
-Composed of elementary operations, a step costs some fifty of them with their gradients; on small batches their
-administration takes longer than the arithmetic.
+Composed of elementary operations, a step takes some fifty of them, gradients included. On small batches their overhead
+exceeds the arithmetic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from denoised_mdp.models.norms import RMSNorm
 class NormGRUCell(nn.Module):
     """A GRU whose three gates share one RMSNorm (Hafner et al. 2021, with a layer norm).
 
-    Its reset gate multiplies the candidate, and an untrained one keeps most of the state: k = sigmoid(-1).
+    The reset gate multiplies the candidate. The update gate starts around sigmoid(-1), which keeps most of the state.
     """
 
     def __init__(self, inputs: int, size: int):
@@ -34,7 +34,7 @@ class NormGRUCell(nn.Module):
 
 
 def make_gru(inputs: int, size: int, norm: str) -> nn.GRUCell | NormGRUCell:
-    """The cell for norm none or rms."""
+    """Make the cell for `norm`: none or rms."""
     return NormGRUCell(inputs, size) if norm == "rms" else nn.GRUCell(inputs, size)
 
 

@@ -12,12 +12,12 @@ from denoised_mdp.models.vision import Decoder
 
 
 def scale_initial_weights(model: nn.Module, generator: torch.Generator) -> None:
-    """Draw the weights of linear and convolutional layers anew so that signals keep their size; biases become zero.
+    """Redraw the weights of linear and convolutional layers so that signals keep their scale; biases become zero.
 
-    Before a ReLU: Gaussian with variance 2 / (inputs per output) (He et al. 2015). Other linear layers: uniform (Glorot
-    and Bengio 2010). The layer that paints the image: small. PyTorch's default shrinks the signal of an image in every
-    convolution: a small model begins to learn later. PyTorch's own recurrent cell, of ``model.core=gru`` without a
-    norm, and every `BlockLinear` keep their weights.
+    Convolutions and a decoder's first linear layer: Gaussian with variance 2 / (inputs per output) (He et al. 2015),
+    but a decoder's last convolution 0.09 / (inputs per output). Other linear layers: uniform (Glorot and Bengio 2010).
+    PyTorch's default shrinks an image's signal in every convolution, so a small model begins to learn later. PyTorch's
+    own recurrent cell (``model.core=gru`` without a norm) and every `BlockLinear` keep their weights.
     """
     decoders, first = _decoders(model)
     last = {decoder.convolutions[-1] for decoder in decoders}
@@ -37,10 +37,10 @@ def scale_initial_weights(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def truncate_initial_weights(model: nn.Module, generator: torch.Generator) -> None:
-    """Draw linear and convolutional layers anew as DreamerV3 does (Hafner et al. 2025); the reward nets say 0.
+    """Redraw linear and convolutional layers as DreamerV3 does (Hafner et al. 2025); the reward nets start at 0.
 
-    Gaussian of std 1.1368 / sqrt(inputs per output), cut at two of these; biases zero. All of a `BlockLinear` are
-    inputs. PyTorch's own recurrent cell, of ``model.core=gru`` without a norm, stays as it is.
+    Gaussian of std 1.1368 / sqrt(inputs per output), truncated at two stds; biases zero. A `BlockLinear` counts the
+    inputs of all blocks. PyTorch's own recurrent cell (``model.core=gru`` without a norm) keeps its weights.
     """
     _, first = _decoders(model)
     for layer in model.modules():
@@ -59,13 +59,13 @@ def truncate_initial_weights(model: nn.Module, generator: torch.Generator) -> No
 
 
 def _decoders(model: nn.Module) -> tuple[list[Decoder], set[nn.Module]]:
-    """A model's decoders, and their first convolutions where these see a single pixel."""
+    """A model's decoders, and the first convolutions of those that begin with a single pixel."""
     decoders = [module for module in model.modules() if isinstance(module, Decoder)]
     return decoders, {decoder.convolutions[0] for decoder in decoders if decoder.side == 1}
 
 
 def _inputs(layer: nn.Conv2d | nn.ConvTranspose2d, first: set[nn.Module]) -> float:
-    """Numbers that an output of a convolution sums up."""
+    """Number of inputs that one output of a convolution sums over."""
     taps = float(math.prod(layer.kernel_size))
     if isinstance(layer, nn.ConvTranspose2d):  # an output pixel meets every stride-th tap; a 1x1 input has one
         taps = 1.0 if layer in first else taps / math.prod(layer.stride)

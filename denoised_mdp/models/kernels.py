@@ -1,7 +1,7 @@
-"""Norms and gates as compiled functions (`kernels.c`), on CPUs: one pass instead of a dozen operations.
+"""Norms and gates as compiled CPU functions (`kernels.c`): one pass instead of a dozen operations.
 
-The machine's own C compiler makes them, once, into the cache (`files.cache_folder`). Without one, or with
-``DENOISED_MDP_KERNELS=0``, callers take their own way, whose results are equal but for rounding.
+The machine's own C compiler builds them once, into the cache (`files.cache_folder`). Without a compiler, or with
+``DENOISED_MDP_KERNELS=0``, callers use their PyTorch code, whose results are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from torch import Tensor, nn
 from denoised_mdp.files import cache_folder
 
 SOURCE = Path(__file__).with_suffix(".c")
-# Sums in any order, as PyTorch's; numbers that are none or infinite stay so.
+# Sums may be reordered, as in PyTorch. NaN and infinity are preserved.
 MATHEMATICS = "-fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -freciprocal-math"
-# -O3 is no faster here, and takes more than three times as long to compile.
+# -O3 is no faster here and takes more than three times as long to compile.
 FLAGS = f"-O2 -ftree-vectorize -march=native {MATHEMATICS} -fopenmp -shared -fPIC".split()
 WHOLE_VECTORS = "-mprefer-vector-width=512"
-"""where there is AVX-512: compilers otherwise use half of it"""
+"""for CPUs with AVX-512: compilers otherwise use half of its vector width"""
 LACKING = ((), ("-fopenmp",), ("-fopenmp", "-march=native"))
-"""flags that a compiler may not know, as Apple's, in the order in which it is tried without them; then on one thread"""
+"""flags that a compiler such as Apple's may lack: each try leaves out the next set; without -fopenmp, on one thread"""
 PATIENCE = 120
-"""seconds for the compiler"""
+"""time limit of one compiler run, seconds"""
 MOST = 2048
-"""numbers of a row, as in `kernels.c`"""
+"""longest row that the kernels take, as in `kernels.c`"""
 WORTH_THREADS = 2**16
-"""numbers"""
+"""size of a tensor above which several threads pay off"""
 ARGUMENTS = {
     "rms_norm": [c_void_p] * 3 + [c_long] + [c_int] * 4,
     "rms_norm_back": [c_void_p] * 5 + [c_long] + [c_int] * 4,
@@ -49,8 +49,8 @@ ARGUMENTS = {
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled functions; None if they are not wanted, or cannot be made here."""
-    said = shlex.split(os.environ.get("CC") or "cc")  # may have flags, or be ccache with a compiler
+    """The compiled functions; None if they are switched off or cannot be built here."""
+    said = shlex.split(os.environ.get("CC") or "cc")  # may hold flags, or ccache and a compiler
     compiler = shutil.which(said[0]) if said else None
     if compiler is None or os.environ.get("DENOISED_MDP_KERNELS") == "0":
         return None
@@ -63,7 +63,7 @@ def library() -> ctypes.CDLL | None:
     try:
         try:
             found = ctypes.CDLL(str(path))
-        except OSError:  # it is not there, was torn by a power failure, or is of a machine with other libraries
+        except OSError:  # it is missing, torn by a power failure, or built on a machine with other libraries
             _compile(command, path)
             found = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError):
@@ -74,7 +74,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def _processor() -> bytes:
-    """What its instructions are: a cache may be shared by machines."""
+    """The processor's instruction sets, which enter the library's name: machines may share a cache."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:
@@ -83,7 +83,7 @@ def _processor() -> bytes:
 
 
 def _compile(command: list[str], path: Path) -> None:
-    """Make the library by a compiler with flags, whole or not at all: several processes may do it at once."""
+    """Compile the library and move it into place atomically: several processes may do it at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
     try:
@@ -105,13 +105,13 @@ def serves(x: Tensor, scale: Tensor) -> bool:
         x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.bfloat16)
         and scale.dtype == torch.float32
-        and x.shape[-1] == scale.numel() <= MOST  # what does not fit, PyTorch refuses
+        and x.shape[-1] == scale.numel() <= MOST  # PyTorch refuses sizes that do not match
         and library() is not None
     )
 
 
 def used_by(agent: nn.Module) -> bool:
-    """Whether the agent computes with kernels here: it has norms (`compiled`), and this machine has the kernels."""
+    """Whether the agent uses kernels here: it has norms (`compiled`), and this machine has the kernels."""
     compiled = [part for part in agent.modules() if getattr(part, "compiled", False)]
     return any(serves(scale.flatten(), scale) for part in compiled for scale in part.parameters())
 
@@ -127,7 +127,7 @@ def _threads(x: Tensor) -> int:
 
 
 class RMSNorm(torch.autograd.Function):
-    """`norms.RMSNorm` of x [..., size], float32 or bf16, and float32 scales [size], of which `serves` says yes."""
+    """`norms.RMSNorm` of x [..., size], float32 or bf16, and scales [size], float32, that `serves` accepts."""
 
     @staticmethod
     def forward(ctx, x: Tensor, scale: Tensor, silu: bool) -> Tensor:
@@ -169,7 +169,7 @@ class NormGates(torch.autograd.Function):
 
 
 class ResponseNorm(torch.autograd.Function):
-    """`pisac.FilterResponseNorm` of x [N, H, W, C], float32 or bf16; gamma, beta and tau of C numbers are float32."""
+    """`pisac.FilterResponseNorm` of x [N, H, W, C], float32 or bf16; gamma, beta and tau: C numbers each, float32."""
 
     @staticmethod
     def forward(ctx, x: Tensor, gamma: Tensor, beta: Tensor, tau: Tensor) -> Tensor:

@@ -48,12 +48,12 @@ class Latent:
 
     @property
     def seen(self) -> str:
-        """Which of `parts` the policy sees, all its latents together: e.g. "x", "c+x" or "all"."""
+        """Key in `parts` of all latents that the policy sees together, e.g. "x", "c+x" or "all"."""
         seen, names = self.layout.seen, self.layout.names
         return "all" if 1 < len(seen) == len(names) else "+".join(seen)
 
     def parts(self) -> dict[str, Tensor]:
-        """Each latent's beliefs and states [..., D_name + S_name], what the policy sees, and all if several."""
+        """Features of each latent [..., D_name + S_name], of what the policy sees, and of all if there are several."""
         names = self.layout.names
         parts = {name: self.features(name) for name in names}
         if self.seen not in (*names, "all"):
@@ -61,7 +61,7 @@ class Latent:
         return parts | ({"all": self.features()} if len(names) > 1 else {})
 
     def select(self, rows: Sequence[LatentSpec]) -> Latent:
-        """The same without other latents than these rows."""
+        """The same, restricted to the latents of these rows."""
         if len(rows) == len(self.layout.names):
             return self
         beliefs, states = self.layout.split_belief(self.belief), self.layout.split_state(self.state)
@@ -82,11 +82,11 @@ class Latent:
         return Latent(torch.cat(list(beliefs.values()), -1), torch.cat(list(states.values()), -1), self.layout)
 
     def map(self, function: Callable[..., Tensor], *others: Latent) -> Latent:
-        """Apply `function` to both tensors, and to the same tensor of others (indexing, detaching, stacking ...)."""
+        """Apply `function` to both tensors, together with the same tensor of `others` (index, detach, stack ...)."""
         belief = function(self.belief, *(other.belief for other in others))
         return Latent(belief, function(self.state, *(other.state for other in others)), self.layout)
 
 
 def _cat(parts: list[Tensor]) -> Tensor:
-    """Concatenate along the last axis; one part is returned as it is."""
+    """Concatenate along the last axis; a single part is returned as it is."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

@@ -24,9 +24,9 @@ Scalar = float | Tensor
 class _SquaredError(torch.autograd.Function):
     """0.5 * sum((prediction - image)^2) / N, without the image-sized temporaries of the composed form.
 
-    A prediction in bf16 is compared with the exact image: of a picture that is nearly right, the error of a rounded one
-    would be most of the gradient. What is kept for the gradient has the prediction's type. Its gradient overwrites
-    that: it can be asked for once.
+    A bf16 prediction is compared with the exact image: once it is nearly right, the error of a rounded image would be
+    most of the gradient. The difference is saved in the prediction's type. The backward pass overwrites it and so
+    can run only once.
     """
 
     @staticmethod
@@ -38,14 +38,14 @@ class _SquaredError(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
         difference, ctx.difference = ctx.difference, None
-        # A number is not rounded to the pictures' type, as a tensor would be: 1 / N rounded errs alike in every pixel.
+        # A Python number is not rounded to the pictures' type, as a tensor is: a rounded 1 / N biases all pixels alike.
         return difference.mul_(1.0 / len(difference)).mul_(gradient.to(difference.dtype)), None
 
 
 def image_nll(prediction: Tensor, image: Tensor) -> Tensor:
     """Negative log likelihood of images under N(prediction, 1), summed over pixels, mean over N: scalar, nats.
 
-    prediction and image [N, 3, H, W]; the image in float32 or float64, the prediction perhaps in a smaller type.
+    prediction and image [N, 3, H, W]. The image is float32 or float64; the prediction may have a smaller type.
     """
     pixels = image[0].numel()
     return _SquaredError.apply(prediction, image) + HALF_LOG_2PI * pixels
@@ -64,7 +64,7 @@ def kl_per_latent(posterior: Distributions, prior: Distributions) -> dict[str, T
 def one_sided_kls(posterior: Distributions, prior: Distributions) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """KL(posterior || sg prior) and KL(sg posterior || prior) of each latent: {name: [...]} nats.
 
-    Equal numbers. The gradient of the first moves the posteriors alone, that of the second the priors.
+    Their values are equal. The gradient of the first moves only the posteriors, that of the second only the priors.
     """
     fixed, target = ({name: one.map(torch.detach) for name, one in side.items()} for side in (prior, posterior))
     return kl_per_latent(posterior, fixed), kl_per_latent(target, prior)
@@ -74,16 +74,16 @@ def one_sided_kls(posterior: Distributions, prior: Distributions) -> tuple[dict[
 class KLWeights:
     """How the KL terms add up (Wang et al. 2022, equation 5 and appendix on free nats).
 
-    alpha scales all of them (1 at 64 pixels, 2 at 96); each row's beta weighs its own. A small beta of the noise makes
-    it cheaper to remember something there than in the signal. The signal's rows (`LatentSpec.free`) share free nats.
+    alpha scales all terms (1 at 64 pixels, 2 at 96), each row's beta its own. With a small beta of the noise, it is
+    cheaper to store information there than in the signal. The signal's rows (`LatentSpec.free`) share the free nats.
 
-    Strategy A clamps each element of their KL from below at `free_nats`. Strategy B splits it into the bound's own
-    share b and the regularizer's 1 - b, with b the noise's beta, and clamps the first alone:
-    b max(KL, free_nats) + (1 - b) KL. Without noise latents (Dreamer) there is no regularizer, and B is A. Strategy
-    "mean" clamps the mean of the batch instead of each element.
+    Strategy A clamps each element of their KL from below at `free_nats`. Strategy B splits their beta (1 in the paper)
+    into the bound's own share b, the beta of the first noise row, and the regularizer's beta - b. It clamps only the
+    first: b max(KL, free_nats) + (beta - b) KL. Without noise latents (Dreamer) there is no regularizer, and B is A.
+    Strategy "mean" clamps the mean of the batch instead of each element.
 
-    dyn parts two gradients (KL balance, Hafner et al. 2021): alpha and beta then weigh what posteriors may know, and
-    dyn how fast each prior learns to predict them, so that a small beta does not leave the noise's prior behind.
+    dyn separates two gradients (KL balance, Hafner et al. 2021): alpha and beta then weigh what posteriors may know,
+    dyn how fast each prior learns to predict them, so a small beta does not leave the noise's prior behind.
     None: alpha beta weighs both.
     """
 
@@ -94,17 +94,17 @@ class KLWeights:
 
     @classmethod
     def from_config(cls, config: Config) -> Self:
-        """Those of a configuration."""
+        """The weights of a configuration."""
         kl = config.model.kl
         return cls(alpha=config.alpha, free_nats=kl.free_nats, free_nats_strategy=kl.free_nats_strategy, dyn=kl.dyn)
 
     def total(
         self, posterior: Distributions, prior: Distributions, table: Table, share: Scalar = 1.0, signal: Scalar = 1.0
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weighted scalar, mean over T and B, and KL of each latent, {name: [T, B]} nats.
+        """The weighted KL, a scalar (mean over T and B), and the KL of each latent, {name: [T, B]} nats.
 
-        share: of alpha. signal: of the weight of the signal's rows; see `KLSchedule` for both. With dyn the first is
-        share * weighted(KL(posterior || sg prior)) + dyn sum of clamped KL(sg posterior || prior).
+        share, signal: factors of alpha and of the weight of the signal's rows, see `KLSchedule`. With dyn, the scalar
+        is share * weighted(KL(posterior || sg prior)) + dyn * sum of KL(sg posterior || prior), the signal's clamped.
         """
         if self.dyn is None:
             kl = kl_per_latent(posterior, prior)
@@ -116,7 +116,7 @@ class KLWeights:
     def weighted(self, kl: dict[str, Tensor], table: Table, relaxed: Scalar = 1.0) -> Tensor:
         """KL of each latent {name: [T, B]} nats -> the weighted scalar alpha * (...), mean over T and B.
 
-        relaxed: factor of the signal's share.
+        relaxed: factor of the signal's weight.
         """
         signal, noise = table.free, [row for row in table.rows.values() if not row.free]
         total = torch.zeros((), device=next(iter(kl.values())).device, dtype=next(iter(kl.values())).dtype)  # scalar
@@ -128,7 +128,7 @@ class KLWeights:
             if self.free_nats_strategy == "mean":
                 mean = together.mean()  # scalar
                 whole = mean.detach().clone()
-                average([whole])  # of several processes, all of the batch decides whether it is free
+                average([whole])  # with several processes, the whole batch decides whether it is free
                 total = share * torch.where(whole < self.free_nats, self.free_nats, mean)  # scalar
             else:
                 total = share * together.clamp(min=self.free_nats).mean()  # scalar
@@ -141,12 +141,12 @@ class KLWeights:
 
 
 class KLSchedule(nn.Module):
-    """How weights of the KL move with the updates.
+    """How the KL weights change over the updates.
 
-    warmup: updates in which alpha grows from 0, so that latents may learn to see before it costs; not the separate
-    weight of the priors (`KLWeights.dyn`), which teaches them. relax: factor of the signal's weight after `relax_after`
-    updates. A strong background leaves the signal while that is dear; once the noise latents hold it, a cheaper signal
-    can take in what is worth few nats, such as a thin body.
+    warmup: updates in which alpha grows from 0, so that latents learn to see before it costs. The priors' own weight
+    (`KLWeights.dyn`), which teaches them, does not grow. relax: factor of the signal's weight after `relax_after`
+    updates. While the signal is expensive, a strong background leaves it. Once the noise latents hold the background, a
+    cheaper signal can take in what is worth few nats, such as a thin body.
     """
 
     def __init__(self, *, warmup: int, relax: float, relax_after: int):
@@ -156,12 +156,12 @@ class KLSchedule(nn.Module):
             self.register_buffer("updates", torch.zeros(()))
 
     def step(self) -> None:
-        """One more update."""
+        """Count one more update."""
         if self.warmup or self.relax != 1:
-            self.updates.add_(1)  # in place: a graph replays it
+            self.updates.add_(1)  # in place, so that a graph replays it
 
     def weights(self) -> tuple[Scalar, Scalar]:
-        """Factors of alpha, and of the signal's share of it, in the current update, which is the first after 1 step."""
+        """Factors of alpha and of the signal's weight in the current update; the first update follows one `step`."""
         share = (self.updates / self.warmup).clamp(max=1.0) if self.warmup else 1.0
         signal = torch.where(self.updates > self.relax_after, self.relax, 1.0) if self.relax != 1 else 1.0
         return share, signal

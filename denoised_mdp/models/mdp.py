@@ -16,20 +16,20 @@ from denoised_mdp.optim.parallel import average, normal
 
 @dataclass
 class PolicyBatch:
-    """Posterior latents of one training batch, detached from the world model, and what was done in them."""
+    """Posterior latents of one training batch, detached from the world model, and the actions taken in them."""
 
     belief: Tensor
     """beliefs of what the policy sees, [T, B, D]"""
     state: Tensor
     """posterior samples, [T, B, S]"""
     action: Tensor
-    """[T, B, A]: row t holds the action that *led to* latent t; row t + 1 what was done in latent t"""
+    """[T, B, A]: row t holds the action that *led to* latent t, row t + 1 the action taken in latent t"""
     reward: Tensor
-    """mean reward of these latents, [T, B], from the pass that made them; `LatentMDP.reward` has newer weights"""
+    """mean reward of these latents, [T, B], from the pass that inferred them; `LatentMDP.reward` has newer weights"""
     is_terminal: Tensor
     """bool [T, B]: the episode terminated there; nothing follows"""
     is_first: Tensor
-    """bool [T, B]: an episode begins there, and does not follow from the row before"""
+    """bool [T, B]: an episode begins there; it does not follow from the row before"""
 
     @property
     def features(self) -> Tensor:
@@ -42,9 +42,9 @@ class PolicyBatch:
         return (~self.is_terminal).to(self.reward.dtype)
 
     def last(self, rows: int | None) -> PolicyBatch:
-        """The last so many rows of each segment, all that there are if fewer; None: all.
+        """The last `rows` rows of each segment, or all of them if there are fewer; None: all.
 
-        Each row is a posterior latent, whichever episode it belongs to: the first of these may follow from none.
+        Each row is a posterior latent, whichever episode it belongs to, so the first one needs no row before it.
         """
         if rows is None:
             return self
@@ -52,13 +52,13 @@ class PolicyBatch:
 
     @cached_property
     def within(self) -> tuple[Tensor, Tensor]:
-        """`steps`, found once for all means."""
+        """`steps`, computed once for all means."""
         return self.steps()
 
     def steps(self) -> tuple[Tensor, Tensor]:
-        """1 for each step from row t to row t + 1 within an episode, else 0, [T - 1, B]; and how many there are.
+        """1 for each step from row t to row t + 1 within an episode, else 0, [T - 1, B]; and their number, at least 1.
 
-        Of several processes, their mean number: the means of `mean` then have the mean over the whole batch.
+        The number is averaged over several processes: the results of `mean` then average to the whole batch's mean.
         """
         within = (~self.is_first[1:]).to(self.reward.dtype)  # [T - 1, B]
         count = within.sum()
@@ -72,9 +72,9 @@ class PolicyBatch:
 
 
 class LatentMDP:
-    """The rows of the table that the policy sees: their priors, rewards and ends; for 2b and 2c, x alone.
+    """The rows of the table that the policy sees: their priors, rewards and ends. For 2b and 2c, x alone.
 
-    Nothing else of the world model is reachable from here, so that no policy can look at the noise.
+    Nothing else of the world model is reachable from here, so no policy can look at the noise.
 
     Symbols: D / S belief / state size summed over these rows, F = D + S, A action size.
     """

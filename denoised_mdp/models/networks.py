@@ -1,6 +1,6 @@
-"""MLP, and the fast ways to evaluate convolutions (Wang et al. 2022, appendix).
+"""MLP, and fast ways to evaluate convolutions (Wang et al. 2022, appendix).
 
-Every network takes plain numbers and works alone in a notebook. Parameters live in ordinary `nn.Linear`,
+Every network is built from plain numbers and works on its own in a notebook. Parameters live in ordinary `nn.Linear`,
 `nn.Conv2d` and `nn.ConvTranspose2d` layers, so that checkpoints stay ordinary; some layers are *evaluated* in
 an algebraically equal form that is several times faster on a CPU (see `convolve_as_product`, `upsample`).
 
@@ -32,7 +32,7 @@ def set_compute_dtype(module: nn.Module, dtype: torch.dtype | None) -> None:
 def images_to_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """uint8 images [..., H, W, 3] -> floats in [-0.5, 0.5], [N, 3, H, W] in channels-last memory, N = prod(...).
 
-    The permutation is a view: images are stored the way convolutions like to read them.
+    The permutation is a view: images are already stored in the order that convolutions read fastest.
     """
     flat = images.reshape(-1, *images.shape[-3:]).permute(0, 3, 1, 2)
     return flat.to(dtype).div_(255.0).sub_(0.5)
@@ -44,7 +44,7 @@ def float_to_images(images: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """`layers` hidden layers of width `hidden` with ELU, or what `norm` says, then a linear layer without activation.
+    """`layers` hidden layers of width `hidden` with ELU, or `norm`'s activation, then a linear layer without one.
 
     Input [..., inputs], output [..., outputs]. Hidden layers run in `compute_dtype`; the last one does not, since
     means, standard deviations, values and rewards need all their bits.
@@ -67,7 +67,7 @@ class MLP(nn.Module):
 
 
 class SideBySide(nn.Module):
-    """Several networks with the same input; outputs [..., K O] of all K, one behind the other."""
+    """K networks with the same input; their outputs, O each, are concatenated to [..., K O]."""
 
     def __init__(self, nets: Sequence[nn.Module]):
         super().__init__()
@@ -89,7 +89,7 @@ def convolve(x: Tensor, layer: nn.Conv2d) -> Tensor:
 
 
 def convolve_as_product(x: Tensor, layer: nn.Conv2d, *, relu: bool = False) -> Tensor:
-    """The same as `convolve`, as one matrix product over gathered patches; faster where the output is tiny."""
+    """`convolve`, and optionally a ReLU, as one matrix product over gathered patches; faster for a tiny output."""
     y = _PatchProduct.apply(x, layer.weight.to(x.dtype), layer.stride[0])
     return _BiasReLU.apply(y, layer.bias.to(x.dtype), relu)
 
@@ -111,9 +111,9 @@ class _PatchProduct(torch.autograd.Function):
 
 
 def upsample(x: Tensor, layer: nn.ConvTranspose2d, *, relu: bool = False) -> Tensor:
-    """Evaluate a transposed convolution, and a ReLU, in the type of `x`: [N, C, H, W] -> [N, O, H', W'].
+    """Evaluate a transposed convolution, and optionally a ReLU, in the type of `x`: [N, C, H, W] -> [N, O, H', W'].
 
-    A 1x1 input makes it one matrix product. To few channels, on a CPU, it is a convolution to every phase of
+    For a 1x1 input, it is one matrix product. For few output channels on a CPU, it is a convolution to every phase of
     the stride. The bias is added afterwards: inside the call it makes oneDNN's kernel several times slower.
     """
     weight, bias = layer.weight.to(x.dtype), layer.bias.to(x.dtype)
@@ -129,10 +129,10 @@ def upsample(x: Tensor, layer: nn.ConvTranspose2d, *, relu: bool = False) -> Ten
 
 
 class _BiasReLU(torch.autograd.Function):
-    """[N, O, H, W] + [O], then a ReLU, in channels-last memory, a line of pixels at a time.
+    """[N, O, H, W] + [O], then optionally a ReLU, in channels-last memory, a line of pixels at a time.
 
-    Per pixel a few channels are a slow loop. One function, since a ReLU in place on the views that lead to lines
-    and back would make autograd copy the gradient to another memory format, ten times slower to read.
+    A loop over the few channels of one pixel is slow. All is one function because an in-place ReLU on the views to
+    lines and back would make autograd copy the gradient to another memory format, ten times slower to read.
     """
 
     @staticmethod
@@ -155,8 +155,8 @@ class _SubPixel(torch.autograd.Function):
     """A transposed convolution of stride 2 and even kernel k, as one k/2 convolution to 4 O channels.
 
     Output pixel (2 i + a, 2 j + b) sums x[i - m, j - n] w[2 m + a, 2 n + b]: each phase (a, b) is an ordinary
-    convolution. The backward pass is the transposed convolution's own, which is the faster one there. padding: so many
-    pixels at each border of the output are left out.
+    convolution. The backward pass is the transposed convolution's own, which is faster there. padding: the number of
+    pixels to leave out at each border of the output.
     """
 
     @staticmethod
@@ -172,7 +172,7 @@ class _SubPixel(torch.autograd.Function):
         y = F.conv2d(x, kernel, None, 1, k // 2 - 1).permute(0, 2, 3, 1)  # [N, H'/2, W'/2, a b O ...]
         n, h, w, _ = y.shape
         y = y[..., : 4 * out].unflatten(3, (2, 2, out)).transpose(2, 3).reshape(n, 2 * h, 2 * w, out)  # [N, H, W, O]
-        y = y[:, padding : 2 * h - padding, padding : 2 * w - padding]  # less the borders
+        y = y[:, padding : 2 * h - padding, padding : 2 * w - padding]  # without the borders
         return y.permute(0, 3, 1, 2)
 
     @staticmethod

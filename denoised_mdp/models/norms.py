@@ -1,4 +1,4 @@
-"""What follows a hidden layer: ELU as in Wang et al. 2022, or RMSNorm and SiLU as in DreamerV3 (Hafner et al. 2025)."""
+"""Activations of hidden layers: ELU (Wang et al. 2022), or RMSNorm and SiLU as in DreamerV3 (Hafner et al. 2025)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from denoised_mdp.models import kernels
 
 EPS = 1e-4
-FEW = 16  # up to here means in bf16 are products with a matrix: a reduction over so few numbers is a slow loop
+FEW = 16  # up to this size, bf16 means are matrix products: a reduction over so few numbers is a slow loop
 
 
 class RMSNorm(nn.Module):
@@ -33,14 +33,14 @@ class RMSNorm(nn.Module):
 
 
 def activation(norm: str, size: int) -> nn.Module:
-    """What follows a dense layer of `size` outputs; norm: none (ELU), rms, or relu, without a norm."""
+    """The activation of a dense layer of `size` outputs. norm: none (ELU), rms (RMSNorm, SiLU) or relu (ReLU alone)."""
     if norm == "relu":
         return nn.ReLU(inplace=True)
     return RMSNorm(size) if norm == "rms" else nn.ELU(inplace=True)
 
 
 def _mean(x: Tensor) -> Tensor:
-    """Mean over the last axis, which stays: [..., 1], or as many equal numbers as it had where that is sooner done."""
+    """Mean over the last axis, which is kept: [..., 1], or equal numbers [..., size] where that is faster."""
     size = x.shape[-1]
     if x.dtype == torch.bfloat16 and size <= FEW:
         return x @ x.new_full((size, size), 1.0 / size)  # [..., size]
@@ -48,7 +48,7 @@ def _mean(x: Tensor) -> Tensor:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """One function of few operations: composed, a layer costs some twenty with its gradients."""
+    """One function of few operations: composed of elementary ones, a layer takes some twenty, gradients included."""
 
     @staticmethod
     def forward(ctx, x: Tensor, scale: Tensor, silu: bool) -> Tensor:

@@ -1,6 +1,6 @@
-"""Networks of model-free agents that learn from pictures, those of SAC-AE, DBC and CURL; initial weights.
+"""Networks and initial weights of model-free agents that learn from pictures, as in SAC-AE, DBC and CURL.
 
-Symbols: N batch, k frames of a stack, S height and width, F features, A action size, E flattened convolutions.
+Symbols: N batch, k frames of a stack, S height and width, F features, A action size, E size of flattened convolutions.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ POOLED = 4
 class Head(nn.Module):
     """Flattened convolutions [..., E] -> features [..., F]: a linear layer, then LayerNorm.
 
-    In the parameters' type: what tells pictures apart is often a small part of a large common offset, and LayerNorm
-    magnifies what fewer bits leave of it.
+    It runs in the parameters' type: pictures often differ little beside a large common offset, and LayerNorm would
+    magnify the rounding of fewer bits.
     """
 
     def __init__(self, inputs: int, features: int):
@@ -41,7 +41,7 @@ class Head(nn.Module):
 class PixelEncoder(nn.Module):
     """Stacks of frames [N, 3 k, S, S] in [0, 1] -> phi [N, F]: four 3x3 convolutions with ReLU, the first of stride 2.
 
-    `convolve` is the part that the actor shares, `head` the rest. 84 pixels give 41, 39, 37, 35.
+    The actor shares `convolve`; `head` is the rest. From 84 pixels, the convolutions' sides are 41, 39, 37, 35.
     """
 
     def __init__(self, frames: int, size: int, depth: int = 32, features: int = 50):
@@ -62,16 +62,16 @@ class PixelEncoder(nn.Module):
         return self.convolutions[0].weight
 
     def read(self, pictures: Tensor) -> Tensor:
-        """Stacks of frames, uint8 [N, k, H, W, 3] -> what probes read of their middle, [N, F]."""
+        """Stacks of frames, uint8 [N, k, H, W, 3] -> features of the center crop, as probes read them, [N, F]."""
         return self.probed(self.convolve_frames(pictures))
 
     def convolve_frames(self, pictures: Tensor) -> Tensor:
-        """Stacks of frames, uint8 [N, k, H, W, 3] -> the convolutions of their middle, [N, E]."""
+        """Stacks of frames, uint8 [N, k, H, W, 3] -> convolutions of the center crop, [N, E]."""
         stacked = pictures.permute(0, 2, 3, 1, 4).flatten(-2)  # [N, H, W, 3 k]
         return self.convolve(to_unit(center_cut(stacked, self.size), self.like.dtype))
 
     def probed(self, hidden: Tensor) -> Tensor:
-        """What probes read, from the convolutions [N, E]: phi after LayerNorm, [N, F]."""
+        """The features that probes read, from the convolutions [N, E]: phi after LayerNorm, [N, F]."""
         return self.head(hidden)
 
     def convolve(self, pictures: Tensor) -> Tensor:
@@ -86,12 +86,12 @@ class PixelEncoder(nn.Module):
         return self.head(self.convolve(pictures))
 
     def pooled(self, hidden: Tensor) -> Tensor:
-        """Convolutions [N, E] averaged over a coarse grid: small enough for a probe, [N, 16 depth]."""
+        """Convolutions [N, E] averaged over the cells of a coarse grid, small enough for a probe, [N, 16 depth]."""
         return F.adaptive_avg_pool2d(hidden.view(-1, self.depth, self.side, self.side), POOLED).flatten(1)
 
 
 class PixelActor(nn.Module):
-    """Flattened convolutions -> a tanh-squashed Gaussian; a head of its own, then two hidden layers."""
+    """Flattened convolutions -> a head of its own -> two hidden layers -> a tanh-squashed Gaussian."""
 
     def __init__(self, inputs: int, action_size: int, hidden: int, features: int):
         super().__init__()
@@ -105,7 +105,7 @@ class PixelActor(nn.Module):
         return mean, (low + 0.5 * (high - low) * (torch.tanh(raw) + 1.0)).exp()
 
     def mode(self, hidden: Tensor) -> Tensor:
-        """The action without chance, [N, A]."""
+        """The deterministic action tanh(mean), [N, A]."""
         return torch.tanh(self(hidden)[0])
 
     def sample(self, hidden: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,9 +117,9 @@ class PixelActor(nn.Module):
 
 
 def initialize(module: nn.Module) -> None:
-    """Linear layers orthogonal; convolutions orthogonal in their middle tap, gain sqrt 2, else zero; biases zero.
+    """Make linear layers orthogonal, and convolutions in their middle tap (gain sqrt 2); other taps and biases are 0.
 
-    The delta-orthogonal initialization of Xiao et al. 2018. Numbers come from PyTorch's global generator.
+    This is the delta-orthogonal initialization of Xiao et al. 2018. It draws from PyTorch's global generator.
     """
     for layer in module.modules():
         if isinstance(layer, nn.Linear):

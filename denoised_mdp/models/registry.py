@@ -1,4 +1,4 @@
-"""World models by the name that ``model.kind`` has in a configuration."""
+"""World models by the name that a configuration gives as ``model.kind``."""
 
 from denoised_mdp.models.base import WorldModel
 from denoised_mdp.models.denoised import DenoisedModel

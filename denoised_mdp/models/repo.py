@@ -1,7 +1,7 @@
 """RePo: no reconstruction, and a bound on the KL (Zhu et al., NeurIPS 2023).
 
-The model maximizes the likelihood of rewards subject to E[KL(posterior || prior)] <= limit, by a dual variable. What is
-neither needed for rewards nor predictable is dropped. A decoder may learn beside it, only to look at.
+The model maximizes the likelihood of rewards subject to E[KL(posterior || prior)] <= limit, by a dual variable.
+Information that is neither needed for rewards nor predictable is dropped. A decoder may learn alongside, for pictures.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 
 def balanced_kl(posterior: Distributions, prior: Distributions, balance: float) -> Tensor:
-    """balance KL(sg posterior || prior) + (1 - balance) KL(posterior || sg prior), of all latents: [T, B] nats.
+    """balance KL(sg posterior || prior) + (1 - balance) KL(posterior || sg prior), summed over latents: [T, B] nats.
 
-    Its value is the KL. Its gradient moves the prior towards the posterior more than the other way round.
+    Its value is the KL. With balance > 1/2, its gradient moves the prior to the posterior more than the reverse.
     """
     to_posterior, to_prior = one_sided_kls(posterior, prior)  # {name: [T, B]}
     return sum(balance * to_prior[name] + (1.0 - balance) * to_posterior[name] for name in posterior)
 
 
 class RePo(DenoisedModel):
-    """The parts of `DenoisedModel` with other losses; the table has one latent in the paper, x.
+    """The parts of `DenoisedModel` with other losses. In the paper the table has one latent, x.
 
-    `kl_limit`: nats per step. `kl_balance`: see `balanced_kl`. `initial_beta`, `dual_lr`: of the KL's weight beta.
-    `decoder`: learn one. `eps`, `options`: of `DenoisedModel`; its weights of the KL terms do not count here.
+    `kl_limit`: nats per step. `kl_balance`: see `balanced_kl`. `initial_beta`, `dual_lr`: start and rate of the KL's
+    weight beta. `decoder`: learn one. `eps`, `options`: see `DenoisedModel`; `kl` and `kl_schedule` are unused.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RePo(DenoisedModel):
 
     @classmethod
     def options(cls, config: Config) -> dict[str, Any]:
-        """Keyword arguments that a configuration implies."""
+        """Constructor arguments from a configuration."""
         names = ("kl_limit", "kl_balance", "initial_beta", "dual_lr", "decoder")
         return super().options(config) | {name: getattr(config.model, name) for name in names}
 
@@ -93,10 +93,10 @@ class RePo(DenoisedModel):
         noise: Tensor,
         start: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Latent, dict[str, Tensor], dict[str, Tensor]]:
-        """NLL(reward) + sg(beta) (KL - limit), means over T and B; arguments as of `DenoisedModel.loss`.
+        """NLL(reward) + sg(beta) (KL - limit), means over T and B. Arguments are those of `DenoisedModel.loss`.
 
-        Returns the scalar loss, KL - limit (detached), the posterior latents [T, B, ...], their reward shares
-        {name: [T, B]} and detached metrics.
+        A continuation head adds its term. Returns the scalar loss, KL - limit (detached), the posterior latents
+        [T, B, ...], their reward shares {name: [T, B]} and detached metrics.
         """
         before = self.latent_before(start)
         latent, posterior, prior = self.rssm.observe(self.embed(observation), action, is_first, noise, before)
@@ -116,11 +116,11 @@ class RePo(DenoisedModel):
         return loss, excess.detach(), latent, shares, {name: value.detach() for name, value in metrics.items()}
 
     def dual_loss(self, excess: Tensor) -> Tensor:
-        """-log(beta) (KL - limit): its descent raises beta while the KL is above its limit."""
+        """-log(beta) (KL - limit): descending it raises beta while the KL is above its limit."""
         return -self.log_beta * excess
 
     def learn_to_decode(self, latent: Latent, observation: Tensor) -> dict[str, Tensor]:
-        """One step of the decoder alone on detached latents [T, B, ...]; returns its error as a metric."""
+        """Take one step of the decoder alone on detached latents [T, B, ...]; return its error as a metric."""
         images = self.float_images(observation)  # [T B, 3, H, W]
         loss = self.image_nll(self.decode(latent), images)
         optimize(loss, self.optimizers["decoder"], self.clip)
@@ -128,5 +128,5 @@ class RePo(DenoisedModel):
 
     @property
     def free_nats(self) -> float:
-        """Nothing is free."""
+        """RePo has no free nats."""
         return 0.0

@@ -26,9 +26,9 @@ Distributions = dict[str, StateDistribution]
 
 
 class Transition(nn.Module):
-    """Prior of one latent: inputs -> (ELU layers, or what `norm` says) -> GRU -> distribution.
+    """Prior of one latent: inputs -> layers with ELU, or `norm`'s activation -> GRU -> distribution.
 
-    A latent without parents has one input layer, one with parents has two; every width is the belief's.
+    A latent without parents has one input layer, one with parents has two. All widths equal the belief's.
     """
 
     def __init__(self, row: LatentSpec, inputs: int, norm: str):
@@ -55,8 +55,8 @@ class Transition(nn.Module):
 class PosteriorStage(nn.Module):
     """The joint posterior net of latents whose parents are known (Wang et al. 2022, appendix).
 
-    It reads belief and state of the latents of earlier stages, the beliefs of its own, the previous belief and state
-    of later ones, and the embedding. Its hidden width is `width`, or the sum of its own beliefs.
+    It reads belief and state of the latents of earlier stages, the beliefs of its own latents, the previous belief and
+    state of those of later stages, and the embedding. Its hidden width is `width`, or the sum of its own beliefs.
     """
 
     def __init__(self, rows: tuple[LatentSpec, ...], inputs: int, embed: int, norm: str, width: int | None):
@@ -68,7 +68,7 @@ class PosteriorStage(nn.Module):
         self.net = MLP(inputs + embed, width or sum(row.belief for row in rows), sum(self.raw_widths), norm=norm)
 
     def split_first_layer(self, embed: Tensor) -> tuple[Tensor, Tensor]:
-        """First layer's columns for the latents [hidden, inputs], and the embeddings' share [..., hidden]."""
+        """The first layer's columns for the latents [hidden, inputs], and the embeddings' share [..., hidden]."""
         first = self.net.hidden[0]
         weight, columns = first.weight.split((first.in_features - self.embed, self.embed), 1)
         return weight, F.linear(embed, columns, first.bias)
@@ -76,7 +76,7 @@ class PosteriorStage(nn.Module):
     def forward(
         self, context: Tensor, weight: Tensor, projection: Tensor, noise: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Context [B, inputs] and the split first layer -> states [B, S_rows], and the parameters to be stacked."""
+        """Context [B, inputs] and the split first layer -> states [B, S_rows], and parameters to stack over time."""
         hidden = self.net.activations[0](torch.addmm(projection, context, weight.t()))  # [B, hidden]
         raw = self.net.output(hidden)  # [B, raw]
         if self.gaussian:
@@ -87,7 +87,7 @@ class PosteriorStage(nn.Module):
         return torch.cat([part.sample(own) for part, own in zip(parts, noises, strict=True)], -1), (raw,)
 
     def distributions(self, parameters: tuple[Tensor, ...]) -> Distributions:
-        """Parameters as `forward` returned them, perhaps stacked -> the posterior of each row."""
+        """Parameters as returned by `forward`, possibly stacked -> the posterior of each row."""
         if self.gaussian:
             sizes = [row.state for row in self.rows]
             split = zip(*(tensor.split(sizes, -1) for tensor in parameters), strict=True)
@@ -99,7 +99,7 @@ class PosteriorStage(nn.Module):
 class RSSM(nn.Module):
     """Factorized transition model (prior) and filter (posterior) of a table of latents.
 
-    `block_width`: H of `BlockTransition`, which is then the prior, and of the posteriors; None: `Transition`.
+    `block_width`: width H of the `BlockTransition` priors and of the posterior nets; None: priors are `Transition`s.
     """
 
     def __init__(self, table: Table, action_size: int, embed: int, norm: str, block_width: int | None = None):
@@ -110,7 +110,7 @@ class RSSM(nn.Module):
             raise UserError(f"A latent cannot be called {taken[0]!r}, which PyTorch uses itself: choose another name.")
         for row in table.rows.values():
             first, *others = [table.rows[name].belief + table.rows[name].width for name in row.parents] or [0]
-            inputs = [first, row.width, action_size * row.sees_action, *others]  # as `_prior_inputs` puts them together
+            inputs = [first, row.width, action_size * row.sees_action, *others]  # the order of `_prior_inputs`
             if block_width is None:
                 self.transitions[row.name] = Transition(row, sum(inputs), norm)
             else:
@@ -138,8 +138,8 @@ class RSSM(nn.Module):
 
         Returns posterior samples as a `Latent` [T, B, ...], and posterior and prior of each latent, [T, B, ...].
 
-        What does not depend on the recurrence is computed for all steps at once, outside the loop: the
-        embeddings' share of the posterior nets' first layers before it, the prior heads after it.
+        What does not depend on the recurrence is computed for all steps at once, outside the loop: the embeddings'
+        share of the posterior nets' first layers before it, the prior heads after it.
         """
         previous = initial if initial is not None else self.initial(embed.shape[1])
         keep = (~is_first).to(action.dtype)[..., None]  # [T, B, 1]
@@ -165,8 +165,8 @@ class RSSM(nn.Module):
     ) -> tuple[Tensor, Tensor, list[tuple[Tensor, ...]]]:
         """One filtering step on [B, ...] tensors; returns belief, posterior sample and each stage's parameters.
 
-        weights, projection: of the stages' first layers, what multiplies the latents [hidden, inputs] and what the
-        embedding contributes [B, hidden].
+        weights, projection: of each stage's first layer, the columns for the latents [hidden, inputs] and the share of
+        the embedding [B, hidden].
         """
         old_belief, old_state = self.layout.split_belief(old.belief), self.layout.split_state(old.state)
         noises = noise.split([sum(row.width for row in stage.rows) for stage in self.posteriors], -1)  # [B, S] each
@@ -180,7 +180,7 @@ class RSSM(nn.Module):
                 new_belief[row.name] = self.transitions[row.name](inputs, old_belief[row.name])
             own = [new_belief[row.name] for row in stage.rows]
             rest = [row.name for later in self.table.stages[number + 1 :] for row in later]
-            later = [part for name in rest for part in (old_belief[name], old_state[name])]  # of the step before
+            later = [part for name in rest for part in (old_belief[name], old_state[name])]  # of the previous step
             context = [*earlier, *own, *later]  # [B, ...] each
             sample, tensors = stage(torch.cat(context, -1), weights[number], projection[number], noises[number])
             new_state |= zip(
@@ -195,9 +195,9 @@ class RSSM(nn.Module):
     def _prior_inputs(
         row: LatentSpec, belief: dict[str, Tensor], state: dict[str, Tensor], own: Tensor, action: Tensor
     ) -> Tensor:
-        """What the prior of a row reads, [B, inputs]: the first parent, its own previous state, the action, the rest.
+        """Inputs of a row's prior, [B, inputs]: first parent, own previous state, action, other parents.
 
-        belief, state: of this step, of the latents so far.
+        belief, state: of the latents that this step has reached so far. own: the row's previous state.
         """
         parents = [(belief[name], state[name]) for name in row.parents]
         inputs = [*(parents[0] if parents else ()), own]
@@ -214,7 +214,7 @@ class RSSM(nn.Module):
     def imagine_step(self, latent: Latent, action: Tensor, noise: Tensor) -> Latent:
         """One step of the priors of what the policy sees: a clean MDP.
 
-        latent [N, ...] of those rows alone (`Latent.select`), action [N, A], noise [N, S_seen] -> the next latent.
+        latent [N, ...] of these rows alone (`Latent.select`), action [N, A], noise [N, S_seen] -> the next latent.
         """
         layout = latent.layout
         old_belief, old_state = layout.split_belief(latent.belief), layout.split_state(latent.state)

@@ -1,6 +1,6 @@
-"""What a network says of a scalar: its mean, or a categorical over bins of exponential width (Hafner et al. 2025).
+"""How a network predicts a scalar: its mean, or a categorical over bins of exponential width (Hafner et al. 2025).
 
-Each takes the raw output of a network, [..., outputs], and offers `mean(raw)` and `nll(raw, target)`, both [...].
+Each class takes the raw output of a network, [..., outputs], and has `mean(raw)` and `nll(raw, target)`, both [...].
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class GaussianScalar:
 
 
 class TwohotScalar:
-    """A categorical over 255 values; a target in between two of them counts as both, by its distance.
+    """A categorical over 255 values; a target between two of them is split over both by its distance.
 
-    The values are symexp(-20 .. 20) in equal steps: b_127 = 0, the next are 0.17 from it, the last 4.9e8. So one net
-    learns small and large returns alike, by a loss whose gradient does not grow with them.
+    The values are symexp of equal steps from -20 to 20: b_127 = 0, the next are 0.17 away, the last 4.9e8. One net thus
+    learns small and large returns alike, with a loss whose gradient does not grow with them.
     """
 
     outputs = 2 * HALF_BINS + 1
@@ -47,14 +47,14 @@ class TwohotScalar:
 
     @classmethod
     def mean(cls, raw: Tensor) -> Tensor:
-        """Logits [..., 255] -> sum of p_i b_i [...], bins of one size together: equal logits give exactly 0."""
+        """Logits [..., 255] -> sum of p_i b_i [...], with b_i and -b_i paired: equal logits give exactly 0."""
         probs = raw.softmax(-1)  # [..., 255]
         excess = probs[..., HALF_BINS + 1 :] - probs[..., :HALF_BINS].flip(-1)  # [..., 127]
         return (excess * cls.bins(raw)[HALF_BINS + 1 :]).sum(-1)
 
     @classmethod
     def nll(cls, raw: Tensor, target: Tensor) -> Tensor:
-        """Cross entropy of logits [..., 255] to the two bins around targets [...], nats; beyond the last bin, to it."""
+        """Cross entropy of logits [..., 255] with targets [...], each clipped and split over two bins, nats."""
         bins, log_probs = cls.bins(raw), raw.log_softmax(-1)
         above = torch.searchsorted(bins, target.contiguous(), right=True).clamp(1, cls.outputs - 1)  # [...]
         low, high = bins[above - 1], bins[above]
@@ -64,9 +64,9 @@ class TwohotScalar:
 
 
 class Lowest:
-    """What several networks say of one scalar: the lowest of their means counts, and each learns all targets.
+    """One scalar as predicted by several networks: the lowest of their means counts, and each learns all targets.
 
-    Raw outputs [..., K O] are those of K networks `SideBySide`, of a kind of `SCALARS` with O outputs each.
+    Raw outputs [..., K O] are those of K networks `SideBySide`, all of one kind of `SCALARS` with O outputs.
     """
 
     def __init__(self, kind: type[GaussianScalar | TwohotScalar], count: int):

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from denoised_mdp.options import option
 
 CONVOLUTIONS = {"paper": (64, 96), "strided": (32, 48, 64, 96), "pooled": (32, 48, 64, 96)}
-"""kinds of encoder and decoder (see `vision`), and the heights and widths of the pictures that each can see"""
+"""kinds of encoder and decoder (see `vision`) -> the heights and widths of the pictures that each supports"""
 
 BLOCKS = 8
-"""of the block GRU; a belief has as many parts of one size"""
+"""blocks of the block GRU; a belief has this many parts of equal size"""
 
 RESERVED = ("action", "all", "encoder", "error", "untrained")
-"""what probes and metrics (``model/reward_error``) call other things than latents"""
+"""names that probes and metrics (``model/reward_error``) use for things other than latents"""
 
 
 def convolutions_for(size: int) -> str:
-    """The kind for pictures of this size: the paper's, where it has one."""
+    """The default kind for pictures of this size: the paper's if it supports the size, else strided."""
     return "paper" if size in CONVOLUTIONS["paper"] else "strided"
 
 
@@ -53,13 +53,13 @@ class LatentSpec:
 class Table:
     """Rows in order, and the stages in which they are inferred.
 
-    Stage 0 holds the latents without parents; each later stage those whose parents are all known. Latents of one stage
-    share a posterior net.
+    Stage 0 holds the latents without parents, each later stage those whose parents are then all known. Latents of one
+    stage share a posterior net.
 
     Raises:
-        ValueError: a name that means something else; a row stands before one of its parents or before a row of an
-            earlier stage; a row reads another twice; a reward reads a latent that is not there; the policy would need a
-            latent that it does not see; nothing that the policy sees is rewarded; betas of free rows differ.
+        ValueError: a name is reserved or not an identifier; a row stands before one of its parents or before a row of
+            an earlier stage; a row reads a latent twice; a reward reads a latent that does not exist; the policy sees
+            no rewarded latent, or one that reads a latent it does not see; betas of free rows differ.
     """
 
     def __init__(self, rows: Sequence[LatentSpec]):
@@ -91,7 +91,7 @@ class Table:
             raise ValueError(f"{', '.join(row.name for row in self.free)} share the free nats and must have one beta")
 
     def _check_seen(self) -> None:
-        """The policy must be able to imagine what it sees, and see a reward."""
+        """Check that the policy can imagine what it sees and sees a reward, and that rewards read existing latents."""
         names = {row.name for row in self.seen}
         for row in self.seen:
             for needed in (*row.parents, *row.reward_sees):
@@ -105,15 +105,15 @@ class Table:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all latents, in order."""
+        """Names of all latents, in order."""
         return tuple(self.rows)
 
     @property
     def noise(self) -> tuple[str, ...]:
-        """Of the latents that the policy does not see."""
+        """Names of the latents that the policy does not see."""
         return tuple(name for name, row in self.rows.items() if not row.seen_by_policy)
 
     @property
     def rewarded_noise(self) -> tuple[str, ...]:
-        """Of those with a share of the reward. Only the sum of shares is learned: the level of one means nothing."""
+        """Those of `noise` with a share of the reward. Only the sum of shares is learned: one's level means nothing."""
         return tuple(name for name in self.noise if self.rows[name].rewarded)

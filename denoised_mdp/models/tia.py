@@ -1,8 +1,8 @@
 """TIA: two world models that paint one picture, one of which must not know the reward (Fu et al., ICML 2021).
 
 The stream x of the task and the stream y of the rest each have an encoder, an RSSM that sees the action, a reward head
-and a decoder. A mask m joins their pictures: m mu_x + (1 - m) mu_y. The reward head of y, the adversary, learns what y
-knows of the reward, and y learns to leave it nothing ("reward dissociation"). Policy and value see x.
+and a decoder. A mask m blends their pictures: m mu_x + (1 - m) mu_y. The reward head of y, the adversary, learns what y
+reveals of the reward, and y learns to reveal nothing ("reward dissociation"). Policy and value see x.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Stream(nn.Module):
-    """Encoder and RSSM of one row of the table: to itself, the only latent."""
+    """Encoder and RSSM of one row of the table, as if it were the only latent."""
 
     def __init__(self, row: LatentSpec, action_size: int, encoder: Encoder, norm: str):
         super().__init__()
@@ -39,11 +39,11 @@ class Stream(nn.Module):
 
 
 class TIA(WorldModel):
-    """Both streams; `table` has two rows without parents, x and y, of which the policy sees x.
+    """Both streams. `table` has two rows without parents, x and y, of which the policy sees x.
 
-    `adversary_weight`: of the adversary's error, which y maximizes. `adversary_steps`: of the adversary in each update,
-    with `adversary_lr`. `alone_weight`: of the whole picture, which y must paint alone, so that it cannot stay empty.
-    `kl`: alpha and free nats, for each stream on its own. Others: as of `DenoisedModel`.
+    `adversary_weight`: weight of the adversary's error, which y maximizes. `adversary_steps`: its steps per update, at
+    rate `adversary_lr`. `alone_weight`: weight of the whole picture painted by y alone, so that y cannot stay empty.
+    `kl`: alpha and free nats, for each stream on its own. Others: as in `DenoisedModel`.
     """
 
     decodes = True
@@ -93,7 +93,7 @@ class TIA(WorldModel):
         )
         features = {row.name: row.belief + row.width for row in self.rows}
         paint = partial(Decoder, embed=self.encoder.width, blocks=None, **pictures)
-        # Of a picture, and of features of the mask.
+        # Three channels of a picture, three of features for the mask.
         self.decoders = nn.ModuleDict({stream: paint(count, channels=6) for stream, count in features.items()})
         self.mask = nn.Conv2d(6, 1, 1)
         self.alone = paint(features["y"])
@@ -108,37 +108,37 @@ class TIA(WorldModel):
                 ("x", [self.x, self.rewards["x"], *([self.continuation] if continuation else [])], lr, warmup),
                 ("y", [self.y, self.alone], lr, warmup),
                 ("decoders", [self.decoders, self.mask], lr, warmup),
-                ("adversary", [self.rewards["y"]], adversary_lr, warmup * adversary_steps),  # it counts steps
+                ("adversary", [self.rewards["y"]], adversary_lr, warmup * adversary_steps),  # counted in its steps
             )
         }
 
     @classmethod
     def options(cls, config: Config) -> dict[str, Any]:
-        """Keyword arguments that a configuration implies; see `WorldModel.options`."""
+        """Constructor arguments from a configuration; see `WorldModel.options`."""
         names = ("adversary_weight", "adversary_steps", "adversary_lr", "alone_weight")
         return super().options(config) | {name: getattr(config.model, name) for name in names}
 
     @property
     def rows(self) -> list[LatentSpec]:
-        """Of x and y."""
+        """The rows of x and y."""
         return list(self.table.rows.values())
 
     @property
     def encoder(self) -> Encoder:
-        """The one of x."""
+        """The encoder of x."""
         return self.x.encoder
 
     @property
     def free_nats(self) -> float:
-        """Nats per step of x that cost nothing."""
+        """Nats per step that cost nothing in the KL of x."""
         return self.kl.free_nats
 
     def update(self, batch: dict[str, Tensor], generator: torch.Generator) -> Learned:
-        """The steps of the adversary, then one of each other group; see `WorldModel.update`.
+        """Take the adversary's steps, then one of each other group; see `WorldModel.update`.
 
-        The gradients of all groups are taken before any of them moves. One backward pass serves them: all terms of a
-        stream's loss but the joint picture are of this stream alone. The decoders' loss is the sum of both, so that
-        the joint picture counts twice.
+        The gradients of the other groups are taken before any of them moves. One backward pass serves all: apart from
+        the joint picture, each term depends on one stream alone. The decoders' loss is the sum of both losses, so
+        the joint picture counts twice there.
         """
         noise = self.draw_noise(*batch["reward"].shape, generator=generator)
         images = self.float_images(batch["observation"])  # [T B, 3, H, W]
@@ -158,7 +158,7 @@ class TIA(WorldModel):
         return Learned(filtered.latent.map(torch.detach), predicted, metrics)
 
     def teach_adversary(self, latent: Latent, reward: Tensor) -> Tensor:
-        """Steps of the adversary alone, on y as it is; returns the last gradient norm.
+        """Take the adversary's steps, with y held fixed; return the last gradient norm.
 
         latent [T, B, ...], reward [T, B].
         """
@@ -171,9 +171,9 @@ class TIA(WorldModel):
     def terms(
         self, filtered: Filtered, images: Tensor, reward: Tensor, is_terminal: Tensor
     ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
-        """What the losses are made of: scalars in nats, means over T and B.
+        """The terms of the losses: scalars in nats, means over T and B.
 
-        filtered: of a batch, [T, B, ...]; images [T B, 3, H, W]; reward and is_terminal [T, B]. Also returns the
+        filtered: a filtered batch, [T, B, ...]; images [T B, 3, H, W]; reward and is_terminal [T, B]. Also returns the
         reward predicted from x [T, B] and metrics, both detached.
         """
         latent = filtered.latent
@@ -211,7 +211,7 @@ class TIA(WorldModel):
         return terms, predicted["x"].detach(), {name: value.detach() for name, value in metrics.items()}
 
     def losses(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The loss of each stream. That of y falls when the adversary errs."""
+        """The loss of each stream. The loss of y falls as the adversary's error grows."""
         return {
             "x": terms["image"] + terms["reward_x"] + terms["kl_x"] + terms.get("continuation", 0.0),
             "y": terms["image"]
@@ -223,8 +223,8 @@ class TIA(WorldModel):
     def paint(self, latent: Latent) -> tuple[Tensor, Tensor, Tensor]:
         """Latents [..., D], [..., S] -> pictures of x and of y, and the mask in (0, 1), [N, 3, H, W] each.
 
-        The three channels of the mask are equal: one, spread over those of a picture, would be slow loops over three.
-        For the same reason the pictures are copies, not views of half the channels.
+        The mask has three equal channels: a single one, broadcast over a picture's three, would run in slow loops over
+        three numbers. For the same reason the pictures are copies, not views of half the channels.
         """
         painted = [self.decoders[name](latent.features(name).flatten(0, -2)) for name in ("x", "y")]  # [N, 6, H, W]
         features = torch.cat([both[:, 3:] for both in painted], 1)  # [N, 6, H, W]
@@ -249,13 +249,13 @@ class TIA(WorldModel):
     def filter(
         self, observation: Tensor, action: Tensor, is_first: Tensor, noise: Tensor, initial: Latent | None = None
     ) -> Filtered:
-        """Posterior over a sequence; the embedding is the one of x. See `WorldModel.filter`."""
+        """Posterior over a sequence; the embedding is that of x. See `WorldModel.filter`."""
         return self._filter(self.float_images(observation), action, is_first, noise, initial)
 
     def _filter(
         self, images: Tensor, action: Tensor, is_first: Tensor, noise: Tensor, initial: Latent | None = None
     ) -> Filtered:
-        """The same of float images [T B, 3, H, W]."""
+        """`filter` for float images [T B, 3, H, W]."""
         noises, parts, embeddings = self.layout.split_state(noise), [], []
         for row, stream in zip(self.rows, (self.x, self.y), strict=True):
             embeddings.append(stream.encoder(images).unflatten(0, is_first.shape))  # [T, B, E]
@@ -278,5 +278,5 @@ class TIA(WorldModel):
         return self.x.rssm.imagine_step(latent, action, noise)
 
     def seen_reward(self, latent: Latent) -> Tensor:
-        """Mean reward [...] of latents [...] of x."""
+        """Mean reward [...] predicted from latents [...] of x."""
         return self.rewards["x"](latent.features()).squeeze(-1)

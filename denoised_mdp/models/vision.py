@@ -1,10 +1,10 @@
 """Encoder and decoder of pictures (Wang et al. 2022, Tables D.2 and D.3; Hafner et al. 2025), by kind of convolutions.
 
-| kind | sides of the pictures inside | a stage of the encoder | of the decoder |
+| kind | sides of the inner pictures | encoder stage | decoder stage |
 |---|---|---|---|
 | paper | 64: 31, 14, 6, 2; 96: 47, 22, 10, 4, 2 | kernel 4, stride 2 | transposed, kernel 5 or 6, from 1x1 |
-| strided | halves, until at most 4 | kernel 4, stride 2, padded | transposed, kernel 4, stride 2, padded |
-| pooled | halves, until at most 4 | kernel 5, padded, 2x2 maximum | nearest neighbours, kernel 5, padded |
+| strided | halved until at most 4 | kernel 4, stride 2, padded | transposed, kernel 4, stride 2, padded |
+| pooled | halved until at most 4 | kernel 5, padded, 2x2 max pooling | nearest neighbours, kernel 5, padded |
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 SMALLEST = 4
 MULTIPLES = {"strided": (1, 2, 4, 8, 8), "pooled": (2, 3, 4, 4, 4)}
-"""channels after each stage, times the depth"""
+"""channels after each stage, in multiples of the depth"""
 
 
 def halvings(size: int) -> int:
-    """How often a side can be halved until it is at most 4: 64 -> 4 times."""
+    """Number of halvings until a side is at most 4: 64 -> 4."""
     count = 0
     while size > SMALLEST:
         size, count = size // 2, count + 1
@@ -43,21 +43,21 @@ def _check(size: int, kind: str) -> None:
 
 
 def _norms(norm: str, channels: Sequence[int]) -> nn.ModuleList:
-    """A norm for each layer of so many channels; none where a ReLU follows instead."""
+    """A norm for each of these numbers of channels; no norms if a ReLU follows instead."""
     return nn.ModuleList(RMSNorm(count) for count in channels if norm == "rms")
 
 
 class Encoder(nn.Module):
     """Images [N, 3, size, size] -> embeddings [N, embed].
 
-    `convolutions`: the kind, see above; None: `convolutions_for` the size. After each a ReLU, or what `norm` says.
-    `depth`: k; the paper's channels are k, 2k, 4k, 8k (and 8k once more at 96 pixels). `embed`: None leaves out the
-    linear layer; the embedding, of `width`, is then the flattened last convolution. `pixel_range`: pixels are scaled
-    from [-0.5, 0.5] to plus and minus this.
+    `convolutions`: the kind, see above; None: `convolutions_for` the size. A ReLU follows each convolution, or RMSNorm
+    and SiLU if `norm` is rms. `depth`: k; the paper's channels are k, 2k, 4k, 8k (at 96 pixels 8k once more, kernel 3,
+    stride 1). `embed`: None leaves out the linear layer; the embedding, of size `width`, is then the flattened last
+    convolution. `pixel_range`: largest magnitude of pixels after scaling them from [-0.5, 0.5].
     """
 
     frames = 1
-    """of which one embedding is made"""
+    """number of frames that one embedding reads"""
 
     def __init__(
         self, *, size: int, depth: int, embed: int | None, pixel_range: float, norm: str, convolutions: str | None
@@ -85,7 +85,7 @@ class Encoder(nn.Module):
 
     @staticmethod
     def options(config: Config) -> dict[str, Any]:
-        """Keyword arguments that a configuration implies."""
+        """Constructor arguments from a configuration."""
         names = ("depth", "embed", "pixel_range", "norm", "convolutions")
         return {"size": config.env.size} | {name: getattr(config.model, name) for name in names}
 
@@ -95,7 +95,7 @@ class Encoder(nn.Module):
         return self.convolutions[0].weight
 
     def read(self, pictures: Tensor) -> Tensor:
-        """Stacks of k frames, uint8 [N, k, H, W, 3] -> the embeddings of each side by side, [N, k width]."""
+        """Stacks of k frames, uint8 [N, k, H, W, 3] -> the frames' embeddings, concatenated, [N, k width]."""
         return self(images_to_float(pictures)).view(len(pictures), -1)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -122,9 +122,9 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Latents [N, inputs] -> mean images [N, channels, size, size].
 
-    `convolutions`, `norm`, `depth`: as of `Encoder`. `embed`: width of the paper's first layer; others begin with as
-    many numbers as their encoder ends with. `blocks`: beliefs, states and width of a `BlockInput`, which is then the
-    first layer; None: a linear one. `channels`: 3 of a picture, more where something is painted beside it.
+    `convolutions`, `norm`, `depth`: as in `Encoder`. `embed`: width of the paper's first layer; other kinds begin with
+    as many numbers as their encoder ends with. `blocks`: belief size, state size and width of a `BlockInput` as the
+    first layer; None: a linear layer. `channels`: 3 of a picture, more if something is painted beside it.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Decoder(nn.Module):
 
 
 def grow(x: Tensor, layer: nn.ConvTranspose2d | nn.Conv2d, *, relu: bool = False) -> Tensor:
-    """`upsample`, or a convolution of a picture of twice the side: [N, C, H, W] -> [N, O, H', W']."""
+    """`upsample`, or a convolution after doubling the sides: [N, C, H, W] -> [N, O, H', W']."""
     if isinstance(layer, nn.ConvTranspose2d):
         return upsample(x, layer, relu=relu)
     x = convolve(F.interpolate(x, scale_factor=2.0), layer)

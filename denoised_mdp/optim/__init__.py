@@ -1,4 +1,4 @@
-"""Optimizers, and where gradients meet them: the one place for clipping, and for the mean over processes."""
+"""Optimizers, and the one place where gradients are averaged over processes and clipped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_optimizer(
     agc: float | None = None,
     warmup: int = 0,
 ) -> torch.optim.Optimizer:
-    """`Adam`, `LaProp` or `Muon`. agc: see `clip_adaptively`, done before every step. warmup: of `LaProp`."""
+    """Make an `Adam`, `LaProp` or `Muon`. agc: of `clip_adaptively` before every step. warmup: of `LaProp`."""
     optimizer: torch.optim.Optimizer
     if name == "laprop":
         optimizer = LaProp(parameters, lr=lr, eps=eps, warmup=warmup)
@@ -38,19 +38,19 @@ def make_optimizer(
 
 @torch.no_grad()
 def soft_update(target: nn.Module, source: nn.Module, rate: float) -> None:
-    """Move the target's parameters by `rate` of the way to the source's (Lillicrap et al. 2016): a moving average."""
+    """Move the target's parameters a share `rate` of the way to the source's (Lillicrap et al. 2016)."""
     for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
         slow.lerp_(fast, rate)
 
 
 @torch.no_grad()
 def clip_adaptively(parameters: Sequence[nn.Parameter], agc: float) -> None:
-    """Scale each parameter's gradient to at most `agc` times the norm of the parameter, or of 1e-3 (Brock et al. 2021).
+    """Scale each gradient down to a norm of at most agc * max(norm of its parameter, 1e-3) (Brock et al. 2021).
 
-    The norms are those of whole tensors.
+    Norms are taken over whole tensors.
     """
     parameters = [p for p in parameters if p.grad is not None]
-    if not parameters:  # as a group of Muon may be
+    if not parameters:  # a group of Muon may be empty
         return
     gradients = [p.grad for p in parameters]
     allowed = agc * torch.stack(torch._foreach_norm(parameters)).clamp(min=1e-3)  # [P]
@@ -59,7 +59,7 @@ def clip_adaptively(parameters: Sequence[nn.Parameter], agc: float) -> None:
 
 
 def optimize(loss: Tensor, optimizer: torch.optim.Optimizer, clip: float | None, *, keep_graph: bool = False) -> Tensor:
-    """One step: gradients of `loss`, clipped to the global norm `clip` (None: not at all), then the optimizer.
+    """Take one step: gradients of `loss`, clipped to the global norm `clip` (None: not at all), then the optimizer.
 
     No other parameter gets a gradient. keep_graph: another loss of the same graph follows. Returns the gradient norm
     before clipping, a scalar tensor.
@@ -69,16 +69,16 @@ def optimize(loss: Tensor, optimizer: torch.optim.Optimizer, clip: float | None,
 
 
 def differentiate(loss: Tensor, *optimizers: torch.optim.Optimizer, keep_graph: bool = False) -> None:
-    """New gradients of `loss` for the parameters of these optimizers, and for no others."""
+    """Replace the gradients of these optimizers' parameters, and of no others, by those of `loss`."""
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
     loss.backward(inputs=[p for one in optimizers for p in parameters_of(one)], retain_graph=keep_graph)
 
 
 def clipped_step(optimizer: torch.optim.Optimizer, clip: float | None) -> Tensor:
-    """One step with the gradients that are there, clipped as by `optimize` and then by `clip_adaptively` if it is to.
+    """Take one step with the present gradients, clipped as in `optimize`, then by `clip_adaptively` in groups with agc.
 
-    Returns their norm before.
+    Returns the gradient norm before clipping.
     """
     average(p.grad for p in parameters_of(optimizer) if p.grad is not None)
     norm = nn.utils.clip_grad_norm_(parameters_of(optimizer), float("inf") if clip is None else clip)
@@ -90,7 +90,7 @@ def clipped_step(optimizer: torch.optim.Optimizer, clip: float | None) -> Tensor
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """What an optimizer moves."""
+    """All parameters of an optimizer."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 

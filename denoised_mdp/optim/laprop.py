@@ -30,7 +30,7 @@ class LaProp(MomentsOptimizer):
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step with the gradients that are there; its number is a tensor, so that a graph can replay it."""
+        """Take one step with the present gradients; the step count is a tensor, so that a graph can replay it."""
         for number, group in enumerate(self.param_groups):
             for parameters in self.cohorts([p for p in group["params"] if p.grad is not None], number):
                 self._steps(parameters, group)

@@ -1,4 +1,4 @@
-"""Running averages of gradients and their squares, which LaProp and Muon's share of Adam have in common."""
+"""Running averages of gradients and their squares, shared by LaProp and the Adam part of Muon."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 Moments = dict[str, Tensor]
-"""of a parameter: `count` of its steps, a scalar tensor; `v` and `m`, averages of its shape"""
+"""of one parameter: `count`, its number of steps, a scalar tensor; `v` and `m`, averages in its shape"""
 
 
 def no_moments(parameter: Tensor) -> Moments:
-    """Those before the first step."""
+    """The moments before the first step."""
     return {"count": parameter.new_zeros(())} | {name: torch.zeros_like(parameter) for name in ("v", "m")}
 
 
 class MomentsOptimizer(torch.optim.Optimizer):
-    """Base of optimizers that correct averages by the number of steps, which parameters may differ in."""
+    """Base of optimizers that correct averages by the number of steps, which may differ between parameters."""
 
     def __init__(self, parameters: Iterable[Any], defaults: dict[str, Any]):
         super().__init__(parameters, defaults)
@@ -31,15 +31,15 @@ class MomentsOptimizer(torch.optim.Optimizer):
         self._forget()
 
     def _forget(self) -> None:
-        """Begin anew with other states."""
-        self._last: dict[int, tuple[list[int], list[list[nn.Parameter]]]] = {}  # group -> who stepped, by cohorts
-        self._cohort: dict[nn.Parameter, float] = {}  # numbers above 0, which are new whenever others step
+        """Forget the cohorts, since the states may have changed."""
+        self._last: dict[int, tuple[list[int], list[list[nn.Parameter]]]] = {}  # group -> ids that stepped, cohorts
+        self._cohort: dict[nn.Parameter, float] = {}  # numbers above 0, new whenever the set that steps changes
         self._numbers = itertools.count(1)
 
     def cohorts(self, parameters: Sequence[nn.Parameter], group: int) -> list[list[nn.Parameter]]:
-        """Split those of a group that make a step now into cohorts, whose parameters have made equally many: often one.
+        """Split the parameters of a group that step now into cohorts of equal step counts, often just one.
 
-        Cohorts that have parted are not joined again, so that nobody has to read how many steps they have made.
+        Cohorts that have split are never merged again, so the counts themselves need not be read.
         """
         now = [id(p) for p in parameters]
         if group not in self._last or self._last[group][0] != now:
@@ -52,9 +52,9 @@ class MomentsOptimizer(torch.optim.Optimizer):
         return self._last[group][1]
 
     def _first(self, parameter: nn.Parameter) -> float:
-        """What a parameter without a cohort has in common with others: minus the number of its steps.
+        """The key by which parameters without a cohort are grouped: minus the number of their steps.
 
-        It is read where a state was restored. There, a GPU is waited for.
+        The count of a restored state is read, which waits for a GPU.
         """
         if self.state[parameter]:
             return -float(self.state[parameter]["count"])
@@ -65,7 +65,7 @@ class MomentsOptimizer(torch.optim.Optimizer):
 def gradient_scales(
     moments: Sequence[Moments], gradients: Sequence[Tensor], betas: tuple[float, float], eps: float
 ) -> tuple[Sequence[Tensor], Tensor, Tensor]:
-    """Count a step and average the squared gradients: v <- beta2 v + (1 - beta2) g^2. Of a cohort's parameters.
+    """Count a step of a cohort's parameters and average their squared gradients: v <- beta2 v + (1 - beta2) g^2.
 
     Returns sqrt(v / (1 - beta2^t)) + eps of each; 1 - beta1^t; and t, a tensor, so that a graph can replay it.
     """
@@ -73,7 +73,7 @@ def gradient_scales(
     torch._foreach_add_(counts, 1.0)
     torch._foreach_mul_(v, betas[1])
     torch._foreach_addcmul_(v, gradients, gradients, 1.0 - betas[1])
-    count = counts[0]  # those of a cohort are equal
+    count = counts[0]  # equal within a cohort
     unbias = [-torch.expm1(count * math.log(beta)) for beta in betas]  # 1 - beta^t, exact for small t
     scales = torch._foreach_sqrt(torch._foreach_div(v, unbias[1]))
     torch._foreach_add_(scales, eps)

@@ -1,4 +1,4 @@
-"""Muon: momentum whose directions are all of one length; world models learn in fewer updates than with Adam."""
+"""Muon: momentum whose directions all have one length; world models need fewer updates than with Adam."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from torch import Tensor, nn
 from denoised_mdp.optim.moments import MomentsOptimizer, gradient_scales
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""of x, x^3 and x^5 (Jordan et al. 2024): they raise small singular values fast, and leave all between 0.68 and 1.21"""
+"""of x, x^3 and x^5 (Jordan et al. 2024): they raise small singular values fast and leave all in [0.68, 1.21]"""
 ITERATIONS = 5
 LARGE = 96
-"""rows and columns from which on products of bf16 are faster than of float32, where they are fast at all"""
+"""smaller side of a matrix from which bf16 products beat float32 ones, on hardware where bf16 is fast at all"""
 ADAM_RMS = 0.2
 """root mean square of Adam's steps, in learning rates (Liu et al. 2025, section 2.2)"""
 
 
 @torch.no_grad()
 def orthogonalized(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """U V' of a matrix U S V' [M, N], roughly: its singular values become 0.7 to 1.2, but for the very smallest.
+    """Approximate U V' of a matrix U S V' [M, N]: all but the smallest singular values become 0.7 to 1.2.
 
-    Newton-Schulz iterations (Jordan et al. 2024). A matrix of zeros stays one. dtype: of the products of a large
-    matrix, and of the result then; None: the matrix's own. In bf16, directions of no length get some by rounding: of
-    matrices of full rank, one or a few hundredths of the whole, of those of rank 8 in 200, a third.
+    Newton-Schulz iterations (Jordan et al. 2024). A zero matrix stays zero. dtype: type of a large matrix's products,
+    and then of the result; None: the matrix's own. In bf16, rounding adds length in directions that have none: one or
+    a few percent of the whole for matrices of full rank, a third for rank 8 of 200.
     """
     x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T  # [m, n], m <= n
     x = x / (x.norm() + torch.finfo(x.dtype).tiny)  # no singular value is above 1
     wide = 2 * x.shape[1] > 3 * x.shape[0]
     if dtype is not None and len(x) >= LARGE:
         x = _iterated(x.to(dtype))  # [m, n]
-    # Products of small matrices are cheaper, but rounding grows in them: not for a GPU, which may round factors (tf32).
+    # Products of small matrices are cheaper but amplify rounding: not for a GPU, which may round factors to tf32.
     elif wide and x.device.type == "cpu":
         x = _polynomials(x @ x.T) @ x  # [m, n]
     else:
@@ -50,7 +50,7 @@ def _iterated(x: Tensor) -> Tensor:
 
 
 def _polynomials(gram: Tensor) -> Tensor:
-    """The product p of all iterations' factors, from x x' [m, m]: `_iterated` (x) is p x."""
+    """The product p of all iterations' factors, from x x' [m, m]: `_iterated(x)` is p x."""
     a, b, c = COEFFICIENTS
     product = None
     for left in reversed(range(ITERATIONS)):
@@ -67,10 +67,10 @@ class Muon(MomentsOptimizer):
 
     m <- 0.95 m + 0.05 g, and a step of lr 0.2 sqrt(max(M, N)) O(0.05 g + 0.95 m), with O `orthogonalized`: as large as
     a step of Adam (Liu et al. 2025), so both parts share the learning rate. A convolution's weight counts as the matrix
-    of its first dimension by all others; one of three dimensions, as independent blocks, even of a single row.
+    of its first dimension by all others, a weight of three dimensions as independent blocks, even of a single row.
     Vectors, and matrices of a single row or column, take Adam's steps.
 
-    `compute_dtype`: of large products; see `orthogonalized`. Momentum and weights keep their own.
+    `compute_dtype`: type of large products, see `orthogonalized`. Momentum and weights keep their own.
     """
 
     compute_dtype: torch.dtype | None = None
@@ -91,11 +91,11 @@ class Muon(MomentsOptimizer):
         super().__init__(groups, {"lr": lr, "eps": eps, "betas": betas, "momentum": momentum})
 
     def __getstate__(self) -> dict:
-        return super().__getstate__() | {"compute_dtype": self.compute_dtype}  # of a copy
+        return super().__getstate__() | {"compute_dtype": self.compute_dtype}  # for copies
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step with the gradients that are there; its number is a tensor, so that a graph can replay it."""
+        """Take one step with the present gradients; the step count is a tensor, so that a graph can replay it."""
         for number, group in enumerate(self.param_groups):
             parameters = [p for p in group["params"] if p.grad is not None]
             if group["matrices"]:
@@ -121,7 +121,7 @@ class Muon(MomentsOptimizer):
                 length = group["lr"] * ADAM_RMS * math.sqrt(max(matrix.shape))
                 direction = orthogonalized(matrix, self.compute_dtype)  # [M, N]
                 direction = direction.reshape(block.shape)
-                if isinstance(length, Tensor):  # of a learning rate that changes
+                if isinstance(length, Tensor):  # if the learning rate changes
                     block.sub_(direction.to(block.dtype) * length)
                 else:
                     block.sub_(direction, alpha=length)

@@ -1,8 +1,8 @@
 """Data parallelism: every process learns from its columns of one batch, and all take the same step.
 
-Losses are means over rows, and every process has as many: the mean of their gradients is the gradient of one process
-with the whole batch. What is no plain mean (over some of the rows, or clamped) asks `average` for the whole batch's
-number. Each process draws the one process's noise and keeps its columns.
+Losses are means over rows, and every process has equally many: the mean of their gradients is the gradient of a single
+process with the whole batch. What is not a plain mean (over some of the rows, or clamped) asks `average` for the whole
+batch's number. Each process draws the noise of the whole batch and keeps its own columns.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 _share: ContextVar[tuple[int, int]] = ContextVar("share", default=(0, 1))
-"""number of this process and of all that share the present update"""
+"""index of this process, and the number of processes that share the current update"""
 
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """Within it, `normal` draws for a part of the batch; `average` and `gather` speak to the other processes."""
+    """Context in which `normal` draws for a part of the batch, and `average` and `gather` reach the other processes."""
     token = _share.set((dist.get_rank(), dist.get_world_size()))
     try:
         yield
@@ -30,7 +30,7 @@ def sharing() -> Iterator[None]:
 
 
 def normal(*shape: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Standard normal noise [..., B, S] on the device and in the type of `like`: this process's columns B of it all."""
+    """Standard normal noise [..., B, S] on the device and in the type of `like`: this process's B columns of it all."""
     number, processes = _share.get()
     *outer, columns, size = shape
     whole = (*outer, columns * processes, size)
@@ -39,7 +39,7 @@ def normal(*shape: int, like: Tensor, generator: torch.Generator | None = None) 
 
 
 def average(tensors: Iterable[Tensor]) -> None:
-    """Replace tensors of one type by their means over the processes, by one exchange for all."""
+    """Replace tensors of one type by their means over the processes, in a single exchange."""
     tensors = list(tensors)
     if _share.get()[1] == 1 or not tensors:
         return
@@ -51,7 +51,7 @@ def average(tensors: Iterable[Tensor]) -> None:
 
 
 def gather(tensor: Tensor) -> Tensor:
-    """Concatenate a tensor [n] with those of the other processes, in one order for all: [processes n]."""
+    """Concatenate a tensor [n] with those of the other processes, in the same order on all: [processes n]."""
     if _share.get()[1] == 1:
         return tensor
     parts = [torch.empty_like(tensor) for _ in range(_share.get()[1])]

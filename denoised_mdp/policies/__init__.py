@@ -1,4 +1,4 @@
-"""Policy optimizers on the denoised MDP: one table, one small protocol (`base.Policy`)."""
+"""Policy optimizers on the denoised MDP: one registry, one small protocol (`base.Policy`)."""
 
 from denoised_mdp.models.mdp import PolicyBatch
 from denoised_mdp.plugins import Registry

@@ -1,6 +1,6 @@
-"""Actors, shared by every policy optimizer: a tanh-squashed Gaussian (Wang et al. 2022, appendix), a categorical.
+"""Actors for every policy optimizer: a tanh-squashed Gaussian (Wang et al. 2022, appendix) and a categorical.
 
-Both offer the same verbs, and take standard normal noise of the shape of an action, [..., A].
+Both have the same methods and take standard normal noise in the shape of an action, [..., A].
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from denoised_mdp.policies.critics import Critics, DiscreteCritics
 
 MEAN_SCALE = 5.0
 ENTROPY_SHARE = 0.5
-"""the target entropy of choices, as a share of that of the uniform distribution"""
+"""target entropy of discrete actions, as a share of the uniform distribution's entropy"""
 
 
 class Actor(nn.Module):
     """(h^x, x) -> mean and std before the squashing; `layers` hidden layers of width `hidden`.
 
-    `initial_std`: std of an untrained actor before `min_std` is added, as it is to every std. The paper's 5 makes its
-    actions jump between the limits, which explores much and learns slowly at first, since the squashing saturates.
+    `initial_std`: std of an untrained actor before `min_std`, which is added to every std. With the paper's 5, actions
+    jump between the limits: this explores much but learns slowly at first, since the squashing saturates.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Actor(nn.Module):
     ):
         super().__init__()
         self.min_std, self.target_entropy = min_std, -float(action_size)
-        # softplus^-1, which is the same number where the exponential would be too large
+        # softplus^-1, which is the identity where the exponential would be too large
         self.raw_initial_std = math.log(math.expm1(initial_std)) if initial_std < 100 else initial_std
         self.net = MLP(features, hidden, 2 * action_size, layers, norm)
 
@@ -69,7 +69,7 @@ class Actor(nn.Module):
     def score(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Log density of the action that `sample` draws, held fixed, and the entropy as estimated from it; [...] each.
 
-        The gradient of the first is the score: that of the second runs through the action (reparametrized).
+        The gradient of the first is the score; that of the second runs through the action (reparametrized).
         """
         mean, std = self(features)
         raw = mean + std * noise
@@ -95,10 +95,10 @@ class Actor(nn.Module):
 
 
 class CategoricalActor(nn.Module):
-    """(h^x, x) -> one of A choices, with 1 % uniform; actions are one-hot, their gradients straight-through.
+    """(h^x, x) -> one of A choices, 1 % uniform; actions are one-hot, with straight-through gradients.
 
-    The gradient of a sample is that of the probabilities: exact in expectation where what follows is linear in the
-    action, else biased.
+    The gradient of a sample is that of the probabilities: unbiased if what follows is linear in the action, else
+    biased.
     """
 
     def __init__(self, features: int, action_size: int, *, hidden: int, layers: int, norm: str):
@@ -111,7 +111,7 @@ class CategoricalActor(nn.Module):
         return Categorical.from_raw(self.net(features), self.action_size)
 
     def mode(self, features: Tensor) -> Tensor:
-        """The likeliest choice, [..., A]."""
+        """The most likely choice, [..., A]."""
         return self(features).mode()
 
     def sample(self, features: Tensor, noise: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class CategoricalActor(nn.Module):
     def soft_value(
         self, features: Tensor, noise: Tensor, critics: DiscreteCritics, temperature: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """As of `Actor`, in expectation over all choices, exact: `noise` does not count (Christodoulou 2019)."""
+        """As in `Actor`, but as the exact mean over all choices, so `noise` is unused (Christodoulou 2019)."""
         distribution = self(features)
         log_probs = distribution.log_probs.squeeze(-2)  # [..., A]
         value = critics.all(features).amin(0) - temperature * log_probs  # [..., A]
@@ -142,7 +142,7 @@ class CategoricalActor(nn.Module):
 def make_actor(
     mdp: LatentMDP, *, hidden: int, layers: int, norm: str, initial_std: float, min_std: float
 ) -> Actor | CategoricalActor:
-    """The actor for the actions of an MDP; the stds mean nothing for choices."""
+    """Make the actor for the actions of an MDP; discrete actions ignore the stds."""
     sizes, shape = (mdp.feature_size, mdp.action_size), {"hidden": hidden, "layers": layers, "norm": norm}
     if mdp.discrete:
         return CategoricalActor(*sizes, **shape)
@@ -150,10 +150,10 @@ def make_actor(
 
 
 def explored(action: Tensor, amount: float, noise: Tensor, *, discrete: bool) -> Tensor:
-    """Actions [..., A] as they are tried while collecting; noise: standard normal, [..., A].
+    """Actions [..., A] with exploration, as tried while collecting; noise: standard normal, [..., A].
 
-    Continuous: Gaussian noise of std `amount` is added. Discrete: with probability `amount`, another choice is
-    drawn from all alike. Of A normal numbers, any may be the largest m, however large that is; Phi(m)^A is uniform.
+    Continuous: Gaussian noise of std `amount` is added. Discrete: with probability `amount`, a uniformly drawn choice
+    replaces the action. The index of the largest of A normals is independent of its value m; Phi(m)^A is uniform.
     """
     if not discrete:
         return (action + amount * noise).clamp(-1.0, 1.0)

@@ -12,7 +12,7 @@ from denoised_mdp.policies.imagination import ImaginingPolicy, lambda_returns
 class BackpropPolicy(ImaginingPolicy):
     """Maximizes imagined lambda-returns by gradients through the x prior and the actor's actions.
 
-    The value of a latent contains its own reward.
+    The value of a latent includes its own reward.
     """
 
     value_has_own_reward = True
@@ -22,12 +22,12 @@ class BackpropPolicy(ImaginingPolicy):
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Actor loss, value loss and metrics; see `ImaginingPolicy.losses`.
 
-        Each imagined latent counts gamma per step and as much as it is probable that the episode reaches it: not at
-        all where the start has terminated. Both losses share one pass through the value net.
+        An imagined latent's weight is gamma per step (with `discount_weights`) times the probability that the episode
+        reaches it: 0 where the start has terminated. Both losses share one pass through the value net.
 
         `entropy` weighs the mean entropy of the imagined actions, in nats, estimated from their own draws. Without it
         (the paper's 0) an actor that a bad early model drove to the limits of its actions stays there: the squashing
-        lets no gradient of the returns through. That of the entropy does not vanish.
+        blocks the gradient of the returns. The gradient of the entropy does not vanish.
         """
         log_probs = [] if self.entropy else None
         features, actions = self.imagine(batch, mdp, noise, log_probs)  # [H, N, F]

@@ -1,7 +1,7 @@
-"""What every policy optimizer implements, and what it may see.
+"""The interface of every policy optimizer, and what it may see.
 
 A policy sees the signal latent alone: a `PolicyBatch` of x posteriors and the `LatentMDP` (x prior and r_x).
-To add one, subclass `Policy`, give it an `actor`-like `act` and an `update`, and register it with its options
+To add one, subclass `Policy`, give it an `actor` (or its own `act`) and an `update`, and register it with its options
 (`denoised_mdp.register_policy`).
 
 Symbols: T segment length, B batch, D_x / S_x belief / state size of x, F = D_x + S_x, A action size.
@@ -33,12 +33,12 @@ class Policy(nn.Module, ABC):
     def act(self, features: Tensor, noise: Tensor | None) -> Tensor:
         """Actions in [-1, 1] or one-hot, [B, A], for features [B, F].
 
-        noise [B, A] standard normal: a sample; None: without sampling, in closed form (tanh(mean), or the likeliest).
+        noise: standard normal [B, A], to sample. None: the mode in closed form, tanh(mean) or the most likely choice.
         """
         return self.actor.mode(features) if noise is None else self.actor.sample(features, noise)
 
     def modes(self, features: Tensor) -> Tensor:
-        """Actions without sampling in many rows, [N, M, A], for features [N, M, F]; `act` sees one batch of them."""
+        """Actions without sampling, [N, M, A], for rows of features [N, M, F], which `act` sees as one batch."""
         return self.act(features.flatten(0, 1), None).unflatten(0, features.shape[:2])  # [N * M, F] -> [N, M, A]
 
     @abstractmethod
@@ -46,6 +46,6 @@ class Policy(nn.Module, ABC):
         """Improve the policy from one batch; draw all noise from `generator`; return metrics as detached tensors.
 
         The world model's parameters are frozen while this runs: gradients flow through them, never into them.
-        Shapes must not depend on data and nothing may be copied to the host, so that an update can be captured
-        as one CUDA graph.
+        Shapes must not depend on data and nothing may be copied to the host, so that an update can be captured as one
+        CUDA graph.
         """

@@ -1,4 +1,4 @@
-"""Critics on the signal latent: two Q nets, of continuous actions or of every choice."""
+"""Critics on the signal latent: two Q nets, for continuous actions or with an output for every choice."""
 
 from __future__ import annotations
 

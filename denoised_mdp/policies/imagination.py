@@ -1,4 +1,4 @@
-"""What the policies share that learn in imagination: nets, rollouts of the x prior, lambda-returns, their scale."""
+"""Common parts of policies that learn in imagination: nets, rollouts of the x prior, lambda-returns, their scale."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PERCENTILE_RATE = 0.01
 def lambda_returns(reward: Tensor, value: Tensor, continuation: Tensor, gamma: float, lambda_: float) -> Tensor:
     """V_t = r_t + gamma c_t ((1 - lambda) v_{t+1} + lambda V_{t+1}), V_H = v_H.
 
-    value [H, N] of the latents 1..H; reward and continuation (c_t: probability that the episode goes on after it)
-    [H, N] or [H - 1, N], of which the last of H does not count. Returns V_t for t = 1..H-1, [H - 1, N].
+    value [H, N] of the latents 1..H; reward and continuation (c_t: probability that the episode goes on after latent
+    t) [H, N], the last row unused, or [H - 1, N]. Returns V_t for t = 1..H-1, [H - 1, N].
     """
     reward, value, continuation = reward.unbind(), value.unbind(), continuation.unbind()
     returns, last = [], value[-1]
@@ -36,10 +36,10 @@ def lambda_returns(reward: Tensor, value: Tensor, continuation: Tensor, gamma: f
 
 
 class ReturnScale(nn.Module):
-    """The range of returns, to divide them by: max(1, high - low) of their 5th and 95th percentile.
+    """The range by which returns are divided: max(1, high - low) of their 5th and 95th percentiles.
 
-    The percentiles are moving averages over the batches, from 0 and not corrected for it. Small returns are not
-    magnified, for they may be noise (Hafner et al. 2025, equation 7).
+    The percentiles are moving averages over batches, started at 0 without bias correction. Small returns are not
+    magnified, since they may be noise (Hafner et al. 2025, equation 7).
     """
 
     def __init__(self):
@@ -48,14 +48,14 @@ class ReturnScale(nn.Module):
 
     @torch.no_grad()
     def forward(self, returns: Tensor) -> Tensor:
-        """Count these returns [...], those of other processes as well, and return the scale, a scalar."""
+        """Update the percentiles with these returns [...] of all processes and return the scale, a scalar."""
         ordered = gather(returns.flatten()).sort().values  # [n]
         found = []
         for share in PERCENTILES:
             place = share * (len(ordered) - 1)
             below = int(place)
             found.append(torch.lerp(ordered[below], ordered[min(below + 1, len(ordered) - 1)], place - below))
-        self.range.lerp_(torch.stack(found), PERCENTILE_RATE)  # in place: a graph replays it
+        self.range.lerp_(torch.stack(found), PERCENTILE_RATE)  # in place, so that a graph replays it
         return (self.range[1] - self.range[0]).clamp(min=1.0)
 
 
@@ -64,21 +64,21 @@ class ImaginingPolicy(Policy):
 
     `norm`: what follows their hidden layers.
     `return_scale`: "percentile" divides what the actor maximizes, the entropy aside, by `ReturnScale`.
-    `slow_value`: rate at which a copy of the value net follows it; the value net is also drawn to the copy's values.
-    `value`: what the value net says, of `models.scalars`; twohot begins with 0 everywhere.
-    `value_nets`: so many learn the same from other initial weights, and the lowest value counts, in targets too: an
-    actor that learns through a value net finds its errors, and seldom the same ones in two.
-    `imagine_rows`: imagination starts from the last so many rows of each segment (None: from all).
+    `slow_value`: rate at which a copy of the value net follows it (0: none); the value net is also drawn to the copy.
+    `value`: the value net's kind of output, from `models.scalars`; twohot starts at 0 everywhere.
+    `value_nets`: number of value nets that learn the same from different initial weights. The lowest value counts, in
+    targets too: an actor that learns through a value net finds its errors, which two nets seldom share.
+    `imagine_rows`: imagination starts from this many rows at the end of each segment (None: from all).
     `imagined_value`, `replay_value`: weights of the value net's losses on imagined returns and on those of the stored
-    rows themselves (`replay_loss`). Where the first is 0, no value learns from what the actor believes of itself.
-    `imagined_noise`: exploration in imagination: of that amount, see `explored`. What the actor learns is then worth
-    doing under noise too, so it depends less on actions about which model or value net are wrong; and imagined actions
-    are spread like the stored ones, from which the value net learns as well.
+    rows themselves (`replay_loss`). If the first is 0, the value net never learns from imagined returns.
+    `imagined_noise`: amount of exploration in imagination, see `explored`. The actor then learns what is also worth
+    doing under noise, so it relies less on actions that the model or the value net misjudges. Imagined actions are then
+    spread like the stored ones, from which the value net learns as well.
     `late_lr`, `late_imagined_value`: factors of both learning rates and of `imagined_value` after `late_after` updates.
     """
 
     value_has_own_reward: bool
-    """whether the value of a latent contains its own reward, or is that of what follows"""
+    """whether the value of a latent includes its own reward, or is that of what follows"""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class ImaginingPolicy(Policy):
         self.actor = make_actor(mdp, **shape)
         self.scalar = SCALARS[value]
         nets = [MLP(mdp.feature_size, hidden, self.scalar.outputs, value_layers, norm) for _ in range(value_nets)]
-        for net in nets if value == "twohot" else ():  # else bins of 1e8 would count from the start
+        for net in nets if value == "twohot" else ():  # else bins around 1e8 would count from the start
             nn.init.zeros_(net.output.weight), nn.init.zeros_(net.output.bias)
         self.value = nets[0]
         if value_nets > 1:
@@ -143,11 +143,11 @@ class ImaginingPolicy(Policy):
     ) -> tuple[Tensor, Tensor]:
         """Roll the x prior out from every posterior latent of the batch, N = T B starts.
 
-        noise: as of `draw_noise`. log_probs: a list to which the log density [N] of each action that the actor chose
-        is added (of choices, minus the entropy). Returns features [H, N, D_x + S_x] of the imagined latents 1..H and
+        noise: as from `draw_noise`. log_probs: a list that receives the log density [N] of each action that the actor
+        chose (for choices, minus the entropy). Returns features [H, N, D_x + S_x] of the imagined latents 1..H and
         the actions [H, N, A] that led to them. The actor reads the *detached* latent: gradients flow through the
-        dynamics, not through the actor's input. They pass the limits of actions that `imagined_noise` led beyond, as
-        if there were none: else half of those at a limit would teach nothing.
+        dynamics, not through the actor's input. They ignore the clamping of actions that `imagined_noise` moves past a
+        limit: else half of those at a limit would teach nothing.
         """
         belief, state = batch.belief.flatten(0, 1), batch.state.flatten(0, 1)  # [N, D_x], [N, S_x]
         features, actions = [torch.cat((belief, state), -1)], []
@@ -169,7 +169,7 @@ class ImaginingPolicy(Policy):
     def draw_noise(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None) -> tuple[Tensor, ...]:
         """Standard normal noise of states [H, N, S_x], then of actions [H, N, A]: the documented order of draws.
 
-        With `imagined_noise`, then that of exploration [H, N, A].
+        With `imagined_noise`, that of exploration [H, N, A] comes third.
         """
         shape, like = (self.horizon, *batch.belief.shape[:2]), batch.belief
         states = mdp.draw_noise(*shape, like=like, generator=generator)  # [H, T, B, S_x]
@@ -182,16 +182,15 @@ class ImaginingPolicy(Policy):
     def losses(
         self, batch: PolicyBatch, mdp: LatentMDP, noise: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Actor loss and value loss, and detached metrics; what `scale` knows counts this batch.
+        """Actor loss, value loss and detached metrics; `scale` is updated with this batch.
 
         Differentiate the first with respect to the actor's parameters alone, the second to the value net's.
         """
 
     def value_loss(self, raw: Tensor, features: Tensor, returns: Tensor, weight: Tensor) -> Tensor:
-        """Mean of weight (NLL(returns) + NLL(what the slow value net says)), a scalar.
+        """Mean of weight (NLL(returns) + NLL(value of the slow net)), a scalar; without a slow net, the first alone.
 
-        raw [H, N, outputs]: what the value net says of features [H, N, F]; returns and weight [H, N]. Without a slow
-        net, the first alone.
+        raw [H, N, outputs]: output of the value net for features [H, N, F]; returns and weight [H, N].
         """
         loss = self.scalar.nll(raw, returns.detach())  # [H, N]
         if self.slow_value is not None:
@@ -202,18 +201,18 @@ class ImaginingPolicy(Policy):
     def replay_loss(self, batch: PolicyBatch) -> Tensor:
         """Loss of the value net on the lambda-returns of the batch's own rows, a scalar (Hafner et al. 2025).
 
-        What was earned there is no imagination: it corrects values of states that the model believes to leave soon.
-        Rewards are r_x's means, so that nothing of the noise enters. Older policies earned them, with exploration.
-        Rows behind which the segment does not say what follows teach nothing.
+        These returns were earned, not imagined: they correct the values of states that the model expects to leave soon.
+        Rewards are the means of r_x, so nothing of the noise enters. Older policies earned them, with exploration.
+        Rows teach nothing where the segment does not hold what follows.
         """
         features = batch.features  # [T, B, F]
         raw = self.value(features)  # [T, B, outputs]
         value = self.scalar.mean(raw).detach()  # [T, B]
-        if self.value_has_own_reward:  # R = T rows; one that terminated has its own reward alone
+        if self.value_has_own_reward:  # R = T rows; a terminal row returns its own reward alone
             reward, continuation = batch.reward, batch.continues  # [R, B]
             cut = torch.cat((batch.is_first[1:], torch.ones_like(batch.is_first[:1])))  # [R, B]
             cut = cut & (continuation > 0)  # [R, B]
-            value = torch.cat((value, value[-1:]))  # [R + 1, B]; nothing reads the row that is added
+            value = torch.cat((value, value[-1:]))  # [R + 1, B]; the added row never counts
         else:  # R = T - 1 rows
             reward, continuation, cut = batch.reward[1:], batch.continues[1:], batch.is_first[1:]  # [R, B]
         rows = len(cut)
@@ -228,7 +227,7 @@ class ImaginingPolicy(Policy):
     def metrics(
         actor_loss: Tensor, value_loss: Tensor, reward: Tensor, returns: Tensor, value: Tensor, actions: Tensor
     ) -> dict[str, Tensor]:
-        """What all log, from both losses, scalars, and what they are made of, [H, N, ...]; detached."""
+        """Metrics that all policies log: both losses, scalars, and means of their parts [H, N, ...]; detached."""
         means = {
             "imagined_reward": reward,
             "imagined_return": returns,
@@ -240,7 +239,7 @@ class ImaginingPolicy(Policy):
 
     @torch.no_grad()
     def late_factors(self) -> dict[str, Tensor | float]:
-        """The factors of this update by the names of `late`, and count it; as tensors, which a graph computes anew."""
+        """Count this update and return its factors, named as in `late`; as tensors, which a graph recomputes."""
         if not hasattr(self, "updates"):
             return self.late
         factors = {name: torch.where(self.updates < self.late_after, 1.0, late) for name, late in self.late.items()}
@@ -248,7 +247,7 @@ class ImaginingPolicy(Policy):
         return factors
 
     def update(self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None, noise=None):
-        """One step of the actor and one of the value net; `noise` overrides what `draw_noise` would draw."""
+        """Take one step of the actor and one of the value net; `noise` overrides what `draw_noise` would draw."""
         factors = self.late_factors()
         for net, lr in self.rates.items() if self.late["lr"] != 1.0 else ():
             for group in self.optimizers[net].param_groups:
@@ -257,7 +256,7 @@ class ImaginingPolicy(Policy):
         noise = noise or self.draw_noise(batch, mdp, generator)
         actor_loss, value_loss, metrics = self.losses(batch, mdp, noise)
         imagined = self.imagined_value * factors["imagined_value"]
-        parts = [imagined * value_loss] if self.imagined_value else []  # else it costs no pass
+        parts = [imagined * value_loss] if self.imagined_value else []  # else skip its backward pass
         if self.replay_value:
             stored = self.replay_loss(whole)
             parts.append(self.replay_value * stored)

@@ -10,9 +10,9 @@ from denoised_mdp.policies.imagination import ImaginingPolicy, lambda_returns
 
 
 class ReinforcePolicy(ImaginingPolicy):
-    """Makes imagined actions likelier that did better than the value net expected; no gradient enters the dynamics.
+    """Makes imagined actions more likely if they beat the value net's expectation; no gradient enters the dynamics.
 
-    The value of a latent does not contain its own reward: it is that of what follows.
+    The value of a latent does not include its own reward: it is that of what follows.
     """
 
     value_has_own_reward = False
@@ -22,9 +22,9 @@ class ReinforcePolicy(ImaginingPolicy):
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Actor loss, value loss and metrics; see `ImaginingPolicy.losses`.
 
-        That of the actor is -mean w_t (log pi(a_t | x_t) sg(V_t - v(x_t)) / scale + entropy H(x_t)) over t = 0..H-1;
-        latent 0 is the start. w_t is the product of gamma and the probability to go on of the latents 0..t: nothing
-        where the start has terminated.
+        The actor loss is -mean w_t (log pi(a_t | x_t) sg(V_t - v(x_t)) / scale + entropy H(x_t)) over t = 0..H-1, where
+        latent 0 is the start. w_t is the product over latents 0..t of gamma (with `discount_weights`) times the
+        probability that the episode goes on: 0 where the start has terminated.
         """
         with torch.no_grad():
             imagined, actions = self.imagine(batch, mdp, noise)  # [H, N, F], [H, N, A]

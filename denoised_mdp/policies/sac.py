@@ -16,15 +16,15 @@ from denoised_mdp.policies.base import Policy
 from denoised_mdp.policies.critics import Critics, DiscreteCritics
 
 MIN_STD = 1e-4
-"""added to every std of the actor; no option of this policy"""
+"""added to every std of the actor; not an option of this policy"""
 
 
 class SACPolicy(Policy):
     """Learns from the batch's own transitions between posterior latents; nothing is imagined.
 
     A transition is (x_t, a_t, r_x(x_{t+1}), x_{t+1}) for consecutive rows of a segment, a_t the action stored
-    with row t + 1. From the end of one episode to the beginning of the next there is none. Targets bootstrap, except
-    where the task terminated: time limits are no terminations.
+    with row t + 1. No transition leads from the end of one episode to the beginning of the next. Targets bootstrap
+    except where the task terminated: time limits are not terminations.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class SACPolicy(Policy):
     def draw_noise(
         self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        """Noise of the next actions a' at x', then of the actions at x; each [T - 1, B, A]."""
+        """Noise of the next actions a' at x', then of the actions a at x; [T - 1, B, A] each."""
         like = batch.action[1:]
         return normal(*like.shape, like=like, generator=generator), normal(*like.shape, like=like, generator=generator)
 
     def critic_loss(self, batch: PolicyBatch, noise: Tensor) -> Tensor:
-        """Squared error to r + gamma c (min Q_target(x', a') - temperature log pi(a' | x')), a' fresh at x'.
+        """Squared error to r + gamma c (min Q_target(x', a') - temperature log pi(a' | x')), a' sampled at x'.
 
-        r is r_x(x') as the batch has it, c is 0 where the episode terminated in x', else 1. Mean over the
-        transitions, summed over the two nets, with the factor 1/2.
+        r is r_x(x') as in the batch; c is 0 where the episode terminated in x', else 1. Mean over the transitions,
+        summed over the two nets, with the factor 1/2.
         """
         features = batch.features  # [T, B, F]
         following = features[1:]
@@ -90,18 +90,18 @@ class SACPolicy(Policy):
         return -batch.mean(value), log_prob
 
     def temperature_loss(self, batch: PolicyBatch, log_prob: Tensor) -> Tensor:
-        """-log(temperature) (log pi + target entropy), mean: raises it while the entropy is below its target.
+        """Mean of -log(temperature) (log pi + target entropy): raises the temperature while entropy is below target.
 
-        In the logarithm: the gradient does not shrink with the temperature.
+        It is linear in the logarithm, so the gradient does not shrink with the temperature.
         """
         return -batch.mean(self.log_temperature * (log_prob.detach() + self.target_entropy))
 
     def update(
         self, batch: PolicyBatch, mdp: LatentMDP, generator: torch.Generator | None = None, noise=None
     ) -> dict[str, Tensor]:
-        """Critics, then the actor on the new critics, then the temperature with the actor's log pi, then the targets.
+        """Update the critics, the actor on the new critics, the temperature with the actor's log pi, then the targets.
 
-        `noise` overrides `draw_noise`'s.
+        `noise` overrides what `draw_noise` would draw.
         """
         next_noise, noise = noise or self.draw_noise(batch, mdp, generator)
         critic_loss = self.critic_loss(batch, next_noise)

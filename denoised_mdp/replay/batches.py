@@ -18,8 +18,8 @@ Source = Rings | Prefetch | OnDeviceReplay
 class Batches:
     """Batches of one size from a replay.
 
-    source: draws them: the replay itself, or what reads it. random: decides which rows are drawn. lead: rows before
-    each segment, see `choose_segments`. starts: batches then say in "start" [1, B, width] what segments begin from.
+    source: samples them: the replay itself, or a reader of it. random: chooses the rows. lead: rows before each
+    segment, see `choose_segments`. starts: batches then hold in "start" [1, B, width] what segments begin from.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Batches:
         self.replay.add(number, row.observation, row.action, row.reward, row.is_first, row.is_terminal)
 
     def sample(self, *, more: bool = False) -> dict[str, np.ndarray | torch.Tensor]:
-        """Draw a batch; see `Rings.sample`. more: the next one is drawn before a row is added."""
+        """Draw a batch; see `Rings.sample`. more: the next batch is drawn before a row is added."""
         batch = self.source.sample(*self.sizes, self.random, self.lead)
         if more and isinstance(self.source, Prefetch):
             self.source.begin(*self.sizes, self.random, self.lead)
@@ -49,16 +49,16 @@ class Batches:
         return batch
 
     def learned(self, agent: Any) -> None:
-        """Store what an agent's update made of the last batch, `learned` [T, B, width], if segments begin from it."""
+        """Store the agent's latents of the last batch, `learned` [T, B, width], if segments begin from stored ones."""
         if self.starts is not None:
             self.starts.remember(*self.source.chosen, agent.learned)
 
 
 def choose_source(replay: Rings, memory: str, device: torch.device, processes: int = 1) -> Source:
-    """Return where batches come from: the replay on disk, at once or prefetched, or a copy of it on the device.
+    """Return where batches come from: the replay on disk, read directly or prefetched, or a copy on the device.
 
-    memory: as the option ``replay.memory``. processes: that learn from each batch; it then goes to them through the
-    host's memory, so that a copy on the device gains nothing.
+    memory: as the option ``replay.memory``. processes: number that learn from each batch. Several receive it through
+    the host's memory, so that a copy on the device gains nothing.
     """
     if memory == "auto" and device.type == "cuda":
         memory = "device" if processes == 1 and OnDeviceReplay.fits(replay.bytes, device) else "prefetch"

@@ -10,7 +10,7 @@ from denoised_mdp.replay.rings import Rings
 from denoised_mdp.replay.segments import choose_segments
 
 CHUNK = 4096
-"""rows that are copied at a time when a run continues"""
+"""rows copied at a time when a run resumes"""
 
 
 class OnDeviceReplay:
@@ -23,7 +23,7 @@ class OnDeviceReplay:
     def __init__(self, rings: Rings, device: torch.device):
         self.rings, self.device = rings, device
         self.places = max(ring.places for ring in rings.rings)
-        self._copied = [0] * len(rings.rings)  # rows of each ring that are here, or were evicted
+        self._copied = [0] * len(rings.rings)  # rows of each ring that were copied or evicted
         self._columns: dict[str, Tensor] = {}  # [rings * places, ...]
 
     @staticmethod

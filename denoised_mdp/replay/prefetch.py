@@ -26,7 +26,7 @@ class Prefetch:
     def __init__(self, rings: Rings, *, pin: bool):
         self.rings, self.pin, self.hits = rings, pin, 0
         self._thread = ThreadPoolExecutor(1, "prefetch")
-        self._next: tuple[Any, tuple, Future, dict] | None = None  # question, rows, answer, the generator's state then
+        self._next: tuple[Any, tuple, Future, dict] | None = None  # question, rows, answer, generator state after it
 
     def begin(self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0) -> None:
         """Start to read what `sample` would return now; `rng` is not advanced.
@@ -42,7 +42,7 @@ class Prefetch:
     def sample(
         self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0
     ) -> dict[str, np.ndarray | torch.Tensor]:
-        """As `Rings.sample`."""
+        """See `Rings.sample`."""
         begun, self._next = self._next, None
         if begun is not None and begun[0] == self._question(batch_size, length, rng, lead):
             _, self.chosen, future, rng.bit_generator.state = begun

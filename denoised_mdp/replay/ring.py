@@ -17,14 +17,14 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.replay.segments import COLUMNS, row_layout
 from denoised_mdp.replay.storage import Columns, bytes_needed
 
-_SAMPLED = 64  # rows whose checksums a checkpoint keeps
+_SAMPLED = 64  # number of rows whose checksums a checkpoint keeps
 
 
 def _ring(numbers: np.ndarray) -> np.ndarray:
     """Return the place of every row, int [P] for P places: row n lies at ``ring[n % P]``.
 
     In files that never grew, this is n % P. Growing moves no rows; it appends places, which follow the newest row in
-    the ring, wherever that lies. `numbers` int [P] is the column of that name.
+    the ring, wherever that lies. `numbers` int [P] is the column ``number``.
     """
     places = len(numbers)
     ring = np.full(places, -1)
@@ -44,7 +44,7 @@ class Replay:
     same shapes in the folder; `Replay.open` resumes one instead.
 
     Args:
-        folder: of the files; created if missing.
+        folder: where the files are; created if missing.
         capacity: rows that can be sampled; beyond it the oldest are evicted.
         observation_shape: (H, W, 3) of the uint8 observations.
         action_size: A, the number of float32 actions.
@@ -79,7 +79,7 @@ class Replay:
         oldest) are evicted, with a warning.
 
         Args:
-            folder: of the files.
+            folder: where the files are.
             state: what `state()` returned.
             capacity, slack: by default those of `state`. The files grow in place if needed and never shrink:
                 with a smaller capacity the oldest rows are evicted and their places become slack.
@@ -101,7 +101,7 @@ class Replay:
     def _of(
         cls, columns: Columns, folder: Path, state: Mapping[str, Any], capacity: int | None, slack: int | None
     ) -> Replay:
-        """The replay that `state` describes, of open files; see `open`."""
+        """Return the replay that `state` describes, on open files; see `open`."""
         total = state["total"]
         capacity = state["capacity"] if capacity is None else capacity
         slack = state["slack"] if slack is None else slack
@@ -113,7 +113,7 @@ class Replay:
         missing = np.count_nonzero(found < expected)
         overwritten = np.count_nonzero(found > expected)  # by newer rows, so these are the oldest
         if columns.places > state["places"] and missing + overwritten <= columns["number"].max() - total:
-            # Their files have grown since, and where they lay is now the place of other rows.
+            # The files have grown since, so the places of these rows now hold other rows.
             missing, overwritten = 0, missing + overwritten
         if missing or (found[:overwritten] == expected[:overwritten]).any():
             raise UserError(
@@ -128,7 +128,7 @@ class Replay:
             )
         if capacity + slack > columns.places:
             written = columns["number"][columns["number"] > 0]
-            if len(written) and np.ptp(written) >= columns.places:  # no window of the run: see `_ring`
+            if len(written) and np.ptp(written) >= columns.places:  # not one stretch of the run, as `_ring` needs
                 raise UserError(
                     f"The replay in {folder} cannot grow yet: it still holds rows of a later part of the run, before"
                     " which this checkpoint was. Go on with the earlier replay.capacity and train.checkpoint_every"
@@ -139,7 +139,7 @@ class Replay:
         self._oldest = max(self._oldest + overwritten, total - capacity)
         live = np.arange(self._oldest, total)
         starts = live[columns["is_first"][self._places(live)]]
-        # The oldest episode may have lost its first rows; the rest counts as an episode, if only later rows are that.
+        # The oldest episode may have lost its first rows, and with them its start; the rest counts as an episode.
         self._starts = np.union1d(self._oldest, starts)
         for row, digest in state.get("sample", []):
             if row >= self._oldest and self._digest(row) != digest:
@@ -152,7 +152,7 @@ class Replay:
     def _attach(self, columns: Columns, capacity: int, slack: int, total: int) -> None:
         """Set the fields of a replay that has seen `total` rows."""
         self.capacity, self.slack, self.total = capacity, slack, total
-        self.crosses = False  # segments run over the ends of episodes
+        self.crosses = False  # segments cross the ends of episodes
         self.observation_shape = columns.layout["observation"][1]
         self.action_size = columns.layout["action"][1][0]
         self._columns = columns
@@ -217,16 +217,16 @@ class Replay:
         return int(np.maximum(rows - length + 1, 0).sum())
 
     def episodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first row of every episode and its number of rows (none or less: evicted), int [E] each."""
+        """Return the first row of every episode and its number of rows (0 or less: evicted), int [E] each."""
         first = np.maximum(self._starts, self._oldest)
         return first, np.diff(self._starts, append=self.total) - (first - self._starts)
 
     def stretches(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return first row and number of rows of what segments lie in: each episode, or all rows with `crosses`."""
+        """Return first row and length of the stretches that segments lie in: episodes, or all rows with `crosses`."""
         return (np.array([self._oldest]), np.array([len(self)])) if self.crosses else self.episodes()
 
     def read(self, rows: np.ndarray, names: Sequence[str] = COLUMNS) -> dict[str, np.ndarray]:
-        """Copy columns of the rows of these numbers (an int or an array of any shape), counted from the very first row.
+        """Copy columns of rows by number (an int or an array of any shape), counted from the first row ever added.
 
         Raises:
             IndexError: a row was evicted or not yet added.
@@ -254,7 +254,7 @@ class Replay:
     def state(self) -> dict[str, Any]:
         """Return the small JSON-ready description from which `Replay.open` resumes.
 
-        It has checksums of a few rows from everywhere, which reveal the files of another run.
+        Its checksums, of a few rows spread over the replay, reveal the files of another run.
         """
         rows = sorted({int(row) for row in np.linspace(self._oldest, self.total - 1, _SAMPLED)} if len(self) else ())
         sample = [[row, self._digest(row)] for row in rows]

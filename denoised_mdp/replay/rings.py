@@ -41,7 +41,7 @@ class Rings:
         needed = self.bytes_needed(count, capacity * count, observation_shape, action_size, slack * count)
         there = sum(path.stat().st_blocks * 512 for path in Path(folder).rglob("*.npy"))
         free = shutil.disk_usage(folder).free + there
-        if needed > free:  # each fits on its own, all may not
+        if needed > free:  # each fits on its own, together they may not
             self.close()
             raise UserError(
                 f"The replay of {count} environments needs {needed:,} bytes but the disk of {folder} has {free:,} bytes"
@@ -68,7 +68,7 @@ class Rings:
         return self
 
     def _take(self, opening: Iterable[Replay]) -> None:
-        """Keep the rings as they are opened, one by one; if one is refused, close those before it."""
+        """Keep the rings as they open, one by one; if one is refused, close those before it."""
         self.rings: list[Replay] = []
         try:
             for ring in opening:
@@ -87,7 +87,7 @@ class Rings:
 
     @property
     def bytes(self) -> int:
-        """Size of all rows, when they are written."""
+        """Size in bytes once all places are written."""
         ring = self.rings[0]
         return len(self.rings) * Replay.bytes_needed(ring.places, ring.observation_shape, ring.action_size)
 
@@ -112,16 +112,16 @@ class Rings:
         return sum(ring.count_segments(length) for ring in self.rings)
 
     def cross(self) -> None:
-        """From now on, segments run over the ends of episodes: short ones are learned from as well."""
+        """Let segments cross the ends of episodes from now on, so that short episodes are learned from as well."""
         for ring in self.rings:
             ring.crosses = True
 
     def sample(self, batch_size: int, length: int, rng: np.random.Generator, lead: int = 0) -> dict[str, np.ndarray]:
-        """Sample `batch_size` (B) segments of `length` (T) consecutive rows, of one episode each unless they `cross`.
+        """Sample `batch_size` (B) segments of `length` (T) consecutive rows, each in one episode unless they `cross`.
 
         All possible starts in all rings are equally likely, including the last ones and those in running episodes. The
-        time depends on the batch and slightly on the number of episodes, not on the number of rows. lead: so many rows
-        stand before each segment, see `choose_segments`; T then counts them.
+        time depends on the batch and slightly on the number of episodes, not on the number of rows. lead: number of
+        rows before each segment, see `choose_segments`; T then includes them.
 
         Returns:
             observation uint8 [T, B, H, W, C], action float32 [T, B, A], reward float32 [T, B],
@@ -139,7 +139,7 @@ class Rings:
             ring.flush()
 
     def state(self) -> dict[str, Any]:
-        """Return the small JSON-ready description from which `Rings.open` continues; of one ring, that of `Replay`."""
+        """Return the small JSON-ready description from which `Rings.open` resumes; for one ring, that of `Replay`."""
         states = [ring.state() for ring in self.rings]
         return states[0] if len(states) == 1 else {"rings": states}
 

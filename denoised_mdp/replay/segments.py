@@ -1,4 +1,4 @@
-"""Segments of single episodes, or over their ends, chosen from one or several rings of rows and copied."""
+"""Segments within episodes, or across their ends: choosing them from one or several rings, and copying them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from denoised_mdp.replay.ring import Replay
 
 COLUMNS = ("observation", "action", "reward", "is_first", "is_terminal")
-"""what a row holds, in batches as well"""
+"""columns of a row, and of a batch"""
 
 
 def row_layout(observation_shape: Sequence[int], action_size: int) -> Layout:
@@ -36,12 +36,12 @@ def row_layout(observation_shape: Sequence[int], action_size: int) -> Layout:
 def choose_segments(
     replays: Sequence[Replay], batch_size: int, length: int, rng: np.random.Generator, lead: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose segments of several replays, all starts equally likely: see `Replay.stretches`.
+    """Choose segments from several replays, all starts in their `stretches` equally likely.
 
-    lead: so many earlier rows of the same stretch come with each; before its first row, that is repeated.
+    lead: number of earlier rows of the same stretch before each segment; the stretch's first row is repeated if needed.
 
     Returns:
-        int [B], which of the replays each is in, and int [lead + T, B], its rows.
+        int [B], the replay of each segment, and int [lead + T, B], its rows.
 
     Raises:
         UserError: no episode is long enough.

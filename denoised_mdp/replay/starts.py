@@ -1,8 +1,8 @@
-"""The latents of rows that were learned from: segments begin from that of the row before instead of from zero.
+"""Stored latents of rows: segments begin from the latent of the row before them instead of from zero.
 
-As DreamerV3's replay context of one row (Hafner et al. 2025). A row's latent is the posterior sample of the last update
-that learned from it, under the weights of then. A row that none has learned from yet has none: what follows it begins
-from zero, as without this.
+This is DreamerV3's replay context, of one row (Hafner et al. 2025). A row's latent is the posterior sample of the last
+update that learned from it, under the weights of that time. A row that no update has learned from has no latent: a
+segment after it begins from zero, as without this.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from denoised_mdp.replay.rings import Rings
 
 
 class StoredLatents:
-    """One latent [width] for each row of the rings, on `device`; rows that leave a ring give their place to new ones.
+    """A table of one latent [width] for each row of the rings, on `device`; new rows take the places of evicted ones.
 
-    In a checkpoint it takes 4 bytes for each number: it changes with every update, so files beside the replay's would
-    not continue exactly.
+    A checkpoint holds the table, 4 bytes per number. It changes with every update, so files beside the replay's would
+    not resume exactly.
     """
 
     def __init__(self, rings: Rings, width: int, device: torch.device):
         self.rings = rings
         self.places = max(ring.places for ring in rings.rings)
-        self._rows = np.full(len(rings.rings) * self.places, -1)  # which row each place has a latent of
+        self._rows = np.full(len(rings.rings) * self.places, -1)  # the row whose latent each place holds; -1: none
         self._values = torch.zeros(len(self._rows), width, device=device)
 
     def before(self, ring: np.ndarray, rows: np.ndarray) -> Tensor:
-        """What segments begin from, [1, B, width]: latents of the rows before them, zero where there is none.
+        """Return what segments begin from, [1, B, width]: the latents of the rows before them, zero if there is none.
 
-        ring int [B], rows int [T, B]: of the segments, see `choose_segments`.
+        ring int [B] and rows int [T, B] are the segments', see `choose_segments`.
         """
         row = rows[0] - 1  # [B]
         where = self._where(ring, row)
@@ -41,7 +41,7 @@ class StoredLatents:
         return (self._values[torch.from_numpy(where).to(self._values.device)] * known[:, None])[None]
 
     def remember(self, ring: np.ndarray, rows: np.ndarray, latents: Tensor) -> None:
-        """Store the latents [T, B, width] of segments; of a row in several, the one that more rows came before."""
+        """Store the latents [T, B, width] of segments; of a row in several, keep the one with most rows before it."""
         where = self._where(ring, rows).ravel()  # [T B], later rows of segments last
         places, last = np.unique(where[::-1], return_index=True)
         last = len(where) - 1 - last
@@ -50,9 +50,9 @@ class StoredLatents:
         self._values[places] = latents.flatten(0, 1)[last].to(self._values.dtype)
 
     def _held(self, ring: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Whether rows are still in their rings, bool [n].
+        """Return whether rows are still in their rings, bool [n].
 
-        One that has left may still have a place here: that depends on the slack, which must change nothing else.
+        An evicted row may still have a place here. That depends on the slack, which must not affect results.
         """
         return rows >= np.array([one.total - len(one) for one in self.rings.rings])[ring]
 
@@ -60,7 +60,7 @@ class StoredLatents:
         return ring * self.places + rows % self.places
 
     def state(self) -> dict[str, Any]:
-        """All latents of rows that are held, in order, with their rings and rows: [n], [n], [n, width]."""
+        """Return rings [n], rows [n] and latents [n, width] of all rows that are held, in order."""
         where = np.flatnonzero(self._rows >= 0)
         where = where[self._held(where // self.places, self._rows[where])]
         where = where[np.lexsort((self._rows[where], where // self.places))]
@@ -69,8 +69,8 @@ class StoredLatents:
         return {"ring": ring, "row": row, "value": values}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`, for rings of this size or a larger one."""
+        """Restore what `state` returned, in rings of the same size or larger ones."""
         ring, rows = state["ring"].numpy(), state["row"].numpy()
-        held = self._held(ring, rows)  # else, in a larger ring, a row that has left might share another one's place
+        held = self._held(ring, rows)  # in a larger ring, an evicted row might share another one's place
         values = state["value"][torch.from_numpy(held)]
         self.remember(ring[held], rows[held][None], values[None].to(self._values.device))

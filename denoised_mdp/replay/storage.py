@@ -24,11 +24,11 @@ from denoised_mdp.files import regular, still_at, sync_folder
 Layout = dict[str, tuple[np.dtype, tuple[int, ...]]]
 """column -> dtype and shape of one row, in the order in which the columns of a row are written"""
 
-IOV_MAX = 1024  # buffers that one preadv takes, on all systems that have it
+IOV_MAX = 1024  # most buffers of one preadv, on all systems that have it
 LARGE = 1024
-"""bytes from which on a row is large: as a picture, also a small one, and nothing else"""
+"""least bytes of a large row: pictures are large, even small ones, and nothing else"""
 HEADER = 128
-"""bytes before the rows of each file; NumPy reserves room for a larger number of rows"""
+"""bytes of each file's header; NumPy reserves room in it for a larger number of rows"""
 
 
 def bytes_needed(layout: Layout, places: int) -> int:
@@ -41,10 +41,10 @@ class Columns:
     """The files of `folder`, all with the same number of places for rows.
 
     Args:
-        folder: of the files.
+        folder: where the files are.
         layout: their names (without ``.npy``), dtypes and shapes.
-        places: least number of rows of every file; a surplus is not used.
-        writable: false: only read.
+        places: least number of rows of every file. The attribute is the number that all of them have.
+        writable: False opens the files read-only.
 
     Raises:
         UserError: a file is missing, truncated, or of another shape.
@@ -62,7 +62,7 @@ class Columns:
                 if found < places:
                     raise ValueError(f"{found:,} rows instead of {places:,}")
             except (OSError, ValueError) as error:
-                self.close()  # those that were opened before it
+                self.close()  # the files opened before it
                 reason = getattr(error, "strerror", None) or error  # its text would repeat the path
                 raise UserError(
                     f"{path} is missing or damaged ({reason}). Restore it, or start in a new run_dir."
@@ -187,7 +187,7 @@ class _File:
     def write(self, place: int, row: np.ndarray) -> None:
         data = row.tobytes()
         offset = self._mapped.offset + place * self.row_bytes
-        while data:  # a nearly full disk accepts a part, then reports why it stops
+        while data:  # a nearly full disk takes a part, then reports why it stops
             written = os.pwrite(self._file, data, offset)
             data, offset = data[written:], offset + written
 
@@ -197,7 +197,7 @@ class _File:
         if not places.size:
             return rows
         lines = places.reshape(len(places), -1)  # [T, N]
-        width = lines.shape[1] * self.row_bytes  # from one row of a line to the next
+        width = lines.shape[1] * self.row_bytes  # from one row of a column to the next
         target = memoryview(rows.reshape(-1).view(np.uint8))
         for line, column in enumerate(lines.T):
             begins = [0, *(np.flatnonzero(np.diff(column) != 1) + 1), len(column)]
@@ -210,7 +210,7 @@ class _File:
         return rows
 
     def _read_into(self, parts: list[memoryview], place: int) -> None:
-        """Fill buffers of one row each from `place` on."""
+        """Fill buffers, one row each, from `place` on."""
         for first in range(0, len(parts), IOV_MAX):
             some = parts[first : first + IOV_MAX]
             offset = self._mapped.offset + (place + first) * self.row_bytes

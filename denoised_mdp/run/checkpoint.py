@@ -27,17 +27,17 @@ from denoised_mdp.errors import UserError, out_of_memory, remedy
 from denoised_mdp.files import parse_json, read_json, regular, remove, replace_file, sync_folder
 from denoised_mdp.run.codec import decode, encode
 
-FORMAT = 4  # raise it when what is written changes: other formats are refused
+FORMAT = 4  # bump when the format on disk changes: other formats are refused
 _NAME = re.compile(r"step_([0-9]+)(\.old)?")
 _UNFINISHED = ".tmp-"
 _FOR_NOW = {
     *(errno.EACCES, errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
 }
-"""errors of reading that say nothing of what is in a file"""
+"""read errors that say nothing about the file's content, which may be intact"""
 _NONE_YET = ".none"
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""raised by using plain values of unexpected types"""
+"""raised when plain values have unexpected types"""
 
 
 class _Damaged(Exception):
@@ -51,19 +51,19 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int | None =
     Checkpoints of later steps are deleted too, since the run was resumed from an earlier one.
 
     Args:
-        folder: of the run's checkpoints; created if missing. Its parent is not created: without it, the run is
-            gone.
+        folder: the run's checkpoint folder, created if missing. Its parent is not created: without it, the run
+            is gone.
         step: environment steps so far.
         tree: nested dicts (str or int keys), lists and tuples of tensors, arrays, NumPy scalars, str, bytes,
             int of up to 300 digits, float, bool and None.
         keep: number of checkpoints to keep; None: all.
 
     Returns:
-        The folder of the checkpoint.
+        The checkpoint's folder.
 
     Raises:
         UserError: the disk is full or not writable; earlier checkpoints are intact.
-        TypeError: something in `tree` is of another type.
+        TypeError: `tree` holds a value of another type.
     """
     folder = Path(folder)
     tensors: dict[str, torch.Tensor] = {}
@@ -89,7 +89,7 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int | None =
                 file.flush()
                 os.fsync(file.fileno())
         sync_folder(unfinished)
-        if os.path.lexists(final):  # if killed in between, `load` finds the old one under its new name
+        if os.path.lexists(final):  # after a kill between the renames, `load` finds the old one as *.old
             _delete(replaced)
             final.rename(replaced)
         unfinished.rename(final)
@@ -114,10 +114,10 @@ def save(folder: Path | str, step: int, tree: dict[str, Any], keep: int | None =
 
 
 def delete_after(folder: Path | str, step: int) -> None:
-    """Delete the checkpoints of later steps, where a run goes on from an earlier one.
+    """Delete the checkpoints after `step`, from which the run continues.
 
     Raises:
-        UserError: one cannot be deleted.
+        UserError: a checkpoint cannot be deleted.
     """
     try:
         _delete_later(Path(folder), step)
@@ -128,10 +128,10 @@ def delete_after(folder: Path | str, step: int) -> None:
 
 
 def expect_first(folder: Path | str) -> None:
-    """Note in `folder` that the run has begun and has no checkpoint yet; `save` removes the note.
+    """Leave a marker in `folder`: the run has begun and has no checkpoint yet. `save` removes it.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the marker cannot be written.
     """
     try:
         Path(folder).mkdir(exist_ok=True)
@@ -141,12 +141,12 @@ def expect_first(folder: Path | str) -> None:
 
 
 def expects_first(folder: Path | str) -> bool:
-    """Whether the run in `folder` never had a checkpoint; False if its checkpoints were deleted."""
+    """Whether the run in `folder` has never had a checkpoint; False if its checkpoints were deleted."""
     return (Path(folder) / _NONE_YET).exists()
 
 
 def plain_values(folder: Path | str, step: int) -> dict[str, Any]:
-    """What the checkpoint of a step holds but for tensors, as JSON data and unchecked; nothing if it is unreadable."""
+    """Return a checkpoint's state without its tensors, as unchecked JSON data; {} if it cannot be read."""
     try:
         found = read_json(Path(folder) / f"step_{step:09d}" / "state.json")
     except (OSError, ValueError):
@@ -160,21 +160,21 @@ def load(
     accept: Callable[[dict[str, Any]], str | None] | None = None,
     also: Path | None = None,
 ) -> tuple[int, dict[str, Any]]:
-    """Return (step, tree) of the newest whole checkpoint in `folder`, or of that of `step`.
+    """Return (step, tree) of the newest whole checkpoint in `folder`, or of the checkpoint of `step`.
 
-    If the newest is torn, the previous one is used, with a warning that names both. Dicts become plain dicts;
-    everything else keeps its type and, bit for bit, its value. Tensors are on the CPU, where optimizers and generators
-    need theirs.
+    If a checkpoint is torn, the one before it is used, with a warning that names both. Dicts become plain
+    dicts. Everything else keeps its type and its exact bits. Tensors are on the CPU, as optimizers and generators
+    require.
 
     Args:
         folder: as for `save`.
         step: use this checkpoint, without a fallback.
-        accept: returns why a tree cannot be used, which then counts as torn; None if it can.
-        also: another folder in which that of `step` may be, and is preferred: of one step, a run that was stopped in
-            the middle of its updates has weights here that are not those it ended the step with.
+        accept: returns why a tree cannot be used, or None if it can. A refused tree counts as torn.
+        also: another folder that may hold the checkpoint of `step`, and is then preferred: if a run was stopped in the
+            middle of its updates, the weights in `folder` are not those that the hooks of that step saw.
 
     Raises:
-        UserError: there is none, none is whole, or it was written by a newer version.
+        UserError: there is none, none is whole, it cannot be read now, or it has the format of another version.
     """
     folder = Path(folder)
     candidates, more = _checkpoints(folder), _checkpoints(also) if also else []
@@ -187,7 +187,7 @@ def load(
         wanted = "" if step is None else f" of step {step:,}"
         existing = f" (steps with one: {', '.join(f'{found:,}' for found in steps)})" if steps else " yet"
         raise UserError(f"There is no checkpoint{wanted} in {folder}{existing}.")
-    problems: dict[str, None] = {}  # each once: rows that are lost are so for every checkpoint
+    problems: dict[str, None] = {}  # each once: rows that are lost are missing for every checkpoint
     for found, path in candidates:
         try:
             tree = _read(path, found)
@@ -210,7 +210,7 @@ def list_steps(folder: Path | str) -> list[int]:
 
 
 def newest_seen_whole(folder: Path | str) -> int | None:
-    """The step of the newest checkpoint that seems whole: of its tensors, only the header and the length are read."""
+    """Return the step of the newest checkpoint that looks whole; of its tensors, only header and length are read."""
     return next((step for step, path in _checkpoints(Path(folder)) if _seems_whole(path, step)), None)
 
 
@@ -220,7 +220,7 @@ def _seems_whole(path: Path, step: int) -> bool:
         of_this_step = read_json(path / "manifest.json")["step"] == step
         with (tensors := regular(path / "tensors.safetensors")).open("rb") as file:
             length, size = int.from_bytes(file.read(8), "little"), tensors.stat().st_size
-            if length > size:  # one flipped bit can make it larger than the memory
+            if length > size:  # one flipped bit can make it exceed all memory
                 return False
             header = json.loads(file.read(length))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
@@ -262,7 +262,7 @@ def _read(path: Path, step: int) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise _Damaged(f"{path} is incomplete: no {Path(error.filename).name}") from error
     except OSError as error:
-        if error.errno in _FOR_NOW:  # it may be whole: to go on from an older one would destroy what came after that
+        if error.errno in _FOR_NOW:  # it may be whole: resuming from an older one would destroy what came after
             raise UserError(
                 f"{error.filename or path} cannot be read ({error.strerror}). Mend that and repeat the command. Only if"
                 " it is lost, move its folder away: the run then goes on from the checkpoint before."

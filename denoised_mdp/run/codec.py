@@ -1,4 +1,4 @@
-"""A tree of tensors, arrays and plain values as JSON data and named tensors, and back; exact, without pickle."""
+"""Convert a tree of tensors, arrays and plain values to JSON data and named tensors, and back: exact, no pickle."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 def encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     """Return `value` as JSON data, and move its tensors and arrays to `tensors` under their paths.
 
-    JSON lacks tensors, arrays, tuples, bytes, nan and integer keys: these become objects with one ``$`` key.
+    JSON lacks tensors, arrays, tuples, bytes, nan, infinity and integer keys: these become objects with one ``$`` key.
     """
     if isinstance(value, torch.Tensor):
         # Strides matter: an optimizer resumes bit-exactly, and as fast, only in the same memory format.
         nhwc = not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
-        copy = value.detach().cpu().clone(memory_format=torch.contiguous_format)  # never a view of another
+        copy = value.detach().cpu().clone(memory_format=torch.contiguous_format)  # never a view of another tensor
         return {"$channels_last" if nhwc else "$tensor": _put(tensors, path, copy)}
     if isinstance(value, (np.ndarray, np.generic)):
         try:
@@ -46,7 +46,7 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def _put(tensors: dict[str, torch.Tensor], path: str, tensor: torch.Tensor) -> str:
-    """Store `tensor` under a free name like its path, and return the name."""
+    """Store `tensor` under its path, made unique if that is taken, and return the name."""
     name = path.removeprefix("/")
     while name in tensors:  # {"a/b": ...} beside {"a": {"b": ...}}
         name += "'"

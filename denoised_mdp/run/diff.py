@@ -1,8 +1,8 @@
 """Whether two runs are bit-identical, and if not, where they first differ.
 
-It compares the logs, the rows of the replay, and every value of a checkpoint but those of `APART`. Metrics that measure
-time (`logger.is_wall_clock`) are ignored. Configurations may differ: comparing settings that should not matter is one
-use.
+Compares the logs, the rows of the replay, and every value of a checkpoint except those in `APART`. Metrics that measure
+time (`logger.is_wall_clock`) are ignored. Configurations may differ: one use is to compare settings that should not
+matter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from denoised_mdp.run.folder import RunFolder
 from denoised_mdp.run.logger import is_wall_clock
 from denoised_mdp.run.state import load_state
 
-ROWS = 256  # of the replay, compared at a time
+ROWS = 256  # rows of the replay compared at a time
 
 PARTS = {
     "weights": ("agent/weights/",),
@@ -34,9 +34,9 @@ PARTS = {
     "environment": ("collector/environments",),
     "progress": ("",),
 }
-"""part of a checkpoint -> how the names of its leaves begin; the replay is compared by rows; the rest is progress"""
+"""part of a checkpoint -> prefixes of its leaves' names. The replay is compared row by row. The rest is progress"""
 APART = ("config", "log", "precision", "replay")
-"""what is not compared by leaves: settings may differ; logs and rows are compared themselves"""
+"""not compared leaf by leaf: settings may differ, and logs and rows have their own comparison"""
 
 
 @dataclass
@@ -141,7 +141,7 @@ def scalars_of(folder: Path) -> list[tuple[int, str, float]]:
 
 
 def _by_part(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The leaves of a checkpoint by their names, in the first of `PARTS` that takes them."""
+    """Return {part: {name: leaf}} of a checkpoint; a leaf goes to the first of `PARTS` whose prefix fits its name."""
     found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     for name, leaf in checkpoints.leaves({key: value for key, value in tree.items() if key not in APART}):
         found[next(part for part, begins in PARTS.items() if name.startswith(begins))][name] = leaf
@@ -162,7 +162,7 @@ def _part(part: str, leaves: list[dict[str, Any]]) -> Verdict:
 
 
 def _difference(name: str, a: Any, b: Any) -> str | None:
-    """Describe the first difference of two leaves, compared bit by bit."""
+    """Describe the first difference between two leaves, compared bit by bit."""
     if isinstance(a, torch.Tensor | np.ndarray) and isinstance(b, torch.Tensor | np.ndarray):
         a, b = (torch.as_tensor(value).contiguous() for value in (a, b))
         if a.shape != b.shape or a.dtype != b.dtype:
@@ -188,7 +188,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _replay(runs: list[RunFolder], trees: list[dict[str, Any]]) -> Verdict:
-    """Compare the rows that both checkpoints count, at any place in the files."""
+    """Compare the rows that both checkpoints count, wherever they lie in the files."""
     replays = [Rings.open(run.replay, tree["replay"], read_only=True) for run, tree in zip(runs, trees, strict=True)]
     try:
         verdict = Verdict("replay", f"{len(replays[0]):,} rows")

@@ -26,14 +26,14 @@ from denoised_mdp.run.folder import RunFolder, is_pretrained
 def environment_maker(config: Config, split: str = "train", **options: Any) -> Callable[[], gym.Env]:
     """Return a picklable function without arguments that makes the run's environment with clips of `split`.
 
-    options: of `denoised_mdp.envs.make_env`; they replace the run's own.
+    options: arguments of `denoised_mdp.envs.make_env` that replace the run's own.
     """
     own = environment_options(config, split)
     return functools.partial(envs.make_env, own.pop("task"), **own | options)
 
 
 def environment_options(config: Config, split: str = "train") -> dict[str, Any]:
-    """The arguments of `denoised_mdp.envs.make_env` for a run's environment, the task among them."""
+    """The arguments of `denoised_mdp.envs.make_env` for a run's environment, including the task."""
     return dict(vars(config.env), distractors=config.distractors, split=split, clips_seed=config.seed)
 
 
@@ -46,14 +46,14 @@ def refuse_no_clips(config: Config) -> None:
     """Raise UserError if a run's environment shows clips and there are none; no file is opened."""
     if shows_clips(config):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the environment says it again
+            warnings.simplefilter("ignore")  # the environment repeats the warning
             open_clips(config.env.clips, "train", size=1, color=False, frames=1)
 
 
 def other_worlds(config: Config) -> dict[str, tuple[Config, str]]:
-    """Where a trained agent can be looked at besides: name -> (configuration, split of the clips).
+    """Further environments in which to examine a trained agent: name -> (configuration, split of the clips).
 
-    With unseen clips, and without distractors, where there are some that are not part of the task.
+    Unseen clips if the run shows clips, and no distractors if it has any that are not part of the task.
     """
     found = {"unseen clips": (config, "test")} if shows_clips(config) else {}
     bare = without_distractors(config)
@@ -63,13 +63,13 @@ def other_worlds(config: Config) -> dict[str, tuple[Config, str]]:
 
 
 def without_distractors(config: Config) -> Config:
-    """The configuration without its distractors, except those that are part of the task."""
+    """The configuration with only those distractors that are part of the task."""
     kept = {name: options for name, options in config.distractors.items() if DISTRACTORS[name].part_of_task}
     return dataclasses.replace(config, distractors=kept)
 
 
 def warn_without_clips(run: Path | str, config: Config, split: str) -> None:
-    """Warn that held-out clips were asked for of a run whose environment shows none."""
+    """Warn if held-out clips are requested for a run whose environment shows none."""
     if split in ("test", "across") and not shows_clips(config):
         warnings.warn(f"{run} shows no clips: --split {split} changes nothing.", stacklevel=3)
 
@@ -84,12 +84,12 @@ def make_env(source: str | os.PathLike, /, **options: Any) -> gym.Env:
     A run's environment has its task, camera, size, action repeat, episode length, distractors and clips.
 
     Args:
-        source: a run folder, ``pretrained:NAME``, or the name of a task. A task's name is always the task: write
-            ``./cheetah_run`` for a folder of that name. With `suite`, it is a task of that.
+        source: a run folder, ``pretrained:NAME``, or the name of a task. A task's name always means the task: write
+            ``./cheetah_run`` for a folder of that name. With `suite`, it names a task of that suite.
         options: see `denoised_mdp.envs.make_env`; they replace the run's own.
 
     Returns:
-        A `denoised_mdp.envs.pixels.PixelEnv`: Gymnasium, observations uint8 [size, size, 3].
+        A `denoised_mdp.envs.pixels.PixelEnv`: a Gymnasium environment with observations uint8 [size, size, 3 or 6].
 
     Raises:
         UserError: there is no such run or task; or see `denoised_mdp.envs.make_env`.
@@ -99,7 +99,7 @@ def make_env(source: str | os.PathLike, /, **options: Any) -> gym.Env:
         if name not in takes:
             raise UserError(f"make_env has no option {name!r}.{did_you_mean(name, takes)}")
     known = all_tasks()
-    if source in known or "suite" in options:  # which may have tasks that are looked up by name
+    if source in known or "suite" in options:  # a suite may have tasks that it cannot list
         return envs.make_env(source, **options)
     if not isinstance(source, str | os.PathLike):
         raise UserError(f"make_env needs a run folder or the name of a task, not {source!r}.")

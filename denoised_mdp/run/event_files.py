@@ -1,4 +1,4 @@
-"""TensorBoard's files, read record by record with their checksums checked."""
+"""Read TensorBoard's event files record by record and verify their checksums."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 from denoised_mdp.files import regular
 
 HEAD = 1024
-"""bytes of a record that are read where pictures are not wanted: scalars fit in, and what pictures begin with"""
+"""bytes read of a record when pictures are skipped: enough for scalars and for the beginning of a picture's event"""
 _MOMENT = re.compile(rb"\x09(.{8})(?:\x10([\x80-\xff]{0,9}[\x00-\x7f]))?\x2a", re.DOTALL)
-"""of an event that holds a summary, as it is written: wall time (field 1), step (2; not written where it is 0)"""
+"""beginning of a serialized event with a summary: wall time (field 1), step (field 2, omitted if it is 0)"""
 
 
 def event_files(folder: Path) -> list[Path]:
-    """TensorBoard's files in a run's folder of them, the oldest first."""
+    """TensorBoard's event files in `folder`, oldest first."""
     return sorted(folder.glob("events.out.tfevents.*"))
 
 
 def moments(path: Path) -> Iterator[tuple[float, int]]:
-    """Yield (wall time, step) of all summaries in one of TensorBoard's files.
+    """Yield (wall time, step) of every summary in an event file.
 
-    Pictures are skipped, and their checksums: those of one run would take seconds, and nothing here depends on them.
+    Pictures and their checksums are skipped: checking them would take seconds per run, and nothing here needs them.
 
-    Raises: as `event_records`, and DecodeError for a record that is whole but no event.
+    Raises: as `event_records`, and DecodeError for a whole record that is not an event.
     """
     from tensorboard.compat.proto.event_pb2 import Event
 
@@ -41,14 +41,14 @@ def moments(path: Path) -> Iterator[tuple[float, int]]:
 
 
 def event_records(path: Path, head: int | None = None) -> Iterator[bytes]:
-    """Yield the records of one of TensorBoard's files: length, its checksum, data, its checksum.
+    """Yield the data of each record in an event file. A record is its length, a checksum, the data, a checksum.
 
-    TensorBoard's own reader takes a damaged record for an unfinished one, and stops silently.
+    TensorBoard's own reader mistakes a damaged record for an unfinished one and stops silently.
 
-    head: of data that is not shorter, only so many bytes are yielded, and its checksum is not checked.
+    head: data of at least this many bytes is cut to them, and its checksum is not verified.
 
     Raises:
-        ValueError: a record is torn, or differs from its checksum; those before it were yielded.
+        ValueError: a record is torn or fails its checksum; those before it have been yielded.
         OSError: the file cannot be read.
     """
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
@@ -63,7 +63,7 @@ def event_records(path: Path, head: int | None = None) -> Iterator[bytes]:
         end = os.fstat(file.fileno()).st_size
         while (begin := file.tell()) < end:
             (length,) = struct.unpack("<Q", part(8))
-            if length > end - begin:  # allocate no memory that no record here can fill
+            if length > end - begin:  # never allocate more than the file can hold
                 raise ValueError(f"the record at byte {begin:,} is not whole")
             if head is None or length < head:
                 yield part(length)

@@ -1,4 +1,4 @@
-"""The last error of a run, left in its folder for whoever looks at many of them."""
+"""The last error of a run, kept in its folder for commands that look at many runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from denoised_mdp.files import read_json, replace_file
 
 @contextlib.contextmanager
 def recorded(path: Path) -> Iterator[None]:
-    """Write an error that leaves the block to `path`, and pass it on; the record of an earlier start is removed.
+    """Write an error that leaves the block to `path` and re-raise it; the record of an earlier start is removed.
 
-    The record is ``{"when", "error", "traceback"}``; an error that a user can act on has no traceback, and what an
-    environment raised has its own. A disk that takes no record hides no error.
+    The record is ``{"when", "error", "traceback"}``. A `UserError` has no traceback there, and an environment's
+    failure has the environment's own. If the record cannot be written, the error is raised all the same.
     """
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
@@ -41,7 +41,7 @@ def recorded(path: Path) -> Iterator[None]:
 
 
 def last_error(path: Path) -> str | None:
-    """The error that `recorded` wrote; None without one."""
+    """The error that `recorded` wrote, or None."""
     try:
         return one_line(read_json(path)["error"], MOST)
     except FileNotFoundError:

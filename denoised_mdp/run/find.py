@@ -1,4 +1,4 @@
-"""Which runs are in folders."""
+"""Find the runs in folders."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from denoised_mdp.plugins import load_plugins
 from denoised_mdp.run.folder import RunFolder, is_pretrained
 
 UNREAL = ("dev", "proc", "sys")
-"""folders at the root of Linux that hold no files"""
+"""top-level folders of Linux that hold no real files"""
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """The runs among these folders and, at any depth, inside the others; each one once. One may be `RunFolder.lost`.
+    """The runs among these folders and, at any depth, inside the others, each once. Some may be `RunFolder.lost`.
 
     Raises:
         UserError: a folder is not a run and holds none, or a plug-in cannot be imported.
     """
-    load_plugins()  # one that fails is no damage of a run
+    load_plugins()  # first: a failing plug-in must not look like a damaged run
     found: dict[Path, Path] = {}
     for folder in map(Path, map(os.path.expanduser, folders)):
         inside = [folder] if is_pretrained(folder) else []
@@ -38,7 +38,7 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
                     names.clear()  # a run holds no other runs
             hidden = UNREAL if path == os.sep else ()
             names[:] = sorted(name for name in names if not name.startswith(".") and name not in hidden)
-        around = {above for path in inside for above in path.parents}  # a printed configuration beside folders of runs
+        around = {above for path in inside for above in path.parents}  # drops a printed configuration above runs
         inside = [path for path in inside if path not in around or RunFolder(path).begun]
         if not inside:
             _refuse(RunFolder(folder))
@@ -47,9 +47,9 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 
 
 def _refuse(folder: RunFolder) -> None:
-    """Say why there is no run."""
-    lost = set(folder.held) - {folder.probes}  # which those of an agent that comes with the package hold as well
-    if lost and not folder.config.is_file():  # one of another program is no loss
+    """Raise UserError that says why there is no run."""
+    lost = set(folder.held) - {folder.probes}  # probe results may be those of a packaged agent
+    if lost and not folder.config.is_file():  # with another program's config.yaml, nothing of ours was lost
         raise UserError(f"{folder.path} has lost its config.yaml: restore that file from a copy.")
     if folder.path.is_dir() and not folder.part_of:
         command = f"'denoised-mdp train {shlex.quote(f'run_dir={folder.path}/NAME')}'"

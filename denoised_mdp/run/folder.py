@@ -23,24 +23,24 @@ from denoised_mdp.files import (
 from denoised_mdp.run.lock import LOCK, locked, locked_by_another
 
 _GROUPS = {"seed", "env", "train"}
-"""options of every run's configuration; another program's config.yaml lacks some"""
+"""options in every run's configuration; another program's config.yaml lacks some"""
 _OTHERS = {"run_dir", "preset", "distractors", "model", "policy", "agent", "replay"}
-"""more of them; a file that has neither these nor those is none of ours, not even one that is cut off"""
-MOST_NAMED = 5  # differences of two configurations in one message
+"""further options; a file with none of either set is not ours, not even a truncated one"""
+MOST_NAMED = 5  # differences between configurations that one message lists
 PRETRAINED = "pretrained:"
-"""before the name of an agent that comes with the package; it stands for a run folder that is only read"""
+"""prefix of the name of an agent that comes with the package: a read-only run folder"""
 _PACKAGED = Path(__file__).parents[1] / "pretrained"
 
 
 class RunFolder:
-    """The folder of one run and the names in it.
+    """The folder of one run and the paths in it.
 
-    ``config.yaml`` marks a folder as a run, see `is_run`. `RunFolder.create` opens one for training,
-    `RunFolder.existing` one to read from. What is made from a run lies in its folder too; of an agent that comes with
-    the package (``pretrained:NAME``), in a folder NAME of the working directory.
+    ``config.yaml`` marks a folder as a run, see `is_run`. `RunFolder.create` opens a folder for training,
+    `RunFolder.existing` for reading. Videos and probe results lie in the run folder too; those of an agent that comes
+    with the package (``pretrained:NAME``) lie in a folder NAME of the working directory.
 
     Raises:
-        UserError: there is no pretrained agent of this name.
+        UserError: there is no pretrained agent with this name.
     """
 
     def __init__(self, path: Path | str):
@@ -66,18 +66,18 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str, option: str = "run_dir") -> RunFolder:
-        """Open `path` for a new run (created if missing) or to resume one; option: what sets it, for messages.
+        """Open or create `path` to begin or resume a run; option: the option that sets it, for messages.
 
         Raises:
             UserError: the folder cannot be created, holds something else, or lies in another run, where no command
-                would find it. (A run that is there already goes on.)
+                would find it. (A run that already exists there may continue.)
         """
         run = cls.checked(path, option)
         with refusing(f"The folder {path} cannot be used", option):
             made = [folder for folder in (run.path, *run.path.parents) if not folder.exists()]
             run.path.mkdir(parents=True, exist_ok=True)
-            for folder in made:  # a power failure must not take the run with its name
-                with contextlib.suppress(PermissionError):  # of a folder that nobody may list
+            for folder in made:  # else a power failure could lose the folder, and the run with it
+                with contextlib.suppress(PermissionError):  # the parent may be unreadable
                     sync_folder(folder.parent)
         return run
 
@@ -91,7 +91,7 @@ class RunFolder:
             refuse_unwritable(run.path)
             if not run.is_run and run.part_of:
                 raise UserError(f"{path} lies in the run {run.part_of}. Choose a {option} beside it.")
-            ours = {LOCK, unfinished_name(run.config).name}  # what a start that was killed at once may leave
+            ours = {LOCK, unfinished_name(run.config).name}  # a start that was killed at once may leave these
             entries = run.path.iterdir() if run.path.is_dir() else ()
             strangers = sorted(entry.name for entry in entries if entry.name not in ours)
         if strangers and os.path.lexists(run.config) and not is_ours(run.config):
@@ -108,14 +108,14 @@ class RunFolder:
         return run
 
     def refuse_changes(self, changed: Sequence[str]) -> None:
-        """`changed`: how a configuration differs from that of its run, see `config.compare.differences`.
+        """Refuse a configuration that differs from that of its run; `changed`: see `config.compare.differences`.
 
         Raises:
-            UserError: it does.
+            UserError: `changed` is not empty.
         """
         if changed:
             more = f"; and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
-            path = str(self.path) if "/" in str(self.path) else f"./{self.path}"  # of seed=1, for one
+            path = str(self.path) if "/" in str(self.path) else f"./{self.path}"  # else seed=1 would be an option
             raise UserError(
                 f"{self.path} holds a run of another configuration ({'; '.join(changed[:MOST_NAMED])}{more}). Choose"
                 f" another run_dir for a new run, or continue that one: denoised-mdp train {shlex.quote(path)}"
@@ -125,7 +125,7 @@ class RunFolder:
     def is_run(self) -> bool:
         """Whether there is a run to read: a configuration of ours, or a damaged one beside a log or a checkpoint.
 
-        Other programs have a ``config.yaml``, too. Who writes asks `is_ours`, which no damaged one is.
+        Other programs have a ``config.yaml`` too. Code that writes asks `is_ours`, which refuses damaged ones.
         """
         if not os.path.isfile(self.config):
             return False
@@ -136,41 +136,41 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether a run began here. A configuration alone may be a printed one, and results those of commands here."""
+        """Whether a run began here. A lone configuration may be a printed one; results may come from other commands."""
         return any(map(os.path.lexists, set(self.own) - {self.config}))
 
     @property
     def lost(self) -> bool:
-        """Whether it holds checkpoints of ours, and its configuration is gone."""
+        """Whether the folder holds checkpoints of ours but no configuration any more."""
         return not os.path.lexists(self.config) and any(self.checkpoints.glob("step_*/manifest.json"))
 
     @property
     def trained(self) -> bool:
-        """Whether it holds anything of a training: a file that only one writes, or a checkpoint to go on from."""
+        """Whether there is a training run here: a file that only training writes, or a checkpoint to continue from."""
         others = set(self.own) - {self.config, self.checkpoints, self.path / LOCK}
         return any(map(os.path.lexists, others)) or not all(map(_weights_alone, self.checkpoints.glob("step_*")))
 
     @property
     def held(self) -> tuple[Path, ...]:
-        """What of a training is there, beside its checkpoints, that a new one would overwrite or mix with its own."""
+        """Non-empty paths, checkpoints apart, that a new training run would overwrite or mix with its own."""
 
         def filled(path: Path) -> bool:
             try:
                 return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
             except (FileNotFoundError, NotADirectoryError):
                 return False
-            except OSError:  # nobody may look: something may be there
+            except OSError:  # unreadable: something may be there
                 return True
 
         return tuple(filter(filled, (self.metrics, self.replay, self.snapshots, self.tensorboard, self.probes)))
 
     @property
     def exported(self) -> bool:
-        """Whether it holds an exported agent: weights, and nothing of a training."""
+        """Whether the folder holds an exported agent: weights, and nothing else of a training run."""
         return any(self.checkpoints.glob("step_*")) and not self.trained
 
     def was_at(self, written: str) -> bool:
-        """Whether a path that was written into a result is this folder's; where nothing is now, its name decides."""
+        """Whether a path recorded in a result means this folder; if nothing is there now, the name decides."""
         if is_pretrained(written):
             return self.path == _PACKAGED / written.removeprefix(PRETRAINED)
         before, now = Path(written), self.path.resolve()
@@ -178,16 +178,16 @@ class RunFolder:
 
     @property
     def own(self) -> tuple[Path, ...]:
-        """What only a training may write: everything except videos and probe results."""
+        """Paths that only training may write: all except videos and probe results."""
         files = (self.config, self.metrics, self.machine, self.error, self.service, self.path / LOCK)
         return (*files, self.tensorboard, self.checkpoints, self.snapshots, self.replay, self.diagnostics)
 
     @classmethod
     def existing(cls, path: Path | str) -> RunFolder:
-        """Open the run at `path` to read from it.
+        """Open the run at `path` for reading.
 
         Raises:
-            UserError: there is none; the message names the run that it is a part of, or the nearest beside it.
+            UserError: there is none. The message names the run that `path` is part of, or a similar name beside it.
         """
         if not isinstance(path, str | os.PathLike):
             raise UserError(f"A run is given as the path of its folder, not as {path!r}.")
@@ -206,7 +206,7 @@ class RunFolder:
         near = nearest(run.path.name, runs)
         if near:
             hint = f"Did you mean '{runs[near]}'?"
-        elif (_PACKAGED / run.path.name / "config.yaml").is_file():  # what is made from it lies here
+        elif (_PACKAGED / run.path.name / "config.yaml").is_file():  # its results lie here
             hint = f"Did you mean '{PRETRAINED}{run.path.name}'?"
         elif (above := run.path if run.path.is_dir() else run.path.parent).is_dir():
             hint = f"'denoised-mdp status {shlex.quote(str(above))}' lists the runs there."
@@ -220,8 +220,8 @@ class RunFolder:
 
     @property
     def part_of(self) -> Path | None:
-        """The folder of the run in which this one lies, if it does."""
-        real = Path(os.path.realpath(self.path))  # which a circle of links is no error to
+        """The run folder that contains this folder, or None."""
+        real = Path(os.path.realpath(self.path))  # no error for a circle of links
         above = real.parents if ".." in self.path.parts else (*self.path.absolute().parents, *real.parents)
         return next((one for one in above if is_ours(one / "config.yaml") and RunFolder(one).begun), None)
 
@@ -241,10 +241,10 @@ def is_pretrained(path: Path | str) -> bool:
 
 @contextlib.contextmanager
 def output_file(path: Path | str) -> Iterator[Path]:
-    """The temporary name of a result that replaces `path` once it is complete; folders above it are made.
+    """Yield the temporary path of a result, which replaces `path` once complete; missing parent folders are created.
 
     Raises:
-        UserError: it cannot be written, or is a device, or a file that a run needs.
+        UserError: `path` cannot be written, is a device, or may only be written by a training run.
     """
     refuse_own(path, "--output")
     with refusing(f"{path} cannot be written", "--output"), replacing(Path(path)) as unfinished:
@@ -253,13 +253,13 @@ def output_file(path: Path | str) -> Iterator[Path]:
 
 
 def check_output(path: Path | str, option: str = "--output") -> None:
-    """Raise UserError if `output_file` could not write `path`: before the work for it, not after."""
+    """Raise UserError if `output_file` could not write `path`. Call it before the work, not after."""
     refuse_own(path, option)
     target = Path(os.path.realpath(path))
     with refusing(f"{path} cannot be written", option):
         if exists_at(target):
             regular(target)
-        elif os.path.islink(path):  # whoever makes folders makes those above the link, not those above what it leads to
+        elif os.path.islink(path):  # missing folders are created above the link, not above its target
             os.stat(target.parent)
         exists_at(unfinished_name(target))
         refuse_unwritable(Path(path).parent)
@@ -276,7 +276,7 @@ def refuse_own(path: Path | str, option: str = "--output") -> None:
 
 
 def _weights_alone(checkpoint: Path) -> bool:
-    """Whether a checkpoint is an exported agent's, from which no training can go on; False if it cannot be read."""
+    """Whether a checkpoint is an exported agent's, from which no training can continue; False if it cannot be read."""
     try:
         state = read_json(checkpoint / "state.json")
     except (OSError, ValueError):
@@ -285,12 +285,12 @@ def _weights_alone(checkpoint: Path) -> bool:
 
 
 def is_ours(config: Path) -> bool:
-    """Whether a file is the configuration of a run of any version."""
+    """Whether a file is a run's configuration, of any version."""
     return _options(config) >= _GROUPS
 
 
 def _options(config: Path) -> set[object]:
-    """The top level of a configuration; empty if there is none."""
+    """The top-level keys of a configuration; empty if the file holds none."""
     try:
         tree = read_yaml(config)
     except (OSError, ValueError):

@@ -28,11 +28,11 @@ from denoised_mdp.run.state import AGENT_PARTS, load_state, refuse_nonfinite
 def prepare(config: Config, run: RunFolder) -> bool:
     """Write the configuration into a new run folder, or check that it matches an existing run.
 
-    Returns whether there is anything to do: a run that is complete, or was made longer since, stays as it is.
+    Returns whether anything is left to do: not if the run is complete or already beyond `train.total_steps`.
 
     Raises:
-        UserError: it holds a run with another configuration, or one that has lost its checkpoints, or never writes one
-            and has snapshots.
+        UserError: the folder holds a run of another configuration or one that has lost its checkpoints; or it holds
+            snapshots but no checkpoint, and `train.checkpoint_every` is 0.
     """
     before = read_config(run.config) if run.config.exists() else None
     changed = obstacles(before, config) if before else []
@@ -56,7 +56,7 @@ def prepare(config: Config, run: RunFolder) -> bool:
                     f"{found} a new start would delete. Choose another run_dir, or move {run.snapshots} away."
                 )
             warnings.warn(f"{found} this new start deletes", stacklevel=2)
-        save_config(config, run.config)  # an earlier start in this folder failed: nothing else is lost
+        save_config(config, run.config)  # if an earlier start failed here, nothing else is lost
         checkpoints.expect_first(run.checkpoints)
         return True
     run.refuse_changes(changed)
@@ -67,8 +67,8 @@ def prepare(config: Config, run: RunFolder) -> bool:
         say(f"{run.path} is at step {step:,} already, beyond train.total_steps={end}: nothing to do{goes_on}.")
         return False
     whole = checkpoints.newest_seen_whole(run.checkpoints)
-    if complete(config, run, whole):  # whatever else its folder lacks: the replay of a run that is over may be deleted
-        if end < longer:  # told to end here: so it is over for whoever looks, and for the next start too
+    if complete(config, run, whole):  # even without its replay, which may be deleted once a run is over
+        if end < longer:  # the run now ends here, for other commands and for the next start too
             save_config(config, run.config)
         say(f"{run.path}: complete at step {step:,}. To extend it, set a larger train.total_steps.")
         return False
@@ -76,7 +76,7 @@ def prepare(config: Config, run: RunFolder) -> bool:
 
 
 def complete(config: Config, run: RunFolder, step: int | None) -> bool:
-    """Whether a run has nothing left to do after the checkpoint of a step, whose tensors are not read."""
+    """Whether a run has nothing left to do after the checkpoint of a step; its tensors are not read."""
     state = {} if step is None else checkpoints.plain_values(run.checkpoints, step)
     counters, pending = state.get("counters"), state.get("pending")
     updates = counters.get("updates") if isinstance(counters, dict) else None
@@ -86,10 +86,10 @@ def complete(config: Config, run: RunFolder, step: int | None) -> bool:
 
 
 def lost_rows(run: RunFolder, state: dict[str, Any]) -> str | None:
-    """Say which rows of a checkpoint the replay lacks, as in a copy of a running training; None if it has all."""
+    """Describe the checkpoint's rows that the replay lacks, as in a copy of a run in progress; None if it has all."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # reported to whoever uses the rows
+            warnings.simplefilter("ignore")  # repeated when the rows are used
             Rings.open(run.replay, state["replay"], read_only=True).close()
     except UserError as error:
         return str(error).partition(". ")[0]
@@ -100,7 +100,7 @@ def newest_state(run: RunFolder, config: Config) -> dict[str, Any] | None:
     """The newest checkpoint from which a run can continue; None before the first.
 
     Raises:
-        UserError: none of them is whole and fits.
+        UserError: no checkpoint is whole and fits the configuration.
     """
 
     def why_not(state: dict[str, Any]) -> str | None:
@@ -118,7 +118,7 @@ def newest_state(run: RunFolder, config: Config) -> dict[str, Any] | None:
 
 
 def refuse_too_few_rows(run: RunFolder, replay: Rings, length: int) -> None:
-    """Raise UserError if later rows have overwritten so many that no segment of `length` is left to learn from."""
+    """Raise UserError if so many rows have been overwritten that no segment of `length` rows is left to learn from."""
     if not replay.count_segments(length):
         raise UserError(
             f"{run.replay}: {len(replay):,} rows of the newest checkpoint are left, and an update needs {length:,} of"
@@ -129,7 +129,7 @@ def refuse_too_few_rows(run: RunFolder, replay: Rings, length: int) -> None:
 
 @contextlib.contextmanager
 def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[None]:
-    """Turn errors of a checkpoint `state` that does not fit `config` into one line, now and while it is restored."""
+    """Turn errors of a checkpoint `state` that does not fit `config` into one line, here and in the block."""
     try:
         changed = differences(build(Config, state["config"]), config, MAY_MOVE)
         if changed:
@@ -149,7 +149,7 @@ def fitting(run: RunFolder, config: Config, state: dict[str, Any]) -> Iterator[N
 
 
 def agent_for(config: Config, state: Mapping[str, Any], **where: Any) -> Agent:
-    """An agent with initial weights, of the actions and ends that a checkpoint's state names; where: device, dtype."""
+    """Build an agent with initial weights for the actions and `can_terminate` of a checkpoint; where: device, dtype."""
     actions = Actions(state["action_size"], state["discrete"])
     return build_agent(config, actions, can_terminate=state["can_terminate"], **where)
 
@@ -185,11 +185,11 @@ def load(run: Path | str, *, checkpoint: int | str | None = None, device: str = 
     >>> action, carry = agent.act(observation, carry)   # carry=None begins an episode
 
     observation: uint8 [H, W, 3] or [B, H, W, 3]; action: float32 [A] or [B, A], see `Agent.act`. `agent.config` is the
-    run's configuration, `denoised_mdp.make_env("runs/quickstart")` its environment.
+    run's configuration. `denoised_mdp.make_env("runs/quickstart")` makes its environment.
 
     Args:
         run: the run folder, or ``pretrained:NAME`` for an agent that comes with the package. checkpoint: a step, or
-            "best", whose evaluation in training returned most (default: the newest). device: auto, cpu, cuda or cuda:N.
+            "best" (highest evaluation return in training; default: the newest). device: auto, cpu, cuda or cuda:N.
 
     Raises:
         UserError: there is no such run, or no whole checkpoint in it.

@@ -1,4 +1,4 @@
-"""The lock of a run folder: one process at a time trains there."""
+"""The lock of a run folder: only one process at a time trains in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from denoised_mdp.errors import UserError, refusing
 from denoised_mdp.files import regular
 
 LOCK = ".lock"
-"""the name of its file in the folder"""
+"""name of the lock file in the run folder"""
 _LOCKED: set[str] = set()  # the lock files that this process holds
 _GUARD = threading.Lock()
 
@@ -27,15 +27,15 @@ def locked(folder: Path, option: str = "run_dir") -> Iterator[None]:
 
     option: the option that sets the folder, for messages.
 
-    The system releases the lock with the process, so a crash leaves none behind. (Not flock: worker
+    The system releases the lock when the process ends, so a crash leaves none behind. (Not flock: worker
     processes would inherit it and could outlive a killed trainer.)
 
     Raises:
-        UserError: another process holds it, or this one does.
+        UserError: this or another process holds the lock, or the folder cannot be written.
     """
     own = os.path.realpath(folder / LOCK)
     with _GUARD:
-        if own in _LOCKED:  # the system would grant it again, and release both with the first that ends
+        if own in _LOCKED:  # the system would grant it twice and release both when the first ends
             raise UserError(f"{folder} is in use by this process. Wait until it is done, or choose another {option}.")
         _LOCKED.add(own)
     try:
@@ -74,15 +74,15 @@ def _lock_of_the_system(folder: Path, option: str) -> Iterator[None]:
 
 
 def locked_by_another(folder: Path) -> bool:
-    """Whether a training holds the lock, on any machine whose locks this file system shows; takes no lock itself.
+    """Whether another process holds the lock, on any machine whose locks this file system shows. Takes no lock itself.
 
-    The calling process does not see its own lock.
+    A lock that the calling process holds does not count.
     """
-    place = 3 if sys.platform == "darwin" else 0  # of the type in the system's struct flock
+    place = 3 if sys.platform == "darwin" else 0  # index of the lock type in the system's struct flock
     flock = ("qqihh" if place else "hhqqi4x"), [0] * 5
     flock[1][place] = fcntl.F_WRLCK
     with _GUARD:  # no thread takes the lock meanwhile
-        if os.path.realpath(folder / LOCK) in _LOCKED:  # closing any file of it would release the lock
+        if os.path.realpath(folder / LOCK) in _LOCKED:  # closing any handle of the file would release the lock
             return False
         try:
             with open(regular(folder / LOCK), "rb") as file:

@@ -53,7 +53,7 @@ class Logger:
 
     Args:
         run_dir: the run folder.
-        resume_step: step of the checkpoint from which the run resumes; later entries are removed. A new run has none.
+        resume_step: step of the checkpoint from which the run resumes, 0 for a new run; later entries are removed.
         lines: `Logger.lines` when that checkpoint was saved; further lines are removed, even of the same
             step.
         events: `Logger.events()` at that time; TensorBoard's files are truncated to these sizes.
@@ -69,7 +69,7 @@ class Logger:
 
         run_dir = Path(run_dir)
         self.mirror: Mirror | None = None
-        """gets the metrics as well, and how the run ended; the logger closes it"""
+        """also gets the metrics, and whether the run failed; the logger closes it"""
         self.path = run_dir / "metrics.jsonl"
         with self._disk_errors():
             kept = _lines_until(self.path, resume_step, lines)
@@ -101,7 +101,7 @@ class Logger:
         self.lines += 1
 
     def image(self, step: int, name: str, path: Path) -> None:
-        """Show the image of a PNG file in TensorBoard, as it is: a large one takes long to compress anew."""
+        """Show a PNG file in TensorBoard without recompressing it, which takes long for a large image."""
         from tensorboard.compat.proto.summary_pb2 import Summary  # slow to import, as above
 
         with self._disk_errors():
@@ -128,7 +128,7 @@ class Logger:
             for path in set(self._event_files()) - self._earlier:
                 with open(path, "rb") as file:
                     os.fsync(file.fileno())
-            with contextlib.suppress(FileNotFoundError):  # a user who deletes the curves loses only these
+            with contextlib.suppress(FileNotFoundError):  # a user who deletes the curves loses nothing else
                 sync_folder(self._tensorboard)
 
     def events(self) -> dict[str, int]:
@@ -142,11 +142,11 @@ class Logger:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
-        """Close the files; the mirror learns whether an error leaves the block: neither a stop nor Ctrl-C is one."""
+        """Close the files and tell the mirror whether the run failed. A stop or Ctrl-C is not a failure."""
         self.close(failed=kind is not None and issubclass(kind, Exception))
 
     def close(self, failed: bool = False) -> None:
-        """Close the files, without errors: what counts was flushed, and an error in flight says more."""
+        """Close the files and suppress errors: what counts has been flushed, and an error in flight says more."""
         with contextlib.suppress(OSError), contextlib.closing(self._writer):
             self._file.close()
         if self.mirror is not None:
@@ -190,12 +190,12 @@ def _cut_back(folder: Path, sizes: Mapping[str, int]) -> None:
 
 
 def is_wall_clock(name: str) -> bool:
-    """Whether a metric measures time, and so differs between equal runs, by its last part (eval/seconds)."""
+    """Whether a metric, by the last part of its name (eval/seconds), measures time: it may differ in equal runs."""
     return "second" in name.rpartition("/")[2]
 
 
 def _lines_until(path: Path, step: int, count: int) -> list[str]:
-    """Return the whole lines among the first `count` of a metrics file that are not after `step`."""
+    """Return those of the first `count` lines of a metrics file that are whole and not after `step`."""
     if not path.exists():
         return []
     return [

@@ -1,4 +1,4 @@
-"""The machine of a run, recorded at every start so that its speed can be interpreted; and how to measure it."""
+"""The machine of a run, recorded at every start so that the run's speed can be interpreted; and measurements of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cpu_name() -> str:
 
 
 def crowded() -> str | None:
-    """How busy the machine is, in words, where more wants to run than it has cores; else None."""
+    """Describe the load in words if more threads want to run than the machine has cores; else None."""
     cores, load = os.cpu_count() or 1, os.getloadavg()[0]
     return f"load {load:.1f} on {cores} cores" if load > cores else None
 
@@ -46,17 +46,17 @@ def peak_memory() -> int:
 
 
 def total_memory() -> int:
-    """Bytes of memory of this machine; a container may allow less."""
+    """Memory of this machine in bytes; a container may allow less."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def refuse_large_batches(config: Config) -> None:
     """Refuse batches whose pictures alone, as bytes and as single-precision numbers, do not fit into memory.
 
-    Systems that promise more memory than they have would kill the process in its first update, without a word.
+    A system that overcommits memory would kill the process in its first update, without a message.
 
     Raises:
-        UserError: they do not fit.
+        UserError: the pictures do not fit.
     """
     spec, total = config.batch_spec, total_memory()
     needed = (spec.lead + spec.segment_length) * spec.batch_size * math.prod(config.picture_shape) * (1 + 4)
@@ -77,7 +77,7 @@ def resident_memory() -> float:
 
 
 def random_batch(config: Config, actions: int) -> dict[str, np.ndarray]:
-    """A random batch with the shapes of a run's, [T, B, ...], without episode starts, for measuring updates."""
+    """A random batch with the shapes of a run's batches, [T, B, ...], and no episode starts, for timing updates."""
     rng, spec = np.random.default_rng(0), config.batch_spec
     shape = spec.lead + spec.segment_length, spec.batch_size
     return {
@@ -106,11 +106,11 @@ def describe(device: torch.device, precision: str) -> dict[str, Any]:
 def record_start(
     path: Path, step: int, parameters: int, device: torch.device, precision: str, acts_on: torch.device
 ) -> None:
-    """Append one line to `path`: time, step, parameters and machine of a start; a full disk is only a warning."""
+    """Append one line to `path`: time, step, parameters and machine of a start. A full disk only causes a warning."""
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     try:
         before = regular(path).read_bytes() if os.path.lexists(path) else b""  # a pipe would wait for a reader
-        gap = "" if before[-1:] in (b"", b"\n") else "\n"  # after a torn line, as a full disk leaves one
+        gap = "" if before[-1:] in (b"", b"\n") else "\n"  # after a line torn by a full disk
         with open(path, "a", encoding="utf-8") as file:
             about = describe(device, precision) | {"acts_on": str(acts_on)}
             file.write(gap + json.dumps({"started": when, "step": step, "parameters": parameters, **about}) + "\n")

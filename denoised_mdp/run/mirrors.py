@@ -1,4 +1,4 @@
-"""Services that get a copy of every metric: Weights & Biases and MLflow. What counts stays in the run folder."""
+"""Services that get a copy of every metric: Weights & Biases and MLflow. The run folder remains the reference."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from denoised_mdp.run.folder import RunFolder
 
 PROJECT = "denoised-mdp"
 MOST_LETTERS = 500
-"""of one parameter in MLflow"""
+"""characters of one parameter in MLflow"""
 MOST_PARAMS = 100
-"""of one request to MLflow; it takes 1,000 metrics"""
+"""parameters per request to MLflow; the limit for metrics is 1,000"""
 
 
 class Mirror(Protocol):
     """Takes the metrics of one run; a continued run continues in the service."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """The metrics of one environment step."""
+        """Send the metrics of one environment step."""
 
     def close(self, failed: bool) -> None:
-        """Send what is left, and whether an error has ended the run; one that was stopped has not failed."""
+        """Send what is left, and whether an error ended the run. A stopped run has not failed."""
 
 
 class Known:
-    """What a service calls the run in a folder, kept there, so that a continued run continues in the service.
+    """The services' names for a run, kept in its folder so that a continued run continues in the service.
 
-    Also where it was moved; but a copy beside the original, which may be continued otherwise, is another run to it.
+    A moved run keeps its names. A copy beside the original may continue differently, so it is a new run to the service.
     """
 
     def __init__(self, config: Config):
         self.path, self.folder = RunFolder(config.run_dir).service, os.path.realpath(config.run_dir)
         self.names: dict[str, str] = {}
-        # None yet, or a damaged one: a new name.
+        # A missing or damaged file means a new name.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             tree = read_json(self.path)
             if tree["folder"] == self.folder or not os.path.exists(tree["folder"]):
@@ -55,11 +55,11 @@ class Known:
 
     @property
     def title(self) -> str:
-        """What people read."""
+        """The display name of the run."""
         return Path(self.folder).name
 
     def keep(self, service: str, name: str) -> None:
-        """Write the name that this service knows from now on."""
+        """Record the name by which this service knows the run from now on."""
         self.names[service] = name
         tree = {"folder": self.folder, "names": self.names}
         replace_file(self.path, (json.dumps(tree) + "\n").encode())
@@ -76,7 +76,7 @@ class WandB:
         about = {"project": PROJECT, "id": name, "name": known.title, "resume": "allow"}
         self.run = _module(self.package).init(dir=config.run_dir, config=as_tree(config), **about)
         known.keep(self.package, name)
-        self.run.define_metric("*", step_metric="step")  # its own steps may not go back, as those of a resumed run do
+        self.run.define_metric("*", step_metric="step")  # W&B's own steps may not go back, as a resumed run's do
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """See `Mirror`."""
@@ -97,10 +97,10 @@ class MLflow:
         experiment, before = self._experiment(), known.names.get(self.package)
         self.id = before if before and self._has(before) else self._create(experiment, known, config)
         known.keep(self.package, self.id)
-        self.client.update_run(self.id, "RUNNING")  # one that goes on has the status of its last end
+        self.client.update_run(self.id, "RUNNING")  # a continued run still has the status it ended with
 
     def _has(self, run: str) -> bool:
-        """Whether the store has this run: it may be another store than at the run's start, or have lost it."""
+        """Whether the store has this run: since the run's start the store may have changed, or lost it."""
         try:
             return self.client.get_run(run).info.lifecycle_stage == "active"
         except _module(f"{self.package}.exceptions").MlflowException as error:
@@ -109,12 +109,12 @@ class MLflow:
             return False
 
     def _experiment(self) -> str:
-        """The experiment of all runs; the first run makes it, and of several that begin at once one is first."""
+        """The experiment shared by all runs. The first run creates it; of several that begin at once, one succeeds."""
         if found := self.client.get_experiment_by_name(PROJECT):
             return found.experiment_id
         try:
             return self.client.create_experiment(PROJECT)
-        except Exception:  # of another one's making, perhaps
+        except Exception:  # another run may have just created it
             if found := self.client.get_experiment_by_name(PROJECT):
                 return found.experiment_id
             raise
@@ -130,7 +130,7 @@ class MLflow:
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """See `Mirror`."""
         metric, now = _module(f"{self.package}.entities").Metric, int(1000 * time.time())  # in milliseconds
-        named = ((re.sub(r"[^/\w.\- ]", "_", name), value) for name, value in numbers.items())  # as MLflow wants them
+        named = ((re.sub(r"[^/\w.\- ]", "_", name), value) for name, value in numbers.items())  # MLflow refuses others
         self.client.log_batch(self.id, metrics=[metric(name, value, now, step) for name, value in named])
 
     def close(self, failed: bool) -> None:
@@ -139,7 +139,7 @@ class MLflow:
 
 
 class Careful:
-    """A mirror whose failures end nothing: the first is a warning, and the run goes on without it."""
+    """A mirror whose failures do not end the run: the first causes a warning, and the run goes on without it."""
 
     def __init__(self, mirror: Mirror):
         self.mirror: Mirror | None = mirror
@@ -156,7 +156,7 @@ class Careful:
         try:
             if self.mirror is not None:
                 getattr(self.mirror, what)(*arguments)
-        except Exception as error:  # whatever a network or a server brings about
+        except Exception as error:  # anything a network or a server can raise
             name, self.mirror = type(self.mirror).__name__, None
             warnings.warn(f"{name} gets no more metrics ({one_line(error, 200)}); the run goes on", stacklevel=3)
 
@@ -165,7 +165,7 @@ MIRRORS = {"wandb": WandB, "mlflow": MLflow}
 
 
 def service_module(config: Config) -> Any:
-    """The module of the service that ``train.log_to`` names; None without one.
+    """The module of the service that ``train.log_to`` names, or None.
 
     Raises:
         UserError: it cannot be imported.
@@ -175,7 +175,7 @@ def service_module(config: Config) -> Any:
 
 
 def mirror_of(config: Config) -> Mirror | None:
-    """The service that ``train.log_to`` names; None without one.
+    """A mirror for the service that ``train.log_to`` names, or None.
 
     Raises:
         UserError: its package is not installed, or it cannot be reached.
@@ -196,5 +196,5 @@ def _module(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise UserError(f"train.log_to={name} needs a package: pip install 'denoised-mdp[{name}]'.") from error
-    except Exception as error:  # one that is not whole
+    except Exception as error:  # a broken installation
         raise UserError(f"train.log_to={name}: it cannot be used ({one_line(error, 300)}).") from error

@@ -1,4 +1,4 @@
-"""Detects values that are not finite within a few updates, without waiting for the device, and keeps them."""
+"""Detects non-finite values within a few updates, without stalling the device, and saves the batch that led to them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class NonFiniteError(UserError):
 
 @dataclass
 class Update:
-    """What explains one update: its number, its batch and its metrics."""
+    """The record of one update: its number, batch and metrics."""
 
     step: int
     number: int
@@ -60,11 +60,11 @@ class Update:
     finite: Tensor
     """whether all are finite: a bool scalar on the host, valid once `ready`"""
     ready: torch.cuda.Event | None
-    """None where nothing is asynchronous"""
+    """None if nothing is asynchronous"""
 
 
 class NanCheck:
-    """Watches the metrics of every update: all loss terms and gradient norms are among them.
+    """Checks the metrics of every update, which include all loss terms and gradient norms.
 
     One flag per update is computed on the device and copied to the host asynchronously. `check` reads the flags that
     have arrived, and waits only for updates more than `LAG` updates old, so the device never idles.
@@ -77,7 +77,7 @@ class NanCheck:
         self._pending: deque[Update] = deque()
 
     def add(self, step: int, number: int, batch: Mapping[str, Any], metrics: Mapping[str, Tensor]) -> None:
-        """Note update `number` after `step` environment steps: its batch (the replay's arrays) and scalar metrics."""
+        """Queue update `number` after `step` environment steps: its batch (the replay's arrays) and scalar metrics."""
         if not metrics:  # nothing was learned
             return
         device = next((value.device for value in metrics.values() if value.is_cuda), "cpu")
@@ -91,7 +91,7 @@ class NanCheck:
         self._pending.append(Update(step, number, batch, list(metrics), values, finite, ready))
 
     def check(self, wait: bool = False) -> None:
-        """Check the updates noted so far; with `wait`, all of them.
+        """Check the queued updates whose flags have arrived; with `wait`, all of them.
 
         Raises:
             NonFiniteError: a metric is nan or infinite; the message names it, and the file with its batch.
@@ -113,7 +113,7 @@ class NanCheck:
             for name, value in zip(update.names, update.values.tolist(), strict=True)
             if not np.isfinite(value)
         }
-        # The term that failed says more than the sum of all terms.
+        # A term that failed says more than the total loss.
         terms = sorted(bad, key=lambda name: name.rpartition("/")[2] == "loss")
         batch = {name: torch.as_tensor(value).cpu().numpy() for name, value in update.batch.items()}
         dirty = [name for name, value in batch.items() if not np.isfinite(value).all()]

@@ -1,4 +1,4 @@
-"""Small trained agents that come with the package, and how to make one: a run folder of weights alone."""
+"""Small trained agents that come with the package, and how to make one: a run folder with only the weights."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from denoised_mdp.run.state import AGENT_PARTS, evaluated_episodes, load_state, 
 
 
 def compact(tensor: torch.Tensor) -> torch.Tensor:
-    """A weight in half precision, which keeps 11 of its bits; as it is, if it is no float, single or too large."""
-    half = tensor.half() if tensor.is_floating_point() and tensor.ndim else tensor  # a single one may count updates
+    """A weight in half precision (11 significant bits); unchanged if it is not a float, is a scalar or overflows."""
+    half = tensor.half() if tensor.is_floating_point() and tensor.ndim else tensor  # a scalar may count updates
     return tensor if bool(half.isinf().any()) else half
 
 
 def export(run: Path | str, output: Path | str, checkpoint: int | str | None = None) -> Path:
     """Write the weights of a run's checkpoint (default: the newest) and its configuration, and nothing else.
 
-    The folder is a run to `load_run` and all commands that only read; training cannot go on in it. An earlier export
-    is replaced, and what was measured of it. An error leaves what was there; after a kill, the same command mends the
-    folder. Returns the folder.
+    `load_run` and all commands that only read treat the folder as a run; training cannot continue in it. An earlier
+    export is replaced, and its videos and probe results are deleted. An error leaves what was there. After a kill, the
+    same command repairs the folder. Returns the folder.
 
     Raises:
         UserError: there is no such run or checkpoint, or its configuration was replaced; or `output` holds a training
-            or anything else.
+            run or anything else.
     """
     source = RunFolder.existing(run)
     step, state = load_state(source, checkpoint, parts=AGENT_PARTS)
     refuse_nonfinite(source, step, state["agent"]["weights"])
     config = read_config(source.config)
     with fitting(source, config, state):  # else nobody could load what is written
-        used = evaluated_episodes(source, config.train.eval_episodes)  # may have chosen it: others are to judge it
+        used = evaluated_episodes(source, config.train.eval_episodes)  # these may have chosen it: others must judge it
         train = dataclasses.replace(config.train, eval_episodes=used)
         config = dataclasses.replace(config, run_dir=Path(output).resolve().name, train=train)
     target = RunFolder.create(output, "--output")
@@ -52,7 +52,7 @@ def export(run: Path | str, output: Path | str, checkpoint: int | str | None = N
     tree |= {"config": as_tree(config), "agent": {"weights": weights, "optimizers": {}, "random": None}}
     with _whole(target, config):
         checkpoints.save(target.checkpoints, step, tree, keep=1)  # if the disk is full, the earlier export stays
-    for results in (target.probes, target.videos):  # of the agent that was there
+    for results in (target.probes, target.videos):  # of the earlier export
         shutil.rmtree(results, ignore_errors=True)
     return target.path
 
@@ -61,8 +61,8 @@ def export(run: Path | str, output: Path | str, checkpoint: int | str | None = N
 def _whole(target: RunFolder, config: Config) -> Iterator[None]:
     """Write the configuration of an export around the block that writes its weights.
 
-    In a new folder before them: weights alone would look like a run that has lost its configuration, where nobody may
-    write. An error removes both there. Over an earlier export after them, since it stays until they are whole.
+    In a new folder it comes first: weights alone would look like a run that has lost its configuration, where nothing
+    may be written. An error then removes both. Over an earlier export it comes last, once the new weights are whole.
     """
     if target.config.exists():
         yield

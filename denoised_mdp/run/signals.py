@@ -10,7 +10,7 @@ from denoised_mdp.envs.workers import ALL_STOPS, may_handle_signals
 
 
 class Stop(BaseException):
-    """Raised within work that can be abandoned, when the run was asked to stop."""
+    """Raised inside work that can be abandoned, when the run is asked to stop."""
 
 
 class StopRequest:
@@ -67,7 +67,7 @@ class StopRequest:
         """Let a request raise `Stop` in this block, whose work must be restartable."""
         try:
             self._at_once = True
-            if self.requested:  # asked when armed: no signal falls between
+            if self.requested:  # checked once armed, so that no signal slips through
                 raise Stop
             yield
         except Exception as error:

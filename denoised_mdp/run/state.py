@@ -1,4 +1,4 @@
-"""A run's state in a checkpoint, checked before use, because anybody may have written it."""
+"""A run's state in a checkpoint, checked before use, since anybody may have written it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_mean(value: Any) -> bool:
-    """The sum of a metric, and of how many updates."""
+    """The sum of a metric and the number of updates in it."""
     return (
         isinstance(value, tuple)
         and len(value) == 2
@@ -53,7 +53,7 @@ def _is_mean(value: Any) -> bool:
 
 
 def _is_replay(value: Any) -> bool:
-    """One ring: its numbers must agree, for files are read and written by them."""
+    """One ring. Its numbers must agree, since they decide where files are read and written."""
     if next(_misfits(value, _RING, ""), None):
         return False
     sample, total, oldest = value.get("sample", []), value["total"], value["oldest"]
@@ -91,11 +91,11 @@ STATE = {
     "random": _is_any,
     "log": {"lines": _is_whole, "events": {str: _is_whole}},
 }
-"""The kinds of a run's values: a function that recognizes one; a mapping (of these keys at least; `str` is any key);
-a list of items of a kind; a tuple of alternatives."""
+"""The kind of each value in a run's state: a function that recognizes it; a mapping (these keys at least; `str` is any
+key); a list of items of one kind; a tuple of alternatives."""
 
 AGENT_PARTS = ("action_size", "discrete", "can_terminate", "agent", "config")
-"""of `STATE`, what an agent is built from"""
+"""keys of `STATE` that an agent is built from"""
 
 
 def load_state(
@@ -104,12 +104,12 @@ def load_state(
     parts: Collection[str] = tuple(STATE),
     accept: Callable[[dict[str, Any]], str | None] | None = None,
 ) -> tuple[int, dict[str, Any]]:
-    """Return step and state of the newest whole checkpoint of a run, or of the one or the snapshot of `step`.
+    """Return step and state of a run's newest whole checkpoint, or of the checkpoint or snapshot of `step`.
 
-    step: a number, also as text; or "best", see `best_step`. parts: what of `STATE` will be used, and is checked.
+    step: a number, possibly as text; or "best", see `best_step`. parts: keys of `STATE` to be used, which are checked.
 
     Raises:
-        UserError: see `checkpoint.load` and `best_step`; or it holds no state of a run.
+        UserError: see `checkpoint.load` and `best_step`; or the checkpoint does not hold a run's state.
     """
     if isinstance(step, np.integer):
         step = int(step)
@@ -125,15 +125,15 @@ def load_state(
             )
         return accept(state) if accept else None
 
-    weights = set(parts) <= set(AGENT_PARTS)  # snapshots hold no more
+    weights = set(parts) <= set(AGENT_PARTS)  # snapshots hold only these
     return checkpoints.load(run.checkpoints, step, accept=checked, also=run.snapshots if weights else None)
 
 
 def evaluations(run: RunFolder) -> list[dict[str, Any]]:
-    """What the log of a run says of its evaluations: rows with a step and a finite ``eval/return``; none without a log.
+    """Return the evaluations in a run's log: rows with a step and a finite ``eval/return``; none without a log.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the log cannot be read.
     """
 
     def told(row: dict[str, Any]) -> bool:
@@ -149,37 +149,37 @@ def evaluations(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def evaluated_episodes(run: RunFolder, episodes: int) -> int:
-    """The most episodes that an evaluation of a run played, which may have chosen its best weights.
+    """The largest number of episodes in any evaluation of a run; these episodes may have chosen its best weights.
 
-    episodes: of each, as the configuration has it now; a run may have been continued with another number.
+    episodes: the number in the current configuration. The run may have been continued with another one.
     """
     return max([episodes, *map(_episodes, evaluations(run))])
 
 
 def _episodes(row: Mapping[str, Any]) -> int:
-    """How many episodes an evaluation played; 0 if its log does not say so, as those of earlier versions."""
+    """The number of episodes that an evaluation played; 0 if the log does not say, as in earlier versions."""
     count = row.get("eval/episodes")
     return int(count) if type(count) in (int, float) and math.isfinite(count) else 0
 
 
 def choosing_episodes(run: RunFolder, episodes: int, checkpoint: int | str | None) -> int:
-    """How many of the first held-out episodes may have chosen these weights: the "best", or an exported agent's.
+    """How many of the first held-out episodes may have chosen these weights; 0 unless "best" or an exported agent's.
 
-    episodes: see `evaluated_episodes`. checkpoint: a step, "best", or None, the newest.
+    episodes: see `evaluated_episodes`. checkpoint: a step, "best", or None for the newest.
     """
     return evaluated_episodes(run, episodes) if checkpoint == BEST or run.exported else 0
 
 
 def best_step(run: RunFolder, until: float = math.inf) -> int:
-    """The step whose evaluation in training returned most, the last of equal ones, of those with weights on disk.
+    """The step with the highest evaluation return in training, among those with weights on disk; of ties, the last.
 
-    Of a run that was continued with another ``train.eval_episodes``, only those of the most episodes count: fewer may
-    have been the easy ones. An exported agent's is its only one, which the evaluations of its run may have chosen.
+    If a run was continued with another ``train.eval_episodes``, evaluations of fewer episodes than the most do not
+    count: theirs may be the easy ones. An exported agent has one step, which its run's evaluations may have chosen.
 
-    until: the last step that is considered.
+    until: the last step to consider.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such step.
     """
     if run.exported and (steps := checkpoints.list_steps(run.checkpoints)):
         return steps[-1]
@@ -217,10 +217,10 @@ def best_step(run: RunFolder, until: float = math.inf) -> int:
 def _as_evaluated(run: RunFolder, row: Mapping[str, Any]) -> bool:
     """Whether the checkpoint of an evaluation's step has the weights that were evaluated.
 
-    Not where a run that ended there was made longer, and then stopped in the updates that follow: they replace it.
+    It does not if a run that ended there was extended and stopped in its next updates: that replaced the checkpoint.
     """
     counted = checkpoints.plain_values(run.checkpoints, row["step"]).get("counters")
-    known = isinstance(counted, dict) and "updates" in counted and "eval/updates" in row  # not of earlier versions
+    known = isinstance(counted, dict) and "updates" in counted and "eval/updates" in row  # unknown in earlier versions
     return not known or counted["updates"] == row["eval/updates"]
 
 

@@ -1,4 +1,4 @@
-"""Environments on two nodes of Ray, of which one actor and then a whole node are lost: is it still the same run?
+"""Environments on two Ray nodes, where one actor and then a whole node are lost: is it still the same run?
 
     python scripts/cluster/environments_on_ray.py          # writes results/cluster/environments_on_ray.json
 
@@ -30,18 +30,18 @@ RUN += " train.eval_workers=2"
 
 
 def command(folder: Path, *options: str) -> list[str]:
-    """The command of the run in `folder`."""
+    """Return the command that trains in `folder`."""
     return [sys.executable, "-m", "denoised_mdp", "train", *RUN.split(), *options, f"run_dir={folder}"]
 
 
 def actors() -> list[int]:
-    """The processes that are actors with environments now."""
+    """Return the ids of the processes that are now actors with environments."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if path.read_bytes().startswith(b"ray::Host"):
                 found.append(int(path.parent.name))
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
     return found
 

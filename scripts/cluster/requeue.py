@@ -1,4 +1,4 @@
-"""A sweep on an engine, one run of which is killed or requeued in the middle: do all runs end as without an engine?
+"""A sweep on an engine, with one run killed or requeued in the middle: do all runs end as without an engine?
 
     python scripts/cluster/requeue.py ray               # kill -9 of a worker; Ray starts the task again
     python scripts/cluster/requeue.py submitit_local    # SIGUSR2 to a job, which is saved and requeued
@@ -39,13 +39,13 @@ VICTIM = "seed=2"
 
 
 def sweep(folder: Path, engine: str = "") -> list[str]:
-    """The command of the sweep into `folder`; without an engine, one run after the other."""
+    """Return the command of the sweep into `folder`; without an engine, runs train one after another."""
     words = [*SWEEP.split(), *ENGINES.get(engine, "").split(), f"run_dir={folder}"]
     return [sys.executable, "-m", "denoised_mdp", "train", "--multirun", *words]
 
 
 def interrupt(run: Path, engine: str) -> str:
-    """Kill or requeue the job that trains in `run`; returns how."""
+    """Kill or requeue the job that trains in `run`; return how."""
     pid = int((run / ".lock").read_text())
     if engine == "ray":
         os.kill(pid, signal.SIGKILL)
@@ -55,7 +55,7 @@ def interrupt(run: Path, engine: str) -> str:
         return "kill -USR2 of the job"
     of_process = dict(re.findall(r"(SLURM_ARRAY\w+_ID)=(\d+)", Path(f"/proc/{pid}/environ").read_text()))
     job = f"{of_process['SLURM_ARRAY_JOB_ID']}_{of_process['SLURM_ARRAY_TASK_ID']}"
-    subprocess.run(["scancel", "--signal=USR1", job])  # its exit code tells of a job that is requeued at once
+    subprocess.run(["scancel", "--signal=USR1", job])  # not checked: it may fail if the job is requeued at once
     return "scancel --signal=USR1 of the job"
 
 
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="default: results/cluster/ENGINE.json")
     arguments = parser.parse_args()
     engine, folder = arguments.engine, arguments.folder or Path(tempfile.mkdtemp())
-    subprocess.run(sweep(folder / "alone"), check=True)  # nothing is left to do where it was done
+    subprocess.run(sweep(folder / "alone"), check=True)  # does nothing for finished runs
     environment = os.environ | {"SUBMITIT_PREEMPT_SIGNAL": "USR1"} if engine == "submitit_slurm" else os.environ
     process = subprocess.Popen(sweep(folder / engine, engine), env=environment)
     victim, how, at = folder / engine / VICTIM, None, None

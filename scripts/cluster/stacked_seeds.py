@@ -1,10 +1,10 @@
-"""Do several seeds in one process pay? Two recurrences stacked into batched products, against one after the other.
+"""Do several seeds in one process pay off? Two recurrences stacked into batched products, against one after the other.
 
     python scripts/cluster/stacked_seeds.py --output results/cluster/stacked_seeds.json
 
-The limit of an update on a GPU is the launches of the recurrence: 50 steps of small kernels. Stacking K seeds launches
-each kernel once for all of them. This measures the same mechanism on a CPU: forward and backward of a GRU (50 steps, 50
-rows, 280 units in and out), in CPU seconds, the two ways in turns.
+On a GPU, an update is limited by the kernel launches of the recurrence: 50 steps of small kernels. Stacking K seeds
+launches each kernel once for all of them. This script measures the same mechanism on a CPU: forward and backward passes
+of a GRU (50 steps, 50 rows, 280 units in and out), in CPU seconds, alternating between the two ways.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS, ROWS, UNITS, SEEDS = 50, 50, 280, 2
 
 
 def unroll(inputs: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
-    """A GRU over [T, ..., B, D] with weights [..., D, 3 D]; returns a scalar. Leading dimensions are seeds."""
+    """Run a GRU over [T, ..., B, D] with weights [..., D, 3 D]; return a scalar. The dimensions `...` are seeds."""
     belief = torch.zeros_like(inputs[0])  # [..., B, D]
     for row in inputs:
         given, kept = row @ weights[0], belief @ weights[1]  # [..., B, 3 D]

@@ -3,9 +3,9 @@
     pip install -e ".[sb3]" -c constraints.txt
     python scripts/examples/sb3_ppo.py
 
-The environments are Gymnasium's, so that nothing here is special to them: ids, vectors, frame stacks and monitors work
-as with any other. Both policies play episodes of the same seeds, none of them trained on; the trained one also plays
-them before background clips that it has never seen.
+The environments follow Gymnasium's interface, so nothing here is special to them: ids, vector environments, frame
+stacks and monitors work as with any other. Both policies play episodes of the same seeds, none of which was trained on.
+The trained policy also plays them in front of background clips that it has never seen.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import denoised_mdp.envs
 
 denoised_mdp.envs.register_envs()
 
-HELD_OUT = 1_000_000  # the first seed of the episodes that are compared
+HELD_OUT = 1_000_000  # first seed of the compared episodes
 
 
 def make(options: argparse.Namespace, split: str, count: int) -> VecFrameStack:
-    """Environments in one process, three frames stacked; `split` says which background clips they show."""
+    """Environments in one process, three frames stacked; `split` selects the background clips."""
     identity, names = f"denoised_mdp/{options.task}-v0", ("distractors", "size", "episode_steps", "action_repeat")
     keywords = {"split": split, **{name: getattr(options, name) for name in names}}
     return VecFrameStack(make_vec_env(identity, n_envs=count, seed=options.seed, env_kwargs=keywords), 3)

@@ -1,4 +1,4 @@
-"""What the scripts that publish comparisons share: rows of CSV files, a command that measures runs, spreads as text."""
+"""Helpers of the scripts that publish comparisons: rows of CSV files, a command that measures runs, spreads as text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from denoised_mdp.run.load import load_run
 
 
 def open_replay(run: RunFolder, state: Mapping[str, Any]) -> Rings:
-    """The stored rows of a run, read only, in segments as its training draws them; state: of a checkpoint."""
+    """Open a run's replay read-only, with segments as its training draws them. state: of a checkpoint."""
     rings = Rings.open(run.replay, state["replay"], read_only=True)
     if state["can_terminate"]:
         rings.cross()
@@ -52,9 +52,9 @@ def append(path: Path, names: tuple[str, ...], rows: list[dict]) -> None:
 
 
 def others(path: Path, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of a CSV file that have other values than each of `rows` in the columns `names`; those may lack some.
+    """Rows of a CSV file whose values in the columns `names` match none of `rows`; a missing column counts as blank.
 
-    A column that is newer than such a row is blank.
+    Columns of `rows` that the file lacks are blank in the result.
     """
 
     def key(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -65,10 +65,10 @@ def others(path: Path, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) 
 
 
 def tabulate(description: str, measure: Callable[[Path], list[dict[str, Any]]], output: Path) -> None:
-    """The command line of a script that measures runs: print the rows of each, and write those of all.
+    """Run the command line of a script that measures runs: print the rows of each run, and write those of all.
 
-    They replace earlier ones of runs with the same name (and step, where rows have one); those of others stay.
-    description: of the script, whose first line is shown. output: the CSV file, unless --output names another.
+    They replace earlier rows of runs with the same name (and step, where rows have one); rows of other runs stay.
+    description: the script's docstring; its first line is shown. output: the CSV file, unless --output names another.
     """
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("runs", type=Path, nargs="+", metavar="FOLDER", help="folder of a run or of runs")
@@ -96,10 +96,10 @@ def whole_episodes(
     seeds: Sequence[int],
     explore: float | None = None,
 ) -> Iterator[tuple[list[Row], list[Latent]]]:
-    """Episodes of these seeds, to their time limit.
+    """Play the episodes of these seeds to their time limit.
 
-    Yields the rows of each, with the reset's, [T + 1], and the latents, batch 1, in which its T actions were chosen.
-    explore: the scale of the noise on actions. Raises UserError if an episode ends early.
+    Yields for each its rows [T + 1], the reset's included, and the T latents, batch 1, in which actions were chosen.
+    explore: scale of the action noise. Raises UserError if an episode ends early.
     """
     steps = config.env.episode_steps // config.env.action_repeat
     for seed in seeds:
@@ -121,7 +121,7 @@ def load_model(run: Path, device: str = "auto") -> tuple[Config, WorldModelAgent
     """Load a run whose policy sees all of the reward: (configuration, agent of the newest checkpoint, step).
 
     Raises:
-        UserError: the agent has no world model, or what the policy does not see has a share of the reward.
+        UserError: the agent has no world model, or a latent that the policy does not see has a share of the reward.
     """
     config, agent, step = load_run(run, device=device)
     if not isinstance(agent, WorldModelAgent):
@@ -135,6 +135,6 @@ def load_model(run: Path, device: str = "auto") -> tuple[Config, WorldModelAgent
 
 
 def spread(values: list[float]) -> tuple[str, str, str]:
-    """Mean, standard deviation and each of some returns, as text."""
+    """Mean, standard deviation and single values of some returns, as text."""
     deviation = f"{statistics.stdev(values):.0f}" if len(values) > 1 else "-"
     return f"{statistics.mean(values):.0f}", deviation, ", ".join(f"{value:.0f}" for value in values)

@@ -1,8 +1,8 @@
-"""Writes the tables of README.md, docs and results from the rows in results: no number is copied by hand.
+"""Write the tables of README.md, docs and results from the rows in results: no number is copied by hand.
 
     python scripts/reproduce/document_tables.py    # after evidence.py
 
-A table lies between two comments, ``<!-- table NAME: ... -->`` and ``<!-- end -->``, and NAME is one of `TABLES`.
+A table lies between the comments ``<!-- table NAME: ... -->`` and ``<!-- end -->``, where NAME is one of `TABLES`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BLOCK = re.compile(r"(<!-- table (\w+):[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL
 
 @dataclass(frozen=True)
 class Column:
-    """The runs of one arm: what the head of the column says, the folder in results, and their task, variant and arm."""
+    """A column with the runs of one arm: its head, the folder in results, and the runs' task, variant and arm."""
 
     head: str
     folder: str
@@ -41,29 +41,29 @@ class Column:
     variant: str
     arm: str
     seed: str | None = None
-    """the only one, if given"""
+    """if given, only the run with this seed"""
 
     def rows(self) -> list[Row]:
-        """Their rows, in order of the seeds."""
+        """The rows of these runs, in order of their seeds."""
         found = cells(rows_of(ROOT / "results" / self.folder)).get((self.task, self.variant), {}).get(self.arm, [])
         return [row for row in found if self.seed in (None, row["seed"])]
 
 
 @functools.cache
 def rows_of(folder: Path) -> list[Row]:
-    """All rows of a folder of results, for which several columns ask."""
+    """All rows of a results folder; cached, since several columns read them."""
     return with_late(read(folder / "runs.csv"), read(folder / "curves.csv"))
 
 
 @dataclass(frozen=True)
 class Table:
-    """Metrics (by their names in `METRICS`: what the line is called, or "" for the usual) of some columns."""
+    """A table of metrics (name in `METRICS` -> label of its line, or "" for the usual one) for some columns."""
 
     columns: Sequence[Column]
     metrics: dict[str, str]
     intervals: bool = False
     each: bool = True
-    """whether each seed's value is told"""
+    """whether to show each seed's value"""
 
     def lines(self) -> list[str]:
         """The table in Markdown."""
@@ -78,15 +78,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Comparison:
-    """By how much one arm is above another: head -> pairs of columns, one for each task; metrics as of a `Table`.
+    """How far one arm is above another. pairs: head -> two or four columns for each task; metrics: as in `Table`.
 
-    Of four columns: by how much more than the fourth is below the third.
+    For four columns: the difference (or ratio) of the first two minus (or over) that of the last two.
     """
 
     pairs: dict[str, Sequence[tuple[Column, ...]]]
     metrics: dict[str, str]
     relative: bool = False
-    """how many times one is the other, instead of by how much it is above"""
+    """show ratios instead of differences"""
 
     def lines(self) -> list[str]:
         """The table in Markdown."""
@@ -98,7 +98,7 @@ class Comparison:
         return markdown([[f"{what} of means [95 % interval]", *self.pairs], *body])
 
     def text(self, pairs: Sequence[tuple[Column, ...]], metric: str) -> str:
-        """Of means over tasks of means over seeds; a dash where one side of a task knows no value."""
+        """A comparison of means over tasks of means over seeds, as text; a dash if a column has no known value."""
         sides = [[known(column.rows(), metric) for column in side] for side in zip(*pairs, strict=True)]
         if not all(len(values) for side in sides for values in side):
             return "-"
@@ -110,7 +110,7 @@ class Comparison:
 
 
 def strong(task: str) -> list[Column]:
-    """Columns of a task under a background at full strength, and without one."""
+    """Columns of a task: with a full-strength background, then without distractors."""
     return [
         Column("2b", "evidence", task, "video_background", "2b"),
         Column("Dreamer", "evidence", task, "video_background", "dreamer"),
@@ -185,7 +185,7 @@ BARE = {  # head -> columns of a task, by their places in `strong`
 LEADS = {f"`{task}`, {where}": [tuple(strong(task)[part])] for task in TASKS for where, part in BARE.items()}
 for where in ("no distractors", "video - no distractors"):
     LEADS[f"both, {where}"] = [tuple(strong(task)[BARE[where]]) for task in TASKS]
-KEPT = {}  # what is left of the return without distractors
+KEPT = {}  # share of the return without distractors that is kept
 for what, tasks in [*((f"`{task}`", [task]) for task in TASKS), ("both", TASKS)]:
     for place, model in enumerate(("2b", "Dreamer")):
         KEPT[f"{what}, {model}"] = [tuple(strong(task)[place::2]) for task in tasks]
@@ -240,10 +240,10 @@ TABLES = {
 
 
 def filled(text: str) -> str:
-    """A document with its tables as the rows say.
+    """Return a document with its tables filled from the rows.
 
     Raises:
-        UserError: a table has a name that is none of `TABLES`.
+        UserError: a table's name is not in `TABLES`.
     """
 
     def table(found: re.Match) -> str:

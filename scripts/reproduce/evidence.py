@@ -6,16 +6,16 @@
     python scripts/reproduce/evidence.py runs/evidence --step best    # at the one whose evaluation returned most
     python scripts/reproduce/evidence.py                            # only summary, tables and pictures, from the rows
 
-A run is what `denoised-mdp train` leaves. It is measured at its newest checkpoint by `denoised-mdp probe factors` and
-`denoised-mdp probe invariance`, and plays held-out episodes with the clips of training and with unseen ones. The
-weights whose evaluation returned most until then play 20 others, which did not choose them, if those of all evaluations
-were kept. All results lie in RUN/probes; one that is there for the checkpoint is not made again. So the command can be
-repeated while runs are trained, and several can measure different runs at once, each into its own --out.
+A run is a folder written by `denoised-mdp train`. It is measured at its newest checkpoint by `denoised-mdp probe
+factors` and `denoised-mdp probe invariance`, and plays held-out episodes with the clips of training and with unseen
+ones. The weights with the highest evaluation return until then play 20 others, which did not select them, if the
+weights of all evaluations were kept. Results lie in RUN/probes and are not computed again for the same checkpoint. So
+the command can be repeated while runs train, and several can measure different runs at once, each into its --out.
 
 runs.csv has one row per run, curves.csv what was logged during training. From these two come the mean of the last four
 evaluations, summary.json (numbers per seed), intervals.json, table.md and the pictures. No seed is left out. Runs of
-one arm that differ in more than the seed are refused; an arm whose runs would not all be measured at one step, by as
-many episodes, is left as it is, with a line that says so.
+one arm that differ in more than the seed are refused. An arm whose runs would not all be measured at the same step with
+the same options is left as it is, with a line that says so.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from denoised_mdp.options import BEST
 from denoised_mdp.run.find import find_runs
 
 LOGGED = {"return": "eval/return", "recall": "probe/signal_from_{seen}", "leakage": "probe/noise_from_{seen}"}
-"""name of a curve -> the training's metric"""
+"""name of a curve -> the metric that training logs"""
 
 
 def row_of(run: RunData, key: Sequence[str], step: int, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A run's row of runs.csv; nan where it has no such number."""
+    """A run's row of runs.csv; nan where a number is not known."""
     matrix, played = from_tree(results["factors"]), results["returns"]["returns"]
     best = results.get("best", {}).get("returns", {})
     random = run.metrics.get("random/return", ((), np.full(1, math.nan)))[1]
@@ -104,9 +104,9 @@ def mean_of(played: Mapping[str, Sequence[float]], split: str) -> float:
 
 
 def at_step(run: RunData, metric: str, step: float) -> float:
-    """A metric's value at a step, between two logged ones linearly; nan before the first.
+    """A metric's value at a step, linearly interpolated; nan before the first logged step.
 
-    After the last, its value: a run ends, and leaves its last checkpoint, within an interval of logging after it.
+    After the last logged step, its value holds: the last checkpoint follows within one interval of logging.
     """
     return float(np.interp(step, *run.metrics[metric], math.nan)) if metric in run.metrics else math.nan
 
@@ -123,9 +123,9 @@ def curve_rows(run: RunData, key: Sequence[str], seen: str) -> list[dict[str, An
 
 
 def replace_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows to a CSV file instead of earlier ones of the same runs, with five digits; those of others stay."""
+    """Write rows, with five digits, in place of a CSV file's earlier rows of the same runs; rows of other runs stay."""
     kept = others(path, rows, KEY)
-    if not kept and not rows:  # of a run that was never evaluated, there are no curves
+    if not kept and not rows:  # a run that was never evaluated has no curves
         return
     fresh = [{k: f"{v:.5g}" if isinstance(v, float) and v == v else v for k, v in row.items()} for row in rows]
     write_csv(path, sorted([*kept, *fresh], key=lambda row: (*(row[name] for name in KEY[:3]), int(row["seed"]))))
@@ -143,7 +143,7 @@ def add(
     step: of the checkpoint, or "best"; None: the newest of each. by: options that tell arms apart, see `arm_of`.
 
     Raises:
-        UserError: a configuration cannot be read; or these runs, and those that have rows already, cannot be compared.
+        UserError: a configuration cannot be read; or these runs and those with rows already cannot be compared.
     """
     runs = [read_run(path) for path in find_runs(folders)]
     for run in runs:
@@ -175,13 +175,13 @@ def add(
         at, results = asked["factors"].checkpoint, measure(run.path, asked)
         row = row_of(run, key, at, results) | {"measured": measured}
         replace_rows(out / "curves.csv", curve_rows(run, key, results["factors"]["seen"]))
-        replace_rows(out / "runs.csv", [row])  # last: a run that is in there is whole
+        replace_rows(out / "runs.csv", [row])  # last: a run that is in there is complete
         numbers = ", ".join(f"{name.replace('_', ' ')} {row[name]:.3g}" for name in ("return", "recall", "leakage"))
         print(f"{' '.join(key)}: step {at:,}, {numbers}", flush=True)
 
 
 def step_or_best(text: str) -> int | str:
-    """Parse a number of a step, or best, for argparse."""
+    """Parse a step number or best, for argparse."""
     return text if text == BEST else int(text)
 
 

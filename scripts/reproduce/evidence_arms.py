@@ -15,9 +15,9 @@ from denoised_mdp.errors import UserError
 
 
 def variant_of(config: Config) -> str:
-    """The distractors in a word: names, what is unusual of a background; "noiseless" without any.
+    """The distractors as one word: their names and unusual options; "noiseless" without any.
 
-    That is its strength, its colour, "still" where one picture is the whole video, and what is cut out of the scene.
+    These options are strength, colour, "still" where a single picture is the whole video, and the matte.
     """
     words = []
     for name, options in config.distractors.items():
@@ -31,10 +31,10 @@ def variant_of(config: Config) -> str:
 
 
 def arm_of(config: Config, by: Sequence[str]) -> str:
-    """What is compared with other arms on the same environment: model or agent, what it decodes, the options `by`.
+    """Name of an arm, to compare with others on the same environment: model or agent, decoding target, options `by`.
 
     Raises:
-        UserError: there is no such option.
+        UserError: an option of `by` does not exist.
     """
     options = dict(flatten(as_tree(config)))
     if unknown := [key for key in by if key not in options]:
@@ -44,15 +44,15 @@ def arm_of(config: Config, by: Sequence[str]) -> str:
 
 
 def key_of(config: Config, by: Sequence[str]) -> tuple[str, str, str, str]:
-    """`KEY` of a run."""
+    """The values of `KEY` for a run."""
     return config.env.task, variant_of(config), arm_of(config, by), str(config.seed)
 
 
 def refuse_mixtures(runs: Sequence[tuple[str, Config]], by: Sequence[str]) -> None:
-    """Runs of one arm, each with its name for messages, differ in the seed alone.
+    """Check that runs of one arm differ in the seed alone. Each run comes with its name for messages.
 
     Raises:
-        UserError: two of them do not.
+        UserError: two of them differ in more, or have the same seed.
     """
     first: dict[tuple, tuple[str, Config]] = {}
     for name, config in runs:
@@ -72,10 +72,10 @@ def refuse_mixtures(runs: Sequence[tuple[str, Config]], by: Sequence[str]) -> No
 def arms_measured_otherwise(
     planned: Sequence[tuple[str, Sequence[str], str]], rows: Sequence[Mapping[str, str]]
 ) -> dict[tuple[str, ...], str]:
-    """Arms whose runs would not all be measured at one step, or each at its best, by as many episodes.
+    """Find arms whose runs would not all be measured at the same step (or each at its best) and with the same options.
 
-    planned: of each run that is to be measured its name, key, and checkpoint and size. rows: of runs.csv, those that
-    stay; of one without a column `measured`, which is older, the step alone is known. Returns {arm: what is wrong}.
+    planned: name, key, and checkpoint with size, of each run to be measured. rows: the rows of runs.csv that stay; for
+    older ones, without a column `measured`, only the step is known. Returns {arm: what is wrong}.
     """
     plans: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for name, key, measured in planned:
@@ -96,7 +96,7 @@ def arms_measured_otherwise(
 
 
 def overrides_of(config: Config) -> str:
-    """The words after `train` of the command that began a run, without seed and folder."""
+    """The words after `train` in a command that starts such a run, without seed and folder."""
     model = {"model": config.model.name, "policy": config.policy.name}
     choices = {
         "env": config.env.suite,

@@ -1,4 +1,4 @@
-"""What evidence.py measures of a run: two probes, and returns of held-out episodes; how much of each, and when."""
+"""The measures of evidence.py: two probes and returns of held-out episodes, with their sizes and checkpoints."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def returns(runs: Sequence[Path], options: ReturnOptions) -> list[str]:
 
 
 PLAYED = Probe("returns of held-out episodes", returns)
-"""not a command: two of the measures"""
+"""not a command; used by two of the measures"""
 MEASURES: dict[str, tuple[Probe, Options]] = {
     "factors": (PROBES["factors"], factors.Options()),
     "invariance": (PROBES["invariance"], invariance.Options(returns=0)),
     "returns": (PLAYED, ReturnOptions()),
     "best": (PLAYED, ReturnOptions(episodes=20)),
 }
-"""`best`: of the weights whose evaluation in training returned most, up to the step of the others, if all were kept"""
+"""`best`: of the weights with the highest evaluation return up to the step of the other measures, if all were kept"""
 KEPT_AS = {"best": "returns"}
-"""measure -> the probe in whose name its result is kept, where that is another"""
+"""measure -> the probe under whose name its result is stored, where it differs"""
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "full": {},
     "small": {"factors": {"episodes": 20, "steps": 150}, "invariance": {"episodes": 4, "worlds": 3, "steps": 100}},
@@ -66,17 +66,17 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
         "best": {"episodes": 2},
     },
 }
-"""how much is measured: the probes' defaults, in a minute or two for each run; fewer episodes; as little as possible"""
+"""how much is measured: the probes' defaults (a minute or two per run), fewer episodes, or as little as possible"""
 
 
 def measured_at(size: str, behaviour: str = "mixed") -> dict[str, Options]:
-    """The options of all `MEASURES` of one of the `SIZES`."""
+    """The options of all `MEASURES` at one of the `SIZES`."""
     options = {name: dataclasses.replace(one, **SIZES[size].get(name, {})) for name, (_, one) in MEASURES.items()}
     return options | {"factors": dataclasses.replace(options["factors"], behaviour=behaviour)}
 
 
 def asked_of(run: RunData, options: Mapping[str, Options], step: int | str | None) -> dict[str, Options]:
-    """The measures that a run can have, each with the checkpoint it is of.
+    """The options of the measures that a run can have, each with its checkpoint.
 
     step: of the checkpoint, or "best"; None: the newest.
 
@@ -95,13 +95,13 @@ def asked_of(run: RunData, options: Mapping[str, Options], step: int | str | Non
     after = functools.partial(choosing_episodes, folder, run.config.train.eval_episodes)
     if chosen := after(step):
         asked["returns"] = dataclasses.replace(asked["returns"], after=chosen)
-    elif best and evaluated and stored.issuperset(evaluated):  # else the best ones may be gone
+    elif best and evaluated and stored.issuperset(evaluated):  # else the best weights may be gone
         asked["best"] = dataclasses.replace(best, checkpoint=best_step(folder, until=at), after=after(BEST))
     return asked
 
 
 def measure(run: Path, asked: Mapping[str, Options]) -> dict[str, dict[str, Any]]:
-    """Results of what is asked of a run, by `asked_of`; makes those that are not in RUN/probes."""
+    """Results of the measures that `asked_of` chose for a run; computes those that are not in RUN/probes."""
 
     def known() -> dict[str, dict[str, Any]]:
         trees = read_run(run).probes
@@ -109,7 +109,7 @@ def measure(run: Path, asked: Mapping[str, Options]) -> dict[str, dict[str, Any]
         return {name: found[-1] for name, found in fitting.items() if found}
 
     def fits(name: str, tree: dict[str, Any]) -> bool:
-        usual = type(asked[name])().measured()  # for options that are newer than the result
+        usual = type(asked[name])().measured()  # covers options that are newer than the result
         return tree["step"] == asked[name].checkpoint and usual | tree.get("options", {}) == asked[name].measured()
 
     done = known()

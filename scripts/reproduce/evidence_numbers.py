@@ -1,4 +1,4 @@
-"""Numbers that follow from the rows of evidence.py: per seed, intervals, comparisons, a table."""
+"""Numbers computed from the rows of evidence.py: values per seed, intervals, comparisons, a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = Mapping[str, str]
 Arms = dict[str, list[Row]]
 """arm -> its runs, in order of the seeds"""
 KEY = ("task", "variant", "arm", "seed")
-"""columns that name a run"""
+"""columns that identify a run"""
 METRICS = {
     "random": "return of random actions",
     "return": "return, clips of training",
@@ -40,25 +40,25 @@ METRICS = {
     "updates": "updates",
     "cpu_hours": "CPU hours",
 }
-"""column -> line of the table"""
+"""column -> label of its line in the table"""
 COMPARED = (
     *("return", "return_unseen", "return_late", "return_best", "return_best_unseen"),
     *("recall", "leakage", "action_change", "action_ratio", "nats_x"),
 )
 """those of `METRICS` in which arms are compared in the table"""
 LATE = 4
-"""so many evaluations in training are averaged, up to the measured step; by --step best, that is where one was high"""
+"""number of training evaluations to average, up to the measured step; with --step best, the last of them was high"""
 LIMITS = {"recall": (0.0, 1.0), "leakage": (0.0, 1.0), "action_change": (0.0, 2.0)}
-"""metric -> where it can lie; others: at 0 or above, where no value is below"""
+"""metric -> its range; the others are at least 0 if none of their values is negative"""
 HOW = (
     "Intervals: Student's t for means, differences and the logarithm of a ratio; for others a bootstrap over runs,"
     " stratified by task and widened for few runs. None where all runs or resamples agree, as where every run of one"
     " arm is above every run of the other; and none of a ratio where a mean is rough (standard error above its half)."
 )
 FIRST = "2b"
-"""the arm, and all whose names begin with it, that are compared with each other arm"""
+"""arms whose names begin with this are compared with every other arm"""
 QUIET = {"noiseless": None, "video_background_still": ("video_background", "video_background_camera_jitter")}
-"""variant without noise -> those whose arms are compared with its arms; None: all others"""
+"""variant without noise -> the variants whose arms are compared with its arms; None: all others"""
 
 
 def cells(rows: Sequence[Row]) -> dict[tuple[str, str], Arms]:
@@ -75,13 +75,13 @@ def values(rows: Sequence[Row], metric: str) -> np.ndarray:
 
 
 def known(rows: Sequence[Row], metric: str) -> np.ndarray:
-    """The same of the runs where it is known."""
+    """A metric of the runs where it is known."""
     found = values(rows, metric)
     return found[np.isfinite(found)]
 
 
 def with_late(rows: Sequence[Row], curves: Sequence[Row]) -> list[Row]:
-    """The rows of runs.csv, each with `return_late` from those of curves.csv: its mean of `LATE`, if it has so many."""
+    """The rows of runs.csv with `return_late`, the mean of the last `LATE` returns up to their step; blank if fewer."""
     evaluated: dict[tuple[str, ...], dict[float, float]] = {}
     for point in curves:
         if point["metric"] == "return":
@@ -95,7 +95,7 @@ def with_late(rows: Sequence[Row], curves: Sequence[Row]) -> list[Row]:
 
 
 def run_of(row: Row) -> tuple[str, ...]:
-    """What names a run, in runs.csv and curves.csv."""
+    """The values of `KEY`, which identify a run in runs.csv and curves.csv."""
     return tuple(row[name] for name in KEY)
 
 
@@ -111,9 +111,9 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, list
 
 
 COMPARISONS: dict[str, Callable] = {"difference": difference, "ratio": ratio, "improvement": improvement}
-"""`improvement`: the probability that a run of the first has more than one of the second"""
+"""`improvement`: the probability that a run of the first exceeds one of the second, ties counting half"""
 BOUNDS = {"difference": (-math.inf, math.inf), "ratio": (0.0, math.inf), "improvement": (0.0, 1.0)}
-"""where each of `COMPARISONS` can lie"""
+"""range of each of `COMPARISONS`"""
 
 
 def ends(
@@ -127,7 +127,7 @@ def ends(
 
 
 def limits_of(metric: str, scores: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Where a metric, and its mean, can lie, by its name and its values: returns of some tasks are negative."""
+    """Range of a metric and of its mean, from its name and its values: returns of some tasks are negative."""
     lowest = 0.0 if all((values >= 0).all() for values in scores) else -math.inf
     return LIMITS.get(metric.removesuffix("_untrained"), (lowest, math.inf))
 
@@ -138,12 +138,12 @@ def means(scores: Sequence[np.ndarray], metric: str) -> dict[str, dict[str, floa
 
 
 def references(variant: str) -> list[str]:
-    """Which of `QUIET` a variant is compared with."""
+    """The variants of `QUIET` that a variant is compared with."""
     return [name for name, of in QUIET.items() if name != variant and (of is None or variant in of)]
 
 
 def pairs(rows: Sequence[Row]) -> Iterator[tuple[str, str, str, str, list[tuple[list[Row], list[Row]]]]]:
-    """What is compared: (task, variant, first arm, second arm, their runs per task); task "all": of several tasks."""
+    """Yield pairs: (task, variant, first arm, second arm, their runs per task); task "all": over several tasks."""
     together: dict[tuple[str, str, str], list] = {}
     found = cells(rows)
     for (task, variant), arms in found.items():
@@ -160,7 +160,7 @@ def pairs(rows: Sequence[Row]) -> Iterator[tuple[str, str, str, str, list[tuple[
 
 
 def comparisons(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Each pair of `pairs` in each metric that both have: all `COMPARISONS` with their 95 % intervals."""
+    """All `COMPARISONS` with their 95 % intervals, for each pair of `pairs` and each metric that both have."""
     out = []
     for task, variant, first, second, both in pairs(rows):
         for metric in METRICS:
@@ -175,7 +175,7 @@ def comparisons(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def intervals(rows: Sequence[Row]) -> dict[str, Any]:
-    """Mean and IQM of each arm with 95 % intervals over seeds, as the tree of `summary`, and all `comparisons`."""
+    """Mean and IQM of each arm with 95 % intervals over seeds, in the tree of `summary`, and all `comparisons`."""
     arms: dict = {}
     for (task, variant), found in cells(rows).items():
         for arm, runs in found.items():
@@ -186,7 +186,7 @@ def intervals(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def digits_of(metric: str) -> int:
-    """How many decimals a table shows."""
+    """Number of decimals that a table shows."""
     return 0 if metric in ("random", "updates") or metric.startswith("return") else 2
 
 
@@ -213,15 +213,15 @@ def table(rows: Sequence[Row]) -> str:
 def metric_lines(
     arms: Collection[Sequence[Row]], labels: Mapping[str, str], intervals: bool = True, each: bool = True
 ) -> list[list[str]]:
-    """Cells of a line for each metric that an arm knows: its label, and of each arm what `seeds_text` says."""
+    """Cells of a line for each metric that some arm knows: its label, and the `seeds_text` of each arm."""
     lines = [[label, *(seeds_text(runs, metric, intervals, each) for runs in arms)] for metric, label in labels.items()]
     return [line for line in lines if set(line[1:]) != {"-"}]
 
 
 def seeds_text(runs: Sequence[Row], metric: str, intervals: bool = True, each: bool = True) -> str:
-    """Mean over seeds, its interval, and `each` seed's value in parentheses if there are several; a dash if none is.
+    """Mean over seeds, its interval and, if `each`, all values in parentheses; a single run's value; a dash if none.
 
-    Without each seed's value, of how many the mean is, if not of all.
+    Without each seed's value, the text says how many seeds the mean covers, if not all.
     """
     own, digits = known(runs, metric), digits_of(metric)
     if not len(own):
@@ -235,14 +235,14 @@ def seeds_text(runs: Sequence[Row], metric: str, intervals: bool = True, each: b
 
 
 def compared_text(line: Mapping[str, Any]) -> list[str]:
-    """The numbers of one of the `comparisons`; of how many runs, where some do not know the metric."""
+    """The numbers of one of the `comparisons`, with the number of runs where some do not know the metric."""
     digits = {"difference": digits_of(line["metric"])}
     numbers = [text_of(line[name], digits.get(name, 2)) for name in COMPARISONS]
     return [numbers[0] + shares_text(line["known"], line["runs"]), *numbers[1:]]
 
 
 def shares_text(known: Sequence[int], runs: Sequence[int]) -> str:
-    """What follows a comparison of two or more sides: nothing if it is of all their runs, else of how many of each."""
+    """Suffix of a comparison of two or more sides: empty if it covers all their runs, else how many of each."""
     if list(known) == list(runs):
         return ""
     return f" ({', '.join(f'{own} of {count}' for own, count in zip(known, runs, strict=True))})"

@@ -1,4 +1,4 @@
-"""Pictures that follow from the rows of evidence.py, and all of its files."""
+"""Draw pictures from the rows of evidence.py, and write all of its files."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ DRAWN = ("return", "return_unseen", "recall", "leakage", "action_change", "nats_
 REFERENCES = {"return": "random", "return_unseen": "random"} | {
     name: f"{name}_untrained" for name in ("recall", "leakage", "action_change")
 }
-"""metric -> what a run has without learning"""
+"""metric -> column with its value without learning"""
 SHORT = {"return_unseen": "return, unseen clips", "action_change": "action change", "nats_x": "nats of x"}
-"""metric -> its name in a picture, where it is another"""
+"""metric -> its name in a picture, where it differs"""
 WIDEST = 4
-"""panels side by side"""
+"""most panels side by side"""
 CURVES = {"return": "return", "recall": "signal recall (quick probe)", "leakage": "leakage (quick probe)"}
 MAIN_VARIANT, MAIN_ARMS, MAIN_METRICS = "video_background", ("2b", "dreamer"), ("return", "leakage")
-"""what main.png shows, of several tasks: the claim in four panels"""
+"""contents of main.png, for several tasks: the claim in four panels"""
 PROBED = ("recall", "leakage")
-"""those of `CURVES` whose values the quick probe withholds where its few episodes cannot support one"""
+"""those of `CURVES` that the quick probe leaves out where its few episodes cannot support a value"""
 
 
 def draw_curves(
@@ -37,7 +37,7 @@ def draw_curves(
     metrics: Sequence[str] = tuple(CURVES),
     random: Mapping[tuple[str, str], float] = MappingProxyType({}),
 ) -> Path:
-    """A row of panels per task and variant: some of `CURVES` over updates, each seed and the mean over seeds.
+    """Draw a row of panels per task and variant: some of `CURVES` over updates, each seed and the mean over seeds.
 
     random: (task, variant) -> the return of random actions, where it is known.
     """
@@ -83,12 +83,12 @@ def arms_of(rows: Sequence[Row]) -> list[str]:
 
 
 def in_order(rows: Sequence[Row]) -> dict[tuple[str, str], Arms]:
-    """The cells: of the most arms first, those without noise last."""
+    """The cells: those with the most arms first, those without noise last."""
     return dict(sorted(cells(rows).items(), key=lambda cell: (cell[0][1] in QUIET, -len(cell[1]))))
 
 
 def note_absent(axes, arms: Sequence[str]) -> None:
-    """Say below a panel of the quick probe why it has no line of these arms."""
+    """Note below a panel of the quick probe why it has no line for these arms."""
     if arms:
         text = textwrap.fill(f"no line: too few episodes for a value of {', '.join(arms)}", 52)
         axes.set_xlabel(f"{axes.get_xlabel()}\n{literal(text)}")
@@ -103,7 +103,7 @@ def curves_of(points: Sequence[Row], metric: str) -> Iterator[tuple[np.ndarray, 
 
 
 def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> Path:
-    """Panels per task and variant, one per metric: of each arm a bar, its seeds and interval, and `REFERENCES`."""
+    """Draw panels per task and variant, one per metric: each arm's bar, seeds and interval, and `REFERENCES`."""
     found, drawn = in_order(rows), [metric for metric in drawn if len(known(rows, metric))]
     lines_each = -(-len(drawn) // WIDEST)
     columns = -(-len(drawn) // lines_each)
@@ -140,7 +140,7 @@ def draw_arms(rows: Sequence[Row], path: Path, drawn: Sequence[str] = DRAWN) -> 
 
 
 def draw_arm(axes, place: int, runs: Sequence[Row], metric: str, color: str) -> list[float]:
-    """One bar of `draw_arms`; returns the numbers that it shows."""
+    """Draw one bar of `draw_arms`; return the numbers that it shows."""
     own, reference = known(runs, metric), known(runs, REFERENCES.get(metric, ""))
     shown = [*own, *reference]
     if len(own) < len(runs):
@@ -158,7 +158,7 @@ def draw_arm(axes, place: int, runs: Sequence[Row], metric: str, color: str) -> 
 
 
 def write(rows: Sequence[Row], curves: Sequence[Row], folder: Path) -> list[Path]:
-    """Write all that follows from the rows of runs.csv and curves.csv; prints the table."""
+    """Write all files computed from the rows of runs.csv and curves.csv; print the table."""
     if not rows:
         return []
     rows = with_late(rows, curves)

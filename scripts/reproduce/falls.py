@@ -1,10 +1,10 @@
-"""Where cheetah_run loses its return: how often the body lies on its back, and how fast it is upright and there.
+"""Where cheetah_run loses its return: how often the body lies on its back, and its speed there and upright.
 
     python scripts/reproduce/falls.py runs/quickstart runs/evidence/cheetah_run-*    # writes results/tuning/falls.csv
 
 Ten held-out episodes of each run, those of `denoised-mdp evaluate`, with the clips of training. On its back: the
-torso's pitch is more than a quarter turn from upright. Stuck: it is not, and for `STILL` decisions on end the speed is
-below `SLOW`, as of a body that stands on its nose. A policy that has not learned to run is stuck as well.
+torso's pitch is more than a quarter turn from upright. Stuck: not on its back, but slower than `SLOW` for at least
+`STILL` decisions in a row, like a body that stands on its nose. A policy that has not learned to run is stuck as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STILL, SLOW = 25, 0.3
 
 
 def falls(run: Path) -> dict[str, object]:
-    """A row: what the newest checkpoint of a run does in `EPISODES` episodes."""
+    """A row about the newest checkpoint of a run in `EPISODES` episodes."""
     config, agent, _ = load_run(run)
     if config.env.task != "cheetah_run":
         raise UserError(f"{run}: its task is {config.env.task}; only cheetah_run falls on its back.")
@@ -56,12 +56,12 @@ def falls(run: Path) -> dict[str, object]:
 
 
 def lasting(true: np.ndarray, least: int) -> np.ndarray:
-    """Which rows [E, T] lie in a stretch of at least so many true ones of their episode."""
+    """Mask [E, T] of the rows in a stretch of at least `least` true rows of their episode."""
     return binary_opening(true, np.ones((1, least)))
 
 
 def mean_of(values: np.ndarray, digits: int) -> str:
-    """As text; nothing where there are none."""
+    """The mean as text; empty if there are no values."""
     return f"{values.mean():.{digits}f}" if len(values) else ""
 
 

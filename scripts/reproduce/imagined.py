@@ -1,12 +1,12 @@
-"""What a cheetah's policy expects and imagines, beside what comes: upright, just before a fall, and on its back.
+"""What a cheetah's policy expects and imagines, compared with what comes: upright, just before a fall, and on its back.
 
     python scripts/reproduce/imagined.py runs/quickstart runs/others    # writes results/tuning/imagined.csv
 
-Ten held-out episodes of each run, those of `denoised-mdp evaluate`, acting without exploration. All in reward per
+Ten held-out episodes of each run, those of `denoised-mdp evaluate`, without exploration. All numbers are rewards per
 decision. *Expected*: the value net's prediction times 1 - gamma. *Came*: the mean of the rewards that followed in the
-episode, discounted as much. *Imagined after n*: mean reward of the x prior n decisions after posterior latents, when
-the actor chooses the actions, or with the actions that were taken; beside it what came.
-Before a fall: at most `SOON` decisions. On its back: see `falls.py`.
+episode, with the same discount. *Imagined after n*: mean reward of the x prior n decisions after posterior latents,
+with the actor's actions or with those that were taken; beside it the reward that came.
+Before a fall: the last `SOON` decisions before it. On its back: see `falls.py`.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ COMPARED = ("imagined", "with_actions_taken", "came")
 COLUMNS = ["run", "step", "gamma", "where", "decisions", "expected", "came"]
 COLUMNS += [f"{kind}_{after}" for after in AFTER for kind in COMPARED]
 WARM = 8
-"""first rows of an episode, which do not count: the latent begins from zero"""
+"""first rows of an episode, which do not count: the latent starts from zero"""
 
 
 @dataclass
 class Played:
-    """Rows of some episodes: latents [E, T, ...] as the policy sees them, and what was true."""
+    """Rows of some episodes: latents [E, T, ...] as the policy sees them, and what really happened."""
 
     belief: Tensor
     state: Tensor
     action: Tensor
-    """[E, T, A], that led to the row"""
+    """[E, T, A], the action that led to the row"""
     reward: np.ndarray
     """[E, T]"""
     upright: np.ndarray
     """bool [E, T]"""
 
     def where(self) -> dict[str, np.ndarray]:
-        """Which rows are of which kind, bool [E, T]."""
+        """Kind of row -> which rows are of it, bool [E, T]."""
         soon = np.zeros_like(self.upright)
         for episode, row in np.argwhere(self.upright[:, :-1] & ~self.upright[:, 1:]):
             soon[episode, max(0, row + 1 - SOON) : row + 1] = True
@@ -63,11 +63,11 @@ class Played:
 
 
 def play(agent: WorldModelAgent, config: Config, seeds: Sequence[int]) -> Played:
-    """Episodes side by side."""
+    """Play one episode per seed; return them side by side."""
     episodes = []
     with contextlib.closing(environment_maker(config)()) as environment:
         pitch = list(environment.unwrapped.signal_names).index("qpos/rooty")
-        for (*played, _), latents in whole_episodes(agent, environment, config, seeds):  # nothing decided at the end
+        for (*played, _), latents in whole_episodes(agent, environment, config, seeds):  # no decision in the last row
             seen = [latent.select(agent.world_model.table.seen) for latent in latents]
             belief, state = (torch.cat([getattr(one, part) for one in seen]) for part in ("belief", "state"))
             action = torch.as_tensor(np.stack([row.action for row in played]), device=agent.device)
@@ -78,7 +78,7 @@ def play(agent: WorldModelAgent, config: Config, seeds: Sequence[int]) -> Played
 
 
 def came(reward: np.ndarray, gamma: float, own: bool) -> np.ndarray:
-    """Discounted mean of the rewards [E, T] from each row on, with its own or without, [E, T]; nan without any."""
+    """Discounted mean of the rewards [E, T] from each row on, with its `own` or without, [E, T]; nan without any."""
     total, weight, found = np.zeros(len(reward)), 0.0, np.full(reward.shape, np.nan)
     for t in range(reward.shape[1] - 1, -1, -1):
         if not own and weight:
@@ -91,7 +91,7 @@ def came(reward: np.ndarray, gamma: float, own: bool) -> np.ndarray:
 
 @torch.no_grad()
 def imagine(agent: WorldModelAgent, played: Played, starts: np.ndarray, actor: bool) -> list[float]:
-    """Mean reward that the x prior shows so many decisions (`AFTER`) after some rows [N, 2] of (episode, row)."""
+    """Mean reward of the x prior each of `AFTER` decisions after `starts` [N, 2], (episode, row) each."""
     noise = torch.Generator(agent.device).manual_seed(0)
     episode, row = torch.as_tensor(starts).unbind(1)
     belief, state = played.belief[episode, row], played.state[episode, row]  # [N, D], [N, S]
@@ -107,7 +107,7 @@ def imagine(agent: WorldModelAgent, played: Played, starts: np.ndarray, actor: b
 
 
 def measure(run: Path) -> list[dict[str, object]]:
-    """A row for each kind of state of a run's newest checkpoint."""
+    """A row for each kind of state, at a run's newest checkpoint."""
     config, agent, step = load_model(run)
     if config.env.task != "cheetah_run":
         raise UserError(f"{run}: its task is {config.env.task}; only cheetah_run falls on its back.")

@@ -1,10 +1,10 @@
-"""What x knows of the walker's two legs: of each, and of both together whichever is which.
+"""What x knows of the walker's two legs: of each, and of both together, whichever is which.
 
     python scripts/reproduce/legs.py runs/evidence/walker_walk-*    # writes results/tuning/legs.csv
 
-The legs look alike. For each joint, ridge regression reads the right and the left value, their sum, which does not
-change when the legs are exchanged, and their difference.
-Episodes, folds and intervals are those of `denoised-mdp probe factors`, from what the policy sees.
+The legs look alike. For each joint, ridge regression predicts the right and the left value, their sum, which does not
+change when the legs are swapped, and their difference.
+Episodes and folds are those of `denoised-mdp probe factors`; the input is what the policy sees.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WHAT = (RIGHT, LEFT, "sum", "difference")
 
 
 def pairs(found: list[Factor]) -> list[tuple[str, Factor, Factor]]:
-    """Factors whose names differ in the side alone: the name with a star for it, the right one's, the left one's."""
+    """Factors whose names differ only in the side: (name with a star for the side, right factor, left factor)."""
     named = {factor.name: factor for factor in found}
     both = [(name.replace(RIGHT, "*"), name, name.replace(RIGHT, LEFT)) for name in named if RIGHT in name]
     return [(star, named[right], named[left]) for star, right, left in both if left in named]

@@ -4,13 +4,13 @@
     python scripts/reproduce/mountain_car.py --updates 50000 --seeds 0 1 2
 
 Position and velocity take 160 values each. Data: 1,019 random episodes of at most 250 steps from uniform states. The
-learned distance d is judged by breadth-first search: its rank correlation with the true number of steps, and its mean
-error in steps after division by 1 + eps. It is also judged by control: from each of the 25,600 states, take the action
-whose next state has the smallest d to the goal. A score is 100 (R + 200) / (R* + 200), where R is minus the mean number
-of steps to the goal, at most 200, and R* that of the shortest paths.
+learned distance d is judged against breadth-first search: its rank correlation with the true number of steps, and its
+mean absolute error in steps after division by 1 + eps. It is also judged by control: from each of the 25,600 states,
+take the action whose next state has the smallest d to the goal. A score is 100 (R + 200) / (R* + 200), where R is minus
+the mean number of steps to the goal, at most 200, and R* is that of the shortest paths.
 
-The task's goal is easy: sign(velocity) scores 96.7. So the same is measured for nine other goals, single states, which
-count as reached within 13 x 13 cells.
+The task's goal is easy: sign(velocity) scores 96.7. So score and rank correlation are also measured for nine other
+goals, single states that count as reached within 13 x 13 cells.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EPISODES, STEPS, HORIZON = 1019, 250, 200
 NEAR = 6
 """cells to each side of a single goal that count as reached"""
 GOAL_SHARE = 0.05
-"""of a batch's goals, and of its steps, that are the task's goal"""
+"""share of a batch's goals that are the task's goal, and of its steps that lead into it"""
 EPS, BATCH, WIDTHS = 0.25, 256, (3, 256, 256, 256, 256)
 ARMS = {"quasimetric": lambda: IQE(32, 8, "maxmean"), "symmetric": Euclid}
 COLUMNS = ("arm", "seed", "updates", "goal", "score", "rank_correlation", "error", "one_step")
@@ -69,12 +69,12 @@ NEXT = np.stack([number_of(moved(STATE, action)) for action in range(3)], 1)
 """[25,600, 3]: the state after each action"""
 SPOTS = [row * CELLS + column for row in (40, 80, 120) for column in (40, 80, 120)]
 GOALS = [(STATE[:, 0] >= 0.5) & (STATE[:, 1] >= 0), *((np.abs(CELL - CELL[spot]) <= NEAR).all(1) for spot in SPOTS)]
-"""which states reach the task's goal, and which the nine others, each [25,600]"""
+"""which states count as the task's goal, and which as each of the nine others, [25,600] each"""
 
 
 def steps_to(goal: np.ndarray, following: np.ndarray = NEXT) -> np.ndarray:
     """The least number of steps from every state to a set of states, bool [n]; infinite where there is no way."""
-    steps, following = np.where(goal, 0.0, np.inf), following.T.copy()  # rows of numbers: their least is found sooner
+    steps, following = np.where(goal, 0.0, np.inf), following.T.copy()  # contiguous rows: a faster minimum
     while True:
         better = np.minimum(steps, steps[following].min(0) + 1)
         if np.array_equal(better, steps):
@@ -89,7 +89,7 @@ def nearest(steps: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def sign_of_velocity(at: np.ndarray) -> np.ndarray:
-    """The policy that always pushes to where it goes."""
+    """The policy that always pushes in the direction of motion."""
     return np.where(STATE[at, 1] >= 0, 2, 0)
 
 
@@ -122,7 +122,7 @@ def random_transitions(random: np.random.Generator) -> np.ndarray:
 
 
 def within(transitions: np.ndarray) -> np.ndarray:
-    """The least number of steps from every state to the task's goal over steps that the data shows."""
+    """The least number of steps from every state to the task's goal, using only steps that are in the data."""
     own = np.arange(CELLS**2)[:, None]
     seen = np.isin(own * CELLS**2 + NEXT, transitions[:, 0] * CELLS**2 + transitions[:, 1])
     return steps_to(GOALS[0], np.where(seen, NEXT, own))
@@ -141,8 +141,8 @@ TASK_GOAL = torch.tensor([2 * (0.5 - LOW[0]) / (HIGH[0] - LOW[0]) - 1, 0.0, 1.0]
 class Sampler:
     """Batches of (state, following state, goal), each [batch, 3].
 
-    A share of the rows step from a state of the task's goal to that goal, and as many of the goals are it; the other
-    goals are random following states.
+    A share of the rows, `GOAL_SHARE`, steps from a state in the task's goal to the goal itself, and as many rows have
+    it as their goal. The other goals are random following states.
     """
 
     def __init__(self, transitions: np.ndarray, batch: int, random: np.random.Generator):
@@ -173,9 +173,9 @@ def learn(arm: str, seed: int, updates: int, transitions: np.ndarray) -> np.ndar
 
 
 def judge(learned: np.ndarray) -> list[dict]:
-    """A row for each goal from learned distances [11, 25,600]; "error" is of the task's goal only.
+    """A row for each goal from learned distances [11, 25,600]; "error" is for the task's goal only.
 
-    A distance to one of the nine leads to a single state, the truth to its 13 x 13 neighbours: only ranks compare.
+    For the nine others, d is to a single state, the truth to its 13 x 13 neighbourhood: only ranks are comparable.
     """
     rows = []
     for number, (goal, d) in enumerate(zip(GOALS, learned[:-1] / (1 + EPS), strict=True)):
@@ -220,7 +220,7 @@ def table(rows: list[dict], transitions: np.ndarray) -> str:
 
 
 def draw(learned: dict[str, np.ndarray], path: Path) -> None:
-    """Maps of the steps to two goals: the truth, and what each arm has learned [11, 25,600]."""
+    """Draw maps of the steps to two goals: the truth, and what each arm has learned [11, 25,600]."""
     figure = new_figure(3.1 * (1 + len(learned)), 5.2)
     figure.set_layout_engine("constrained")
     panels = figure.subplots(2, 1 + len(learned), sharex=True, sharey=True)
@@ -247,7 +247,7 @@ def draw(learned: dict[str, np.ndarray], path: Path) -> None:
 
 
 def write(rows: list[dict], learned: dict[str, np.ndarray], out: Path) -> str:
-    """Write distances.csv, table.md and distances.png; returns the table."""
+    """Write distances.csv, table.md and distances.png; return the table."""
     with (out / "distances.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()

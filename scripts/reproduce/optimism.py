@@ -1,11 +1,11 @@
-"""How well a world model knows the rewards of what its policy does now, and of what it has learned from.
+"""How well a world model predicts the rewards of what its policy does now, and of the rows it has learned from.
 
     python scripts/reproduce/optimism.py runs/quickstart runs/evidence/*    # writes results/tuning/optimism.csv
 
-Two kinds of rows. *Fresh*: held-out episodes of the policy, those of `denoised-mdp evaluate`, and as many with the
-exploration of the training. *Stored*: segments of the replay, all starts alike. The model filters both with its
-posterior, so it sees each picture; compared are the mean reward of what the policy sees and the reward that came.
-Bias: predicted minus true, per decision. A policy seeks what its model overestimates, so fresh rows are the harder.
+There are two kinds of rows. *Fresh*: held-out episodes of the policy, those of `denoised-mdp evaluate`, and as many
+with the exploration of training. *Stored*: segments of the replay, all starts equally likely. The model filters both
+with its posterior, so it sees each picture. Its mean reward, from what the policy sees, is compared with the true one.
+Bias: predicted minus true, per decision. A policy seeks what its model overestimates, so fresh rows are harder.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from denoised_mdp.run.state import load_state
 EPISODES = 6
 SEGMENTS = 400
 WARM = 8
-"""first rows of an episode or a segment that do not count: the latent begins from zero"""
+"""first rows of an episode or a segment, which do not count: the latent starts from zero"""
 Batch = dict[str, np.ndarray]
 
 
 def fresh(agent: WorldModelAgent, config: Config, seeds: Sequence[int], explore: float | None) -> Batch:
-    """Episodes side by side, [T, E, ...]."""
+    """Play one episode per seed; return them side by side, [T, E, ...]."""
     with contextlib.closing(environment_maker(config)()) as environment:
         columns = [played for played, _ in whole_episodes(agent, environment, config, seeds, explore)]
     is_first = np.zeros((len(columns[0]), len(seeds)), bool)
@@ -54,7 +54,7 @@ def stored(run: Path, config: Config) -> Batch:
 
 @torch.no_grad()
 def compared(agent: WorldModelAgent, batch: Batch) -> dict[str, str]:
-    """Columns of a row: predicted and true rewards of a batch."""
+    """Columns of a row that compare predicted and true rewards of a batch."""
     tensors = agent.to_device(batch)
     model, shape = agent.world_model, tensors["reward"].shape
     noise = model.draw_noise(*shape, generator=torch.Generator(agent.device).manual_seed(0))

@@ -4,9 +4,9 @@
     python scripts/reproduce/pose_worth.py runs/evidence/* # and what the filters of these runs leave
     python scripts/reproduce/pose_worth.py --task walker_walk --repeat 2
 
-Half the squared error of pictures in [0, 1], summed over pixels and channels, mean over frames: nats under a Gaussian
-of variance 1, the model's likelihood. Episodes under random actions; the exact matte says which pixels
-the body covers.
+Errors are half the squared error of pictures in [0, 1], summed over pixels and channels, mean over frames: nats, up to
+a constant, under a Gaussian of variance 1, the model's likelihood. Episodes are played with random actions. The exact
+matte tells which pixels the body covers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def refuse_unlike(whose: str, agent: WorldModelAgent) -> None:
 
 
 def left(agent: WorldModelAgent, episodes: int = 6, steps: int = 150) -> tuple[float, float]:
-    """Nats per frame that are left of filtered pictures, on the body and elsewhere."""
+    """Error that is left in filtered pictures, in nats per frame: on the body and elsewhere."""
     seen, actions = play(agent.config, episodes, steps)
     empty = np.zeros((seen.shape[1], 0), np.float32)
     played = [Episode(*one, empty, empty) for one in zip(seen[..., :3], actions, strict=True)]

@@ -4,13 +4,13 @@
     python scripts/reproduce/precision.py --only bf16 --seeds 0 1  # a part of it
     python scripts/reproduce/precision.py --draw             # table and picture from what is there
 
-The runs have the preset quickstart without a background, and are shorter. Where the machine has no fast bf16, its
-products are made from float32 ones (`RoundedProducts`), which rounds the same numbers in the same places; the column
-`arithmetic` says so.
+The runs use the preset quickstart without a background, and are shorter. Where the machine has no fast bf16, bf16
+products are computed by float32 kernels (`RoundedProducts`), which rounds the same numbers in the same places; the
+column `arithmetic` says so.
 
-curves.csv: by step, the return of held-out episodes and the mean errors of the model since the last line.
-returns.csv: the final checkpoints. gradients.csv: for each part of the agent, before and after training, the cosine of
-its float32 gradient with the bf16 one of the same weights, batch and noise - and with the float32 one of another batch.
+curves.csv: by step, the return of held-out episodes and the mean errors of the model since the last line. returns.csv:
+returns of the final checkpoints. gradients.csv: for each part of the agent, before and after training, the cosine of
+its float32 gradient with the bf16 one for the same weights, batch and noise, and with the float32 one of another batch.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ PARTS = {
     "value": "policy.value",
 }
 BATCHES = 8
-"""of each agent whose gradients are compared"""
+"""for each agent whose gradients are compared"""
 CURVES = ("precision", "arithmetic", "seed", "step", "return", *ERRORS.values())
 RETURNS = ("precision", "arithmetic", "seed", "mean", "standard_error")
 GRADIENTS = ("arithmetic", "seed", "step", "part", "cosine", "other_batch")
 
 
 class RoundedProducts(TorchDispatchMode):
-    """bf16 products and convolutions as a processor with bf16 makes them, for one that is slow at it.
+    """Computes bf16 products and convolutions as a processor with fast bf16 does, on one without.
 
     Such a processor multiplies rounded factors, sums in float32 and rounds the sum. Here float32 kernels multiply the
     same rounded factors. Only the order of the sums differs, as it does between any two processors.
@@ -83,7 +83,7 @@ class RoundedProducts(TorchDispatchMode):
 
 
 def arithmetic(precision: str, device: str) -> tuple[str, contextlib.AbstractContextManager]:
-    """What makes the products of a precision on a device (its option), and the context in which it does."""
+    """How products of a precision are computed on a device (given as its option), and the context that does so."""
     from denoised_mdp.device import has_fast_bf16, resolve_device
 
     if precision == "bf16" and not has_fast_bf16(resolve_device(device)):
@@ -92,12 +92,12 @@ def arithmetic(precision: str, device: str) -> tuple[str, contextlib.AbstractCon
 
 
 def folder(runs: Path, precision: str, seed: int) -> Path:
-    """Where a run lies."""
+    """Path of a run."""
     return runs / f"{precision}-{seed}"
 
 
 def train(precision: str, seed: int, runs: Path, out: Path, extra: list[str]) -> None:
-    """One run from its beginning (or where it was stopped) to its rows in the tables."""
+    """Train one run from its start (or from where it was stopped) and add its rows to the tables."""
     from denoised_mdp.config import load_config
     from denoised_mdp.evaluation import evaluate_run
     from denoised_mdp.progress import shown
@@ -108,7 +108,7 @@ def train(precision: str, seed: int, runs: Path, out: Path, extra: list[str]) ->
     made_by, context = arithmetic(precision, config.train.device)
     key = {"precision": precision, "arithmetic": made_by, "seed": seed}
     with context, warnings.catch_warnings(), shown():
-        warnings.filterwarnings("ignore", "train.precision=bf16")  # slowly: not with these products
+        warnings.filterwarnings("ignore", "train.precision=bf16")  # it says that bf16 is slow: not with these products
         if not train(config):
             sys.exit(1)
         result = evaluate_run(run, episodes=EPISODES, device=config.train.device)
@@ -119,11 +119,11 @@ def train(precision: str, seed: int, runs: Path, out: Path, extra: list[str]) ->
         row |= {"return": round(line["eval/return"], 2)} if "eval/return" in line else {}
     append(out / "curves.csv", CURVES, [key | {"step": step} | row for step, row in curve.items() if row])
     ended = {"mean": round(result.mean, 2), "standard_error": round(result.standard_error, 2)}
-    append(out / "returns.csv", RETURNS, [key | ended])  # at last: this one says that the run is done
+    append(out / "returns.csv", RETURNS, [key | ended])  # last: this row marks the run as done
 
 
 def agreement(run: Path, seed: int) -> list[dict]:
-    """Rows of gradients.csv: of new weights and of those at the end of a float32 run, on batches of its replay."""
+    """Rows of gradients.csv for initial weights and for those at the end of a float32 run, on batches of its replay."""
     import numpy as np
 
     from denoised_mdp.config import read_config
@@ -147,7 +147,7 @@ def agreement(run: Path, seed: int) -> list[dict]:
         if step:
             agent.restore(state["agent"])
         for group in agent.optimizers["model"].param_groups:
-            group["lr"] = 0.0  # else the policy's gradient would be one of another model
+            group["lr"] = 0.0  # else the policy's gradient would come from an updated model
         agent.update_eagerly(batch)
         return {
             part: torch.cat([p.grad.flatten() for p in agent.get_submodule(name).parameters() if p.grad is not None])
@@ -175,7 +175,7 @@ def agreement(run: Path, seed: int) -> list[dict]:
 
 
 def cosine(left: list[dict[str, torch.Tensor]], right: list[dict[str, torch.Tensor]], part: str) -> float:
-    """The mean over batches of the cosine of two gradients of a part."""
+    """Mean over batches of the cosine between two gradients of a part."""
     pairs = zip(left, right, strict=True)
     return statistics.mean(torch.cosine_similarity(a[part], b[part], 0).item() for a, b in pairs)
 
@@ -212,7 +212,7 @@ def table(curves: list[dict[str, str]], returns: list[dict[str, str]], gradients
 
 
 def draw(curves: list[dict[str, str]], path: Path) -> None:
-    """A panel for the return and one for each error of the model: every seed thin, their mean thick."""
+    """Draw a panel for the return and one for each error of the model: each seed thin, their mean thick."""
     import numpy as np
 
     from denoised_mdp.analysis.plots import FAINT, new_figure, plain_axes, save_figure
@@ -267,7 +267,7 @@ def main() -> None:
                 rows = agreement(folder(options.runs, "float32", seed), seed)
                 append(options.out / "gradients.csv", GRADIENTS, rows)
     points = {(row["precision"], row["seed"], row["step"]): row for row in read(options.out / "curves.csv")}
-    curves = list(points.values())  # a run that was killed while it wrote its rows has written some twice
+    curves = list(points.values())  # a run that was killed while writing its rows may have written some twice
     text = table(curves, read(options.out / "returns.csv"), read(options.out / "gradients.csv"))
     (options.out / "table.md").write_text(text)
     draw(curves, options.out / "curves.png")

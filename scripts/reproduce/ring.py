@@ -3,14 +3,14 @@
     denoised-mdp train sweep=ring               # trains what is missing, in runs/ring
     python scripts/reproduce/ring.py            # measures what is finished and has no row yet, then writes results/ring
 
-Runs that are still trained wait for the next time, so the command can be repeated while a sweep runs; one measured run
-takes about a minute of one core. No seed is left out, and what the grid has and the rows lack is listed. A run is
-measured as by evidence.py, at its --size small: `probe factors` on 20 episodes of 150 actions, which reads less than
-the default, `probe invariance` on 4 episodes in 3 worlds of 100 actions, and 10 held-out episodes with the clips of
+Runs that are still training wait for the next time, so the command can be repeated while a sweep runs. Measuring a run
+takes about a minute of one core. No seed is left out, and runs of the grid without a row are listed. A run is measured
+as by evidence.py with --size small: `probe factors` on 20 episodes of 150 actions, which recovers less than the
+default, `probe invariance` on 4 episodes in 3 worlds of 100 actions, and 10 held-out episodes with the clips of
 training and with unseen ones. Random actions are those with which each run began.
 
-runs.csv has one row per run, curves.csv what was logged during training. From these two follow summary.json (numbers
-per seed), intervals.json, table.md and ring.png.
+runs.csv has one row per run, curves.csv what was logged during training. From these two come summary.json (numbers per
+seed), intervals.json, table.md and ring.png.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ COLUMNS = {
     "invariance": "invariance",
     "cpu_hours": "core hours",
 }
-"""of the table of a cell: metric -> head"""
+"""columns of the table of a cell: metric -> head"""
 NOTES = (
     f"Mean over seeds [95 % interval], from three runs on. {numbers.HOW} IQM: mean of the middle half of the"
     " runs of all distractors. A dash: not known, or not defined. (2 of 3): of so many runs.",
@@ -65,12 +65,12 @@ NOTES = (
 
 
 def expected(sweep: str) -> list[Key]:
-    """All runs of a grid, in its order."""
+    """Keys of all runs of a grid, in its order."""
     return [key_of(load_config([*job.overrides]), ()) for job in read_grid([f"sweep={sweep}"])[1]]
 
 
 def in_order(found: Sequence[Key], keys: Sequence[Key]) -> list[Key]:
-    """Names of runs sorted by the grid's tasks, distractors, methods, then by seeds; what it does not have is last."""
+    """Keys of runs sorted by the grid's tasks, distractors and methods, then by seed; those that it lacks come last."""
     axes = [list(dict.fromkeys(names)) for names in list(zip(*keys, strict=True))[:3]]
 
     def place(key: Key) -> tuple:
@@ -81,7 +81,7 @@ def in_order(found: Sequence[Key], keys: Sequence[Key]) -> list[Key]:
 
 
 def missing(rows: Sequence[numbers.Row], keys: Sequence[Key]) -> list[str]:
-    """A line for each method and cell of the grid that lacks seeds; of the tasks that some row has."""
+    """A line for each method and cell of the grid that lacks seeds, for tasks that have a row."""
     known, tasks = {numbers.run_of(row) for row in rows}, {row["task"] for row in rows}
     absent: dict[tuple[str, ...], list[str]] = {}
     for *where, seed in in_order(keys, keys):
@@ -91,7 +91,7 @@ def missing(rows: Sequence[numbers.Row], keys: Sequence[Key]) -> list[str]:
 
 
 def above_random(runs: Sequence[numbers.Row]) -> str:
-    """How many runs are better than their random actions, see `ERRORS`; of those whose errors are known."""
+    """How many runs are better than their random actions (see `ERRORS`), out of those whose errors are known."""
     own, usual, *errors = (numbers.values(runs, name) for name in ("return", "random", "return_error", "random_error"))
     beyond = own - usual - ERRORS * np.hypot(*errors)
     return f"{np.sum(beyond > 0)} of {np.isfinite(beyond).sum()}"
@@ -104,7 +104,7 @@ def scores(cells: Sequence[Sequence[numbers.Row]], metric: str) -> list[np.ndarr
 
 
 def cell_text(cells: Sequence[Sequence[numbers.Row]], metric: str, statistic: Callable[..., np.ndarray] = mean) -> str:
-    """A metric's mean, or another statistic, over cells of runs, with its interval; of how many, if not of all."""
+    """A metric's mean, or another statistic, over cells of runs, with its interval; of how many runs, if not of all."""
     found = scores(cells, metric)
     limits = numbers.limits_of(metric, found or [])
     text = with_interval(statistic, found, digits=numbers.digits_of(metric), within=limits)
@@ -112,7 +112,7 @@ def cell_text(cells: Sequence[Sequence[numbers.Row]], metric: str, statistic: Ca
 
 
 def cell_table(arms: numbers.Arms) -> list[str]:
-    """A row for random actions, and one for each method on the same task and distractors."""
+    """A table with a row for random actions and one for each method, all on the same task and distractors."""
     columns = {m: head for m, head in COLUMNS.items() if any(len(numbers.known(runs, m)) for runs in arms.values())}
     everyone = [run for runs in arms.values() for run in runs]
     chance = cell_text([first_of_seeds(everyone)], "random")
@@ -130,7 +130,7 @@ def first_of_seeds(runs: Sequence[numbers.Row]) -> list[numbers.Row]:
 
 
 def overview(task: str, cells: Mapping[tuple[str, str], numbers.Arms]) -> list[str]:
-    """A row for each method on a task: returns under all distractors, what it costs."""
+    """A table with a row for each method on a task: returns under all distractors, and cost."""
     variants = [variant for one, variant in cells if one == task]
     arms = dict.fromkeys(arm for variant in variants for arm in cells[task, variant])
     lines = [["", *variants, "IQM", "above random", "parameters", "core hours"]]
@@ -171,7 +171,7 @@ def over_distractors(rows: Sequence[numbers.Row]) -> dict[str, dict[str, dict[st
 
 
 def write(rows: Sequence[numbers.Row], keys: Sequence[Key], out: Path) -> None:
-    """Write all that follows from the rows; prints the table."""
+    """Write all files computed from the rows; print the table."""
     named = {numbers.run_of(row): row for row in rows}
     rows = [named[key] for key in in_order(list(named), keys)]
     text = table(rows, missing(rows, keys))
@@ -195,7 +195,7 @@ def main() -> None:
         finished = [run.path for run in (statuses(runs) if runs else []) if run.state == "finished"]
         if finished:
             asked = evidence.measured_at(given.size)
-            del asked["best"]  # snapshots of so short runs are few
+            del asked["best"]  # runs this short have few snapshots
             evidence.add(finished, given.out, asked)
         rows = numbers.with_late(read(given.out / "runs.csv"), read(given.out / "curves.csv"))
         if not rows:

@@ -1,13 +1,13 @@
-"""Train a world model or a policy alone on what a run has stored: settings compared at a fraction of the cost of runs.
+"""Train a world model or a policy alone on a run's stored rows: compare settings at a fraction of the cost of runs.
 
     python scripts/reproduce/stored.py runs/evidence/RUN --updates 1500 --every 300
     python scripts/reproduce/stored.py runs/evidence/RUN --options model.depth=16 model.embed=512
     python scripts/reproduce/stored.py runs/evidence/RUN --learn policy --updates 600 --every 100 --seed 1
 
-Nothing is collected, so all settings see the same rows. The options are those of the run, but for those that are given.
-Each line of the output is JSON. Of a new world model, without a policy: the training's own probe, the nats of the
-latents, the CPU seconds of the updates, and what is left of pictures on the body and elsewhere (see `pose_worth`). Of a
-new policy, in the run's world model as it is: its return in ten held-out episodes, and what it imagines.
+Nothing is collected, so all settings see the same rows. The options are those of the run, except for those given.
+Each line of the output is JSON. For a new world model, without a policy: training's own probe, the nats of the latents,
+the CPU seconds of the updates, and the errors left in pictures, on the body and elsewhere (see `pose_worth`). For a new
+policy, in the run's fixed world model: its return in ten held-out episodes, and what it imagines.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Show = Callable[[dict[str, Tensor]], dict[str, Any]]
 
 
 def model_alone(agent: WorldModelAgent, config: Config) -> tuple[Learn, Show]:
-    """An update of the world model, and what a line of the output says of it."""
+    """Return an update of the world model, and a function from its metrics to an output line."""
     refuse_unlike("The agent", agent)
     probe = QuickProbe(environment_maker(config))
 
@@ -65,7 +65,7 @@ def model_alone(agent: WorldModelAgent, config: Config) -> tuple[Learn, Show]:
 
 
 def policy_alone(agent: WorldModelAgent, config: Config) -> tuple[Learn, Show]:
-    """An update of the policy from posterior latents, and what a line of the output says of it."""
+    """Return an update of the policy from posterior latents, and a function from its metrics to an output line."""
     model, make, seeds = agent.world_model, environment_maker(config), evaluation_seeds(config.seed, EPISODES)
 
     def learn(rows: Rows) -> dict[str, Tensor]:
@@ -85,7 +85,7 @@ def policy_alone(agent: WorldModelAgent, config: Config) -> tuple[Learn, Show]:
 
 
 def learn(run: RunFolder, config: Config, part: str, seed: int | None, updates: int, every: int) -> None:
-    """Train initial weights of a part on the stored rows and print a line `every` so many updates."""
+    """Train a part from initial weights on the stored rows; print a line after every `every` updates."""
     device, dtype = configure(config.train)
     _, state = load_state(run)
     agent = agent_for(config, state, device=device, dtype=dtype)

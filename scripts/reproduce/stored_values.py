@@ -1,12 +1,11 @@
-"""Whether a value net that also learns stored returns tells whose actions it sees: stored ones, or its own policy's.
+"""Whether a value net that also learns stored returns can tell whose actions it sees: stored or its own policy's.
 
     python scripts/reproduce/stored_values.py runs/evidence/*    # writes results/tuning/stored_values.csv
 
-A latent's value does not depend on the action that led there; but a belief remembers that action, and stored returns
-are lower than imagined ones. For stored rows, by what they earned in the rest of their episode per decision
-(discounted): the value of the row, and of the x prior `AFTER` decisions later, with the actions stored there, with the
-actor's, and with random ones, each with the reward there. All in reward per decision: values are multiplied by
-1 - gamma.
+A latent's value does not depend on the action that led there. But a belief remembers that action, and stored returns
+are lower than imagined ones. Stored rows are grouped by what they earned per decision in the rest of their episode
+(discounted). For each group: the value of the row, and value and reward of the x prior `AFTER` decisions later, with
+stored actions, the actor's and random ones. All numbers are rewards per decision: values are multiplied by 1 - gamma.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from denoised_mdp.run.state import load_state
 SEGMENTS = 512
 AFTER = (1, 7)
 ENOUGH = 40
-"""rows that must follow a segment, for what it earned to mean something"""
+"""rows that must follow a segment, so that what was earned means something"""
 EDGES = (0.1, 0.3, 0.6, 0.9)
 ACTIONS = ("stored", "actor", "random")
 
@@ -54,7 +53,7 @@ def earned(replay: Replay, gamma: float) -> tuple[np.ndarray, np.ndarray]:
 def values_after(
     policy: ImaginingPolicy, mdp: LatentMDP, batch: PolicyBatch, row: int, kind: str, random: torch.Generator
 ) -> dict[str, Tensor]:
-    """Values and rewards [B] of the x prior `AFTER` decisions after a row, with actions of a kind of `ACTIONS`."""
+    """Values and rewards [B] of the x prior `AFTER` decisions after a row, with one kind of `ACTIONS`."""
     belief, state, found = batch.belief[row], batch.state[row], {}
     for step in range(1, max(AFTER) + 1):
         noise = torch.randn(len(belief), mdp.action_size, generator=random)  # [B, A]
@@ -75,7 +74,7 @@ def values_after(
 
 @torch.no_grad()
 def compared(agent: WorldModelAgent, rings: Rings, length: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """What stored rows earned per decision, [n], and by column of the table, what is said of them, [n] each."""
+    """What stored rows earned per decision, [n], and the other columns of the table about them, [n] each."""
     model, policy, mdp = agent.world_model, agent.policy, agent.mdp
     batch = agent.to_device(rings.sample(SEGMENTS, length, np.random.default_rng(0)))
     random, row = torch.Generator().manual_seed(0), length - 1 - max(AFTER)

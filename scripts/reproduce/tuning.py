@@ -3,9 +3,9 @@
     denoised-mdp train sweep=tuning                          # trains what is missing, in runs/tuning
     python scripts/reproduce/tuning.py runs/tuning           # writes results/tuning/{runs.csv, table.md}
 
-A row is a run at a step where the training's own probe was taken: recall and leakage of x, signal in y (R^2 of the
-ridge probe; empty where the probe finds too little to judge), nats per step, the error of the picture in nats, and the
-return of the last evaluation so far. Unfinished runs count as far as they are.
+A row is a run at a step where training's own probe ran: recall and leakage of x, signal in y (R^2 of the ridge probe;
+empty where its few episodes cannot support a value), nats per step, the picture's error in nats, and the return of the
+last evaluation so far. Unfinished runs count as far as they have got.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BEFORE = {"nats_x": "model/kl_x", "nats_y": "model/kl_y", "picture": "model/imag
 
 
 def rows_of(metrics: dict[str, Curve], setting: str, seed: int) -> list[dict]:
-    """One row for each step of the training's probe after the first updates, whatever it could measure there."""
+    """One row for each step at which training's probe logged any of `OF_PROBE`."""
     rows = []
     for step in sorted({step for metric in OF_PROBE.values() for step in metrics.get(metric, ((), ()))[0]}):
         row = {"setting": setting, "seed": seed, "step": round(step)}
@@ -42,7 +42,7 @@ def rows_of(metrics: dict[str, Curve], setting: str, seed: int) -> list[dict]:
 
 
 def table(rows: list[dict], step: int) -> str:
-    """Markdown: means over the seeds that have come to a step; a dash where one of them has no value."""
+    """Markdown: means over the seeds that have reached a step; a dash where one of them has no value."""
     lines = [
         "| setting | seeds | updates | recall | leakage | signal in y | nats of x | nats of y | picture | return |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -60,7 +60,7 @@ def table(rows: list[dict], step: int) -> str:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Write the tables of the runs that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/tuning"))

@@ -1,9 +1,9 @@
 """A data set on disk of pictures labelled with joint positions, for `probe joints` (Wang et al. 2022).
 
 A folder holds ``observation.npy`` uint8 [rows, H, W, 3] and ``position.npy`` float32 [rows, P], which any NumPy program
-can memory-map, and ``manifest.json``: environment, joints with their units, policies, and for each episode its policy,
-seed, return, side of the split and checksum. All episodes have the same number of consecutive rows, and
-depend only on their seed and policy.
+can memory-map. Its ``manifest.json`` lists the environment, the joints with their units, the policies, and the policy,
+seed, return, split and checksum of each episode. All episodes have the same number of consecutive rows. An episode
+depends only on its seed and policy.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from denoised_mdp.seeding import episode_seeds, generator
 
 FORMAT = 1
 SAMPLED = 8
-"""episodes whose checksums are verified whenever a data set is opened"""
+"""number of episodes whose checksums are verified when a data set is opened"""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The contents of a data set, as in its manifest; a folder holds only one."""
+    """The contents of a data set, as stored in its manifest. A folder holds a single data set."""
 
     environment: dict[str, Any]
-    """keyword arguments of `make_env`, including the task; its episodes are as long as the data set's"""
+    """keyword arguments of `make_env`, including the task; its episode length is that of the data set"""
     policies: tuple[str, ...]
     episodes: int
-    """of each policy"""
+    """episodes per policy"""
     frames: int
-    """rows of an episode"""
+    """rows per episode"""
     test_share: float
-    """of the episodes of each policy"""
+    """share of each policy's episodes that is held out for testing"""
     seed: int = 0
     behaviour: dict[str, Any] = field(default_factory=dict)
-    """how the policies were made"""
+    """how the policies were trained"""
 
     def make(self) -> gym.Env:
         """Make the environment."""
         return make_env(**self.environment)
 
     def schedule(self) -> list[dict[str, Any]]:
-        """Policy, seed and split of every episode, with the policies in turn."""
+        """Policy, seed and split of every episode; the policies alternate."""
         test = max(1, round(self.episodes * self.test_share))
         if test >= self.episodes:
             raise UserError("Each policy needs an episode to train on and one to test on: give more --episodes.")
@@ -67,16 +67,16 @@ class Plan:
 
 
 def layout_of(size: int, targets: JointTargets) -> Layout:
-    """The files of a data set of `size` x `size` pictures."""
+    """The storage layout of a data set of `size` x `size` pictures."""
     width = len(columns_of(targets.joints))
     return {"observation": (np.dtype(np.uint8), (size, size, 3)), "position": (np.dtype(np.float32), (width,))}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a data set.
+    """Read the manifest of a data set.
 
     Raises:
-        UserError: it is missing, damaged or of a newer version.
+        UserError: it is missing, damaged or from a newer version.
     """
     path = folder / "manifest.json"
     try:
@@ -95,7 +95,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 class JointData:
-    """A complete data set, for reading.
+    """A complete data set, open for reading.
 
     Raises:
         UserError: it is missing, unfinished or damaged.
@@ -138,12 +138,12 @@ class JointData:
         return f"{zlib.crc32(json.dumps(self.manifest, sort_keys=True).encode()):08x}"
 
     def choose(self, split: str, count: int | None, seed: int) -> np.ndarray:
-        """`count` rows of a side of the split, the same number from each policy, without repetition; None: all.
+        """Draw `count` distinct rows of one split (None: all of them), the same number from each policy.
 
         A smaller choice with the same seed is a prefix of a larger one.
 
         Raises:
-            UserError: there are too few, or `count` is smaller than the number of policies.
+            UserError: the split has too few rows, or `count` is smaller than the number of policies.
         """
         policies, pools = self.plan.policies, []
         for policy in policies:
@@ -161,9 +161,9 @@ class JointData:
         return np.stack([pool[:each] for pool in pools], 1).reshape(-1)
 
     def images(self, rows: np.ndarray, stack: int = 1) -> np.ndarray:
-        """The frames of `rows` [n] and of the `stack` - 1 before each, uint8 [n, stack, H, W, 3], the oldest first.
+        """The frames of `rows` [n], each with the `stack` - 1 before it: uint8 [n, stack, H, W, 3], oldest first.
 
-        The first frame of an episode is repeated before its start.
+        At the start of an episode, its first frame is repeated in place of earlier ones.
         """
         rows = np.asarray(rows)
         first = rows - rows % self.frames
@@ -173,7 +173,7 @@ class JointData:
         return out
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
-        """Joint positions [n, P] of rows."""
+        """Joint positions [n, P] of `rows` [n]."""
         return self._columns["position"][np.asarray(rows)]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of joint position regression: error by train size, by updates, and by joint."""
+"""Figures of joint position regression: error by train size, by updates, and by joint."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 RELATIVE = "test MSE / that of the mean,\nmean over joints"
 LOG_FROM = 5.0
-"""relative error from which an axis is logarithmic"""
+"""relative error above which an axis is logarithmic"""
 DASHES = {1: "-", 3: "--"}
 Groups = Mapping[tuple[str, int, int], Sequence["Result"]]
 """(encoder, frames, pairs) -> finetunings"""
 
 
 def figures(groups: Groups, joints: Sequence[Joint], title: str) -> dict[str, Figure]:
-    """All pictures by name: "sizes", "curves" and "each_joint"."""
+    """All figures by name: "sizes", "curves" and "each_joint"."""
     return {
         "sizes": size_figure(groups, joints, title),
         "curves": curve_figure(groups, title),
@@ -34,7 +34,7 @@ def figures(groups: Groups, joints: Sequence[Joint], title: str) -> dict[str, Fi
 
 
 def size_figure(groups: Groups, joints: Sequence[Joint], title: str) -> Figure:
-    """Final test error against train size: relative to predicting the mean, and of the joints of each unit."""
+    """Final test error against train size: relative to predicting the mean, and as MSE of the joints of each unit."""
     units = list(dict.fromkeys(joint.unit for joint in joints))
     figure, panels = _axes(1 + len(units), title)
     for axes, unit in zip(panels, (None, *units), strict=True):
@@ -61,7 +61,7 @@ def size_figure(groups: Groups, joints: Sequence[Joint], title: str) -> Figure:
 
 
 def curve_figure(groups: Groups, title: str) -> Figure:
-    """Relative test error while training, for the smallest and the largest train size."""
+    """Relative test error during training, for the smallest and the largest train size."""
     sizes = sorted({key[2] for key in groups})
     shown = list(dict.fromkeys((sizes[0], sizes[-1])))
     figure, panels = _axes(len(shown), title)
@@ -80,7 +80,7 @@ def curve_figure(groups: Groups, title: str) -> Figure:
 
 
 def joint_figure(groups: Groups, joints: Sequence[Joint], title: str) -> Figure:
-    """Relative test error of each joint at the largest train size: dark is known."""
+    """Relative test error of each joint at the largest train size; darker is better."""
     largest = max(key[2] for key in groups)
     keys = [key for key in groups if key[2] == largest]
     values = np.array([np.mean([one.curve.relative[-1] for one in groups[key]], 0) for key in keys])  # [encoders, J]
@@ -104,24 +104,24 @@ def joint_figure(groups: Groups, joints: Sequence[Joint], title: str) -> Figure:
 
 
 def short_names(joints: Sequence[Joint]) -> list[str]:
-    """Names of joints without a common first word."""
+    """Names of joints without the first words that all of them share."""
     names = [joint.name for joint in joints]
     shared = os.path.commonprefix(names).rpartition("_")[0] if len(names) > 1 else ""
     return [name[len(shared) + 1 :] if shared else name for name in names]
 
 
 def _scale(panels: Sequence, values: Sequence[float]) -> None:
-    """Linear from 0; logarithmic if joints that hardly count in the loss have very large values."""
+    """Scale the error axes: linear from 0, or logarithmic if joints that hardly count in the loss have huge errors."""
     known = [value for value in values if np.isfinite(value) and value > 0]
     wide = bool(known) and max(known) > LOG_FROM
     for axes in panels:
         axes.set_yscale("log" if wide else "linear")
         if not wide:
-            axes.set_ylim(0, 1.06 * max([1.0, *known]))  # whatever was drawn, and the mean's 1
+            axes.set_ylim(0, 1.06 * max([1.0, *known]))  # always shows 1, the error of predicting the mean
 
 
 def _legend(figure: Figure, axes) -> None:
-    """The legend of `axes`, below everything."""
+    """Draw the legend of `axes` below all panels."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8.5)
 
@@ -132,7 +132,7 @@ def _relative(result: Result) -> np.ndarray:
 
 
 def _lines(groups: Groups) -> dict[tuple[str, int], list[tuple[str, int, int]]]:
-    """(encoder, frames) -> its groups, by rising train size."""
+    """(encoder, frames) -> the keys of its groups, by increasing train size."""
     lines: dict[tuple[str, int], list[tuple[str, int, int]]] = {}
     for key in sorted(groups, key=lambda key: key[2]):
         lines.setdefault(key[:2], []).append(key)
@@ -149,7 +149,7 @@ def _label(name: str, stack: int) -> str:
 
 
 def _draw(axes, x: np.ndarray, values: Sequence[Sequence[float]], label: str, style: dict, marker: str = "") -> None:
-    """A line of means over seeds, and a band from the minimum to the maximum."""
+    """Draw means over seeds as a line, with a band from the minimum to the maximum."""
     mean = [np.mean(each) for each in values]
     axes.plot(x, mean, label=literal(label), linewidth=1.7, marker=marker, markersize=4, **style)
     if max(map(len, values)) > 1:
@@ -158,7 +158,7 @@ def _draw(axes, x: np.ndarray, values: Sequence[Sequence[float]], label: str, st
 
 
 def _wrapped(title: str, width: float) -> str:
-    """A 12-point title, wrapped to a figure of the given width in inches."""
+    """Wrap a 12-point title to the width of its figure, in inches."""
     return "\n".join(textwrap.wrap(title, int(width * 8.5)))
 
 

@@ -1,4 +1,4 @@
-"""``denoised-mdp probe joints``: compare the encoders of runs with a contrastive one and one from scratch."""
+"""``denoised-mdp probe joints``: compare the encoders of runs with a contrastive encoder and one from scratch."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ SCRATCH, CONTRASTIVE = "from scratch", "contrastive"
 REFERENCES = {"both": (SCRATCH, CONTRASTIVE), "scratch": (SCRATCH,), "contrastive": (CONTRASTIVE,), "none": ()}
 STACKS = {"1": (1,), "3": (3,), "both": (1, 3)}
 NO_DECAY = (SCRATCH, "CURL")
-"""what Wang et al. 2022 finetune without a penalty of the weights"""
+"""encoders that Wang et al. 2022 finetune without weight decay"""
 MUST_AGREE = ("suite", "task", "size", "camera", "quality")
 """options of a run's environment that determine its encoder's input"""
 Makers = dict[tuple[str, str], Callable[[int], Encoder]]
-"""(name in the comparison, path of the run) -> what makes the encoder from a seed"""
+"""(name in the comparison, path of the run) -> function that makes the encoder from a seed"""
 
 
 def probe_joints(runs: Sequence[Path], options: Options, sizes: Sequence[int] | str) -> list[str]:
     """Finetune every encoder on every train size; write JSON, CSV and plots; return lines to print.
 
-    Each finished finetuning is saved at once in the folder of results. After an interruption, the same call resumes
-    with the next one; on a CPU the results are byte-identical.
+    Each finetuning is saved in the results folder as soon as it is finished. After an interruption, the same call
+    resumes with the next one. On a CPU, the results are byte-identical to those of an uninterrupted call.
 
-    sizes: as of `chosen_rows`. The checkpoints of the runs are only read.
+    sizes: see `chosen_rows`. The checkpoints of the runs are only read.
 
     Raises:
-        UserError: no such run or data set, too few pairs, a run of another environment, or a folder with the results of
-            another call.
+        UserError: a run or the data set is missing, there are too few pairs, a run has another environment, or the
+            folder holds the results of another call.
     """
     stack, references = STACKS[options.stack], REFERENCES[options.references]
     schedule = Schedule(**{key: getattr(options, key) for key in ("updates", "batch", "evaluations", "scale")})
@@ -100,7 +100,7 @@ def probe_joints(runs: Sequence[Path], options: Options, sizes: Sequence[int] | 
 
 
 def _origin(name: str, subject: Subject) -> dict[str, Any]:
-    """What tells whether a run's encoder is the same as before."""
+    """Identify a run's encoder, so that a resumed call can tell whether it is still the same."""
     weights = fingerprint(subject.agent.picture_encoder)
     return {"name": name, "path": str(subject.path), "step": subject.step, "encoder": weights}
 
@@ -113,9 +113,9 @@ def _curves(
     test: np.ndarray,
     schedule: Schedule,
 ) -> dict[Key, Curve]:
-    """The curves of all finetunings: those that are finished, and the others, each kept at once."""
+    """Return the curves of all finetunings. Run those that are not finished yet, and save each at once."""
     curves = {key: curve for key in keys if (curve := finished.get(key)) is not None}
-    encoder, origin = None, None  # the last one
+    encoder, origin = None, None  # of the previous finetuning
     with Phase("joints", len(keys), "finetunings", done=len(curves)) as phase:
         for key in (key for key in keys if key not in curves):
             name, run, stack, size, seed = key
@@ -135,7 +135,7 @@ def _curves(
 
 
 def chosen_rows(store: JointData, sizes: Sequence[int] | str, test_pairs: int | None) -> tuple[list[int], np.ndarray]:
-    """The train sizes and the rows to test on. sizes: training pairs, "paper" (`PAPER_SIZES`) or "scaled"."""
+    """Return train sizes and test rows. sizes: numbers of training pairs, "paper" (`PAPER_SIZES`) or "scaled"."""
     policies = len(store.plan.policies)
     available = {side: len(store.choose(side, None, 0)) for side in ("train", "test")}
     test = store.choose("test", min(PAPER_TEST, available["test"]) if test_pairs is None else test_pairs, 0)
@@ -147,7 +147,7 @@ def chosen_rows(store: JointData, sizes: Sequence[int] | str, test_pairs: int | 
 
 
 def _check(config: Config, store: JointData) -> None:
-    """Refuse a run of another environment, and warn of other distractors."""
+    """Refuse a run with another environment, and warn of other distractors."""
     own, made = vars(config.env), store.plan.environment
     for key in MUST_AGREE:
         if own[key] != made[key]:
@@ -162,9 +162,9 @@ def _check(config: Config, store: JointData) -> None:
 
 
 def _check_stack(subject: Subject, stack: Sequence[int], store: JointData) -> None:
-    """Refuse stacks of frames that an encoder of stacks does not read, and warn of frames that lie further apart."""
+    """Refuse an encoder that reads other stacks of frames, and warn if its frames are spaced differently in time."""
     frames = subject.agent.picture_encoder.frames
-    if frames not in (1, 3):  # those of `probe joints` and its data sets
+    if frames not in (1, 3):  # the stacks that `probe joints` offers
         raise UserError(f"{subject.path}: this run's encoder reads {frames} frames at once, the probe 1 or 3.")
     if frames > 1 and tuple(stack) != (frames,):
         raise UserError(f"{subject.path}: this run's encoder reads {frames} frames at once: give --stack {frames}.")
@@ -178,7 +178,7 @@ def _check_stack(subject: Subject, stack: Sequence[int], store: JointData) -> No
 
 
 def _first_model(members: Sequence[Subject], references: Sequence[str]) -> Config:
-    """The configuration whose world model's encoder the references have: the first run's that has one."""
+    """The configuration whose encoder architecture the references have: that of the first run with a world model."""
     configs = [one.config for one in members if one.config.agent.has_model]
     if references and not configs:
         raise UserError("The references have a world model's encoder: name a run of one, or give --references none.")
@@ -202,7 +202,7 @@ def _names(configs: Sequence[Config], paths: Sequence[Path]) -> list[str]:
 def _reference(
     name: str, config: Config, store: JointData, seed: int, device: torch.device, options: dict[str, Any]
 ) -> Encoder:
-    """An encoder of `config`'s architecture, see `_first_model`, that no world model has trained."""
+    """An encoder with the architecture of `config`, see `_first_model`, that no world model has trained."""
     made = {"init": config.model.init, **Encoder.options(config)}
     encoder = fresh_encoder(seed=seed, **made).to(device)
     if name == SCRATCH:

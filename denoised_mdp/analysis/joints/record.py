@@ -1,4 +1,4 @@
-"""Making a data set of labelled pictures: behaviour policies of five qualities play; every frame is stored."""
+"""Record a data set of labelled pictures: five policies of different quality play, and every frame is stored."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ if TYPE_CHECKING:
 Act = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """(state features [F], the episode's generator) -> action [A]"""
 RANDOM = "random"
-"""the worst of the policies: uniformly random actions"""
+"""the worst policy: uniformly random actions"""
 
 
 def make_data(source: Sequence[str], options: Options) -> list[str]:
-    """Make the data set of an environment, or resume: policies first, then their episodes; returns lines to print.
+    """Make or resume the data set of an environment: policies first, then their episodes. Return lines to print.
 
     source: the folder of a run, or ``key=value`` as for training.
 
     Raises:
-        UserError: no such run or option, another data set in the folder, or Stable-Baselines3 is missing.
+        UserError: a missing run, an invalid option, another data set in the folder, or no Stable-Baselines3.
     """
     steps, frames, seed = options.sac_steps, options.frames, options.seed
     if steps < 100:
         raise UserError(f"{steps} actions are too few for four policy stages: give at least 100 (--sac-steps).")
     if frames < 2:
         raise UserError("An episode needs at least 2 frames (--frames).")
-    is_run = len(source) == 1 and (Path(source[0]) / "config.yaml").is_file()  # its name may be seed=1
+    is_run = len(source) == 1 and (Path(source[0]) / "config.yaml").is_file()  # also one named seed=1
     overrides = not is_run and any("=" in word for word in source)
     if not overrides and len(source) > 1:
         raise UserError("Give one run, or key=value as for train.")
@@ -88,7 +88,7 @@ def make_data(source: Sequence[str], options: Options) -> list[str]:
 
 
 def describe(plan: Plan, targets: JointTargets) -> dict[str, Any]:
-    """The manifest of a data set without its episodes, as JSON returns it."""
+    """The manifest of a data set without its episodes, as read back from JSON."""
     about = {"format": FORMAT, **asdict(plan), "joints": [asdict(joint) for joint in targets.joints]}
     return json.loads(json.dumps(about))
 
@@ -98,7 +98,7 @@ def collect(
 ) -> JointData:
     """Record all missing episodes, and return the complete data set.
 
-    progress: called after every row with the number of existing rows. After an interruption, the same call resumes; the
+    progress: called after every row with the number of rows so far. After an interruption, the same call resumes; the
     result is bit-identical.
 
     Raises:
@@ -147,7 +147,7 @@ def _act(policy: Act, rng: np.random.Generator, names: tuple, kinds: tuple, _, i
 
 
 def joints_of(environment: gym.Env) -> tuple[Joint, ...]:
-    """The joint positions of an environment that its camera sees.
+    """The joint positions that the camera of an environment sees.
 
     Raises:
         UserError: there are none.
@@ -159,14 +159,14 @@ def joints_of(environment: gym.Env) -> tuple[Joint, ...]:
 
 
 def begin(folder: Path, about: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Write the manifest of a new data set, or return the finished episodes of the same one.
+    """Begin or resume a data set: write the manifest if there is none, and return the finished episodes.
 
     Raises:
-        UserError: the folder cannot be created, or holds something else.
+        UserError: the folder cannot be created, or holds another data set or other files.
     """
     make_folder(folder)
     if not (folder / "manifest.json").exists():
-        own = (".lock", "policies", unfinished_name(folder / "manifest.json").name)  # the last: of a killed command
+        own = (".lock", "policies", unfinished_name(folder / "manifest.json").name)  # a killed command leaves the last
         strangers = sorted(path.name for path in folder.iterdir() if path.name not in own)
         if strangers:
             raise UserError(f"{folder} holds {strangers[0]} but no data set. Choose an empty or new folder.")
@@ -197,6 +197,6 @@ def _create(folder: Path, layout: Layout, rows: int) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to a data set's folder, which is created if missing."""
+    """Keep other processes from writing to a folder, which is created if missing."""
     with RunFolder(make_folder(folder)).lock("--output"):
         yield

@@ -1,7 +1,7 @@
 """Joint position regression (Wang et al. 2022): finetune an encoder and a head to read joint positions from pictures.
 
-It measures how much labelled data an encoder needs: the error on test episodes by number of training pairs, and its
-curve during training.
+It measures how much labelled data an encoder needs: the error on test episodes against the number of training pairs,
+and its curve during training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAPER_TEST = 100_000
 LR, WEIGHT_DECAY = 8e-5, 3e-5
 HIDDEN, LAYERS = 256, 3
 EVALUATED = 512
-"""pictures encoded at once"""
+"""test rows that are predicted at once"""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Schedule:
     batch: int = 256
     lr: float = LR
     evaluations: int = 20
-    """evaluations of the test error, evenly spaced, the last at the end"""
+    """number of test evaluations, evenly spaced; the last one is at the end"""
     scale: str = "physical"
-    """unit of the loss: physical, as in the paper, or each position's spread"""
+    """unit of the loss: "physical", as in the paper, or "standard", the standard deviation of each target"""
 
 
 @dataclass(frozen=True)
@@ -47,27 +47,27 @@ class Curve:
     """Test error of one finetuning."""
 
     updates: np.ndarray
-    """updates at each measurement, int [n]"""
+    """updates done at each evaluation, int [n]"""
     mse: np.ndarray
     """mean squared error of each joint, in rad^2 or m^2, float64 [n, J]"""
     baseline: np.ndarray
-    """that of predicting the mean of the training pairs, [J]"""
+    """the same for predicting the mean of the training pairs, [J]"""
 
     @property
     def relative(self) -> np.ndarray:
-        """`mse` / `baseline` [n, J]; 1 is no better than the mean. nan for a joint that never moves."""
+        """`mse` / `baseline` [n, J]; 1 is no better than predicting the mean. nan for a joint that never moves."""
         return self.mse / np.where(self.baseline > 1e-12, self.baseline, np.nan)
 
     @property
     def pooled(self) -> np.ndarray:
-        """Sum over joints of `mse` / sum of `baseline` [n]: what a loss in physical units sees."""
+        """Sum of `mse` over joints / sum of `baseline` [n], weighted as in a loss in physical units."""
         return self.mse.sum(1) / max(float(self.baseline.sum()), 1e-12)
 
 
 class Regressor(nn.Module):
-    """An encoder and a head of three layers of 256: pictures [N, stack, H, W, 3] -> encoded positions [N, K].
+    """An encoder and an MLP head, three layers of 256: pictures [N, stack, H, W, 3] -> encoded positions [N, K].
 
-    The embeddings of stacked frames are concatenated, unless the encoder makes one of them all.
+    The embeddings of stacked frames are concatenated, unless the encoder embeds a whole stack at once.
     """
 
     def __init__(self, encoder: Encoder, outputs: int, stack: int = 1):
@@ -81,7 +81,7 @@ class Regressor(nn.Module):
 
 
 def fresh_encoder(init: str, seed: int, **options: Any) -> Encoder:
-    """An encoder with initial weights of its own seed, drawn as `init` (``model.init``) says; options: of `Encoder`."""
+    """A new encoder, its weights drawn from `seed` as `init` (``model.init``) says. options: those of `Encoder`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "joints encoder"))
         encoder = Encoder(**options)
@@ -154,6 +154,6 @@ def predict(net: Regressor, data: JointData, rows: np.ndarray, stack: int) -> np
 
 
 def scaled_sizes(available: int, policies: int) -> list[int]:
-    """The paper's train sizes, scaled so that the largest uses everything available."""
+    """The paper's train sizes, scaled so that the largest uses all available pairs."""
     sizes = {available * size // PAPER_SIZES[-1] // policies * policies for size in PAPER_SIZES}
     return sorted(size for size in sizes if size)

@@ -1,4 +1,4 @@
-"""What `probe joints` writes: JSON, CSV and pictures of all finetunings, and a table of the final errors."""
+"""The output of `probe joints`: JSON, CSV and figures of all finetunings, and a table of the final errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from denoised_mdp.analysis.plots import save_figure
 from denoised_mdp.analysis.results import Subject, write_csv, write_json
 
 FAR = 5.0
-"""relative error of a joint from which the output explains it"""
+"""relative error of a joint above which the output comments on it"""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Result:
     encoder: str
     """name in the comparison; runs that differ only in the seed share one"""
     run: str
-    """path of the run; empty for an encoder without one"""
+    """path of the run; empty for a reference encoder"""
     stack: int
     size: int
     """training pairs"""
@@ -36,7 +36,7 @@ class Result:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What was finetuned, and on what."""
+        """What identifies the finetuning: all fields but the curve."""
         about = {"encoder": self.encoder, "run": self.run, "frames": self.stack, "pairs": self.size}
         return about | {"seed": self.seed}
 
@@ -50,7 +50,7 @@ def write_results(
     schedule: Schedule,
     tested: int,
 ) -> list[str]:
-    """Write everything; return a table of the final errors as lines."""
+    """Write all results; return a table of the final errors as lines to print."""
     joints = store.targets.joints
     options = {**dataclasses.asdict(schedule), "data": str(store.folder), "test_pairs": tested, "split": "train"}
     title = f"{' + '.join([store.plan.environment['task'], *store.plan.environment['distractors']])} · joint positions"
@@ -100,7 +100,7 @@ def write_results(
 
 
 def grouped(results: Sequence[Result]) -> dict[tuple[str, int, int], list[Result]]:
-    """(encoder, frames, pairs) -> finetunings that differ only in their seed or their run's."""
+    """(encoder, frames, pairs) -> finetunings that differ only in their own seed or their run's."""
     groups: dict[tuple[str, int, int], list[Result]] = {}
     for one in results:
         groups.setdefault((one.encoder, one.stack, one.size), []).append(one)
@@ -115,7 +115,7 @@ def as_tree(result: Result) -> dict[str, Any]:
 
 
 def as_rows(result: Result, store: JointData) -> Iterator[dict[str, Any]]:
-    """One row of a table per measurement and joint."""
+    """One row of the CSV file per evaluation and joint."""
     curve = result.curve
     for n, update in enumerate(curve.updates):
         for j, joint in enumerate(store.targets.joints):

@@ -37,9 +37,9 @@ def fingerprint(encoder: Encoder) -> str:
 
 
 class FinishedCurves:
-    """The finished finetunings of one command in its folder of results.
+    """The finished finetunings of one command, in its results folder.
 
-    about: everything that determines the curves, as JSON; messages show its names.
+    about: everything that determines the curves, as a JSON tree. Error messages show its keys.
 
     Raises:
         UserError: the folder holds curves of another command, or cannot be written.
@@ -84,7 +84,7 @@ class FinishedCurves:
 
     @staticmethod
     def _read(path: Path) -> dict[str, Any] | None:
-        """Read a JSON object; None if there is none."""
+        """Read a JSON object; None if the file is missing or holds none."""
         try:
             tree = read_json(path)
         except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Behaviour policies of different quality: stages of a soft actor-critic on the true state, without rendering.
 
-It is Stable-Baselines3's (Raffin et al. 2021; extra ``sb3``). An interrupted training starts anew from its seed.
+SAC is Stable-Baselines3's (Raffin et al. 2021; extra ``sb3``). Interrupted training starts over from its seed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from denoised_mdp.files import replace_file
 from denoised_mdp.seeding import torch_seed
 
 STAGES = (0.1, 0.25, 0.5, 1.0)
-"""shares of the training after which the actor is kept"""
+"""fractions of the training after which the actor is saved"""
 
 
 class StateEnv(gym.Wrapper):
     """An environment of `make_env` without its pictures: observations are `state_features`, float32 [F].
 
-    `env` must have no distractors. Nothing is ever drawn.
+    `env` must have no distractors. Nothing is ever rendered.
     """
 
     def __init__(self, env: gym.Env):
@@ -51,10 +51,10 @@ class StateEnv(gym.Wrapper):
 
 
 def state_features(signal: np.ndarray, names: tuple[str, ...], kinds: tuple[str, ...]) -> np.ndarray:
-    """What a policy reads of the true signal [S]: float32 [F].
+    """The features of the true signal [S] that a policy reads: float32 [F].
 
-    Angles as sine and cosine. How far a followed body has travelled is left out where there is neither a target nor a
-    ball: nothing but the reward of quadruped_escape depends on it. How a plain ball is turned is left out too.
+    Angles become sine and cosine. The horizontal position of a body that the camera follows is left out if there is
+    neither a target nor a ball: only quadruped_escape's reward depends on it. A plain ball's rotation is left out too.
     """
     places = any(name.startswith(("target/", "qpos/ball")) for name in names)
     parts = []
@@ -68,7 +68,7 @@ def state_features(signal: np.ndarray, names: tuple[str, ...], kinds: tuple[str,
 
 @dataclass
 class StateActor:
-    """The actor of one stage: two hidden layers with ReLU, a tanh-squashed Gaussian; plain arrays."""
+    """The actor of one stage in NumPy: two hidden layers with ReLU, and a tanh-squashed Gaussian."""
 
     weights: dict[str, np.ndarray]
 
@@ -82,7 +82,7 @@ class StateActor:
         return np.tanh(mean + std * rng.standard_normal(len(mean))).astype(np.float32)
 
     def save(self, path: Path) -> None:
-        """Write the weights, whole or not at all."""
+        """Write the weights atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, safetensors.numpy.save(self.weights))
 
@@ -93,12 +93,12 @@ class StateActor:
 
 
 def stage_path(folder: Path, stage: int) -> Path:
-    """Where the actor of a stage (from 1) lies."""
+    """The path of the actor of a stage; stages count from 1."""
     return folder / "policies" / f"sac_{stage}.safetensors"
 
 
 def import_sac() -> type:
-    """The class SAC of Stable-Baselines3.
+    """Import the class SAC of Stable-Baselines3.
 
     Raises:
         UserError: it is not installed.
@@ -116,7 +116,7 @@ def import_sac() -> type:
 def train_stages(
     folder: Path, make_environment: Callable[[], gym.Env], actions: int, seed: int, progress: Callable[[int], None]
 ) -> None:
-    """Train for `actions` actions and keep the actors of all stages.
+    """Train for `actions` actions and save the actor of each stage.
 
     make_environment: makes the environment without distractors. progress: called with the number of actions done.
     """
@@ -138,6 +138,6 @@ def train_stages(
                 model.learn(round(actions * share) - model.num_timesteps, callback, reset_num_timesteps=False)
                 weights = {name: tensor.numpy().copy() for name, tensor in model.actor.state_dict().items()}
                 StateActor(weights).save(stage_path(folder, stage))
-        finally:  # Stable-Baselines3 seeds them
+        finally:  # Stable-Baselines3 seeds the global generators
             np.random.set_state(numpy_state)
             random.setstate(python_state)

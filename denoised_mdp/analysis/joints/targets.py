@@ -1,8 +1,8 @@
 """Joint positions as regression targets, and errors in physical units.
 
-A limited joint is predicted directly. An unlimited hinge is predicted as sine and cosine, with the angle between the
-two directions as its error. A rotation is predicted as two columns of its matrix, with the angle between the two
-rotations as its error. Pictures do not show whole turns.
+A limited joint is predicted directly. An unlimited hinge is predicted as sine and cosine; its error is the angle
+between the two directions, since pictures do not show whole turns. A rotation is predicted as two columns of its
+matrix; its error is the angle between the two rotations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from denoised_mdp.envs.factors import rotation_columns
 from denoised_mdp.envs.joints import Joint
 
 WIDTHS = {"scalar": 1, "angle": 2, "quaternion": 6}
-"""kind of a joint -> numbers that are predicted for it"""
+"""kind of joint -> how many numbers are predicted for it"""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class JointTargets:
 
     @property
     def size(self) -> int:
-        """K, how many numbers are predicted."""
+        """K, the number of predicted values."""
         return sum(WIDTHS[joint.kind] for joint in self.joints)
 
     def encode(self, position: np.ndarray) -> np.ndarray:
-        """Positions [n, P] -> what a network predicts, float64 [n, K]."""
+        """Positions [n, P] -> regression targets, float64 [n, K]."""
         return np.concatenate([_encode(joint, _columns(joint, position)) for joint in self.joints], 1)
 
     def squared_errors(self, predicted: np.ndarray, position: np.ndarray) -> np.ndarray:
         """Squared error of each joint, float64 [n, J], in rad^2 or m^2.
 
-        predicted: [n, K] as `encode` gives it, or [1, K] for one prediction of all. position: the truth [n, P].
+        predicted: [n, K] as from `encode`, or [1, K] for one prediction of all rows. position: the truth [n, P].
         """
         errors, begin = [], 0
         for joint in self.joints:
@@ -58,7 +58,7 @@ class JointTargets:
 
 
 def columns_of(joints: Sequence[Joint]) -> list[int]:
-    """The columns of all joints, in their order."""
+    """The columns of all joints, in the order of the joints."""
     return [column for joint in joints for column in joint.columns]
 
 
@@ -73,7 +73,7 @@ def _encode(joint: Joint, raw: np.ndarray) -> np.ndarray:
 
 
 def _error(joint: Joint, predicted: np.ndarray, raw: np.ndarray) -> np.ndarray:
-    """Error [n] of encoded predictions [n or 1, width] about true positions [n, ...]."""
+    """Error [n] of encoded predictions [n or 1, width] against true positions [n, ...]."""
     if joint.kind == "angle":
         difference = np.arctan2(predicted[:, 0], predicted[:, 1]) - raw[:, 0]
         return np.arctan2(np.sin(difference), np.cos(difference))
@@ -84,7 +84,7 @@ def _error(joint: Joint, predicted: np.ndarray, raw: np.ndarray) -> np.ndarray:
 
 
 def _frame(columns: np.ndarray) -> np.ndarray:
-    """Turn two columns [n, 6] into a rotation matrix [n, 3, 3] by Gram-Schmidt, as rows."""
+    """Complete two columns [n, 6] to a rotation matrix [n, 3, 3] by Gram-Schmidt; its columns are stored as rows."""
     first = _unit(columns[:, :3])
     second = _unit(columns[:, 3:] - (first * columns[:, 3:]).sum(1, keepdims=True) * first)
     return np.stack((first, second, np.cross(first, second)), 1)

@@ -1,4 +1,4 @@
-"""All probes by name; each file holds one: its options, its run and its section of the report."""
+"""All probes by name. Each file holds one probe: its options, its run function and its section of the report."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ from denoised_mdp.options import check_options
 from denoised_mdp.plugins import Registry
 
 RESERVED = ("command", "function", "help", "probe", "runs")
-"""what the command line calls other things than options of probes"""
+"""names that the command line uses for something other than a probe's options"""
 
 PROBES: Registry[Probe] = Registry(
     "probe",
@@ -36,10 +36,10 @@ PROBES: Registry[Probe] = Registry(
 
 
 def register_probe(name: str, probe: Probe) -> None:
-    """Make a probe of your own known as ``denoised-mdp probe name``; underscores become dashes there.
+    """Register your own probe as the command ``denoised-mdp probe name``, with dashes for underscores.
 
     Raises:
-        UserError: another probe has the name, or its options cannot be flags of a command.
+        UserError: another probe has this name, or its options cannot be flags of a command.
     """
     if not (isinstance(probe.Options, type) and issubclass(probe.Options, Options)):
         raise UserError(f"probe {name!r}: its options do not extend denoised_mdp.analysis.probe.Options.")

@@ -1,4 +1,4 @@
-"""``denoised-mdp probe distance``: how many decisions apart are two situations, by what the policy sees?"""
+"""``denoised-mdp probe distance``: how many decisions apart are two situations, judged by what the policy sees?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from denoised_mdp.analysis.distance import Geometry
 
 HELD_OUT = 3
-"""every third episode is one that the distances are judged on"""
+"""every third episode is held out to evaluate the distances"""
 COLUMNS = {
     "one_step": "one step",
     "violations": "too far",
@@ -30,7 +30,7 @@ COLUMNS = {
     "at_limit": "at limit",
     "random": "random pair",
 }
-"""field of `Geometry` -> head of a table's column"""
+"""field of `Geometry` -> column header in tables"""
 READING = (
     "Left: close to the dashed line and not above it, a representation knows the time between situations; its rank"
     " correlation tells whether that is the body's time or the background's. Right: in what the policy sees, bars far"
@@ -51,7 +51,7 @@ class Options(ProbeOptions):
 
 
 def run(runs: Sequence[Path], options: Options) -> list[str]:
-    """Learn and judge the temporal distance of each run's representations; writes JSON, CSV and a picture."""
+    """Learn and evaluate temporal distances of each run's representations; write JSON, CSV and a figure."""
     from denoised_mdp.analysis.distance_plot import distance_figure
     from denoised_mdp.analysis.plots import save_figure
     from denoised_mdp.run.machine import peak_memory
@@ -84,7 +84,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
 
 
 def _measure(subject: Subject, options: Options) -> dict[str, Geometry]:
-    """Record and replay episodes, and learn the distances of all representations."""
+    """Record and replay episodes, then learn and evaluate a distance for each representation."""
     from denoised_mdp.analysis.distance import STATE, measure_distances, projected
     from denoised_mdp.analysis.situations import HOME, features, make_situations
 
@@ -104,14 +104,14 @@ def _measure(subject: Subject, options: Options) -> dict[str, Geometry]:
 
 
 def _row(subject: Subject, name: str, one: Geometry) -> dict[str, Any]:
-    """A line of the CSV file."""
+    """One row of the CSV file."""
     paired = {f"paired, {world}": steps for world, steps in one.paired.items()}
     numbers = {field: getattr(one, field) for field in COLUMNS}
     return {"run": str(subject.path), "step": subject.step, "part": name, **numbers, **paired}
 
 
 def report(tree: Mapping[str, Any]) -> Section:
-    """The picture, and all numbers as a table."""
+    """The figure, and all numbers as a folded table."""
     from denoised_mdp.analysis.distance_plot import distance_figure
     from denoised_mdp.analysis.report.plots import svg_uri
 

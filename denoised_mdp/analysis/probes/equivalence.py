@@ -1,4 +1,4 @@
-"""``denoised-mdp probe equivalence``: are situations that mean the same also the same to the model?"""
+"""``denoised-mdp probe equivalence``: are situations with the same meaning also the same to the model?"""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class Options(EpisodeOptions):
 
 @dataclass
 class Ground:
-    """What all runs of one environment are asked about."""
+    """The episodes and true signatures that all runs of one environment share."""
 
     grid: list[list[Episode]]
     actions: np.ndarray | None = None
     """random sequences [sequences, horizon, A]"""
     rows: np.ndarray | None = None
-    """the first [T'] of those that count, from which sequences end before the time limit"""
+    """the first rows [T'] that count: those whose sequences end before the time limit"""
     signatures: np.ndarray | None = None
-    """true ones of these rows, [P T', R]"""
+    """true signatures of these rows, [P T', R]"""
 
 
 def run(runs: Sequence[Path], options: Options) -> list[str]:
-    """Measure twins and signatures of each run; runs of one environment are asked about the same episodes.
+    """Measure twins and signatures of each run; runs of one environment share the same episodes.
 
     Raises:
         UserError: fewer than three episodes.
@@ -64,10 +64,10 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
         stem = subject.stem("equivalence", options.output, options.variant())
         key = str((vars(subject.config.env), subject.config.distractors, subject.config.seed))
         ground = grounds.get(key) or _ground(subject, options)
-        grounds = {key: ground}  # runs of one environment follow each other
+        grounds = {key: ground}  # keeps the last only: runs of one environment usually follow each other
         roles, episode, step = grid_features(subject.agent, ground.grid)
         found = {role: equivalence(values, step) for role, values in roles.items()}
-        if REST in roles:  # of the rest, those with the same distractors are twins
+        if REST in roles:  # here, twins are situations with the same distractors
             turned = np.broadcast_to(step[0], (options.worlds, step.shape[1]))
             found[f"{REST}, same distractors"] = equivalence(roles[REST].transpose(1, 0, 2, 3), turned)
         tree = {
@@ -87,7 +87,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
 
 
 def _ground(subject: Subject, options: Options) -> Ground:
-    """Record the grid with random actions, the same for every model, and true signatures of its rows."""
+    """Record the grid with random actions, the same for every model, and compute true signatures of its rows."""
     from denoised_mdp.analysis.data import probe_seeds
     from denoised_mdp.analysis.invariance import record_grid
     from denoised_mdp.analysis.signatures import random_actions, rows_with_future, true_signatures
@@ -108,7 +108,7 @@ def _ground(subject: Subject, options: Options) -> Ground:
 def _signatures(
     subject: Subject, ground: Ground, roles: Mapping[str, np.ndarray], episode: np.ndarray
 ) -> dict[str, Any]:
-    """How distances, and the model's own signatures, agree with the true ones, in the grid's first world."""
+    """How well distances and the model's own signatures agree with the true ones, in the grid's first world."""
     from denoised_mdp.analysis.signatures import compare, model_signatures, pooled_r2, r2_ahead, seen_latents
 
     column, true, rows = [row[0] for row in ground.grid], ground.signatures, ground.rows
@@ -134,7 +134,7 @@ def _accuracy(found: Mapping[str, Any]) -> str:
 
 
 def lines_of(tree: Mapping[str, Any]) -> list[str]:
-    """The numbers of one result as its file holds them, to print."""
+    """The numbers of one result, in the form of its JSON file, as lines to print."""
     columns = ("ratio", "auroc", "hard_auroc", "retrieval")
     heads = ("ratio", "AUROC", "AUROC, hard", "retrieval@1")
     lines = [f"  {sees(tree['seen'])}", f"  {'twins in':28s}" + "".join(f"{head:>24s}" for head in heads)]
@@ -160,7 +160,7 @@ def _text(estimate: Mapping[str, Any]) -> str:
 
 
 def _rows(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row per role and number."""
+    """One row of the CSV file per role and number."""
     rows = []
     for role, one in tree["roles"].items():
         for name in ("ratio", "auroc", "hard_auroc", "retrieval"):
@@ -172,7 +172,7 @@ def _rows(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def report(tree: Mapping[str, Any]) -> Section:
-    """The picture, and the numbers as a table."""
+    """The figure, and the numbers as a table."""
     from denoised_mdp.analysis.equivalence_plot import equivalence_figure
     from denoised_mdp.analysis.report.plots import svg_uri
 

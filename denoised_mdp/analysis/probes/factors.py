@@ -36,7 +36,7 @@ class Options(EpisodeOptions):
 
 
 def run(runs: Sequence[Path], options: Options) -> list[str]:
-    """The factor matrix of each run, and the mean over runs that differ only in the seed."""
+    """Write the factor matrix of each run, and the mean over runs that differ only in the seed."""
     from denoised_mdp.analysis.factor_tables import as_tree, factor_lines, factor_rows, pooled, several_seeds
 
     lines, results = [], []
@@ -69,7 +69,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
 
 
 def _draw(matrix: FactorMatrix, title: str, split: str, stem: Path) -> list[str]:
-    """Write one heat map per probe; the lines name them."""
+    """Write one heat map per probe; return lines that name the files."""
     from denoised_mdp.analysis import plots
     from denoised_mdp.analysis.factor_tables import headline_text
 
@@ -81,9 +81,9 @@ def _draw(matrix: FactorMatrix, title: str, split: str, stem: Path) -> list[str]
 
 
 def _matrix(subject: Subject, options: Options) -> FactorMatrix:
-    """Record, filter and probe; "across" fits on the clips of training and tests on held-out ones.
+    """Record, filter and probe; "across" fits on training clips and tests on held-out ones.
 
-    The agent with initial weights reads the same episodes: `UNTRAINED`.
+    The agent with its initial weights reads the same episodes, as the part `UNTRAINED`.
     """
     from denoised_mdp.analysis.data import freeze, probe_seeds, record
     from denoised_mdp.analysis.factors import UNTRAINED, factor_matrix, homes_of, stack, targets_of
@@ -107,7 +107,7 @@ def _matrix(subject: Subject, options: Options) -> FactorMatrix:
 
 
 def _across(pair: Split, episodes: int) -> Split:
-    """Fit on the first half of the recordings (clips of training), test on the second."""
+    """Fit on the first half of the recordings (training clips) and test on the second."""
     return pair[0], pair[1] + episodes
 
 

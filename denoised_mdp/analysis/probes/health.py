@@ -68,7 +68,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
 
 
 def _cell(value: float, form: str) -> str:
-    """A number as `form` says; nan: it has none."""
+    """Format a number as `form` says; a dash for nan."""
     return "-" if math.isnan(value) else format(value, form)
 
 

@@ -89,7 +89,7 @@ def _other_rewards(touching: Sequence[str]) -> str:
 
 
 def report(tree: Mapping[str, Any]) -> Section:
-    """Distances as bars and a table, and the returns."""
+    """Distances as bars and as a table, and a table of returns."""
     from denoised_mdp.analysis.report.plots import bars_plot
 
     columns = ("other_noise", "other_state", "ratio", "resampled")

@@ -23,7 +23,7 @@ class Options:
 
 
 def run(source: Sequence[str], options: Options) -> list[str]:
-    """Make the data set of a run's environment, or of one that ``key=value`` describe."""
+    """Make the data set of a run's environment, or of one described by ``key=value``."""
     from denoised_mdp.analysis.joints.record import make_data
 
     return make_data(source, options)

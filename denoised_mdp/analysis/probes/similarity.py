@@ -1,4 +1,4 @@
-"""``denoised-mdp probe similarity``: which runs learn the same, in which world, and is it the truth?"""
+"""``denoised-mdp probe similarity``: which runs learn the same, in which world, and does it match the truth?"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Options(ProbeOptions):
 
 
 def run(runs: Sequence[Path], options: Options) -> list[str]:
-    """Measure the roster; its results lie with the first run."""
+    """Measure the roster; by default, the results go to the folder of the first run."""
     from denoised_mdp.analysis.plots import save_figure
     from denoised_mdp.analysis.similarity.plots import figures
     from denoised_mdp.analysis.similarity.points import Roster
@@ -65,7 +65,7 @@ def run(runs: Sequence[Path], options: Options) -> list[str]:
 
 
 def report(tree: Mapping[str, Any]) -> Section:
-    """The pictures, whose titles say how to read them, and the numbers behind the second."""
+    """The figures, whose titles say how to read them, and the table of alignment across worlds."""
     from denoised_mdp.analysis.report.plots import svg_uri
     from denoised_mdp.analysis.similarity.plots import figures
     from denoised_mdp.analysis.similarity.roster import notes_of, text

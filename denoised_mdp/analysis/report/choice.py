@@ -1,4 +1,4 @@
-"""Which probe results a report compares: one set of options for all runs, one step for the seeds of a group."""
+"""Choose the probe results that a report compares: one set of options for all runs, one step for a group's seeds."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from denoised_mdp.analysis.report.data import RunData
 
 Tree = dict[str, Any]
 Found = list[tuple[RunData, Tree]]
-"""runs and one result of each"""
+"""pairs of a run and one of its results"""
 
 
 def options_of(tree: Mapping[str, Any]) -> str:
-    """What comparable results share, as text: the split and all other options."""
+    """The options that comparable results share, including the split, as text."""
     return json.dumps(tree.get("options") or {}, sort_keys=True, default=str)
 
 
 def size_of(tree: Mapping[str, Any]) -> float:
-    """Rows of a result's episodes; 0 if unknown."""
+    """Total actions of a result's episodes; 0 if unknown."""
     options = tree.get("options") or {}
     sizes = [options.get(name) for name in ("episodes", "steps")]
     return float(sizes[0]) * float(sizes[1]) if all(isinstance(size, int) for size in sizes) else 0.0
@@ -42,9 +42,9 @@ def options_text(tree: Mapping[str, Any]) -> str:
 
 
 def common_options(runs: Sequence[RunData], probe: str, split: str | None = None) -> str | None:
-    """The options of one probe that most runs share; of several, those of the largest probe.
+    """The options of one probe that most runs share; a tie goes to the most actions. None without results.
 
-    split: only this kind of clips; by default training clips come first. None without results.
+    split: only results with this kind of clips; by default, any result with training clips comes before all others.
     """
     kinds: dict[str, list[Tree]] = {}
     for run in runs:
@@ -65,7 +65,7 @@ def results_with(runs: Sequence[RunData], probe: str, options: str | None) -> Fo
 
 
 def results_at_common_step(runs: Sequence[RunData], probe: str, options: str | None) -> Found:
-    """Results with these options at the step that most runs share; of several such steps, the last."""
+    """Results with these options at the step that most runs share; a tie goes to the last step."""
     found = results_with(runs, probe, options)
     if not found:
         return []
@@ -75,9 +75,9 @@ def results_at_common_step(runs: Sequence[RunData], probe: str, options: str | N
 
 
 def shown(runs: Sequence[RunData], everyone: Sequence[RunData], probe: str) -> Found:
-    """One result per run and split: the compared one or, if missing, the newest and largest.
+    """One result per run and split: the compared one or, if missing, the newest, and the largest of those.
 
-    Of a probe that compares runs, one for each choice of runs and of their checkpoints.
+    For a probe that compares runs: one result per choice of runs and checkpoints.
     """
     found: Found = []
     splits = sorted({tree["split"] for run in runs for tree in run.probes.get(probe, [])})
@@ -87,6 +87,6 @@ def shown(runs: Sequence[RunData], everyone: Sequence[RunData], probe: str) -> F
         for run in runs:
             own = [tree for tree in run.probes.get(probe, []) if tree["split"] == split]
             own.sort(key=lambda one: (id(one) in chosen, one["step"], size_of(one)))
-            best = {str((tree.get("runs"), tree.get("checkpoint"))): tree for tree in own}  # the last of each
+            best = {str((tree.get("runs"), tree.get("checkpoint"))): tree for tree in own}  # the last one wins
             found += [(run, tree) for tree in best.values()]
     return sorted(found, key=lambda one: next(i for i, run in enumerate(runs) if run is one[0]))

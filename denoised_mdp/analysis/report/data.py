@@ -1,6 +1,6 @@
-"""What a report reads from a run folder, and what is missing there.
+"""The data that a report reads from a run folder, and what is missing there.
 
-A damaged run raises nothing: what cannot be read becomes a sentence in `RunData.problems`.
+Damaged files raise no errors: what cannot be read becomes a sentence in `RunData.problems`.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from denoised_mdp.run.event_files import event_files, moments
 from denoised_mdp.run.folder import RunFolder
 
 BROKEN = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
-"""what reading a damaged file can raise"""
+"""errors that reading a damaged file can raise"""
 SESSION_GAP = 3600.0
-"""seconds without an entry after which a training counts as paused"""
+"""seconds without an entry after which training counts as paused"""
 
 Curve = tuple[np.ndarray, np.ndarray]
-"""steps and values, float64 [n] each, steps rising"""
+"""steps, in increasing order, and values: float64 [n] each"""
 
 
 @dataclass
 class Speed:
-    """The duration of a training, from the times in TensorBoard's files."""
+    """How long training took, from the times in TensorBoard's files."""
 
     seconds: float
-    """from the first to the last entry of each start, summed, without gaps of more than an hour"""
+    """from the first to the last entry of each start, summed over starts, without gaps of an hour or more"""
     steps: int
     """environment steps in that time"""
 
     @property
     def steps_per_second(self) -> float:
-        """Everything included: acting, learning, evaluation, pictures."""
+        """Overall speed: acting, learning, evaluation and rendering included."""
         return self.steps / self.seconds if self.seconds > 0 else math.nan
 
 
@@ -58,9 +58,9 @@ class RunData:
     config: Config | None = None
     metrics: dict[str, Curve] = field(default_factory=dict)
     probes: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """name of a probe -> all its results; "file" is their path, "split" the kind of clips"""
+    """name of a probe -> all its results; "file" is the path of a result, "split" its kind of clips"""
     media: Path | None = None
-    """newest video, without suffix"""
+    """path of the newest video or picture, without suffix"""
     machine: list[dict[str, Any]] = field(default_factory=list)
     speed: Speed | None = None
     problems: list[str] = field(default_factory=list)
@@ -72,7 +72,7 @@ class RunData:
 
     @property
     def step(self) -> int:
-        """The last step that was logged, or of a run without a log that of its weights; 0 without any."""
+        """The last logged step or, without a log, the step of the last checkpoint; 0 without either."""
         if not self.metrics:
             with contextlib.suppress(UserError, OSError):
                 return max(list_steps(RunFolder(self.path).checkpoints), default=0)
@@ -93,7 +93,7 @@ def read_run(path: Path, extra: Sequence[Path | str] = ()) -> RunData:
     """Read one run folder; `extra` are further folders with probe results (``probe ... --output``).
 
     Raises:
-        UserError: the folder is not a run, not even one that has lost its configuration.
+        UserError: the folder is neither a run nor one that has lost its configuration.
     """
     folder = RunFolder(path)
     if not folder.lost:
@@ -118,14 +118,14 @@ def read_run(path: Path, extra: Sequence[Path | str] = ()) -> RunData:
 
 
 def check_probe_folders(folders: Sequence[Path | str]) -> None:
-    """Raise UserError unless all of these further folders with results of probes are there."""
+    """Raise UserError unless all of these folders with probe results exist."""
     for folder in folders:
         if not Path(folder).is_dir():
             raise UserError(f"There is no folder {folder} with results of probes.")
 
 
 def objects_in(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The objects in a file of JSON lines, and how many other lines there are.
+    """The objects in a file of JSON lines, and the number of lines that are neither objects nor blank.
 
     Raises:
         OSError: the file cannot be read.
@@ -135,7 +135,7 @@ def objects_in(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def read_metrics(path: Path) -> tuple[dict[str, Curve], list[str]]:
-    """Every metric of ``metrics.jsonl`` as a curve of its finite values; of equal steps, the last counts."""
+    """Every metric of ``metrics.jsonl`` as a curve of finite values (the last of equal steps counts), and problems."""
     try:
         rows, torn = objects_in(path)
     except FileNotFoundError:
@@ -169,10 +169,10 @@ def read_metrics(path: Path) -> tuple[dict[str, Curve], list[str]]:
 
 
 def read_probes(run: RunFolder, extra: Sequence[Path | str]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-    """All probe results of a run; of the same probe, options, step and compared runs at the same
-    checkpoints, the last folder's.
+    """All probe results of a run, by name of the probe, and problems.
 
-    extra: other folders, which may have results of other runs as well.
+    If folders have results of the same probe, options, step, compared runs and checkpoint, the last folder's counts.
+    extra: other folders, which may hold results of other runs as well.
     """
     results: dict[tuple[str, str, int, str], dict[str, Any]] = {}
     problems = []
@@ -189,7 +189,7 @@ def read_probes(run: RunFolder, extra: Sequence[Path | str]) -> tuple[dict[str, 
                 options = tree.get("options") or {}
                 split = str(options.get("split") or "")
                 if "run" not in tree or (place and not run.was_at(str(tree["run"]))):
-                    continue  # of several runs, or of another one
+                    continue  # of several runs together, or of another run
             except BROKEN as error:
                 if place == 0:
                     problems.append(f"probes/{path.name} cannot be read ({short_text(error)}).")
@@ -203,7 +203,7 @@ def read_probes(run: RunFolder, extra: Sequence[Path | str]) -> tuple[dict[str, 
 
 
 def newest_media(folder: Path) -> Path | None:
-    """Path without suffix of the newest video or picture; of equal steps, the training's, then one of its clips."""
+    """Path without suffix of the newest video or picture; a tie goes to training's own, then to training clips."""
     with contextlib.suppress(OSError):
         stems = {path.with_suffix("") for path in folder.iterdir() if re.search(r"_\d+\.(mp4|png)$", path.name)}
         kinds = ("test_", "train_", "step_")  # the last is best
@@ -216,7 +216,7 @@ def newest_media(folder: Path) -> Path | None:
 
 
 def read_machine(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The machines, one entry per start."""
+    """The machines, one entry per start, and problems."""
     try:
         rows, torn = objects_in(path)
     except FileNotFoundError:
@@ -227,7 +227,7 @@ def read_machine(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def read_speed(folder: Path) -> tuple[Speed | None, list[str]]:
-    """Time and steps of all starts; a truncated file counts as far as it goes."""
+    """Time and steps of all starts, and problems; a truncated file counts as far as it can be read."""
     from google.protobuf.message import DecodeError
 
     total, problems = Speed(0.0, 0), []
@@ -243,7 +243,7 @@ def read_speed(folder: Path) -> tuple[Speed | None, list[str]]:
 
 
 def speed_of(points: Sequence[tuple[float, int]]) -> Speed:
-    """Time and steps of one start from (seconds, step) in the order of writing, without pauses."""
+    """Time and steps of one start, without pauses, from (seconds, step) in the order of writing."""
     seconds, steps = 0.0, 0
     for (begin, before), (end, after) in zip(points, points[1:], strict=False):
         if 0 <= end - begin < SESSION_GAP and after >= before:
@@ -252,7 +252,7 @@ def speed_of(points: Sequence[tuple[float, int]]) -> Speed:
 
 
 def short_text(error: Exception) -> str:
-    """A short text of an exception."""
+    """An exception as a short, single line."""
     return one_line(str(error) or type(error).__name__, 160)
 
 

@@ -20,7 +20,7 @@ class Group:
     runs: list[RunData]
     name: str = ""
     color: str = ""
-    """of its curves and its name"""
+    """color of its curves and its name"""
 
     @property
     def first(self) -> RunData:
@@ -49,7 +49,7 @@ def group_runs(runs: Sequence[RunData]) -> list[Group]:
 
 
 def _words(group: Group) -> list[str]:
-    """Task and distractors, model, policy; nothing of a configuration that cannot be read."""
+    """Task with distractors, model and policy; empty if the configuration cannot be read."""
     config = group.first.config
     if config is None:
         return []
@@ -57,7 +57,7 @@ def _words(group: Group) -> list[str]:
 
 
 def _shared(words: Sequence[list[str]]) -> list[bool]:
-    """Which of the words are the same in all of several groups."""
+    """For each word, whether it is the same in all of several groups."""
     known = [one for one in words if one]
     return [len(known) == len(words) > 1 and len(set(column)) == 1 for column in zip(*known, strict=True)]
 
@@ -72,7 +72,7 @@ def shared_words(groups: Sequence[Group]) -> str:
 def _name(groups: Sequence[Group]) -> None:
     """Name groups by what they learn, omitting what all share, then by the options that differ.
 
-    Groups with the same configuration (two runs of one seed), or without one, are named by their first folder.
+    Groups with the same configuration (two runs of one seed), or without one, are named after their first folder.
     """
     words = [_words(group) for group in groups]
     shared = _shared(words)
@@ -101,10 +101,10 @@ def _by_name(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def _option_labels(groups: Sequence[Group]) -> list[str]:
-    """The fewest options that tell groups apart, ``beta=0.5, free_nats=1``, chosen greedily.
+    """Label groups by the fewest options that tell them apart, ``beta=0.5, free_nats=1``, chosen greedily.
 
-    Of those that decide what is learned: where only others differ, an interval of logging tells a reader less than the
-    folder.
+    Only options that affect what is learned count. If only others differ, such as the logging interval, the folder's
+    name tells a reader more.
     """
     different = [one for one in differing_options(groups) if one[0] not in SAME_RESULTS]
     chosen: list[tuple[str, list[str]]] = []
@@ -126,7 +126,7 @@ def _option_labels(groups: Sequence[Group]) -> list[str]:
 
 
 def differing_options(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
-    """(key, value in each group) of every option that differs, except names, folders and seeds."""
+    """(key, value in each group) of every option that differs, except folder and seed."""
     options = [group.first.options() for group in groups]
     known = [one for one in options if one]
     keys = dict.fromkeys(key for one in known for key in one)
@@ -148,8 +148,8 @@ def at_common_step(curves: Sequence[Curve]) -> tuple[float, np.ndarray]:
 def band(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Mean over runs and half the width of its 95 % confidence interval (Student's t).
 
-    At every step of any run; a run counts between its first and last step, interpolated linearly. Returns steps, mean,
-    half width (nan with one run) and the number of runs, [n] each.
+    Both are at every step of any run; a run counts between its first and last step, interpolated linearly. Returns
+    steps, mean, half width (nan with one run) and the number of runs, [n] each.
     """
     steps = np.unique(np.concatenate([curve[0] for curve in curves]))
     grid = np.stack([np.interp(steps, *curve, left=np.nan, right=np.nan) for curve in curves])  # [runs, n]

@@ -43,7 +43,7 @@ from denoised_mdp.run.find import find_runs
 from denoised_mdp.run.folder import check_output
 
 VIDEOS = ("one", "all", "none")
-"""one per group of seeds, of every run, or none"""
+"""one video per group of seeds, one of every run, or none"""
 
 
 def write_report(
@@ -54,9 +54,9 @@ def write_report(
     videos: str = "one",
     title: str | None = None,
 ) -> Path:
-    """Write the page, which also lists what is missing or broken in a run.
+    """Write the page, which also lists what is missing or broken in the runs.
 
-    runs: folders of runs, or folders that hold runs at any depth; duplicates count once. One alone may be a path.
+    runs: run folders, or folders that hold runs at any depth; duplicates count once. A single one may be a path.
     probes: further folders with results from ``probe ... --output``. videos: see `VIDEOS`.
 
     Raises:
@@ -141,11 +141,11 @@ def title_of_probe(name: str) -> str:
 
 
 def _means(group: Group, everyone: Sequence[RunData]) -> list[dict[str, str]]:
-    """The factor matrix's mean over the seeds of a group, one per split: of equal options at the same step."""
+    """The mean factor matrix over the seeds of a group, per split: of results with equal options at the same step."""
     means = []
     for split in sorted({tree["split"] for run in group.runs for tree in run.probes.get("factors", [])}):
         found = results_at_common_step(group.runs, "factors", common_options(everyone, "factors", split))
-        matrices = [safely([], "", lambda tree=tree: from_tree(tree)) for _, tree in found]  # its own part says why
+        matrices = [safely([], "", lambda tree=tree: from_tree(tree)) for _, tree in found]  # its own section says why
         kinds = [(m.factors, m.parts, list(m.scores)) for m in matrices if m is not None]
         same = [m for m in matrices if m is not None and (m.factors, m.parts, list(m.scores)) == kinds[0]]
         if len(same) < 2:

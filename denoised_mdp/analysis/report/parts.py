@@ -1,6 +1,6 @@
 """The parts of a report: plain dictionaries for the template, one function per part.
 
-What a damaged or unfinished run lacks is left out; `safely` turns errors into sentences.
+Parts that a damaged or unfinished run lacks are left out. `safely` turns errors into sentences.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ MODEL = {
     "probe/noise_from_x": ("Quick probe: noise from x", "R² on few episodes: a trend, not leakage"),
 }
 MOST_BYTES = 40_000_000
-"""of one embedded file"""
+"""largest size of an embedded file"""
 
 
 def safely(problems: list[str], what: str, make: Callable[[], Any]) -> Any:
-    """Return `make()`; if damaged data make it fail, None, with a sentence in `problems`."""
+    """Return `make()`. If damaged data make it fail, add a sentence to `problems` and return None."""
     try:
         return make()
-    except (*BROKEN, UserError, Image.DecompressionBombError, StopIteration, SyntaxError) as error:  # Pillow's last
+    except (*BROKEN, UserError, Image.DecompressionBombError, StopIteration, SyntaxError) as error:  # last is Pillow's
         problems.append(f"{what} cannot be shown ({short_text(error)}).")
         return None
 
 
 def mean_text(values: Sequence[float], digits: int = 1) -> str:
-    """Mean and 95 % confidence interval of the finite values; both values if there are two; a dash if none."""
+    """Mean of the finite values with its 95 % confidence interval; if two, with both values; if none, a dash."""
     known = np.array([value for value in values if value is not None and math.isfinite(value)])
     if not len(known):
         return "-"
@@ -67,14 +67,14 @@ def mean_text(values: Sequence[float], digits: int = 1) -> str:
 
 
 def marked(text: str, counted: int, group: Group, step: float) -> str:
-    """A mean over seeds; a second line says if fewer than all count, or if the step is not the group's last."""
+    """Mark a mean over seeds with a second line if fewer than all count, or if the step is not the group's last."""
     marks = [f"{counted} of {len(group.runs)} seeds"] * (counted < len(group.runs))
     marks += [f"at step {step:,.0f}"] * (step < group.step)
     return text + (f"\n({', '.join(marks)})" if marks and text != "-" else "")
 
 
 def overview(group: Group, compared: Mapping[str, str | None]) -> dict[str, str]:
-    """The line of one group in the table at the top; compared: as of `compared_options`."""
+    """The row of one group in the table at the top. compared: from `compared_options`."""
     runs = group.runs
     steps = [run.step for run in runs]
     totals = [run.config.train.total_steps for run in runs if run.config]
@@ -108,7 +108,7 @@ def last_return(group: Group) -> str:
 
 
 def compared_options(runs: Sequence[RunData]) -> dict[str, str | None]:
-    """The compared options of each probe in the overview."""
+    """The options that the overview compares, for each of its probes."""
     return {probe: common_options(runs, probe) for probe in ("factors", "invariance")}
 
 
@@ -126,18 +126,18 @@ def probed(
 
 
 def recall_of(tree: dict[str, Any], source: str) -> Estimate:
-    """Signal recall or leakage of one result of `probe factors`, with ridge."""
+    """Signal recall (`source` "signal") or leakage ("noise") of one result of `probe factors`, with ridge."""
     matrix = from_tree(tree)
     return matrix.summary("ridge", matrix.seen, source)
 
 
 def ratio_of_signal(tree: dict[str, Any]) -> Estimate:
-    """How far other distractors move what the policy sees, relative to another state, of one `probe invariance`."""
+    """How far other distractors move what the policy sees, relative to another state. tree: of `probe invariance`."""
     return Estimate(number_of(tree["distances"][tree.get("seen", "x")].get("ratio")))
 
 
 def plots(groups: Sequence[Group], wanted: dict[str, tuple[str, str]], problems: list[str]) -> list[dict[str, str]]:
-    """A plot for each metric that any run has."""
+    """A plot for each wanted metric that any run has."""
     found = []
     for metric, (title, note) in track(list(wanted.items()), "drawing", "curves"):
         picture = safely(problems, f"The curve of {metric}", lambda metric=metric: curves_plot(groups, metric, ""))
@@ -147,7 +147,7 @@ def plots(groups: Sequence[Group], wanted: dict[str, tuple[str, str]], problems:
 
 
 def other_metrics(groups: Sequence[Group]) -> dict[str, tuple[str, str]]:
-    """Metrics that were logged but have no title of their own, by name."""
+    """Logged metrics of model, policy and probes that have no title of their own, by name."""
     names = {name for group in groups for run in group.runs for name in run.metrics}
     kept = (name for name in sorted(names) if name.partition("/")[0] in ("model", "policy", "probe"))
     return {name: (name, "") for name in kept if name not in MODEL and not is_wall_clock(name)}
@@ -165,12 +165,12 @@ def _place(run: RunData, step: int) -> str:
 
 
 def factor_part(run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
-    """The heat map of one result of `probe factors`, and its two numbers."""
+    """The heat map of one result of `probe factors`, with its recall and leakage."""
     return factor_dict(title_of(run, tree), from_tree(tree), tree["split"])
 
 
 def factor_dict(title: str, matrix: FactorMatrix, split: str) -> dict[str, str]:
-    """What the template shows of a factor matrix, measured with the clips of `split`."""
+    """The template's fields for a factor matrix, which was measured with the clips of `split`."""
     probe = "ridge" if "ridge" in matrix.scores else next(iter(matrix.scores))
     note = headline_text(matrix, probe, split if split in ("train", "test", "across") else "train")
     heads = {
@@ -181,10 +181,10 @@ def factor_dict(title: str, matrix: FactorMatrix, split: str) -> dict[str, str]:
 
 
 def probe_part(probe: Probe | None, run: RunData, tree: dict[str, Any]) -> dict[str, Any]:
-    """The section of one result; probe: None if nobody has registered it.
+    """The section of one result. probe: None if it is not registered.
 
     Raises:
-        UserError: the probe fails, as one of somebody's own may for any reason; or what reading damaged data raises.
+        UserError: the probe fails, as a plug-in may for any reason. Damaged data may also raise one of `BROKEN`.
     """
     section = _section(probe.report, tree) if probe and probe.report else plain_section(tree)
     return {"title": title_of(run, tree), **vars(section)}
@@ -200,7 +200,7 @@ def _section(report: Callable[[Mapping[str, Any]], Section], tree: dict[str, Any
 
 
 def plain_section(tree: Mapping[str, Any]) -> Section:
-    """The pictures that a probe wrote beside its numbers, and its plain numbers."""
+    """The default section: pictures that a probe wrote beside its JSON file, and that file's plain values."""
     path: Path = tree["file"]
     pictures = [png for png in path.parent.glob("*.png") if png.stem.startswith(path.stem)]
     pictures.sort(key=lambda png: (not png.stem.endswith("_sizes"), png.stem))  # summaries first
@@ -212,7 +212,7 @@ def plain_section(tree: Mapping[str, Any]) -> Section:
 
 
 def media_part(run: RunData, problems: list[str]) -> dict[str, Any] | None:
-    """A run's newest video and contact sheet as data URIs; `problems` says what is missing or broken."""
+    """A run's newest video and contact sheet as data URIs; `problems` receives what is missing or broken."""
     if run.media is None:
         config = run.config
         if config is None or config.agent.has_model and getattr(config.model, "decoder", True):
@@ -233,7 +233,7 @@ def video_uri(path: Path) -> str:
     """An MP4 as a data URI.
 
     Raises:
-        ValueError: it is not a whole MP4, or larger than `MOST_BYTES`.
+        ValueError: it is not a complete MP4, or larger than `MOST_BYTES`.
     """
     data = read_bytes(path, MOST_BYTES)
     if not whole_mp4(data):
@@ -242,7 +242,7 @@ def video_uri(path: Path) -> str:
 
 
 def picture_uri(path: Path) -> str:
-    """A picture as the data URI of a JPEG, which takes a tenth of the PNG."""
+    """A picture as the data URI of a JPEG, which is a tenth of the PNG's size."""
     out = io.BytesIO()
     with Image.open(io.BytesIO(read_bytes(path, MOST_BYTES))) as image:
         image.convert("RGB").save(out, "JPEG", quality=85, optimize=True)
@@ -257,7 +257,7 @@ def machine_row(run: RunData) -> list[str]:
         return str(last.get(key, "not recorded"))
 
     def per_second(name: str, total: Callable[[np.ndarray], float]) -> float:
-        """Of a total over all steps; the speed may cover only some of them, whose TensorBoard files are there."""
+        """Rate of a total over all steps. The speed may cover fewer: those whose TensorBoard files exist."""
         steps, values = run.metrics.get(name, ((), ()))
         known = run.speed and len(steps) and steps[-1] > 0
         return total(values) / steps[-1] * run.speed.steps_per_second if known else math.nan

@@ -15,14 +15,14 @@ from denoised_mdp.analysis.plots import COLORS, FAINT, factor_heat_map, literal,
 from denoised_mdp.analysis.report.groups import Group, band
 
 SIZE = (4.3, 2.75)
-"""inches of one plot"""
+"""width and height of a plot, in inches"""
 RETURNS = ("eval/return", "train/return")
 BAND_FROM = 3
-"""least runs for a band; the interval of two (Student's t) is ± 9 standard deviations"""
+"""fewest runs for a band; the interval of two (Student's t) is ± 9 standard deviations"""
 
 
 def svg_uri(figure: Figure) -> str:
-    """A figure as the data URI of an SVG; equal figures give equal texts."""
+    """A figure as the data URI of an SVG; equal figures give equal URIs."""
     out = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "report"}):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
@@ -30,11 +30,11 @@ def svg_uri(figure: Figure) -> str:
 
 
 def curves_plot(groups: Sequence[Group], metric: str, ylabel: str) -> str | None:
-    """One metric of all groups: the mean as a line, its 95 % confidence interval as a band, each run thin.
+    """One metric of all groups: the mean as a line, its 95 % confidence interval as a band, runs as thin lines.
 
-    The line is dotted where some runs are missing: it can jump where one ends. Returns are shown with the random
-    policy's mean. The frame clips a band much wider than the curves; fewer than `BAND_FROM` runs have none. None if no
-    run has the metric.
+    The line is dotted where some runs are missing, since it can jump where one ends. Returns are shown with the random
+    policy's mean. The frame clips a band that is much wider than the curves. Fewer than `BAND_FROM` runs have no band.
+    Returns None if no run has the metric.
     """
     figure, axes = _plot()
     extent: list[float] = []
@@ -67,7 +67,7 @@ def curves_plot(groups: Sequence[Group], metric: str, ylabel: str) -> str | None
 
 
 def draw_mean(axes, steps: np.ndarray, mean: np.ndarray, whole: np.ndarray, **style) -> None:
-    """Draw a mean over runs [n]: a line where all runs count, `whole` [n]; dotted elsewhere, where it can jump."""
+    """Draw a mean over runs [n]: solid where all runs count (`whole` [n]), dotted elsewhere, where it can jump."""
     axes.plot(steps[whole] / 1000, mean[whole], **style)
     if not whole.all():
         dotted = {key: value for key, value in style.items() if key in ("color", "linewidth")}
@@ -87,7 +87,7 @@ def bars_plot(heights: Mapping[str, float], ylabel: str) -> str | None:
 
 
 def heat_map(matrix: FactorMatrix, probe: str) -> str:
-    """The factor matrix as in `probe factors`; the page has its title."""
+    """The factor matrix as drawn by `probe factors`, without a title: the page has one."""
     return svg_uri(factor_heat_map(matrix, probe, "", literal(f"R² on held-out episodes · {probe}")))
 
 

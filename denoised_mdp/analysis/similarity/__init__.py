@@ -1,7 +1,7 @@
 """Similarity of two representations of the same situations: pure functions on arrays, float64, without PyTorch.
 
-Two matrices a [n, d1] and b [n, d2], row i of both from the same situation, give one number. Rows are compared as they
-are: call `standardized` and `unit_rows` first, see ``docs/similarity.md``.
+A metric maps two matrices a [n, d1] and b [n, d2], with row i of both from the same situation, to one number. Rows are
+compared as they are: call `standardized` and `unit_rows` first, see ``docs/similarity.md``.
 """
 
 from denoised_mdp.analysis.similarity.arrays import clamped, standardized, unit_rows

@@ -1,4 +1,4 @@
-"""What is done to features before they are compared, and checks of what a caller hands over."""
+"""Preprocessing of features before they are compared, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from denoised_mdp.errors import UserError
 
 
 def pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Both as float64 [n, d1] and [n, d2]; None, with one warning, where one of them is the same in all rows.
+    """Both as float64 [n, d1] and [n, d2]; None, with one warning, if one of them is the same in all rows.
 
     Raises:
-        UserError: they are not two matrices of finite numbers with the same 4 or more rows.
+        UserError: they are not two matrices of finite numbers with equally many rows, 4 or more.
     """
     a, b = (np.asarray(values, np.float64) for values in (a, b))
     if a.ndim != 2 or b.ndim != 2 or len(a) != len(b) or len(a) < 4:
@@ -32,9 +32,9 @@ def pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def check_neighbours(k: int, episodes: np.ndarray, least: int = 1) -> None:
-    """Raise UserError unless every row has k others outside of its episode, and k is at least `least`.
+    """Raise UserError unless every row has k others outside its episode, and k is at least `least`.
 
-    episodes: number of each row's, [n]; without episodes, every row's own.
+    episodes: the episode number of each row, [n]; without episodes, a different number in each row.
     """
     most = len(episodes) - np.unique(episodes, return_counts=True)[1].max()
     if not least <= k <= most:
@@ -42,9 +42,9 @@ def check_neighbours(k: int, episodes: np.ndarray, least: int = 1) -> None:
 
 
 def clamped(features: np.ndarray, quantile: float = 0.95) -> np.ndarray:
-    """Elements clipped to [-q, q], q = element floor(quantile * count) of the sorted absolute values.
+    """Clip elements to [-q, q], q = element floor(quantile * count) of the sorted absolute values.
 
-    Against the outliers of transformers (Huh et al. 2024); not needed for world models.
+    It limits the outliers of transformers (Huh et al. 2024); world models do not need it.
     """
     sizes = np.sort(np.abs(np.asarray(features, np.float64)), axis=None)
     limit = sizes[min(int(quantile * sizes.size), sizes.size - 1)]

@@ -18,7 +18,7 @@ DRAWS = 99
 def knn_chance(rows: int, k: int, episodes: np.ndarray | None = None) -> float:
     """Expected `mutual_knn` of independent rows: k / (n - 1).
 
-    episodes: number of each row's, [n], where neighbours of its own do not count; then the mean of k / (n - own).
+    episodes: of each row, [n]; rows of the same episode are then no neighbours: the mean of k / (n - own rows).
     """
     if episodes is None:
         return k / (rows - 1)
@@ -27,7 +27,7 @@ def knn_chance(rows: int, k: int, episodes: np.ndarray | None = None) -> float:
 
 
 def episode_halves(episodes: np.ndarray, seed: int = 0) -> np.ndarray:
-    """A random half of the episodes, as bool [n] over their rows; the episode of each row is in `episodes` [n].
+    """A random half of the episodes, as bool [n] over their rows. episodes: the episode of each row, [n].
 
     Raises:
         UserError: fewer than two episodes.
@@ -40,12 +40,12 @@ def episode_halves(episodes: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 def shuffled_episodes(episodes: np.ndarray, draws: int = DRAWS, seed: int = 0) -> list[np.ndarray]:
-    """Orders of the rows that move whole episodes, none of which keeps its place: `draws` permutations [n].
+    """Row orders that move whole episodes so that none keeps its place: `draws` permutations [n].
 
-    Rows of an episode stay together and in order, so what is alike in every episode (its beginning, say) still meets.
+    Rows of an episode stay together and in order, so what all episodes have in common (the beginning, say) still meets.
 
     Raises:
-        UserError: fewer than three episodes, or episodes of different lengths, of which rows would meet by chance.
+        UserError: fewer than three episodes, or episodes of different lengths, whose rows would not line up.
     """
     names, place, counts = np.unique(episodes, return_inverse=True, return_counts=True)
     if len(names) < 3:
@@ -73,9 +73,9 @@ def permutation_null(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> np.ndarray:
-    """metric(a, b) after the episodes of b were shuffled whole: [draws]; see `shuffled_episodes`.
+    """metric(a, b) with the episodes of b shuffled as wholes: [draws]; see `shuffled_episodes`.
 
-    episodes: of each row, [n]. Its quantiles .025 and .975 are the band of unrelated representations.
+    episodes: of each row, [n]. The .025 and .975 quantiles of the result are the band of unrelated representations.
     """
     b = np.asarray(b)
     return np.array([metric(a, b[order]) for order in shuffled_episodes(episodes, draws, seed)])

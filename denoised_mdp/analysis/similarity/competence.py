@@ -1,4 +1,4 @@
-"""Do agents that earn more become alike, and know the state better? Binned alignment, and a rank correlation."""
+"""Do agents that earn more become alike and represent the state better? Binned alignment and rank correlations."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DRAWS = 1000
 
 
 def competence(points: Sequence[Point], matrix: np.ndarray, to_state: np.ndarray) -> dict:
-    """Alignment [P, P] within bins of the return, and how alignment with the state [P] goes with return and step.
+    """Alignment (`matrix` [P, P]) within bins of the return, and rank correlations of `to_state` [P], return and step.
 
-    Nothing is stated from fewer than 12 trained agents with a return. Features that do not vary are like nothing (nan)
-    and count in no alignment.
+    Fewer than 12 trained agents with a return give only a note. Alignments of features that do not vary are nan and
+    do not count.
     """
     known = [i for i, point in enumerate(points) if point.step and math.isfinite(point.score)]
     if len(known) < LEAST_POINTS:
@@ -51,7 +51,7 @@ def competence(points: Sequence[Point], matrix: np.ndarray, to_state: np.ndarray
 def spearman(a: np.ndarray, b: np.ndarray, runs: np.ndarray) -> Estimate:
     """Rank correlation of two numbers [n]; its interval resamples whole runs, whose stages are not independent.
 
-    It is widened for few runs, as that of `analysis.table.statistics.interval`.
+    The interval is widened for few runs, as that of `analysis.table.statistics.interval`.
     """
     names, random = np.unique(runs), generator(0, "similarity runs")
     value = rank_correlation(a, b)
@@ -69,7 +69,7 @@ def spearman(a: np.ndarray, b: np.ndarray, runs: np.ndarray) -> Estimate:
 def classical_map(matrix: np.ndarray, chance: float) -> np.ndarray:
     """Positions [P, 2] whose distances approximate -log(alignment), by classical scaling; chance or nan is farthest."""
     distance = -np.log(np.clip(np.nan_to_num(matrix, nan=chance), chance, 1.0))
-    np.fill_diagonal(distance, 0.0)  # also of agents whose features do not vary
+    np.fill_diagonal(distance, 0.0)  # also for agents whose features do not vary
     center = np.eye(len(matrix)) - 1 / len(matrix)
     values, vectors = np.linalg.eigh(-center @ np.square(distance) @ center / 2)
     order = np.argsort(values)[::-1][:2]

@@ -1,6 +1,6 @@
-"""Do seeds of one method learn the same up to a linear map? With what untrained networks and shuffled rows would show.
+"""Do seeds of one method learn the same up to a linear map? Baselines: untrained networks and shuffled episodes.
 
-World models are outside of the family for which theory promises it; here it is measured.
+World models are outside the family of models for which theory promises this, so it is measured here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from denoised_mdp.analysis.situations import HOME
 
 
 def identifiability(known: Alignments) -> list[dict]:
-    """One row per group and pair of stages: seeds after training, before it, and after training with shuffled rows."""
+    """One row per group and kind of pairs: trained seeds, untrained ones, and trained ones with shuffled episodes."""
     rows = []
     kinds = {"trained": lambda point: point.newest, "untrained": lambda point: point.step == 0}
     for kind, group in itertools.product((*kinds, "shuffled"), dict.fromkeys(point.group for point in known.points)):
@@ -33,7 +33,7 @@ def identifiability(known: Alignments) -> list[dict]:
 
 
 def _agreement(known: Alignments, points: Sequence[Point], shuffled: bool) -> Mapping:
-    """Held-out R^2 (both directions), and mean held-out canonical correlation, over pairs of seeds."""
+    """Means over pairs of seeds: held-out linear R^2, in both directions, and held-out mean canonical correlation."""
     whole = [standardized(point.features[HOME][SEEN], known.fit) for point in points]
     parts = [known.reduced(point.features[HOME][SEEN]) for point in points]
     order = shuffled_episodes(known.episode, 1)[0] if shuffled else np.arange(len(known.episode))

@@ -1,7 +1,7 @@
-"""Similarity of kernels: CKA (Kornblith et al. 2019), unbiased (Song et al. 2012), and CKNNA (Huh et al. 2024).
+"""Similarity of kernels: CKA (Kornblith et al. 2019), also unbiased (Song et al. 2012), and CKNNA (Huh et al. 2024).
 
-CKA looks at all pairs of rows. Two traps: the biased one nears 1 where columns outnumber rows, and one shared dominant
-factor makes either near 1 whatever else differs. Read it beside `mutual_knn`, never alone.
+CKA compares all pairs of rows. It has two traps: biased CKA approaches 1 if columns outnumber rows, and one dominant
+shared factor brings both kinds near 1 whatever else differs. Read it beside `mutual_knn`, never alone.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def cka(
     unbiased: bool = False,
     bandwidth: float | None = 1.0,
 ) -> float:
-    """Centered kernel alignment: 0 to 1, biased upward; unbiased: 0 on average where unrelated, may be negative.
+    """Centered kernel alignment: 0 to 1, biased upward. `unbiased`: 0 on average if unrelated, may be negative.
 
-    bandwidth: s of exp(-|a_i - a_j|^2 / (2 s^2)) of the kernel "rbf"; None: the median distance, of each matrix its
-    own. nan, with one warning, where all rows of one matrix are the same.
+    bandwidth: s in the kernel "rbf", exp(-|a_i - a_j|^2 / (2 s^2)); None: the median distance within each matrix.
+    Returns nan, with one warning, if all rows of one matrix are the same.
     """
     if kernel not in ("linear", "rbf"):
         raise UserError(f"kernel is {kernel!r}: give linear or rbf.")
@@ -38,10 +38,10 @@ def cka(
 
 
 def cknna(a: np.ndarray, b: np.ndarray, k: int = K, episodes: np.ndarray | None = None) -> float:
-    """Unbiased CKA of linear kernels, restricted to pairs that are neighbours in both; about 0 where unrelated.
+    """Unbiased CKA of linear kernels, restricted to pairs that are neighbours in both; about 0 if unrelated.
 
-    k from 2; k = n - 1 is the unbiased CKA. Who is near whom is not symmetric, so the two directions may differ in the
-    third digit. nan as in `cka`. episodes: as of `mutual_knn`.
+    k is at least 2; k = n - 1 gives unbiased CKA. Neighbourhood is not symmetric, so swapping a and b may change the
+    third digit. nan as in `cka`. episodes: as in `mutual_knn`.
     """
     found = pair(a, b)
     if found is None:
@@ -55,7 +55,7 @@ Masked = tuple[np.ndarray, np.ndarray, float]
 
 
 def masked_kernel(features: np.ndarray, k: int, episodes: np.ndarray | None = None) -> Masked:
-    """Linear kernel [n, n], who is near whom (bool [n, n]), and the unbiased HSIC of the masked kernel with itself."""
+    """Linear kernel [n, n], mask of neighbours (bool [n, n]), and unbiased HSIC of the masked kernel with itself."""
     kernel = features @ features.T
     near = membership(largest(kernel, k, episodes))
     return kernel, near, _unbiased_hsic(near * kernel, near * kernel)
@@ -73,7 +73,7 @@ def _kernel(features: np.ndarray, kernel: str, bandwidth: float | None) -> np.nd
     if kernel == "linear":
         return products
     sizes = np.diag(products)
-    squares = np.maximum(sizes[:, None] + sizes - 2 * products, 0.0)  # |a_i - a_j|^2; rounding may leave less than 0
+    squares = np.maximum(sizes[:, None] + sizes - 2 * products, 0.0)  # |a_i - a_j|^2; rounding may make it negative
     if bandwidth is None:
         bandwidth = np.sqrt(np.median(squares[np.triu_indices(len(squares), 1)]))
     return np.exp(-squares / (2 * bandwidth**2))
@@ -96,6 +96,6 @@ def _unbiased_hsic(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def _normalized(cross: float, first: float, second: float) -> float:
-    """cross / sqrt(first second); nan where one of them has nothing to compare."""
+    """cross / sqrt(first * second); nan unless both are positive."""
     product = first * second
     return cross / float(np.sqrt(product)) if first > 0 and product > 0 else np.nan

@@ -1,7 +1,7 @@
 """Similarity up to linear maps: held-out linear regression, and canonical correlations.
 
 Models of an identifiable family that agree in their predictions have equal representations up to an invertible linear
-map (Roeder et al. 2021). World models are not of that family: for them it is an empirical question.
+map (Roeder et al. 2021). World models are not in such a family: for them it is an empirical question.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from denoised_mdp.analysis.similarity.arrays import pair, standardized
 from denoised_mdp.errors import UserError
 
 RIDGE = 1e-6
-"""penalty, relative to features of variance 1"""
+"""penalty of the regression, for features of variance 1"""
 MOST = 50
-"""principal components of features that are compared linearly"""
+"""largest number of principal components in a linear comparison"""
 RANK = 1e-9
 """singular values below this share of the largest count as zero"""
 
 
 def linear_similarity(a: np.ndarray, b: np.ndarray, split: np.ndarray) -> float:
-    """Held-out R^2 of least squares from a to b, pooled over the columns of b. Directional: compute both.
+    """Held-out R^2 of least squares from a to b, pooled over the columns of b. Not symmetric: compute both.
 
-    split: bool [n], True where to fit; keep an episode on one side (`episode_halves`). R^2 = 1 - squared errors /
-    squares about the *fitted* rows' mean. nan, with one warning, where all rows of one matrix are the same.
+    split: bool [n], True for rows to fit; keep each episode on one side (`episode_halves`). R^2 = 1 - squared errors /
+    squares about the *fitted* rows' mean. nan, with one warning, if all rows of one matrix are the same.
     """
     errors, squares = _held_out(a, b, split)
     return float(1 - errors.sum() / squares.sum()) if squares.sum() > 0 else np.nan
 
 
 def _held_out(a: np.ndarray, b: np.ndarray, split: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Squared errors, and squares about the fitted rows' mean, of the other rows: [d'] each, of b's live columns."""
+    """Squared errors of the held-out rows, and squares about the fitted rows' mean: [d'] each, for b's live columns."""
     found = pair(a, b)
     if found is None:
         return np.zeros(0), np.zeros(0)
@@ -49,9 +49,9 @@ def _held_out(a: np.ndarray, b: np.ndarray, split: np.ndarray) -> tuple[np.ndarr
 def mean_cca(a: np.ndarray, b: np.ndarray, split: np.ndarray | None = None, components: int | None = None) -> float:
     """Mean canonical correlation: 0 to 1, with `split` -1 to 1; invariant to invertible linear maps of both.
 
-    split: bool [n], True where to fit; the correlations are those of the other rows. Default: all rows for both.
-    components: only so many principal components of each; needed where rows are fewer than 10 per column, as
-    correlations of fitted rows are then high whatever the features. nan as in `linear_similarity`.
+    split: bool [n], True for rows to fit; correlations are those of the other rows. Default: all rows for both.
+    components: keep only so many principal components of each. This is needed with fewer than 10 rows per column, where
+    correlations of fitted rows are high whatever the features. nan as in `linear_similarity`.
     """
     return _mean(canonical_correlations(a, b, split, components))
 
@@ -75,9 +75,9 @@ def canonical_correlations(
 
 
 def svcca(a: np.ndarray, b: np.ndarray, components: int = 10) -> float:
-    """Mean correlation of canonical directions among the first principal components of standardized columns.
+    """Mean canonical correlation of the first principal components of standardized columns (Raghu et al. 2017).
 
-    The decomposition is exact, so the result is deterministic (Raghu et al. 2017). nan as in `linear_similarity`.
+    The decomposition is exact, so the result is deterministic. nan as in `linear_similarity`.
     """
     found = pair(a, b)
     if found is None:
@@ -87,12 +87,12 @@ def svcca(a: np.ndarray, b: np.ndarray, components: int = 10) -> float:
 
 
 def _z_scores(features: np.ndarray) -> np.ndarray:
-    """Columns about their mean, over their standard deviation (of n - 1 degrees of freedom)."""
+    """Columns minus their mean, over their standard deviation (n - 1 degrees of freedom)."""
     return (features - features.mean(0)) / (features.std(0, ddof=1) + 1e-8)
 
 
 def principal_components(features: np.ndarray, fit: np.ndarray, components: int | None = None) -> np.ndarray:
-    """The first principal components of the fitted rows (bool [n]), orthonormal over them: [n, d] -> [n, rank]."""
+    """First principal components, fitted to and orthonormal over the rows in `fit` (bool [n]): [n, d] -> [n, rank]."""
     centered = features - features[fit].mean(0)
     _, strengths, directions = np.linalg.svd(centered[fit], full_matrices=False)
     rank = int((strengths > RANK * strengths[0]).sum()) if len(strengths) else 0
@@ -101,7 +101,7 @@ def principal_components(features: np.ndarray, fit: np.ndarray, components: int 
 
 
 def supported_components(rows: int) -> int:
-    """Principal components that a fit to so many rows supports: a tenth of them, at most `MOST`."""
+    """How many principal components a fit to `rows` rows supports: a tenth of them, from 1 to `MOST`."""
     return int(np.clip(rows // 10, 1, MOST))
 
 

@@ -3,8 +3,8 @@
 The neighbours of row i are the k other rows with the largest inner product with it, nearest first. Ties go to the
 smaller row number, so that duplicated rows give the same result everywhere.
 
-`episodes` [n] numbers the episode of each row; rows of the same episode are no neighbours then: all of them share
-whatever stands still within an episode, in every world and in every representation of it.
+`episodes` [n] is the episode number of each row. If given, rows of the same episode are not neighbours: they share
+whatever stands still within an episode, in every world and in every representation.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import numpy as np
 from denoised_mdp.analysis.similarity.arrays import check_neighbours, pair
 
 K = 10
-"""neighbours by default"""
+"""default number of neighbours"""
 DIGITS = 12
-"""of inner products, relative to the largest; what is equal but for rounding is a tie"""
+"""decimals kept of inner products, relative to the largest, so that values equal up to rounding are ties"""
 
 
 def neighbours(features: np.ndarray, k: int, episodes: np.ndarray | None = None) -> np.ndarray:
-    """Numbers of the k nearest rows of each row, nearest first: [n, d] -> int [n, k]."""
+    """Indices of the k nearest rows of each row, nearest first: [n, d] -> int [n, k]."""
     return largest(features @ features.T, k, episodes)
 
 
 def largest(kernel: np.ndarray, k: int, episodes: np.ndarray | None = None) -> np.ndarray:
-    """Numbers of the k largest entries of each row of a kernel [n, n], largest first: [n, k].
+    """Indices of the k largest entries of each row of a kernel [n, n], largest first: [n, k].
 
-    Not of its diagonal, or of the row's own episode. [n, 0] where the kernel is zero: of features that do not vary, no
-    row is nearer than another.
+    The diagonal and the row's own episode are excluded. [n, 0] if the kernel is zero: if features do not vary, no row
+    is nearer than another.
     """
     if not kernel.any():
         return np.zeros((len(kernel), 0), int)
@@ -46,9 +46,9 @@ def membership(nearest: np.ndarray) -> np.ndarray:
 
 
 def overlap(nearest: np.ndarray, marks: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
-    """Share of each row's neighbours [n, k] that are also its neighbours in `marks` [n, n]: [n]; nan without any.
+    """Share of each row's neighbours [n, k] that are also its neighbours in `marks` [n, n]: [n]; nan if there are none.
 
-    order: row i of the second representation is its row order[i], as if its rows had been permuted.
+    order: permutes the second representation, so that its row order[i] takes the place of row i.
     """
     if not nearest.size or not marks.any():
         return np.full(len(nearest), np.nan)
@@ -57,16 +57,16 @@ def overlap(nearest: np.ndarray, marks: np.ndarray, order: np.ndarray | None = N
 
 
 def mutual_knn(a: np.ndarray, b: np.ndarray, k: int = K, episodes: np.ndarray | None = None) -> float:
-    """Mean share of common neighbours, 0 to 1; of unrelated representations `knn_chance`.
+    """Mean share of common neighbours, 0 to 1; for unrelated representations `knn_chance`.
 
-    nan, with one warning, where all rows of one matrix are the same; so in all functions of this module.
+    nan, with one warning, if all rows of one matrix are the same, as in all metrics of this module.
     """
     lists = _lists(a, b, k, episodes)
     return np.nan if lists is None else float(overlap(lists[0], membership(lists[1])).mean())
 
 
 def cycle_knn(a: np.ndarray, b: np.ndarray, k: int = K, episodes: np.ndarray | None = None) -> float:
-    """Share of rows i that come back: some j near i in b has i near j in a. Not symmetric: compute both."""
+    """Share of rows i that return: some neighbour of i in b has i as a neighbour in a. Not symmetric: compute both."""
     lists = _lists(a, b, k, episodes)
     if lists is None:
         return np.nan
@@ -74,7 +74,7 @@ def cycle_knn(a: np.ndarray, b: np.ndarray, k: int = K, episodes: np.ndarray | N
 
 
 def lcs_knn(a: np.ndarray, b: np.ndarray, k: int = K, episodes: np.ndarray | None = None) -> float:
-    """Mean length of the longest common subsequence of the ordered lists of neighbours, over k: 0 to 1."""
+    """Mean length of the longest common subsequence of the ordered lists of neighbours, divided by k: 0 to 1."""
     lists = _lists(a, b, k, episodes)
     if lists is None:
         return np.nan
@@ -86,7 +86,7 @@ def lcs_knn(a: np.ndarray, b: np.ndarray, k: int = K, episodes: np.ndarray | Non
 
 
 def edit_knn(a: np.ndarray, b: np.ndarray, k: int = K, episodes: np.ndarray | None = None) -> float:
-    """1 - mean Levenshtein distance of the ordered lists of neighbours, over k: 0 to 1."""
+    """1 - mean Levenshtein distance of the ordered lists of neighbours, divided by k: 0 to 1."""
     lists = _lists(a, b, k, episodes)
     if lists is None:
         return np.nan
@@ -98,7 +98,7 @@ def edit_knn(a: np.ndarray, b: np.ndarray, k: int = K, episodes: np.ndarray | No
 
 
 def _lists(a: np.ndarray, b: np.ndarray, k: int, episodes: np.ndarray | None) -> tuple[np.ndarray, np.ndarray] | None:
-    """The neighbours [n, k] in both; None where there are none."""
+    """The neighbours [n, k] in both matrices; None if all rows of one are the same."""
     found = pair(a, b)
     return None if found is None else (neighbours(found[0], k, episodes), neighbours(found[1], k, episodes))
 

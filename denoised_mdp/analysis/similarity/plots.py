@@ -1,6 +1,6 @@
-"""Pictures of a roster, each as wide as a phone's page; every title says how to read it.
+"""Figures of a roster, each as wide as a phone screen; every title says how to read its figure.
 
-All are drawn from the tree of `roster.summarize` as its JSON file holds it.
+All are drawn from the tree of `roster.summarize`, in the form of its JSON file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MARKS = (
 
 
 def figures(tree: Mapping[str, Any]) -> dict[str, Figure]:
-    """Every picture by name that a roster supports."""
+    """All figures that a roster supports, by name."""
     found = {"matrix": matrix_figure(tree)}
     if any(row["world"] != "trained" for row in tree["worlds"]):
         found["worlds"] = worlds_figure(tree)
@@ -42,7 +42,7 @@ def figures(tree: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def matrix_figure(tree: Mapping[str, Any]) -> Figure:
-    """Alignment of what the policies see, run by run, ordered by group and then by return."""
+    """Alignment of what the policies see, for each pair of runs, ordered by group and then by return."""
     agents, values = tree["agents"], np.array(tree["matrix"]["mutual_knn"], float)
     groups = list(dict.fromkeys(agent["group"] for agent in agents))
     newest = [i for i, agent in enumerate(agents) if agent["newest"]]
@@ -67,7 +67,7 @@ def matrix_figure(tree: Mapping[str, Any]) -> Figure:
 
 
 def worlds_figure(tree: Mapping[str, Any]) -> Figure:
-    """Alignment within a world and across worlds, of each role of each group."""
+    """Alignment within a world and across worlds, for each role of each group."""
     rows = {(row["group"], row["role"], row["world"]): row for row in tree["worlds"]}
     lines = list(dict.fromkeys((group, role) for group, role, _ in rows))
     away = list(dict.fromkeys(world for *_, world in rows))[1]
@@ -191,7 +191,7 @@ def linear_figure(tree: Mapping[str, Any]) -> Figure:
 
 
 def captioned(height: float, text: str) -> Figure:
-    """A figure of so many inches without axes, with a text that says how to read it."""
+    """A figure `height` inches high, without axes, with a caption that says how to read it."""
     figure = new_figure(WIDTH, height)
     figure.set_layout_engine("constrained")
     figure.suptitle("\n".join(textwrap.wrap(text, 78)), x=0.02, ha="left", fontsize=8.5, color=INK)
@@ -209,7 +209,7 @@ def _label(agent: Mapping[str, Any]) -> str:
 
 
 def _dot(axes, estimate: Mapping[str, Any] | None, place: float, mark: tuple[str, str, str]) -> None:
-    """One estimate with its interval at a height."""
+    """Draw one estimate with its interval at the height `place`."""
     if estimate is None or not np.isfinite(number_of(estimate["value"])):
         return
     _, marker, color = mark

@@ -29,15 +29,15 @@ class Point:
     run: int
     """number of the run in the roster"""
     name: str
-    """the run folder's"""
+    """name of the run folder"""
     group: str
-    """what the run shares with those that differ only in the seed"""
+    """name of the group of runs that differ only in the seed"""
     seed: int
     step: int
     newest: bool
-    """the run's last stage"""
+    """whether this is the run's last stage"""
     score: float
-    """mean return of held-out episodes as last evaluated before this step; nan: never"""
+    """mean return of held-out episodes in the last evaluation up to this step; nan without one"""
     features: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     """world -> role -> [n, F], see `situations.features`"""
 
@@ -48,7 +48,7 @@ class Point:
 
 @dataclass
 class Roster:
-    """Runs of one task, read without loading their weights."""
+    """Runs of one environment, read without loading their weights."""
 
     paths: list[Path]
     configs: list[Config]
@@ -60,7 +60,7 @@ class Roster:
         """Read the configurations.
 
         Raises:
-            UserError: a folder is not a run, is named twice, or is of another task than the first.
+            UserError: a folder is not a run, is named twice, or has another environment or distractors than the first.
         """
         paths = list({RunFolder.existing(run).path.resolve(): Path(run) for run in runs}.values())
         if len(paths) < len(runs):
@@ -79,7 +79,7 @@ class Roster:
         return cls(paths, configs, [names[path] for path in paths])
 
     def stages(self, number: int, snapshots: bool, checkpoint: int | str | None) -> list[int | str | None]:
-        """Steps to load of one run, the last one last; None stands for the newest checkpoint."""
+        """Checkpoints of one run to load, the last stage last; None stands for the newest checkpoint."""
         if checkpoint is not None or not snapshots:
             return [checkpoint]
         folder = RunFolder(self.paths[number])
@@ -87,7 +87,7 @@ class Roster:
         return [*(step for step in list_steps(folder.snapshots) if step < last), None]
 
     def agents(self, snapshots: bool, checkpoint: int | str | None, device: str) -> Iterator[tuple[Point, Agent]]:
-        """Load all agents one by one: of each run the untrained network, then its stages."""
+        """Load all agents one by one: for each run the untrained network, then its stages."""
         for number, (path, config, group) in enumerate(zip(self.paths, self.configs, self.groups, strict=True)):
             curve = read_metrics(RunFolder(path).metrics)[0].get("eval/return")
             stages, name = self.stages(number, snapshots, checkpoint), path.resolve().name
@@ -106,5 +106,5 @@ def score_at(curve: tuple[np.ndarray, np.ndarray] | None, step: int) -> float:
 
 
 def _shown(config: Config) -> tuple:
-    """What decides which pictures a run sees."""
+    """The options that decide which pictures a run sees."""
     return vars(config.env), config.distractors

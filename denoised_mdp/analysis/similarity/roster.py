@@ -1,4 +1,4 @@
-"""Everything that `probe similarity` measures of a roster of runs, as one tree of numbers."""
+"""Everything that `probe similarity` measures on a roster of runs, as one tree of numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from denoised_mdp.progress import Phase, track
 from denoised_mdp.run.load import load_run
 
 FEWEST = 4
-"""situations that can be compared, see `similarity.arrays.pair`"""
+"""fewest situations that can be compared, see `similarity.arrays.pair`"""
 METRICS = {
     "mutual_knn": similarity.mutual_knn,
     "cknna": similarity.cknna,
@@ -38,14 +38,14 @@ METRICS = {
     "edit_knn": similarity.edit_knn,
     "svcca": lambda a, b, k, episodes: similarity.svcca(a, b),
 }
-"""(a, b, neighbours, episode of each row) -> number, of every pair of trained runs"""
+"""name -> metric of every pair of trained runs: (a, b, neighbours, episode of each row) -> number"""
 
 
 def measure(roster: Roster, options: Any) -> tuple[list[Point], Situations]:
-    """Record the situations with the newest agents as players, then filter them with every agent of the roster.
+    """Record the situations with each run's last stage as a player, then filter them with every agent of the roster.
 
     Raises:
-        UserError: too few situations for so many neighbours.
+        UserError: there are too few situations for `options.k` neighbours.
     """
     check_size(options.k, options.episodes, options.steps)
     players = [load_run(path, checkpoint=options.checkpoint, device=options.device)[1] for path in roster.paths]
@@ -55,7 +55,7 @@ def measure(roster: Roster, options: Any) -> tuple[list[Point], Situations]:
     points = []
     with Phase("filtering", sum(map(len, stages)) + len(stages), "agents") as phase:
         for point, agent in roster.agents(options.snapshots, options.checkpoint, options.device):
-            for world in situations.worlds if point.newest else [HOME]:  # only the last stages are compared in others
+            for world in situations.worlds if point.newest else [HOME]:  # only last stages are compared across worlds
                 point.features[world] = features(agent, situations.worlds[world], situations.rows)
             points.append(point)
             phase.update(len(points))
@@ -63,7 +63,7 @@ def measure(roster: Roster, options: Any) -> tuple[list[Point], Situations]:
 
 
 def check_size(k: int, episodes: int, steps: int) -> None:
-    """Raise UserError if episodes that are not cut short have no k neighbours: before anything is played."""
+    """Raise UserError, before anything is played, if even full-length episodes have fewer than k neighbours."""
     own = len(range(FIRST, steps + 1, APART))
     rows = episodes * own
     if rows < FEWEST or k > rows - own:
@@ -99,7 +99,7 @@ def summarize(known: tables.Alignments) -> dict[str, Any]:
 
 
 def pair_rows(known: tables.Alignments) -> list[dict[str, Any]]:
-    """Every metric of every pair of trained runs as rows of a table: of what is seen, and of the rest."""
+    """Every metric of every pair of trained runs as table rows, for what the policy sees and for the rest."""
     newest, rows = [point for point in known.points if point.newest], []
     pairs = list(itertools.combinations(newest, 2)) or [(newest[0], newest[0])]
     for first, second in track(pairs, "all metrics", "pairs", delay=1):
@@ -115,7 +115,7 @@ def pair_rows(known: tables.Alignments) -> list[dict[str, Any]]:
 
 
 def lines_of(tree: Mapping[str, Any]) -> list[str]:
-    """The headline numbers of a tree as its file holds it, to print."""
+    """The headline numbers of a tree, in the form of its JSON file, as lines to print."""
     columns = ("same world, other seed", "other world, same run", "other world, other seed")
     home = {(row["group"], row["role"]): row for row in tree["worlds"] if row["world"] == HOME}
     across = {
@@ -150,11 +150,11 @@ def lines_of(tree: Mapping[str, Any]) -> list[str]:
 
 
 def text(estimate: Mapping[str, Any] | None, digits: int = 3) -> str:
-    """An estimate of a tree without its note, for a table; see `notes_of`."""
+    """Format an estimate of a tree for a table, without its note; see `notes_of`."""
     return dataclasses.replace(Estimate.from_tree(estimate), note="").text(digits) if estimate else "-"
 
 
 def notes_of(tree: Mapping[str, Any]) -> list[str]:
-    """What a reader must know of the intervals of alignment across worlds."""
+    """The notes that a reader needs on the intervals of alignment across worlds, each with its group."""
     cells = [(row["group"], row[column]) for row in tree["worlds"] for column in ("same run", "other seed")]
     return list(dict.fromkeys(f"{group}: {cell['note']}" for group, cell in cells if cell and cell.get("note")))

@@ -1,7 +1,7 @@
 """Numbers of a roster: who agrees with whom, in which world, with the truth, and when.
 
 Alignment is `mutual_knn` of standardized columns and unit rows, among rows of other episodes. Intervals of one pair are
-over whole episodes, those of a mean over pairs are over runs: runs are independent, their stages and pairs are not.
+over whole episodes. Those of a mean over pairs are over runs: runs are independent, their stages and pairs are not.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from denoised_mdp.analysis.situations import HOME, Situations
 from denoised_mdp.progress import track
 
 LEAST_RUNS = 3
-"""for an interval over runs"""
+"""fewest runs for an interval over runs"""
 LEAST_POINTS = 12
-"""for a statement about competence"""
+"""fewest agents for a statement about competence"""
 BINS = 4
 KS = (5, 10, 20, 50)
 
@@ -79,7 +79,7 @@ class Alignments:
         return over_episodes(overlap(first, membership(second)), self.episode).within(0.0, 1.0)
 
     def mean(self, values: Mapping[tuple[int, ...], np.ndarray]) -> Estimate:
-        """The mean of overlaps [n] of runs or pairs; its interval is over runs or, of fewer than 3, over episodes.
+        """The mean of overlaps [n] of runs or pairs; its interval is over runs or, with fewer than 3, over episodes.
 
         Overlaps of features that do not vary are left out; a note says how many remain.
         """
@@ -103,11 +103,11 @@ def over_episodes(rows: np.ndarray, episode: np.ndarray) -> Estimate:
 
 
 def over_runs(values: Mapping[tuple[int, ...], float]) -> Estimate:
-    """The mean of numbers of runs, or of pairs of runs, by their numbers; with an interval over runs if 3 or more.
+    """The mean of values keyed by run or by pair of runs, with an interval over runs if there are 3 or more.
 
-    The interval is of the jackknife (Tukey 1958) with Student's t: each run in turn is left out, with all its pairs.
-    Of numbers of single runs it is that of their mean. A bootstrap draws no pair of a run with itself, and of few runs
-    its intervals are too narrow for pairs.
+    The interval is a jackknife (Tukey 1958) with Student's t: each run in turn is left out, with all its pairs. For
+    values of single runs it equals the interval of their mean. A bootstrap has no values for pairs of a run with
+    itself, and with few runs its intervals are too narrow for pairs.
     """
     if not values:
         return Estimate(math.nan)
@@ -119,14 +119,14 @@ def over_runs(values: Mapping[tuple[int, ...], float]) -> Estimate:
     if not all(rest):
         return Estimate(mean, note="all pairs have one run in common: no interval")
     without = np.array([np.mean(numbers) for numbers in rest])  # [runs]
-    half = (len(runs) - 1) * confidence(without)  # means without one run vary so much less than runs
+    half = (len(runs) - 1) * confidence(without)  # leave-one-out means vary less than runs by this factor
     return with_interval(mean, mean - half, mean + half)
 
 
 def matrices(known: Alignments) -> dict[str, np.ndarray]:
-    """Alignment and CKNNA of what the policies see, all agents with all, in the world of training: [P, P] each.
+    """Alignment and CKNNA of what the policies see, between all agents, in the world of training: [P, P] each.
 
-    1 of each with itself; nan where its features do not vary.
+    The diagonal is 1. Entries of an agent whose features do not vary are nan.
     """
     count = len(known.points)
     alone = np.diag([1.0 if known.of(point).size else math.nan for point in known.points])
@@ -144,9 +144,9 @@ def matrices(known: Alignments) -> dict[str, np.ndarray]:
 
 
 def null(known: Alignments) -> Estimate:
-    """Alignment of trained agents of different runs after whole episodes were shuffled: mean and 95 % band.
+    """Alignment of trained agents of different runs with whole episodes shuffled: mean and 95 % band.
 
-    Those whose features do not vary are left out.
+    Agents whose features do not vary are left out. A single agent is compared with itself.
     """
     orders = shuffled_episodes(known.episode)
     newest = [point for point in known.points if point.newest and known.of(point).size]
@@ -161,9 +161,9 @@ def null(known: Alignments) -> Estimate:
 
 
 def across_worlds(known: Alignments) -> list[dict]:
-    """Alignment in the same and in another world, of the same run and of another seed: one row per group and role.
+    """Alignment within and across worlds, for the same run and for other seeds: one row per group, role and world.
 
-    What a role holds of the distractors is lost between worlds; what it holds of the physics is not.
+    What a role encodes of the distractors is lost between worlds; what it encodes of the physics is not.
     """
     rows = []
     for group, points in groups_of(known.points):
@@ -181,7 +181,7 @@ def across_worlds(known: Alignments) -> list[dict]:
 
 
 def _pairs(known: Alignments, points: Sequence[Point], role: str, world: str, k: int = 0) -> Estimate:
-    """Mean alignment of one agent in the world of training with another one in `world`."""
+    """Mean alignment of one run's agent in the world of training with another run's in `world`."""
     marks = {point.run: membership(known.of(point, world, role, k)) for point in points}
     both = itertools.combinations(points, 2) if world == HOME else itertools.permutations(points, 2)
     values = {
@@ -200,7 +200,7 @@ def groups_of(points: Iterable[Point]) -> list[tuple[str, list[Point]]]:
 
 
 def to_truth(known: Alignments) -> list[dict]:
-    """How every role of every agent knows the true state and noise: alignment, and held-out linear R^2."""
+    """How well every role of every agent knows the true state and noise: alignment, and held-out linear R^2."""
     rows = []
     kinds = ["state"] + ["noise"] * bool(known.situations.noise.shape[1])
     for point in known.points:
@@ -213,7 +213,7 @@ def to_truth(known: Alignments) -> list[dict]:
 
 
 def between_roles(known: Alignments) -> list[dict]:
-    """Alignment of what the policy sees with the rest, in one agent: chance is wanted."""
+    """Alignment of what the policy sees with the rest, within each agent; the goal is chance."""
     points = [point for point in known.points if point.newest and REST in point.features[HOME]]
     return [
         {**point.about(), "mutual_knn": known.estimate(known.of(point), known.of(point, HOME, REST))}
@@ -222,7 +222,7 @@ def between_roles(known: Alignments) -> list[dict]:
 
 
 def by_neighbours(known: Alignments) -> list[dict]:
-    """Alignment of seeds of a group for several k: a statement that holds for one k alone is none."""
+    """Alignment of a group's seeds for several k, since a claim that holds for only one k is worth nothing."""
     rows = []
     for k in [k for k in KS if k < len(known.episode) / 2]:
         for group, points in groups_of(known.points):

@@ -1,4 +1,4 @@
-"""Runs sorted into cells (task, distractors) and methods, and what keeps them from being compared."""
+"""Sort runs into cells (task, distractors) and methods, and refuse runs that cannot be compared."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PAPER_VARIANTS = (
 )
 """rows of the paper's Table 5.1, in its order"""
 PROTOCOL = ("env.episode_steps", "env.reward", "env.quality", "env.clips", "train.eval_episodes")
-"""what two methods must share on a task, with every option of the distractors; each may see another size of picture"""
+"""what two methods must share on a task, besides all options of the distractors; picture sizes may differ"""
 BY = ("model.name", "policy.name")
-"""options that make a method"""
+"""options that define a method"""
 
 Cell = tuple[str, str]
 """task, distractors"""
@@ -35,7 +35,7 @@ Cell = tuple[str, str]
 
 @dataclass
 class Entry:
-    """One run and its score; nan where it was not evaluated at the budget."""
+    """One run and its score, which is nan if the run was not evaluated at the budget."""
 
     run: RunData
     cell: Cell
@@ -49,12 +49,12 @@ class Table:
 
     entries: list[Entry]
     budget: int
-    """environment steps"""
+    """environment steps at which runs are scored"""
     tasks: list[str] = field(default_factory=list)
     variants: list[str] = field(default_factory=list)
     methods: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    """one line for each run that is not there or was not evaluated at the budget"""
+    """one line for each cell and method without some seeds, and for each run that was not evaluated at the budget"""
 
     def runs(self, method: str) -> list[RunData]:
         """All runs of a method."""
@@ -65,7 +65,7 @@ class Table:
         return [entry for entry in self.entries if (entry.cell, entry.method) == (cell, method)]
 
     def scores(self, method: str, variant: str | None = None) -> list[np.ndarray] | None:
-        """Scores [runs] in each cell of one row of distractors (None: of all); None if one has no score."""
+        """Scores [runs] in each cell with these distractors (None: all cells); None if a cell has no score."""
         known = {entry.cell for entry in self.entries}
         cells = [(t, v) for v in self.variants if variant in (None, v) for t in self.tasks if (t, v) in known]
         found = [np.array([e.score for e in self.group(cell, method) if e.score == e.score]) for cell in cells]
@@ -76,7 +76,7 @@ def make_table(runs: Sequence[RunData], step: int | None = None, by: Sequence[st
     """Sort runs into a table.
 
     Args:
-        runs: with a readable configuration each.
+        runs: all with a readable configuration.
         step: score every run there instead of at its end.
         by: dotted keys of the options whose values name a method.
 
@@ -91,7 +91,7 @@ def make_table(runs: Sequence[RunData], step: int | None = None, by: Sequence[st
     entries = [Entry(run, _cell(run.config), _method(run, by), _logged(run, "eval/return", budget)) for run in runs]
     first: dict[tuple, Entry] = {}
     for entry in entries:
-        if "eval/return" not in entry.run.metrics:  # as of a run that failed at its start: listed as missing
+        if "eval/return" not in entry.run.metrics:  # e.g. a run that failed early: listed as missing
             continue
         _refuse_other_protocol(first.setdefault(entry.cell, entry), entry, budget)
         _refuse_other_settings(first.setdefault((entry.cell, entry.method), entry), entry, by)
@@ -111,7 +111,7 @@ def make_table(runs: Sequence[RunData], step: int | None = None, by: Sequence[st
 
 
 def check_keys(by: Sequence[str]) -> None:
-    """Raise UserError for a key that no run can have; of a run, a model may have latents that no table has here."""
+    """Raise UserError for a key that no run can have. A run's model may have latents that no table here has."""
     for key in by:
         if not key:
             raise UserError(f"--by {','.join(by)}: name options, such as {','.join(BY)}.")
@@ -120,7 +120,7 @@ def check_keys(by: Sequence[str]) -> None:
 
 
 def variant_name(distractors: Sequence[str]) -> str:
-    """The distractors of a run as a row's name."""
+    """The distractors of a run, as the name of a row."""
     return " + ".join(name.replace("_", " ") for name in distractors) or "noiseless"
 
 
@@ -131,7 +131,7 @@ def _cell(config: Config) -> Cell:
 def _method(run: RunData, by: Sequence[str]) -> str:
     options = run.options() | dict(zip(BY, run.config.method, strict=True))
     for key in by:
-        if key not in options and key not in all_options():  # else it is one of other models or agents
+        if key not in options and key not in all_options():  # else other models or agents have it
             raise UserError(f"--by {key}: {unknown(key)}")
     known = [key for key in by if options.get(key)]
     return " · ".join(options[key] if key in BY else f"{key.rpartition('.')[2]}={options[key]}" for key in known)
@@ -149,7 +149,7 @@ def _one_budget(runs: Sequence[RunData]) -> int:
 
 
 def is_at(run: RunData, step: float | np.ndarray, budget: int) -> bool | np.ndarray:
-    """Is it the budget's step? With several environments, that is the end of the turn that reached the budget."""
+    """Whether a step is the budget's: with several environments, the end of the turn that reached the budget."""
     return (step >= budget) & (step < budget + run.config.turn_steps)
 
 
@@ -165,9 +165,9 @@ def _pair(one: Entry, other: Entry) -> str:
 
 
 def _refuse_other_protocol(one: Entry, other: Entry, budget: int) -> None:
-    """Two runs in a cell must have been evaluated alike, whatever their methods."""
+    """Refuse two runs in a cell that were evaluated differently, whatever their methods."""
     counts = [_logged(entry.run, "eval/episodes", budget) for entry in (one, other)]
-    if np.isfinite(counts).all() and counts[0] != counts[1]:  # before one was continued with another number
+    if np.isfinite(counts).all() and counts[0] != counts[1]:  # as logged: the option may have changed since
         texts = " and ".join(f"{count:,.0f}" for count in counts)
         raise UserError(
             f"{_pair(one, other)} were evaluated differently at step {budget:,}: by {texts} episodes. Leave one out."
@@ -183,7 +183,7 @@ def _refuse_other_protocol(one: Entry, other: Entry, budget: int) -> None:
 
 
 def _refuse_other_settings(one: Entry, other: Entry, by: Sequence[str]) -> None:
-    """Two runs of a method in a cell must differ in the seed, and in nothing else that is learned from."""
+    """Refuse two runs of a method in a cell that differ, besides the seed, in an option that affects learning."""
     found = differences_but_seed(one.run.config, other.run.config)
     ignored = _unused(one, other)
     if changed := [line for line in found if key_of_difference(line, one.run.config) not in ignored]:
@@ -195,13 +195,13 @@ def _refuse_other_settings(one: Entry, other: Entry, by: Sequence[str]) -> None:
 
 
 def _unused(one: Entry, other: Entry) -> set[str]:
-    """Options that neither of two runs uses; how they were evaluated counts also where a run no longer is."""
+    """Options that neither run uses, except those of evaluation: they count even if a run is no longer evaluated."""
     both = unused(one.run.config).keys() & unused(other.run.config).keys()
     return {key for key in both if not key.startswith("train.eval_")}
 
 
 def _nearby(run: RunData, budget: int) -> str:
-    """The evaluations before and after a step, and how far the run is."""
+    """Tell the last evaluation before the budget, the first after it, and the last logged step."""
     steps, _ = run.metrics.get("eval/return", (np.empty(0), None))
     near = [*steps[steps < budget][-1:], *steps[steps > budget][:1]]
     evaluated = f"evaluated at {' and '.join(f'{step:,.0f}' for step in near)}; " if near else ""
@@ -209,7 +209,7 @@ def _nearby(run: RunData, budget: int) -> str:
 
 
 def _missing(table: Table) -> list[str]:
-    """Every seed that some run has is expected of every method in every cell."""
+    """Lines about missing scores. Every method is expected in every cell with every seed that some run has."""
     seeds = sorted({entry.run.seed for entry in table.entries})
     lines = []
     for cell in sorted({entry.cell for entry in table.entries}):

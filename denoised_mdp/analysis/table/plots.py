@@ -1,4 +1,4 @@
-"""Pictures of a table of runs: learning curves of each cell, and aggregates with their intervals."""
+"""Figures of a table of runs: learning curves of each cell, and aggregates with their intervals."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from denoised_mdp.analysis.table.cells import Table
 from denoised_mdp.analysis.table.statistics import interval, iqm, mean, median, profile
 
 LEVELS = 101
-"""of a performance profile"""
+"""number of return levels of a performance profile"""
 
 
 def draw(table: Table, folder: Path) -> list[Path]:
-    """Write ``curves.png`` (the layout of the paper's Figure 5-5) and, where scores allow, ``aggregates.png``."""
+    """Write ``curves.png`` (the layout of the paper's Figure 5-5) and, if scores allow, ``aggregates.png``."""
     paths = [draw_curves(table, folder / "curves.png")]
     whole = [method for method in table.methods if table.scores(method)]
     aggregates = folder / "aggregates.png"
     if whole:
         return [*paths, draw_aggregates(table, whole, aggregates)]
-    aggregates.unlink(missing_ok=True)  # an earlier table's
+    aggregates.unlink(missing_ok=True)  # of an earlier table
     return paths
 
 
 def draw_curves(table: Table, path: Path) -> Path:
-    """A panel for each task and set of distractors: each method's mean return, 95 % band over seeds, each run thin."""
+    """Draw a panel per task and set of distractors: mean return, 95 % band over seeds and all runs of each method."""
     figure = new_figure(3.2 * len(table.tasks) + 0.3, 2.3 * len(table.variants) + 0.5)
     figure.set_layout_engine("constrained")
     panels = figure.subplots(len(table.variants), len(table.tasks), sharex=True, squeeze=False)
@@ -54,9 +54,9 @@ def draw_curves(table: Table, path: Path) -> Path:
 
 
 def draw_seeds(axes, curves: Sequence[Curve], runs: int, color: str, label: str, *, bands: bool = True) -> None:
-    """Mean, 95 % band and each of the curves of one method; steps are shown in thousands.
+    """Draw the mean, the 95 % band and each curve of one method; steps are shown in thousands.
 
-    The mean is dotted where some of all its runs are missing: it can jump where one begins or ends.
+    The mean is dotted where some of the method's `runs` runs are missing: it can jump where one begins or ends.
     """
     steps, values, half, count = band(curves)
     draw_mean(axes, steps, values, count == runs, color=color, label=literal(label), linewidth=1.6)
@@ -67,21 +67,21 @@ def draw_seeds(axes, curves: Sequence[Curve], runs: int, color: str, label: str,
 
 
 def levels_of(scores: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns [LEVELS] from 0, or the lowest if that is negative, to the highest: where a profile is drawn."""
+    """Levels [LEVELS] at which a profile is drawn: from 0, or the lowest return if negative, to the highest."""
     everything = np.concatenate(scores)
     lowest, highest = float(everything.min()), float(everything.max())
     return np.linspace(min(0.0, lowest), max(0.0, highest) if lowest < 0 else max(1.0, highest), LEVELS)
 
 
 def draw_aggregates(table: Table, methods: list[str], path: Path) -> Path:
-    """IQM, mean and median with intervals, and the performance profiles."""
+    """Draw IQM, mean and median with intervals, and the performance profiles."""
     figure = new_figure(9.5, 0.35 * len(methods) + 2.2)
     figure.set_layout_engine("constrained")
     *bars, profiles = figure.subplots(1, 4, width_ratios=(1, 1, 1, 1.6))
     scores, colors = {method: table.scores(method) for method in methods}, colors_of(table.methods)
     for axes, statistic in zip(bars, (iqm, mean, median), strict=True):
         plain_axes(axes, 8)
-        axes.use_sticky_edges = False  # else the frame would cut intervals off
+        axes.use_sticky_edges = False  # otherwise the frame would cut off intervals
         for row, (method, own) in enumerate(scores.items()):
             value, low, high = interval(statistic, own)
             color = colors[method]

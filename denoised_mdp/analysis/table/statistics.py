@@ -1,11 +1,11 @@
 """Aggregates of scores over tasks and runs, with 95 % intervals (Agarwal et al., NeurIPS 2021).
 
 The definitions are those of the authors' package ``rliable``. Intervals of a mean, of sums and differences of means
-and of the logarithm of a ratio of means are Student's t with the degrees of freedom of Welch and Satterthwaite; those
-of other statistics are that package's stratified bootstrap, widened for few runs: its percentiles alone contain the
-mean of three normal scores three times out of four, and jump, since resamples of few runs have few values. Here tasks
-may have different numbers of runs, and every random number comes from the generator that is given (the package draws
-from NumPy's global one). Scores are one float array of runs per task.
+and of the logarithm of a ratio of means are Student's t with the degrees of freedom of Welch and Satterthwaite. Those
+of other statistics are the package's stratified bootstrap, widened for few runs: its percentiles alone contain the mean
+of three normal scores three times out of four, and jump, since resamples of few runs take few values. Here, tasks
+may have different numbers of runs, and random numbers come from an explicit generator (the package draws from
+NumPy's global one). Scores are one float array of runs per task.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from scipy.special import stdtrit
 from denoised_mdp.analysis.crossfit import student_over_normal
 
 Scores = Sequence[np.ndarray]
-"""of each task, [runs]"""
+"""one array [runs] per task"""
 RESAMPLES = 5000
 ROUGH = 0.5
-"""largest standard error, as a share of the mean, with which the logarithm of a mean is nearly normal"""
+"""largest standard error, as a share of the mean, at which the logarithm of the mean is nearly normal"""
 FEWEST = 3
-"""runs of a task; the interval of fewer would be their range, or a point"""
+"""fewest runs of a task for an interval; that of fewer would be their range, or a point"""
 
 
 def iqm(tasks: Scores) -> np.ndarray:
-    """Interquartile mean: of the middle half of all runs of all tasks. [..., runs] each -> [...]."""
+    """Interquartile mean: the mean of the middle half of all runs of all tasks. [..., runs] each -> [...]."""
     runs = np.sort(np.concatenate(tasks, -1), -1)  # [..., runs of all tasks]
     cut = runs.shape[-1] // 4
     return runs[..., cut : runs.shape[-1] - cut].mean(-1)
@@ -45,12 +45,12 @@ def difference(first: Scores, second: Scores) -> np.ndarray:
 
 
 def interaction(first: Scores, second: Scores, third: Scores, fourth: Scores) -> np.ndarray:
-    """`difference` of the first two methods minus that of the others: of two leads, by how much one is larger."""
+    """`difference` of the first two methods minus that of the last two: how much larger the first lead is."""
     return difference(first, second) - difference(third, fourth)
 
 
 def ratio(first: Scores, second: Scores) -> np.ndarray:
-    """`mean` of the first method over that of the second; nan where that is not positive. [..., runs] -> [...]."""
+    """`mean` of the first method over that of the second; nan unless the latter is positive. [..., runs] -> [...]."""
     below = mean(second)
     return np.divide(mean(first), below, out=np.full_like(below, math.nan), where=below > 0)
 
@@ -72,7 +72,7 @@ def profile(tasks: Scores, levels: np.ndarray) -> np.ndarray:
 
 
 def improvement(first: Scores, second: Scores) -> np.ndarray:
-    """P(X > Y) + P(X = Y) / 2 for a run of each of two methods, mean over tasks. [..., runs] -> [...]."""
+    """P(X > Y) + P(X = Y) / 2 for runs X and Y of two methods, mean over tasks. [..., runs] -> [...]."""
     pairs = [(x[..., :, None] - y[..., None, :]) for x, y in zip(first, second, strict=True)]  # [..., runs, runs]
     return np.mean([((pair > 0) + 0.5 * (pair == 0)).mean((-1, -2)) for pair in pairs], 0)
 
@@ -83,9 +83,9 @@ def resampled(tasks: Scores, rng: np.random.Generator, count: int = RESAMPLES) -
 
 
 def widening(*methods: Scores) -> float:
-    """Factor of a bootstrap's deviations that makes its interval one of Student's t: see `interval`.
+    """Factor that stretches a bootstrap's deviations to the width of Student's t: see `interval`.
 
-    Resampling n runs underestimates a standard error by sqrt((n - 1) / n) and has normal quantiles.
+    Resampling n runs shrinks a standard error by the factor sqrt((n - 1) / n) and has normal quantiles.
     """
     errors, counts = _squared_errors(methods)  # [tasks of all methods] each
     if not errors.any():
@@ -94,7 +94,7 @@ def widening(*methods: Scores) -> float:
 
 
 def _squared_errors(methods: Sequence[Scores]) -> tuple[np.ndarray, np.ndarray]:
-    """Squared standard errors of the mean of each task of each method, and its runs: [tasks of all methods] each."""
+    """Squared standard errors of the tasks' means, and numbers of runs: [tasks of all methods] each."""
     counts = np.array([len(task) for scores in methods for task in scores])  # [tasks of all methods]
     return np.array([task.var(ddof=1) for scores in methods for task in scores]) / counts, counts
 
@@ -111,9 +111,9 @@ def _relative_error(scores: Scores) -> float:
 
 
 def _student(methods: Sequence[Scores], relative: bool = False) -> float:
-    """Half the 95 % interval of sums and differences of means; nan where no run differs from another of its task.
+    """Half the 95 % interval of sums and differences of means; nan if no run differs from another of its task.
 
-    relative: of the logarithm of a `ratio` or `double_ratio`, to which errors count in relation to their means.
+    relative: for the logarithm of a `ratio` or `double_ratio`, where errors count relative to their means.
     """
     errors, counts = _squared_errors(methods)  # [tasks of all methods] each
     units = [len(scores) * (float(mean(scores)) if relative else 1.0) for scores in methods]  # [methods]
@@ -131,12 +131,12 @@ def interval(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`statistic` of the methods' scores, and its 95 % interval; nan where there is none.
 
-    That of `mean`, `difference` and `interaction` is Student's t, and so is that of the logarithm of a positive
-    `ratio` or `double_ratio`, with the errors to first order; none where a mean is not positive, or its standard error
-    more than half of it. Others have a percentile bootstrap, stratified by task, widened for few runs. There is none
-    where a task has too few runs, nor where all resamples have one value, as the share of won comparisons where all are
-    won: how far that is from the truth, resampling cannot say. within: where the statistic can lie; the interval is cut
-    there.
+    `mean`, `difference` and `interaction` have an interval of Student's t. So has the logarithm of a `ratio` or
+    `double_ratio`, with errors to first order; it has none if a mean is not positive or its standard error exceeds half
+    of it. Other statistics have a percentile bootstrap, stratified by task and widened for few runs. There is no
+    interval if a task has too few runs, or where all resamples agree, as for the share of won comparisons if all are
+    won: resampling cannot tell how far that is from the truth. within: the range of the statistic, to which the
+    interval is clipped.
     """
     value = statistic(*methods)
     nothing = np.full_like(value, math.nan)

@@ -18,17 +18,17 @@ from denoised_mdp.analysis.table.plots import draw
 from denoised_mdp.analysis.table.statistics import FEWEST, improvement, interval, iqm, mean, median
 
 Rows = list[list[str]]
-"""cells of a table, the header first"""
+"""rows of cells, the header first"""
 PROBES: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "recall": ("factors", lambda tree: recall_of(tree, "signal")),
     "leakage": ("factors", lambda tree: recall_of(tree, "noise")),
     "invariance": ("invariance", ratio_of_signal),
 }
-"""column -> the probe, and its number"""
+"""column -> the probe, and the function that reads the number from its result"""
 
 
 def write_table(table: Table, folder: Path) -> list[Path]:
-    """Write ``table.md``, ``.csv``, ``.tex`` and pictures into a folder that exists; returns their paths."""
+    """Write ``table.md``, ``runs.csv``, ``table.tex`` and figures into an existing folder; return their paths."""
     parts = {
         f"Return at step {table.budget:,}, mean over tasks": by_variant(table),
         "Aggregates over all tasks and distractors": aggregates(table),
@@ -66,7 +66,7 @@ def by_variant(table: Table) -> Rows:
 
 
 def aggregates(table: Table) -> Rows:
-    """Each method over everything: returns, what its representation holds, size and cost."""
+    """Each method over all cells: returns, what its representation encodes, size and cost."""
     rows = [["", "IQM", "mean", "median", *PROBES, "parameters", "core hours", "runs"]]
     found = probed(table)
     for method in table.methods:
@@ -125,7 +125,7 @@ def per_run(table: Table) -> list[dict[str, Any]]:
 def probed(table: Table) -> dict[str, Found]:
     """Each probe's results to compare: with the options that most runs share, at the table's step.
 
-    If no run has one there: at the step that most runs share.
+    If no run has one there, those at the step that most runs share.
     """
     everyone = [entry.run for entry in table.entries]
     results = {}
@@ -138,7 +138,7 @@ def probed(table: Table) -> dict[str, Found]:
 
 
 def numbers(found: Found, runs: Sequence[RunData], value_of: Callable[[dict[str, Any]], Any]) -> list[float]:
-    """A number of the results of these runs, of each that knows it."""
+    """The number that `value_of` finds in each result of these runs, if known."""
     values = []
     for run, tree in found:
         if not any(run is one for one in runs):
@@ -152,15 +152,15 @@ def numbers(found: Found, runs: Sequence[RunData], value_of: Callable[[dict[str,
 
 
 def parameters(run: RunData) -> int | None:
-    """Parameters of all that acts or learns, as its last start recorded them; None if none did."""
+    """Parameters of everything that acts or learns, from the last start that recorded them; None if none did."""
     counts = [start.get("parameters") for start in run.machine]
     return next((count for count in reversed(counts) if isinstance(count, int)), None)
 
 
 def core_hours(run: RunData) -> float:
-    """CPU hours of the learner's process until its last entry; logged for a part of the updates, scaled to all.
+    """CPU hours of the learner's process until its last entry, scaled to all updates if logged for a part of them.
 
-    Of a run that logged none, wall-clock hours of training times its threads; nan where either is unknown.
+    For a run that logged none, wall-clock hours of training times its threads; nan if either is unknown.
     """
     if "train/cpu_seconds" in run.metrics:
         (steps, spent), (at, updates) = run.metrics["train/cpu_seconds"], run.metrics["train/updates"]
@@ -178,7 +178,7 @@ def with_interval(
     digits: int | None = None,
     within: tuple[float, float] = (-math.inf, math.inf),
 ) -> str:
-    """A statistic with its interval; a dash where scores are missing. digits: after the point; None: 2 below 1."""
+    """A statistic with its interval; a dash if scores are missing. digits: decimals; None: 2 below 1, else 0."""
     if any(scores is None for scores in methods):
         return "-"
     value, low, high = interval(statistic, *methods, within=within)
@@ -194,13 +194,13 @@ def interval_text(value: float, low: float, high: float, digits: int) -> str:
 
 
 def _rounded(value: float, digits: int) -> str:
-    """So many digits after the point; more where a number below 0 would look like 0, since the side of 0 matters."""
+    """Format with `digits` decimals, or more if a number below 0 would look like 0, since its sign matters."""
     text = f"{value:.{digits}f}"
     return _rounded(value, digits + 1) if float(text) == 0 and value < 0 and digits < 4 else text
 
 
 def share_text(known: int, runs: int) -> str:
-    """What follows a mean: nothing if it is of all runs, else of how many."""
+    """Suffix of a mean: empty if it is over all runs, else over how many."""
     return "" if known == runs else f" ({known} of {runs})"
 
 

@@ -1,7 +1,7 @@
 """Distractors that change how the scene is drawn, not what happens in it: colours, lights, camera pose.
 
-They alter MuJoCo's abstract scene (`mjvScene`) after it was built for a frame. The model, and so the physics, is
-never touched.
+They alter MuJoCo's abstract scene (`mjvScene`) after it has been built for a frame. They never touch the model, so
+the physics is unaffected.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from denoised_mdp.options import option
 
 
 class Appearance(WalkingDistractor):
-    """Base: factors that wander smoothly around zero, and a function that applies them to the scene.
+    """Base class: factors that wander smoothly around zero, and a method that applies them to the scene.
 
-    A subclass defines its `factors` with their initial root mean square at strength 1, and `dress`.
+    A subclass defines `dress` and `factors`, a mapping of names to the initial root mean square at strength 1.
     The environment has a `stage`, a list of functions that its renderer calls with each scene.
     """
 
@@ -34,7 +34,7 @@ class Appearance(WalkingDistractor):
         self._walk = SmoothWalk(len(self.factors), scale)
 
     def dress(self, scene, model, data) -> None:
-        """Change a `mujoco.MjvScene` that was just built from a `mujoco.MjModel` and its data."""
+        """Change a `mujoco.MjvScene` that has just been built from a `mujoco.MjModel` and its data."""
         raise NotImplementedError
 
     def frame(self) -> np.ndarray:
@@ -43,7 +43,7 @@ class Appearance(WalkingDistractor):
             return self.env.frame()
 
     def frame_and_background(self, matte: str = "matte"):
-        """Draw the changed scene on black, with the background's share, see `Renderer.frame_and_background`."""
+        """Draw the changed scene on black and return the background's share, see `Renderer.frame_and_background`."""
         with self._on_stage():
             return self.env.frame_and_background(matte)
 
@@ -67,10 +67,10 @@ class Appearance(WalkingDistractor):
 
 
 class BodyColor(Appearance):
-    """Shifts the colour of everything that can move in red, green and blue, clipped to [0, 1].
+    """Shifts the red, green and blue of everything that can move, clipped to [0, 1].
 
-    That is the bodies' geoms and sites, skins and tendons. Targets and other objects fixed to the world keep their
-    colours.
+    This covers skins, tendons, and the geoms and sites of moving bodies. Targets and other objects fixed to the world
+    keep their colours.
     """
 
     name = "body_color"
@@ -86,7 +86,7 @@ class BodyColor(Appearance):
         dynamic: bool = option(True, "true: it changes all the time; false: it is drawn once per episode")
 
     def dress(self, scene, model, data) -> None:
-        """Shift the colours of what moves."""
+        """Shift the colours of everything that moves."""
         shift = self.noise_values()
         geom, site, skin, tendon = 5, 6, 11, 18  # of mjtObj
         moving = model.body_weldid != 0  # [bodies]
@@ -101,8 +101,8 @@ class BodyColor(Appearance):
 class Lighting(Appearance):
     """Changes all lights: brightness (log gain), warmth (red up, blue down) and position.
 
-    The lamps swing around their target by `swing_x` and `swing_y`, as fractions of their height. The camera's
-    headlight does not swing.
+    The lamps swing about their target by `swing_x` and `swing_y`, as fractions of their height. The camera's headlight
+    does not swing.
     """
 
     name = "lighting"
@@ -133,10 +133,10 @@ class Lighting(Appearance):
 
 
 class CameraPose(Appearance):
-    """Moves the camera on a sphere around its target: azimuth, elevation, roll [rad], and log distance.
+    """Moves the camera around its target: azimuth, elevation and roll [rad], and log distance.
 
-    Unlike `CameraJitter`, which shifts the finished picture, this moves the camera in space, with parallax between
-    background and foreground. A video background does not move.
+    Unlike `CameraJitter`, which shifts the finished picture, it moves the camera in space, which causes parallax
+    between background and foreground. A video background does not move.
     """
 
     name = "camera_pose"
@@ -155,13 +155,13 @@ class CameraPose(Appearance):
         dynamic: bool = option(True, "true: it moves all the time; false: it is placed once per episode")
 
     def dress(self, scene, model, data) -> None:
-        """Change the scene's camera, and the headlight on it."""
+        """Change the scene's camera, and move the headlight with it."""
         azimuth, elevation, roll, distance = self.noise_values()
-        for index in range(2):  # the two eyes of stereo vision; MuJoCo takes their mean
+        for index in range(2):  # the two eyes of stereo vision; MuJoCo averages them
             camera = scene.camera[index]
             forward, up = camera.forward.astype(float), camera.up.astype(float)
             depth = float(forward @ (data.subtree_com[0] - camera.pos))
-            if depth < 0.05 * model.stat.extent:  # nothing to turn about in front of it
+            if depth < 0.05 * model.stat.extent:  # no target in front of the camera
                 depth = model.stat.extent
             pivot = camera.pos + depth * forward
             turn = rotation(np.array([0.0, 0.0, 1.0]), azimuth)
@@ -178,7 +178,7 @@ class CameraPose(Appearance):
 
 
 def rotation(axis: np.ndarray, angle: float) -> np.ndarray:
-    """Return the matrix [3, 3] that turns by `angle` [rad] about `axis` [3], by Rodrigues' formula."""
+    """Return the matrix [3, 3] of a rotation by `angle` [rad] about `axis` [3], by Rodrigues' formula."""
     x, y, z = axis / np.linalg.norm(axis)
     cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
     return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross

@@ -1,4 +1,4 @@
-"""The base of all distractors: seeding, state, recursion through the wrapped environment, smooth motion."""
+"""The base of all distractors: seeding, state, recursion into the wrapped environment, smooth motion."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from denoised_mdp.errors import UserError
 from denoised_mdp.seeding import generator, generator_state, restore_generator
 
 MOST = 10.0
-"""upper limit of strengths whose usual value is 1: far beyond it pictures are black and numbers overflow"""
+"""upper limit of strengths whose default is 1; far above it, pictures turn black and numbers overflow"""
 
 
 class Distractor(gym.Wrapper, gym.utils.EzPickle):
-    """Base of all distractors: seeding, state and recursion through the wrapped environment.
+    """Base of all distractors: seeding, state and recursion into the wrapped environment.
 
-    A subclass has a `name`, its `Options`, and defines `_reset_noise`, `_advance_noise`, `noise_values`, `_get_noise`
-    and `_set_noise`; those that change the picture also `frame`, and `foreground` and `frame_and_background` if they
-    change more than the background. Its constructor takes the environment and, by name, its options and nothing else;
-    command line, help and checks follow from them.
+    A subclass sets `name` and `Options`, and defines `_reset_noise`, `_advance_noise`, `noise_values`, `_get_noise`
+    and `_set_noise`. If it changes the picture, it overrides `frame`; if it changes more than the background, also
+    `foreground` and `frame_and_background`. Its constructor takes the environment and, by keyword, only its options,
+    from which the command line, the help and the checks are derived.
 
     Args:
         env: any environment of this package.
         factors: names of the noise's factors.
-        options: of the subclass, by name; those left out have their defaults.
-        clips: keyword arguments of one that `shows_clips`.
+        options: the subclass's options by name; omitted ones take their defaults.
+        clips: further keyword arguments of a distractor with `shows_clips`.
     """
 
     name: str
     suites: tuple[str, ...] = ("dmc", "toy")
-    """suites of tasks that it fits"""
+    """suites that it fits"""
     needs: tuple[str, ...] = ()
-    """what it uses of a world besides the methods of `World`"""
+    """attributes that it needs of a world besides the methods of `World`"""
     scales: tuple[str, ...] = ("strength",)
-    """options that scale its noise; all 0: none. `probe invariance` varies them"""
+    """options that scale its noise: no noise if all are 0. `probe invariance` varies them"""
     shows_clips = False
-    """it takes `clips`, `split` and `clips_seed` of `make_env` as well"""
+    """whether it also takes the arguments `clips`, `split` and `clips_seed` of `make_env`"""
     clip_size: int | None = None
-    """pixels to which it shrinks its clips; None: those of an observation"""
+    """height and width of its clips in pixels; None: those of an observation"""
     hides: tuple[str, ...] = ()
-    """patterns of names of the noise, its own or another's, that no picture shows under it"""
+    """patterns of noise names, its own or another distractor's, that no picture shows when it is applied"""
     part_of_task = False
-    """the task is another without it, so that it stays where distractors are taken away"""
+    """whether the task would be a different one without it; if so, it stays when distractors are removed"""
     Options: type
     """a dataclass whose fields are declared by `denoised_mdp.options.option`"""
     _stream_source: tuple = ()
-    """of one whose noise names its clips: what they were chosen by"""
+    """the arguments that chose its clips, if its noise state names clips"""
 
     def __init__(self, env: gym.Env, factors: tuple[str, ...], options: Mapping[str, Any], **clips: Any):
         gym.utils.EzPickle.__init__(self, env, **options, **clips)
@@ -81,13 +81,13 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
         return self.env.frame()
 
     def foreground(self) -> np.ndarray:
-        """Draw what `frame` shows with a black background, uint8 [H, W, 3], see `World.foreground`."""
+        """Draw what `frame` shows on a black background, uint8 [H, W, 3], see `World.foreground`."""
         return self.env.foreground()
 
     def frame_and_background(self, matte: str = "matte") -> tuple[np.ndarray, np.ndarray]:
-        """Draw the current state on black, with the background's share, as the world does if it can.
+        """Draw the current state on black, and the background's share of each pixel, if the world can.
 
-        For distractors around this one; one that moves pixels of the whole picture moves these too.
+        Outer distractors call it. A distractor that moves the pixels of the whole picture moves these as well.
         """
         return self.env.frame_and_background(matte)
 
@@ -100,7 +100,7 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
         return self.env.signal()
 
     def noise(self) -> np.ndarray:
-        """Return what every distractor does in the current frame, float32 [N], see `noise_names`."""
+        """Return the noise of all distractors up to this one in the current frame, float32 [N], see `noise_names`."""
         outer, own = self.env.noise(), np.asarray(self.noise_values(), np.float32).ravel()
         names = self.noise_names[len(self.env.noise_names) :]
         if len(own) != len(names):
@@ -113,14 +113,14 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
 
     def set_state(self, state: dict) -> None:
         """Continue exactly where `get_state` was taken."""
-        self.rng = restore_generator(state["rng"])  # first: it counts even where the world cannot be restored
+        self.rng = restore_generator(state["rng"])  # first: it is restored even if the world cannot be
         self.env.set_state(state["env"])
         self._set_noise(state["noise"])
 
     def copy_noise(self, other: Distractor) -> None:
-        """Copy the noise of `other`, a distractor of the same kind: both then behave identically.
+        """Copy the noise of `other`, a distractor of the same kind. Both then behave identically.
 
-        One with other clips keeps them, and takes the place in them.
+        A distractor with different clips keeps its own, and copies the rest.
         """
         self.rng = restore_generator(generator_state(other.rng))
         noise = other._get_noise()
@@ -146,7 +146,7 @@ class Distractor(gym.Wrapper, gym.utils.EzPickle):
 
 
 def distractors_of(world: gym.Env) -> dict[str, gym.Env]:
-    """Return the distractors around a world, by name."""
+    """Return the distractors around a world by name, outermost first."""
     found = {}
     while isinstance(world, gym.Wrapper):
         found[world.name] = world
@@ -155,9 +155,9 @@ def distractors_of(world: gym.Env) -> dict[str, gym.Env]:
 
 
 class SmoothWalk:
-    """The smooth random walk W(dimensions, scale) of Wang et al. 2022: random pushes and a restoring force.
+    """The smooth random walk W(dimensions, scale) of Wang et al. 2022, with random pushes and a restoring force.
 
-    `value()` is its position, float64 [dimensions], with a length of about scale * 0.075.
+    `value()` is its scaled position, float64 [dimensions], whose norm is about scale * 0.075.
     """
 
     radius, push, pull, decay, interval = 0.075, 0.005, 0.1, 0.9, 0.5
@@ -171,7 +171,7 @@ class SmoothWalk:
         return self.scale * self.position
 
     def reset(self, rng: np.random.Generator) -> None:
-        """Draw a start."""
+        """Draw the initial position and velocity."""
         self.position = rng.normal(0, self.radius / np.sqrt(self.dimensions), self.dimensions)
         self.velocity = rng.normal(0, self.push, self.dimensions)
 
@@ -194,9 +194,9 @@ class SmoothWalk:
 
 
 class WalkingDistractor(Distractor):
-    """Base of distractors whose whole noise is one smooth walk, which a subclass puts into `_walk`.
+    """Base of distractors whose only noise is a smooth walk; a subclass assigns it to `_walk`.
 
-    Option ``dynamic=false``: drawn at the start of an episode, then fixed.
+    With the option ``dynamic=false``, the walk's value is drawn at the start of an episode and then stays fixed.
     """
 
     _walk: SmoothWalk

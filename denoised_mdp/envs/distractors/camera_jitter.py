@@ -1,4 +1,4 @@
-"""The camera that shakes."""
+"""A shaking camera."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from denoised_mdp.options import option
 class CameraJitter(WalkingDistractor):
     """Shifts the picture like a hand-held camera, with black at the edges.
 
-    The shift (dx, dy) is W(2, 120) pixels at 64x64, scaled with the size, applied after compositing.
+    The shift (dx, dy) is W(2, 120) pixels at 64x64, and scales with the size. It is applied after compositing.
     """
 
     name = "camera_jitter"
@@ -39,11 +39,11 @@ class CameraJitter(WalkingDistractor):
         return translate(self.env.frame(), *self._walk.value())
 
     def foreground(self) -> np.ndarray:
-        """The foreground moves with the picture."""
+        """Draw the wrapped environment's foreground, moved with the picture."""
         return translate(self.env.foreground(), *self._walk.value())
 
     def frame_and_background(self, matte: str = "matte") -> tuple[np.ndarray, np.ndarray]:
-        """Both move with the picture; its black border is no background."""
+        """Move both with the picture; the black border does not count as background."""
         picture, share = self.env.frame_and_background(matte)
         dx, dy = self._walk.value()
         return translate(picture, dx, dy), _translate(share[..., None].astype(np.float32), dx, dy)[..., 0]
@@ -55,12 +55,12 @@ def translate(image: np.ndarray, dx: float, dy: float) -> np.ndarray:
 
 
 def _translate(image: np.ndarray, dx: float, dy: float) -> np.ndarray:
-    """The same of a float image, not rounded."""
+    """Move a float image [H, W, C] as `translate` does, without rounding."""
     return _translate_axis(_translate_axis(image, dy, 0), dx, 1)
 
 
 def _translate_axis(image: np.ndarray, shift: float, axis: int) -> np.ndarray:
-    """Move a float image along one axis by a fraction of pixels, filling with zeros."""
+    """Move a float image along one axis by a fractional number of pixels, filling with zeros."""
     length = image.shape[axis]
     whole = int(np.floor(shift))
     fraction = np.float32(shift - whole)

@@ -1,4 +1,4 @@
-"""The sensor that the background disturbs."""
+"""A reward sensor that the background disturbs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from denoised_mdp.options import option
 class NoisySensor(Distractor):
     """Couples the reward to the background, whose brightness shifts the sensor that the reward reads.
 
-    The offset is the mean of the video's rows and columns H/8 to 3H/8, / 255 - 0.5, in the frame shown before
-    the step, times the video's opacity, so that a video of opacity 0 disturbs nothing; what the scene hides of it
-    counts. The task defines how far a unit offset shifts its sensor (Wang et al. 2022).
+    The offset is strength * opacity * (mean / 255 - 0.5). The mean is over rows and columns H/8 to 3H/8 of the video
+    frame shown before the step, including pixels that the scene hides. A video of opacity 0 disturbs nothing. The task
+    defines how far a unit offset shifts its sensor (Wang et al. 2022).
 
-    The environment is a task with a scalar sensor, in a `VideoBackground`.
+    The wrapped environment is a task with a scalar sensor inside a `VideoBackground`.
 
     Raises:
-        UserError: no video underneath, or a task without a sensor.
+        UserError: there is no video underneath, or the task has no sensor.
     """
 
     name = "noisy_sensor"
@@ -46,7 +46,7 @@ class NoisySensor(Distractor):
             raise UserError("Distractor noisy_sensor needs a task whose reward has a scalar sensor.")
 
     def step(self, action):
-        """Step with the sensor shifted by what the current frame shows."""
+        """Step with the sensor shifted by the offset of the current frame."""
         world = self.env.unwrapped
         world.reward_sensor_offset = self.offset()
         try:
@@ -56,11 +56,11 @@ class NoisySensor(Distractor):
 
     @property
     def scale(self) -> float:
-        """Its strength times the video's opacity; 0: the reward does not depend on the video."""
+        """Strength times the video's opacity; if 0, the reward does not depend on the video."""
         return self.options.strength * self._video.options.strength
 
     def offset(self) -> float:
-        """Return the offset that the frame shown now gives to the next reward."""
+        """Return the sensor offset of the next reward, from the frame shown now."""
         patch = slice(self.size // 8, 3 * self.size // 8)
         return self.scale * (float(self._video.background()[patch, patch].mean()) / 255 - 0.5)
 

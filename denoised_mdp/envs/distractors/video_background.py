@@ -1,4 +1,4 @@
-"""The video behind the scene."""
+"""A video behind the scene."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class VideoBackground(Distractor):
     videos. The distractor's generator chooses where an episode starts.
 
     Details of some options:
-        matte: see `Renderer.frame_and_background`; "paper" is the rule by colour of Wang et al. 2022: "blue_ge" for
-            walker_walk, which includes its floor, else "blue".
-        start: "continue" (Wang et al. 2022): the place is drawn at the first reset and at one with a seed, and the
-            inner step that ends an episode does not advance it. An episode of 1000 steps then advances by 999 of the
-            1000 frames, so that the background keeps almost in step with the episode's clock. That of a still picture
-            is always drawn.
+        matte: see `Renderer.frame_and_background`. "paper" is the colour rule of Wang et al. 2022: "blue_ge" for
+            walker_walk, which includes its floor, otherwise "blue".
+        start: with "continue" (Wang et al. 2022), the position is drawn only at the first reset and at resets with a
+            seed, and the inner step that ends an episode does not advance it. An episode of 1000 steps then advances by
+            999 of the 1000 frames, so the background stays almost in phase with the episode. The position of a still
+            picture is drawn at every reset.
         resize: see `denoised_mdp.envs.decoding.decode`.
 
     Args:
@@ -84,7 +84,7 @@ class VideoBackground(Distractor):
         self._drawn = False
 
     def step(self, action):
-        """Step the environment, then show the next frame: with ``start="continue"`` not after the last step."""
+        """Step the environment, then show the next frame; with ``start="continue"``, not after the last step."""
         result = self.env.step(action)
         ended = result[2] or result[3]
         if not (ended and self.options.start == "continue"):
@@ -92,7 +92,7 @@ class VideoBackground(Distractor):
         return result
 
     def background(self) -> np.ndarray:
-        """Return the video's current frame, uint8 [H, W, C] with one channel in grayscale."""
+        """Return the video's current frame, uint8 [H, W, C]; C is 1 in grayscale."""
         return self._stream.frame(self._index)
 
     def frame(self) -> np.ndarray:
@@ -111,7 +111,7 @@ class VideoBackground(Distractor):
         return frame
 
     def noise_values(self):
-        """Return index in the stream, number of the clip there, frame in it, brightness [0, 1] by patch."""
+        """Return the index in the stream, the clip's number, the frame in it, and each patch's brightness [0, 1]."""
         edges = np.arange(self.patches) * self.size // self.patches
         sums = np.add.reduceat(np.add.reduceat(self.background().mean(-1), edges, 0), edges, 1)
         counts = np.diff([*edges, self.size])
@@ -133,12 +133,12 @@ class VideoBackground(Distractor):
 
     def _set_noise(self, noise: dict) -> None:
         self._stream.restore(noise["clips"], self._clips)
-        self._index = noise["index"] % self._stream.frames  # of a longer one, see `copy_noise`
+        self._index = noise["index"] % self._stream.frames  # it may be of a longer stream, see `copy_noise`
 
 
 def put_behind(background: np.ndarray, foreground: np.ndarray, share: np.ndarray) -> np.ndarray:
     """Return uint8 [H, W, 3]: `background` [H, W, 3 or 1] behind what `Renderer.frame_and_background` returned."""
-    composite = foreground + share[..., None] * background  # bool: uint8, where one of the two is 0; else float32
+    composite = foreground + share[..., None] * background  # bool share: uint8, one term is 0; else float32
     if share.dtype != bool:
         composite = np.clip(np.rint(composite), 0, 255).astype(np.uint8)
     return composite

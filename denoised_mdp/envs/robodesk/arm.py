@@ -1,4 +1,4 @@
-"""From actions to joint targets: the hand moves in space, by inverse kinematics."""
+"""From actions to joint targets: inverse kinematics moves the hand in space."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from denoised_mdp.envs.robodesk.scene import ARM, FINGERS  # first: it chooses t
 import mujoco  # isort: skip
 
 HAND_REACH = 0.01  # metres per step along each axis
-WRIST_REACH = 0.02  # of the wrist's range, per step
+WRIST_REACH = 0.02  # share of the wrist's limit, per step
 ACTIONS = ("x", "y", "z", "wrist", "gripper")
 MAX_ITERATIONS, PRECISION = 100, 1e-14
-FAR, DAMPING = 0.1, 0.03  # metres from the target beyond which the inverse is damped
-LONGEST = 2.0  # change of angles in one iteration
-STALLED = 20.0  # metres per radian at which no progress is made
+FAR, DAMPING = 0.1, 0.03  # beyond FAR metres from the target, the inverse is damped
+LONGEST = 2.0  # largest norm of the change of angles in one iteration
+STALLED = 20.0  # remaining metres per radian of change above which the iteration gives up
 _REACHING = len(ARM) - 1  # all joints but the wrist position the hand
 
 
 class Arm:
     """Turns actions [5] in [-1, 1] into targets of the nine actuators.
 
-    Stateless: nothing to save.
+    It has no state to save.
 
     Args:
         model: the scene.
@@ -36,7 +36,7 @@ class Arm:
         self._range = model.actuator_ctrlrange[:9].copy()
 
     def targets(self, data: mujoco.MjData, action: np.ndarray) -> np.ndarray:
-        """Return actuator targets [9]: hand moved, wrist turned, both fingers at the gripper's opening."""
+        """Return actuator targets [9]: the hand moves, the wrist turns, both fingers take the gripper's opening."""
         place = data.site_xpos[self._site] + HAND_REACH * action[:3]
         targets = np.empty(9)
         targets[:_REACHING] = self.reach(data.qpos, place)
@@ -52,7 +52,7 @@ class Arm:
 
         Newton's method from the current `qpos` with minimum-norm steps: the iteration of
         `dm_control.utils.inverse_kinematics.qpos_from_site_pose` without collision detection and without its rounding
-        errors in the null space. If `place` is out of reach, the last iterate, however far away.
+        errors in the null space. If `place` is out of reach, return the last iterate, however far away.
         """
         model, scratch = self._model, self._scratch
         scratch.qpos[:] = qpos
@@ -65,7 +65,7 @@ class Arm:
             mujoco.mj_comPos(model, scratch)
             mujoco.mj_jacSite(model, scratch, self._jacobian, None, self._site)
             jacobian = self._jacobian[:, :_REACHING]  # [3, 6]
-            damping = DAMPING if distance > FAR else 1e-15  # the latter only for a stretched arm
+            damping = DAMPING if distance > FAR else 1e-15  # the latter matters only when the arm is stretched
             change = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + damping * np.eye(3), error)  # [6]
             length = np.linalg.norm(change)
             if distance > STALLED * length:

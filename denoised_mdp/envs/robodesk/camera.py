@@ -1,4 +1,4 @@
-"""RoboDesk's camera: viewpoints, movement, and oversampled rendering."""
+"""RoboDesk's camera: viewpoints, motion, and oversampled rendering."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CAMERAS = ("auto", "desk", "room")
 
 @dataclass(frozen=True)
 class View:
-    """Offset to the package's camera pose, and the part of the square picture that is kept.
+    """Offset from the package's camera pose, and the part of the square picture that is kept.
 
     Attributes:
         target: shift of the point that the camera looks at [3], metres.
-        distance, elevation: from there, metres and degrees.
-        part: left, top, right, bottom in [0, 1].
+        distance, elevation: offsets of the camera about that point, metres and degrees.
+        part: left, top, right, bottom edges in [0, 1].
     """
 
     target: tuple[float, float, float]
@@ -36,7 +36,7 @@ class View:
     def pose(self, eye_shift: np.ndarray, target_shift: np.ndarray) -> tuple[np.ndarray, float, float, float]:
         """Return target [3], distance, azimuth and elevation (degrees) of a shaken camera.
 
-        The shifts [3] move the package's pose. The view is added afterwards, as angles and distance.
+        The shifts [3] move the package's pose. The view's offsets are added afterwards.
         """
         target = TARGET + target_shift  # [3]
         line = target - (EYE + eye_shift)  # [3]
@@ -46,18 +46,18 @@ class View:
         return target + self.target, distance + self.distance, azimuth, elevation + self.elevation
 
 
-TARGET = np.array([0.0, 0.535, 1.1])  # of the package's camera, which stands 1.8 m away and looks along y, 60 down
+TARGET = np.array([0.0, 0.535, 1.1])  # of the package's camera, which is 1.8 m away and looks along y, 60 degrees down
 EYE = TARGET - 1.8 * np.array([0.0, np.cos(np.deg2rad(60)), -np.sin(np.deg2rad(60))])
-# The package's own view, and the farther one that includes the television (Wang et al. 2022).
+# The package's own view, and a farther one that includes the television (Wang et al. 2022).
 DESK = View((0.0, 0.0, 0.0), 0.0, 0.0, (16.75 / 120, 25.0 / 120, 105.0 / 120, 88.75 / 120))
 ROOM = View((0.875, 0.4, 0.875), 1.15, 13.0, (0.0, 39 / 180, 1.0, 1.0))
 
 
 def choose_view(camera: int | str, room: bool) -> View:
-    """Return the view for a camera of `CAMERAS`, by number or name; "auto": the room if there is one.
+    """Return the view of one of `CAMERAS`, by number or name; "auto" is the room if there is one, else the desk.
 
     Raises:
-        UserError: no such camera.
+        UserError: there is no such camera.
     """
     number = CAMERAS.index(camera) if isinstance(camera, str) and camera in CAMERAS else camera
     if isinstance(number, bool) or not isinstance(number, Integral) or number not in range(len(CAMERAS)):
@@ -67,12 +67,12 @@ def choose_view(camera: int | str, room: bool) -> View:
 
 
 class RoomRenderer(Renderer):
-    """Renders the scene from a moving camera; draws only the part of the view that is kept.
+    """Renders the scene from a moving camera, and draws only the part of the view that is kept.
 
     Args:
         model: the scene.
-        size: height and width of a picture in pixels; it is drawn `OVERSAMPLING` times as large.
-        view: of the camera at rest.
+        size: height and width of a picture in pixels. It is rendered `OVERSAMPLING` times as large.
+        view: pose and crop of the camera at rest.
         quality, stage: see `Renderer`.
     """
 
@@ -94,7 +94,7 @@ class RoomRenderer(Renderer):
         mujoco.mjr_uploadTexture(self._model, self._context, texture)
 
     def film(self, data: mujoco.MjData, eye_shift: np.ndarray, target_shift: np.ndarray) -> np.ndarray:
-        """Return the picture of a camera shifted as in `View.pose`, uint8 [size, size, 3]."""
+        """Return the picture from a camera shifted as in `View.pose`, uint8 [size, size, 3]."""
         camera = self._camera
         camera.lookat[:], camera.distance, camera.azimuth, camera.elevation = self.view.pose(eye_shift, target_shift)
         self._draw(data, skybox=True, floor=True)
@@ -102,13 +102,13 @@ class RoomRenderer(Renderer):
         return np.array(drawn.resize((self.size, self.size), Image.Resampling.LANCZOS, self._box))
 
     def close(self) -> None:
-        """Free the GL objects, and break the reference cycle that would leave the rest to the garbage collector."""
+        """Free the GL objects, and break the reference cycle that only the garbage collector would free."""
         super().close()
         self._stage = ()
 
     def _narrow(self, scene, model, data) -> None:
-        """Cut the field of view down to the rows and columns that are drawn."""
-        for camera in scene.camera:  # both eyes: MuJoCo draws what lies between them
+        """Narrow the field of view to the rows and columns that are drawn."""
+        for camera in scene.camera:  # both eyes: MuJoCo renders their average
             top, bottom = camera.frustum_top, camera.frustum_bottom
             pixel = (top - bottom) / self._whole
             camera.frustum_top, camera.frustum_bottom = top - pixel * self._rows[0], top - pixel * self._rows[1]

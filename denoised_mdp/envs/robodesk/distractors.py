@@ -1,8 +1,8 @@
 """RoboDesk's distractors (Wang et al. 2022): they act in the scene, not on the finished picture.
 
 Each is a Gymnasium wrapper with its own generator, like those of `denoised_mdp.envs.distractors`. Its noise advances
-once per inner step, before the physics, because rewards may depend on it. It only tells the wrapped RoboDesk
-environment what to show, and never touches the physics.
+once per inner step, before the physics, because rewards may depend on it. A distractor only tells the wrapped RoboDesk
+environment what to show. It never touches the physics.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from denoised_mdp.options import option
 COLORS = ("red", "green", "blue")
 
 LAMP_PLACES = np.array([[-1.0, -1.0, 1.0], [1.0, -1.0, 1.0], [0.0, 1.0, 1.0]])
-LAMP_LIGHT = 0.3  # of each lamp without noise
-HEADLIGHT, BRIGHT_HEADLIGHT = 0.4, 0.9  # of the light at the camera, without and with noise
+LAMP_LIGHT = 0.3  # brightness of each lamp without noise
+HEADLIGHT, BRIGHT_HEADLIGHT = 0.4, 0.9  # brightness of the light at the camera, without and with noise
 
 
 @dataclass(frozen=True)
 class Lights:
-    """Three directional lights and the one at the camera.
+    """Three directional lights, and the light at the camera.
 
     Attributes:
-        places: where the lights come from [3, 3]; they point at the origin.
-        diffuse: brightness of each [3].
+        places: positions of the directional lights [3, 3]; they point at the origin.
+        diffuse: their brightness [3].
         headlight: brightness of the light at the camera.
     """
 
@@ -43,7 +43,7 @@ STILL_LIGHTING = Lights(LAMP_PLACES, np.full(3, LAMP_LIGHT), HEADLIGHT)
 
 
 class SceneDistractor(Distractor):
-    """Base: a subclass defines `_start`, `_advance` and `_restore` for its noise, and `_show`."""
+    """Base class; a subclass defines `_start`, `_advance` and `_restore` for its noise, and `_show`."""
 
     suites = ("robodesk",)
 
@@ -66,9 +66,9 @@ class SceneDistractor(Distractor):
 
 
 class ButtonNoise(SceneDistractor):
-    """The sensors of the three buttons drift and jitter; lamps and television follow the sensors, not the buttons.
+    """Makes the sensors of the three buttons drift and jitter; lamps and television follow the sensors.
 
-    Without it, sensors are exact and a lamp is lit only while its button is pressed.
+    Without it, the sensors are exact, and a lamp is lit only while its button is pressed.
     """
 
     name = "button_noise"
@@ -87,7 +87,7 @@ class ButtonNoise(SceneDistractor):
         self._drift, self._error = np.zeros(3), np.zeros(3)
 
     def noise_values(self):
-        """Return the errors of the red, green and blue sensor, in button travels."""
+        """Return the errors of the red, green and blue sensors, in button travels."""
         return self.options.strength * self._error
 
     def _start(self) -> None:
@@ -112,7 +112,7 @@ class ButtonNoise(SceneDistractor):
 
 
 class MovingLights(SceneDistractor):
-    """The three lights swing in circles and flicker, and the light at the camera is brighter."""
+    """Makes the three lights swing in circles and flicker, and brightens the light at the camera."""
 
     name = "moving_lights"
     needs = ("lighting", "room")
@@ -120,7 +120,7 @@ class MovingLights(SceneDistractor):
     reach = np.array([0.5, 0.707, 1.0])
     pace = np.sqrt([5, 1, 1 / 3]) / 30  # mean radians per step
     frequency = np.sqrt([1, 8, 28]) / 15
-    share = 0.7  # of flicker and swing where there is no television
+    share = 0.7  # of flicker and swing that remains without a television
 
     @dataclass
     class Options:
@@ -136,7 +136,7 @@ class MovingLights(SceneDistractor):
         self._angle, self._phase, self._glow, self._time = np.zeros(3), np.zeros(3), np.zeros(3), 0
 
     def places(self) -> np.ndarray:
-        """Return where the lights are [3, 3]."""
+        """Return the positions of the lights [3, 3]."""
         radius = self._share * self.options.swing * self.reach  # [3]
         places = LAMP_PLACES.copy()
         places[:, 0] += radius * np.sin(self._angle)
@@ -144,7 +144,7 @@ class MovingLights(SceneDistractor):
         return places
 
     def diffuse(self) -> np.ndarray:
-        """Return how bright the lights are [3]; farther ones are darker."""
+        """Return the brightness of the lights [3], which falls off with distance."""
         falloff = (LAMP_PLACES**2).sum(1) / (self.places() ** 2).sum(1)
         noisy = self._share * self._glow * falloff + (1 - self._share) * LAMP_LIGHT  # [3]
         return np.maximum(LAMP_LIGHT + self.options.flicker * (noisy - LAMP_LIGHT), 0.0)
@@ -181,7 +181,7 @@ class MovingLights(SceneDistractor):
 
 
 class CameraShake(SceneDistractor):
-    """The camera and its target wander: the camera by W(3, 0.3) metres, the target by W(3, 0.65)."""
+    """Makes the camera and its target wander: the camera by W(3, 0.3) metres, the target by W(3, 0.65) metres."""
 
     name = "camera_shake"
     needs = ("camera_shift",)

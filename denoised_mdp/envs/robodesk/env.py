@@ -1,7 +1,7 @@
 """RoboDesk (Kannan et al. 2021) with the television of Wang et al. 2022, as a Gymnasium environment.
 
 A Franka arm at a desk with a drawer, a sliding door, three buttons with lamps, and blocks. It runs on current
-MuJoCo; only the model files of the package `robodesk` are used. Distractors are in `envs.robodesk.distractors`.
+MuJoCo and uses only the model files of the package `robodesk`. Distractors are in `envs.robodesk.distractors`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from denoised_mdp.envs.factors import RELEVANT_NOISE
 from denoised_mdp.envs.joints import Joint, coordinate_names, joint_kinds, visible_joints
-from denoised_mdp.envs.rendering import QUALITIES  # first of those with mujoco: it chooses the GL backend
+from denoised_mdp.envs.rendering import QUALITIES  # first of the mujoco imports: it chooses the GL backend
 from denoised_mdp.envs.robodesk.arm import ACTIONS, Arm
 from denoised_mdp.envs.robodesk.camera import ROOM, RoomRenderer, choose_view
 from denoised_mdp.envs.robodesk.distractors import COLORS, STILL_LIGHTING
@@ -44,37 +44,37 @@ SUBSTEPS = 10  # physics steps of 2 ms
 HUE_GAIN = 0.75
 CONTROLLABLE = "controllable, irrelevant"
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
-_SHARED = int(_STATE) & ~int(mujoco.mjtState.mjSTATE_XFRC_APPLIED)  # has one size with and without a television
+_SHARED = int(_STATE) & ~int(mujoco.mjtState.mjSTATE_XFRC_APPLIED)  # the same size with and without a television
 
 
 def make_robodesk(task: str, *, distractors: Collection[str], **options: Any) -> RoboDeskEnv:
-    """Make the world of a task of suite "robodesk", with a television if that is one of the distractors."""
+    """Make the world of a task of suite "robodesk", with a television if "tv" is one of the distractors."""
     return RoboDeskEnv(task, television="tv" in distractors, **options)
 
 
 class RoboDeskEnv(World, gym.utils.EzPickle):
     """One task of RoboDesk; a step is one control step of 20 ms.
 
-    Actions are float32 [5] in [-1, 1]: movement of the hand along x, y, z (a centimetre at most), of the wrist, and
-    the gripper's opening. The observation is the ground-truth signal, float32 [S]: joint positions and velocities,
-    the hand's position and how far the button has changed the television's colour (names in `signal_names`).
+    Actions are float32 [5] in [-1, 1]: motion of the hand along x, y, z (at most a centimetre), motion of the wrist,
+    and the gripper's opening. The observation is the ground-truth signal, float32 [S]: joint positions and velocities,
+    the hand's position, and how far the button has changed the television's colour (names in `signal_names`).
 
-    What distractors may set: `sensor_error` [3] of the buttons' sensors (in button travels; None: exact), `lighting`,
-    and `camera_shift` (of the camera and of its target, metres); `show_on_tv` puts a picture on the television. None
-    of it touches the physics; the sensor and the picture touch the reward of the television tasks.
+    Distractors may set `sensor_error` [3] of the buttons' sensors (in button travels; None: exact), `lighting`, and
+    `camera_shift` (of the camera and of its target, metres). `show_on_tv` puts a picture on the television. None of
+    this affects the physics; the sensors and the picture affect the reward of the television tasks.
 
     Args:
         task: one of ``tasks("robodesk")``.
         reward: "dense", "sparse" (1 in every step in which the task is solved) or "success" (1 once). Television
-            tasks have no solved state: with both, their reward is the colour of the picture alone.
+            tasks have no solved state: with the last two, their reward is only the colour of the picture.
         size: height and width of a frame in pixels.
         episode_steps: steps after which an episode is truncated.
-        camera: 0 or "auto" (the room where there is a television, else the desk), 1 or "desk", 2 or "room".
+        camera: 0 or "auto" (the room if there is a television, else the desk), 1 or "desk", 2 or "room".
         quality: "fast" or "faithful", see `build_model` and `Renderer`.
-        television: add the television and the neighbouring desks; television tasks always have them.
+        television: whether to add the television and the neighbouring desks; television tasks always have them.
 
     Raises:
-        UserError: no such task, reward, camera or quality, or the package `robodesk` is not installed.
+        UserError: there is no such task, reward, camera or quality, or the package `robodesk` is not installed.
     """
 
     metadata = {**World.metadata, "render_fps": 50}
@@ -99,17 +99,17 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
                 raise UserError(f"Unknown {what} {word!r}.{did_you_mean(word, known)}")
         self.task_name, self.size, self.episode_steps = task, size, episode_steps
         self._task, self._reward = find_task(task), reward
-        self._channel = 1 if self._task.channel is None else self._task.channel  # that a button changes
+        self._channel = 1 if self._task.channel is None else self._task.channel  # the one that a button changes
         self.room = television or self._task.channel is not None
         view = choose_view(camera, self.room)
         self._look = size, view, quality
         self.shows_television = self.room and view is ROOM
-        """the desk's camera sees a sliver of it at most"""
+        """whether the camera sees it; the desk's sees a sliver at most, which does not count"""
 
         self._model = build_model(self.room, quality)
         self._data = mujoco.MjData(self._model)
         self._arm = Arm(self._model)
-        # Everything that depends on a button reads its lamp's joint, to which the button is softly coupled.
+        # Everything that depends on a button reads the joint of its lamp, to which the button is softly coupled.
         self._lights = [self._model.joint(f"{color}_light").qposadr[0] for color in COLORS]
         self._lamps = lamp_geoms(self._model)
         self._wood = wood_geoms(self._model) if quality == "fast" else []
@@ -139,7 +139,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         self._steps, self._solved = 0, False
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
-        """Start an episode; `seed` restarts its random stream, which otherwise continues."""
+        """Start an episode; `seed` restarts the random stream, which otherwise continues."""
         super().reset(seed=seed)
         if seed is not None or self._rng is None:
             self._rng = generator(seed, "physics")
@@ -156,7 +156,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         model, data = self._model, self._data
         data.ctrl[:9] = self._arm.targets(data, np.asarray(action, np.float64))
         for _ in range(SUBSTEPS):
-            data.qfrc_applied[:9] = data.qfrc_bias[:9]  # gravity compensation of the arm
+            data.qfrc_applied[:9] = data.qfrc_bias[:9]  # gravity compensation for the arm
             mujoco.mj_step2(model, data)
             mujoco.mj_step1(model, data)
         refuse_divergence(data, self.task_name)
@@ -171,18 +171,18 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
 
     @property
     def signal_kinds(self) -> tuple[str, ...]:
-        """What a camera sees of each number of the signal, see `denoised_mdp.envs.factors`."""
-        hue = "scalar" if self.shows_television else "unseen"  # of the television's picture
+        """How a camera sees each number of the signal, see `denoised_mdp.envs.factors`."""
+        hue = "scalar" if self.shows_television else "unseen"  # the hue is part of the television's picture
         return (*joint_kinds(self._model, 0), *["scalar"] * 3, hue)
 
     @property
     def joints(self) -> tuple[Joint, ...]:
-        """The nine joint positions of arm and fingers; their columns are those of the signal."""
+        """The nine joints of arm and fingers; their columns index the signal."""
         return visible_joints(self._model, 0, (*ARM, *FINGERS))
 
     @property
     def quadrants(self) -> dict[str, str]:
-        """Exceptions from "signal is relevant, noise is not", see `denoised_mdp.envs.factors`."""
+        """Exceptions to "signal is relevant, noise is not", see `denoised_mdp.envs.factors`."""
         joints = [self._model.joint(index).name for index in range(self._model.njnt)]
         irrelevant = [name for name in joints if name not in (*ARM, *FINGERS, *self._task.relevant(self._reward))]
         found = {f"q{kind}/{name}*": CONTROLLABLE for name in irrelevant for kind in ("pos", "vel")}
@@ -195,7 +195,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         return self._travel() if self.sensor_error is None else self._travel() + self.sensor_error
 
     def show_on_tv(self, draw: Callable[[], np.ndarray]) -> None:
-        """Put another picture on the television, uint8 [60, 120, 3]; `draw` makes it, when it is first needed."""
+        """Put another picture on the television, uint8 [60, 120, 3]; `draw` makes it when it is first needed."""
         self._draw, self._picture = draw, None
 
     @property
@@ -223,7 +223,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         return renderer.film(self._data, *self.camera_shift)
 
     def get_state(self, parts: int = _STATE) -> dict:
-        """Return the complete state, without distractors, as a tree of arrays and numbers, exact at any step."""
+        """Return the complete state, without distractors, as a tree of arrays and numbers; it is exact at any step."""
         integration = np.empty(mujoco.mj_stateSize(self._model, parts))
         mujoco.mj_getState(self._model, self._data, integration, parts)
         return {
@@ -235,7 +235,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         }
 
     def get_physics_state(self) -> dict:
-        """Return the state, for one with or without a television: no force acts on bodies from outside."""
+        """Return the state without forces on bodies, which are zero; it fits worlds with and without a television."""
         return self.get_state(_SHARED)
 
     def set_physics_state(self, state: dict) -> None:
@@ -245,13 +245,13 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
     def set_state(self, state: dict, parts: int = _STATE) -> None:
         """Continue exactly where `get_state` was taken, in this environment or an equal one."""
         mujoco.mj_setState(self._model, self._data, state["integration"], parts)
-        mujoco.mj_step1(self._model, self._data)  # as after a step: positions and velocities are up to date
+        mujoco.mj_step1(self._model, self._data)  # as after a step: update what depends on positions and velocities
         self._rng = restore_generator(state["random"])
         self._start = {block: place.copy() for block, place in state["start"].items()}
         self._steps, self._solved = state["steps"], state["solved"]
 
     def make_renderer(self) -> RoomRenderer:
-        """Make the renderer of the task's camera."""
+        """Make the renderer for the task's camera."""
         return RoomRenderer(self._model, *self._look, stage=self.stage)
 
     def situation(self) -> Situation:
@@ -261,14 +261,14 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         return Situation(self._data.site_xpos[self._hand], self._places, self._start, joints, screen)
 
     def _earn(self) -> float:
-        """Return the reward of the step just made."""
+        """Return the reward of the step just taken."""
         value = self._task.reward(self.situation(), self._reward)
         if self._reward == "success" and self._task.channel is None:
             value, self._solved = (0.0 if self._solved else value), self._solved or value > 0
         return value
 
     def _travel(self) -> np.ndarray:
-        """Return how far the buttons are really pressed [3]: 0 up, 1 or more down."""
+        """Return the true travel of the buttons [3]: 0 up, 1 or more down."""
         return -self._data.qpos[self._lights] / BUTTON_TRAVEL
 
     def _hue(self, sensors: np.ndarray) -> float:
@@ -276,7 +276,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         return float(np.clip(HUE_GAIN * sensors[self._channel], 0.0, 1.0))
 
     def _show_lamps(self) -> None:
-        """Light the desk's lamps in their colour, or cover them in gray, according to their sensors."""
+        """Light the desk's lamps in their colours, or cover them in gray, according to the sensors."""
         if self.sensor_error is None:
             glow = 0.4 * (self._data.qpos[self._lights] < PRESSED)  # [3]
         else:
@@ -285,7 +285,7 @@ class RoboDeskEnv(World, gym.utils.EzPickle):
         self._model.geom_rgba[self._lamps] = np.column_stack([colors, np.abs(glow)])
 
     def _show_lighting(self) -> None:
-        """Set brightness and direction of all lights; the next physics step forgets the directions again."""
+        """Set brightness and direction of all lights; the next physics step overwrites the directions."""
         model, data, light = self._model, self._data, self.lighting
         model.light_diffuse[:] = light.diffuse[:, None]
         data.light_xpos[:] = light.places

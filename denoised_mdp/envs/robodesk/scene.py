@@ -1,8 +1,8 @@
 """RoboDesk's scene: the desk of the package `robodesk`, and the room around it, which is built here.
 
-The package (Apache 2.0) contributes model files, meshes and textures. It is located, never imported: its code
-needs libraries of 2021. A television, two neighbouring desks and dimmable lamps are added to the parsed model. They
-have no collisions, so the physics stay the same.
+The package (Apache 2.0) contributes model files, meshes and textures. It is located but never imported, because its
+code needs libraries from 2021. A television, two neighbouring desks and dimmable lamps are added to the parsed model.
+They do not collide with anything, so the physics stays the same.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import mujoco  # isort: skip
 
 ARM = tuple(f"panda0_joint{number}" for number in range(1, 8))
 FINGERS = ("panda0_finger_joint1", "panda0_finger_joint2")
-BUTTON_TRAVEL = 0.005  # metres from a reading of 0 to one of 1
+BUTTON_TRAVEL = 0.005  # metres between readings of 0 and 1
 
-DESKS = (1.3, 2.6)  # where the neighbours stand, along x
+DESKS = (1.3, 2.6)  # x positions of the neighbouring desks
 TV_PLACE = (1.3, 1.825, 1.6)
-TV_PIXELS = (60, 120)  # rows, columns of the picture
-TV_TEXTURE = (120, 120)  # that it is enlarged to
+TV_PIXELS = (60, 120)  # rows and columns of the picture
+TV_TEXTURE = (120, 120)  # rows and columns that it is enlarged to
 
 START_POSE = np.array([-0.3, -0.4, 0.28, -2.5, 0.13, 1.87, 0.91, 0.01, 0.01])
-START_SPREAD = 0.15  # of the control range
-# Initial shifts of objects: joint -> (least, most) of each shifted coordinate, in metres.
+START_SPREAD = 0.15  # times a draw from the control range
+# Initial shifts of objects: joint -> (least, most) of each coordinate that is shifted, in metres.
 START_SHIFTS = {
     "drawer_joint": [(0.0, -0.1)],
     "slide_joint": [(0.0, 0.2)],
@@ -45,7 +45,7 @@ START_SHIFTS = {
 }
 
 WOOD_GAIN = 1.3
-HIDDEN = 5  # a geom group that is never drawn
+HIDDEN = 5  # geom group that is never drawn
 _BOX, _CYLINDER = mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_CYLINDER
 _DIVERGED = [mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC]
 _NOT_COPIED = re.compile("panda0|" + "|".join(BLOCKS))
@@ -70,9 +70,9 @@ def build_model(room: bool, quality: str) -> mujoco.MjModel:
     """Build the scene; every call returns a new model.
 
     Args:
-        room: with television and neighbouring desks.
-        quality: "faithful" has the package's meshes; "fast" draws the arm's collision meshes, rounded handles and
-            coarser cylinders, at a fraction of the cost. The physics are the same.
+        room: whether to add the television and the neighbouring desks.
+        quality: "faithful" draws the package's meshes. "fast" draws the arm's collision meshes, rounded handles and
+            coarser cylinders, at a fraction of the cost. The physics is the same.
 
     Raises:
         UserError: the package `robodesk` is not installed.
@@ -87,8 +87,8 @@ def _compile(folder: str, room: bool, quality: str) -> mujoco.MjModel:
         _add_neighbors(spec)
         _add_television(spec)
     _add_lamps(spec)
-    spec.visual.quality.offsamples = 0  # oversampling smooths already
-    spec.visual.quality.shadowsize = 1024  # at this distance no different from 4096
+    spec.visual.quality.offsamples = 0  # oversampling already smooths edges
+    spec.visual.quality.shadowsize = 1024  # at this distance, it looks the same as 4096
     _share_textures(spec)
     if quality == "fast":
         _simplify(spec)
@@ -104,7 +104,7 @@ def _compile(folder: str, room: bool, quality: str) -> mujoco.MjModel:
 
 
 def place_anywhere(model: mujoco.MjModel, data: mujoco.MjData, rng: np.random.Generator) -> None:
-    """Draw where objects and the arm are when an episode begins, into the positions of data that was just reset."""
+    """Draw the initial positions of objects and arm, and write them to `data`, which has just been reset."""
     for name, shifts in START_SHIFTS.items():
         begin = model.joint(name).qposadr[0]
         for offset, (low, high) in enumerate(shifts):
@@ -114,7 +114,7 @@ def place_anywhere(model: mujoco.MjModel, data: mujoco.MjData, rng: np.random.Ge
 
 
 def refuse_divergence(data: mujoco.MjData, task: str) -> None:
-    """Raise UserError where MuJoCo has put all bodies back where the model has them, as it does on a divergence."""
+    """Raise UserError if MuJoCo has reset the state to the model's own, as it does when a simulation diverges."""
     warnings = [data.warning[kind] for kind in _DIVERGED]
     if any(warning.number for warning in warnings):
         for warning in warnings:
@@ -123,12 +123,12 @@ def refuse_divergence(data: mujoco.MjData, task: str) -> None:
 
 
 def lamp_geoms(model: mujoco.MjModel) -> list[int]:
-    """Return the overlays of the desk's red, green and blue lamp, whose rgba sets their brightness."""
+    """Return the geoms over the desk's red, green and blue lamps; their rgba sets the brightness."""
     return [model.geom(f"lamp/{color}").id for color in COLORS]
 
 
 def _add_neighbors(spec: mujoco.MjSpec) -> None:
-    """Add fixed copies of the visible desk without collisions: unlit, no arm, no blocks."""
+    """Add fixed copies of the visible desk without collisions, arm and blocks, and with unlit lamps."""
     originals = [
         body for body in spec.worldbody.bodies if not any(_NOT_COPIED.match(each.name) for each in (body, *body.bodies))
     ]
@@ -139,7 +139,7 @@ def _add_neighbors(spec: mujoco.MjSpec) -> None:
 
 def _copy_visible(body, parent, shift: tuple[float, float, float]) -> None:
     twin = parent.add_body(pos=np.add(body.pos, shift), quat=body.quat)
-    twin.alt.type, twin.alt.euler = body.alt.type, body.alt.euler  # else the rotation is lost
+    twin.alt.type, twin.alt.euler = body.alt.type, body.alt.euler  # otherwise the rotation is lost
     for geom in body.geoms:
         if geom.group <= 1 and geom.rgba[3] == 1:  # the rising part of a lamp is translucent
             part = twin.add_geom(
@@ -158,7 +158,7 @@ def _copy_visible(body, parent, shift: tuple[float, float, float]) -> None:
 
 
 def _add_television(spec: mujoco.MjSpec) -> None:
-    """Add a television behind the desks; its picture is the texture "tv", uint8 [*TV_TEXTURE, 3]."""
+    """Add a television behind the desks, whose picture is the texture "tv", uint8 [*TV_TEXTURE, 3]."""
     rows, columns = TV_TEXTURE
     kind, flat = mujoco.mjtTexture.mjTEXTURE_2D, mujoco.mjtBuiltin.mjBUILTIN_FLAT
     spec.add_texture(name="tv", type=kind, height=rows, width=columns, nchannel=3, builtin=flat, rgb1=[0.5] * 3)
@@ -166,18 +166,18 @@ def _add_television(spec: mujoco.MjSpec) -> None:
     screen.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "tv"
     body = spec.worldbody.add_body(name="tv", pos=TV_PLACE)
     for size, place, color in (
-        ([2.4, 0.03, 1.4], [0.0, 0.035, 0.0], [0.1, 0.1, 0.1, 1.0]),  # bezel, wholly behind the screen
+        ([2.4, 0.03, 1.4], [0.0, 0.035, 0.0], [0.1, 0.1, 0.1, 1.0]),  # bezel, entirely behind the screen
         ([2.6, 0.2, 0.05], [0.0, 0.0, -1.5], [0.32, 0.137, 0.12, 1.0]),  # stand
     ):
         body.add_geom(type=_BOX, size=size, pos=place, rgba=color, **_NO_CONTACT)
-    # A box shows a 2-D texture on its z faces: it is built flat, then turned upright.
+    # A box shows a 2-D texture on its z faces, so it is built flat and turned upright.
     upright = [np.sqrt(0.5), np.sqrt(0.5), 0.0, 0.0]
     body.add_geom(name="tv", type=_BOX, size=[2.3, 1.34, 1e-6], quat=upright, material="tv", **_NO_CONTACT)
     spec.material("plane_material").reflectance = 0.01  # of the floor
 
 
 def _add_lamps(spec: mujoco.MjSpec) -> None:
-    """Put an overlay on each of the desk's black lamps, replacing the package's, which rises out of it."""
+    """Put an overlay on each of the desk's black lamps, in place of the package's, which rises out of the lamp."""
     for color in COLORS:
         holder = spec.body(f"{color}_light")
         for geom in holder.bodies[0].geoms:
@@ -188,7 +188,7 @@ def _add_lamps(spec: mujoco.MjSpec) -> None:
 
 
 def _share_textures(spec: mujoco.MjSpec) -> None:
-    """Share one metal texture: the package loads it three times, which slows the start of a renderer."""
+    """Share one metal texture; the package loads it three times, which slows the start of a renderer."""
     for material in spec.materials:
         role = mujoco.mjtTextureRole.mjTEXROLE_RGB
         if material.textures[role] in ("bin_metal_texture", "button_metal_texture"):
@@ -198,7 +198,7 @@ def _share_textures(spec: mujoco.MjSpec) -> None:
 
 
 def _shrink_textures(spec: mujoco.MjSpec, folder: str) -> None:
-    """Reduce textures to what is visible in a picture of a hundred pixels."""
+    """Shrink textures to the detail that is visible in a picture of a hundred pixels."""
     for texture in spec.textures:
         if texture.file:
             with Image.open(f"{folder}/{texture.file}") as image:
@@ -217,12 +217,12 @@ def _simplify(spec: mujoco.MjSpec) -> None:
         elif kind == "panda_col":
             geom.group, geom.rgba = 1, _WHITE
         elif "handle" in geom.meshname:
-            geom.group = HIDDEN  # kept, because a task asks where it is
+            geom.group = HIDDEN  # kept, because a task reads its position
             _add_round_handle(geom)
 
 
 def _add_round_handle(geom) -> None:
-    """Draw a handle (two feet and a bar) as the package's collision capsules."""
+    """Draw a handle (two feet and a bar) like the package's collision capsules."""
     metal = {"type": mujoco.mjtGeom.mjGEOM_CAPSULE, "rgba": [0.6, 0.6, 0.6, 1.0], **_NO_CONTACT}
     drawer = "drawer" in geom.meshname
     ends = {
@@ -236,7 +236,7 @@ def _add_round_handle(geom) -> None:
 
 
 def wood_geoms(model: mujoco.MjModel) -> np.ndarray:
-    """Return the desks' geoms, which the package paints with a brightness of 2."""
+    """Return the desks' geoms, to which the package gives a brightness of 2."""
     return np.flatnonzero((model.geom_rgba > 1).any(1))
 
 
@@ -244,7 +244,7 @@ def _brighten_wood(model: mujoco.MjModel) -> None:
     """Brighten the wood's texture, and darken the geoms that use it, except the desks.
 
     Without shadows, OpenGL sums all lights, clips the sum at 1, and then multiplies by the texture. With shadows, it
-    clips light by light. A brighter texture leaves room for `wood_brightness`.
+    clips each light separately. A brighter texture leaves headroom for `wood_brightness`.
     """
     texture = model.texture("desk_wood_texture")
     size = int(texture.height[0] * texture.width[0] * texture.nchannel[0])
@@ -255,12 +255,12 @@ def _brighten_wood(model: mujoco.MjModel) -> None:
 
 
 def wood_brightness(headlight: float, diffuse: np.ndarray, places: np.ndarray) -> float:
-    """Return the desk colour that gives, without shadows, the brightness that the desks have with shadows.
+    """Return the desk colour that, rendered without shadows, gives the brightness of desks with shadows.
 
     Args:
         headlight, diffuse [3], places [3, 3]: see `denoised_mdp.envs.robodesk.distractors.Lights`.
     """
-    slopes = places[:, 2] / np.linalg.norm(places, axis=1)  # of the light on the desk's top
-    lights = np.array([headlight * (0.25 + 0.75), *(diffuse * slopes)])  # ambient, and seen from above
+    slopes = places[:, 2] / np.linalg.norm(places, axis=1)  # cosines of the angles of incidence on the desk's top
+    lights = np.array([headlight * (0.25 + 0.75), *(diffuse * slopes)])  # headlight: ambient, and diffuse from above
     with_shadows = np.minimum(2 * lights, 1).sum()
     return float(with_shadows / (WOOD_GAIN * lights.sum()))

@@ -1,8 +1,8 @@
-"""RoboDesk's tasks: the package's eighteen, and three that change the colour of the television's picture.
+"""RoboDesk's tasks: the package's eighteen, and three about the colour of the television's picture.
 
 Definitions and constants are those of RoboDesk (Kannan et al. 2021) and, for the television, of Wang et al. 2022.
-One deliberate difference: "has not moved" and "has been lifted" compare with a block's position at the start of the
-episode. The package compares with an alias of the current position, so nothing ever moves.
+There is one deliberate difference: "has not moved" and "has been lifted" compare with a block's position at the start
+of the episode. The package compares with an alias of the current position, so nothing ever moves.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ BIN = np.array([[0.28, 0.52], [0.38, 0.62], [0.0, 0.4]])
 
 @dataclass(frozen=True)
 class Situation:
-    """What rewards read. All of it is true and without noise, except the television's picture.
+    """The quantities that rewards read. All are true and without noise, except the television's picture.
 
     Attributes:
         hand: position of the end effector [3].
         places: name -> position [3] of blocks, buttons (``red_button``...) and handles (``drawer``, ``slide``).
         start: block -> its position [3] when the episode began.
         joints: name -> position of drawer, slide and lamps (``red_light``...), which rise as their buttons go down.
-        screen: mean of the red, green and blue texture on the television, each in [0, 1]; nan where no reward sees it.
+        screen: mean red, green and blue of the television's picture, each in [0, 1]; nan in tasks that ignore it.
     """
 
     hand: np.ndarray
@@ -43,12 +43,12 @@ class Situation:
     screen: np.ndarray
 
     def near(self, place: str | np.ndarray) -> float:
-        """1 if the hand is at `place`, falling to 0 at a distance of one metre."""
+        """Return 1 if the hand is at `place`, falling linearly to 0 at a distance of one metre."""
         point = self.places[place] if isinstance(place, str) else place
         return max(0.0, 1.0 - float(np.linalg.norm(self.hand - point)))
 
     def moved(self, block: str) -> float:
-        """Metres between a block's position and its initial position."""
+        """Return the distance in metres between a block and its initial position."""
         return float(np.linalg.norm(self.places[block] - self.start[block]))
 
     def stayed(self, block: str) -> bool:
@@ -64,9 +64,9 @@ class Situation:
 class Task:
     """A dense reward, a measure of success, and the joints (besides the arm's) that they depend on.
 
-    `success` is true or false; a television task has none and measures the colour of the screen instead, in [0, 1].
-    `channel` is the colour of the television that the task is about, None for others. `decisive` are the joints that
-    success depends on, None for all.
+    `success` is true or false; in a television task, it is the colour of the screen in [0, 1]. `channel` is the
+    television's colour channel that the task is about, None for other tasks. `decisive` are the joints that success
+    depends on, None for all.
     """
 
     dense: Callable[[Situation], float]
@@ -76,17 +76,17 @@ class Task:
     decisive: tuple[str, ...] | None = None
 
     def relevant(self, kind: str) -> tuple[str, ...]:
-        """Return the joints, besides the arm's, that a `kind` of reward depends on."""
+        """Return the joints, besides the arm's, that the reward of this `kind` depends on."""
         return self.joints if kind == "dense" or self.decisive is None else self.decisive
 
     def reward(self, situation: Situation, kind: str) -> float:
-        """Return the reward of one step, in [0, 1]; `kind` "sparse" or "success" returns the success."""
+        """Return the reward of one step in [0, 1]; for `kind` "sparse" or "success", this is the success."""
         value = self.dense(situation) if kind == "dense" else self.success(situation)
         return float(min(max(value, 0.0), 1.0))
 
 
 def find_task(name: str) -> Task:
-    """Return the task of a name of ``tasks("robodesk")``."""
+    """Return the task with this name from ``tasks("robodesk")``."""
     for ending, make in (("_off_table", _off_table), ("_in_bin", _in_bin), ("_in_shelf", _in_shelf)):
         if name.endswith(ending):
             return make(name.removesuffix(ending))

@@ -13,19 +13,19 @@ from denoised_mdp.envs.robodesk.distractors import COLORS, SceneDistractor
 from denoised_mdp.envs.video import Stream, open_clips, shuffled
 from denoised_mdp.options import option
 
-GRAY = 128  # of a television without video
+GRAY = 128  # picture of a television without video
 CONTRAST = 20  # on a scale from -127 to 127
 
 
 class TV(SceneDistractor):
-    """Two colour videos side by side on the television, which scroll sideways.
+    """Shows two colour videos side by side on the television, scrolling sideways.
 
-    Each side shows its own stream of `frames` frames (see `denoised_mdp.envs.video.Stream`), filled with all clips in
-    its own order. Contrast and sharpness are raised. An episode starts anywhere in both, and the joined picture moves
-    right by one of 120 pixels per inner step.
+    Each side shows its own stream of `frames` frames (see `denoised_mdp.envs.video.Stream`), filled from all clips in
+    its own order. Contrast and sharpness are raised. An episode starts at a random index of each stream, and the joined
+    picture moves right by one of its 120 pixels per inner step.
 
     Args:
-        env: RoboDesk with a television.
+        env: a RoboDesk environment with a television.
         clips, split, clips_seed: see `open_clips` and `shuffled`.
     """
 
@@ -34,7 +34,7 @@ class TV(SceneDistractor):
     shows_clips = True
     clip_size = 60  # rows of the picture
     part_of_task = True
-    patches = (3, 6)  # the factors hold mean brightness on a grid of these many rows and columns
+    patches = (3, 6)  # the factors hold mean brightness on a grid of this many rows and columns
 
     @dataclass
     class Options:
@@ -72,7 +72,7 @@ class TV(SceneDistractor):
         return video
 
     def noise_values(self):
-        """Return place and clip of both sides, the roll as a phase, mean colours and brightness by patch."""
+        """Return index, clip and frame of both sides, the roll as a phase, mean colours, and brightness by patch."""
         picture = self.unwrapped.picture
         rows, columns = self.patches
         height, width = picture.shape[0] // rows, picture.shape[1] // columns
@@ -94,7 +94,7 @@ class TV(SceneDistractor):
         self._roll = (self._roll + 1) % self._columns
 
     def _show(self) -> None:
-        draw = weakref.WeakMethod(self.picture)  # the world that it wraps must not keep it alive
+        draw = weakref.WeakMethod(self.picture)  # the wrapped world must not keep this wrapper alive
         self.unwrapped.show_on_tv(lambda: draw()())
 
     def _get_noise(self) -> dict:
@@ -117,4 +117,4 @@ def sharpen(images: np.ndarray) -> np.ndarray:
 
 _GAIN = 131 * (127 + CONTRAST) / (127 * (131 - CONTRAST))
 _CONTRASTED = np.clip(np.rint(_GAIN * (np.arange(256) - 127.0) + 127), 0, 255).astype(np.uint8)
-_HALVED = np.clip(np.rint(np.arange(-4 * 255, 6 * 255 + 1) / 2), 0, 255).astype(np.uint8)  # of what is twice too large
+_HALVED = np.clip(np.rint(np.arange(-4 * 255, 6 * 255 + 1) / 2), 0, 255).astype(np.uint8)  # the input is doubled
