@@ -31,13 +31,13 @@ setup(
         "argcomplete>=3.5",  # completion in the shell
         "av>=12",
         "dm_control>=1.0.20",
-        "gymnasium>=1.0",
+        "gymnasium>=1.2.2",
         "hydra-core>=1.3",
         "imageio>=2.34",
         "imageio-ffmpeg>=0.5",
         "jinja2>=3.1",
         "matplotlib>=3.8",
-        "mujoco>=3.1,<4",  # dm_control 1.0.50 does not work with mujoco 4.0.0
+        "mujoco>=3.1.6,<4",  # dm_control 1.0.50 does not work with mujoco 4.0.0
         "numpy>=1.24",
         "omegaconf>=2.3",
         "pillow>=10.1",
@@ -56,15 +56,15 @@ setup(
         "joblib": ["hydra-joblib-launcher>=1.2"],
         "wandb": ["wandb>=0.17"],
         "mlflow": ["mlflow-skinny>=2.14"],
-        "sb3": ["stable-baselines3>=2.4"],  # for scripts/examples, and for the policies of `probe joints-data`
+        "sb3": ["stable-baselines3>=2.7"],  # for scripts/examples, and for the policies of `probe joints-data`
         "test": [
-            "gymnasium[classic-control]>=1.0",  # CartPole
-            "hypothesis>=6.80",
+            "gymnasium[classic-control]>=1.2.2",  # CartPole
+            "hypothesis>=6.90",
             "pytest>=7.4",
             "pytest-timeout>=2.1",
             "pytest-xdist>=3.7",
             "ruff>=0.5",
-            "stable-baselines3>=2.4",
+            "stable-baselines3>=2.7",
             "vermin>=1.6",
         ],
     },

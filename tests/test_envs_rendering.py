@@ -1,5 +1,6 @@
 """The renderer against dm_control's, the matte against segmentation, and lifetimes of GL contexts."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -134,6 +135,29 @@ def test_the_context_of_a_closed_renderer_serves_the_next_one_of_its_thread_alon
     assert second is first is not other
     np.testing.assert_array_equal(other_frame, frame)
     np.testing.assert_array_equal(again, frame)
+
+
+def test_environments_that_are_collected_without_a_close_disturb_no_other():
+    """By the garbage collector: in any order, while another one draws, and in another thread."""
+    drawing = DMCEnv("cheetah_run")
+    drawing.reset(seed=0)
+    expected = drawing.frame()
+    drawing.stage.append(lambda *_: gc.collect())
+    gc.disable()
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            for number in range(6):
+                lost = DMCEnv("walker_walk")
+                lost.reset(seed=0)
+                assert lost.frame().any()
+                lost.itself = lost  # else it would not wait for the garbage collector
+                del lost
+                if number % 2:
+                    threads.submit(gc.collect).result()
+                np.testing.assert_array_equal(drawing.frame(), expected)
+    finally:
+        gc.enable()
+    drawing.close()
 
 
 def test_state_covers_what_episodes_change_in_the_model():

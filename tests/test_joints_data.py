@@ -202,18 +202,29 @@ def test_a_state_environment_never_draws(monkeypatch):
     assert [truncated for _, _, truncated in rewards] == [False, False, True]
 
 
-@pytest.mark.parametrize("task", ["swimmer_swimmer6", "fish_swim"])
-def test_a_state_tells_where_the_body_is_if_there_is_a_target(task):
+@pytest.mark.parametrize(
+    "task, places",
+    [
+        ("swimmer_swimmer6", ["rootx", "rooty"]),
+        ("fish_swim", ["root/0", "root/1"]),
+        ("quadruped_fetch", ["root/0", "root/1", "ball_root/0", "ball_root/1"]),
+    ],
+)
+def test_a_state_tells_where_bodies_are_if_there_is_a_target_or_a_ball(task, places):
     """The reward is of the distance to it."""
     environment = make_env(task)
-    world, kinds = environment.unwrapped.world.unwrapped, environment.unwrapped.world.unwrapped.signal_kinds
-    hidden = [number for number, name in enumerate(world.signal_names) if kinds[number] == "unseen"]
-    assert hidden and world.signal_names[hidden[0]].startswith("qpos/root")
     environment.reset(seed=0)
+    world = environment.unwrapped.world.unwrapped
+    names, kinds = world.signal_names, world.signal_kinds
+    assert [name for name, kind in zip(names, kinds, strict=True) if kind == "unseen" and "root" in name] == [
+        f"qpos/{place}" for place in places
+    ]
     signal = world.signal()
-    before = state_features(signal, world.signal_names, kinds)
-    signal[hidden[0]] += 1
-    assert (state_features(signal, world.signal_names, kinds) != before).sum() == 1
+    before = state_features(signal, names, kinds)
+    for place in places:
+        moved = signal.copy()
+        moved[names.index(f"qpos/{place}")] += 1
+        assert (state_features(moved, names, kinds) != before).sum() == 1
 
 
 class TestSoftActorCritic:

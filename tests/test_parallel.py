@@ -65,7 +65,7 @@ def one_rank(number: int, store, answers) -> None:
         weights = {name: value.numpy() for name, value in agent.state_dict().items()}
         answers.put((case, number, weights, norms[-1]))
     dist.barrier()
-    dist.destroy_process_group()
+    followers.leave()
     answers.put(("group", number, group() is None))
 
 

@@ -39,13 +39,24 @@ BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 def join(**group: Any) -> None:
-    """Call `dist.init_process_group` so that `dist.destroy_process_group` ends the group's threads.
+    """Call `dist.init_process_group` so that `leave` ends the group's threads.
 
     PyTorch's autograd functions keep the group that exists at their first import (the first optimizer imports them) as
     a default argument forever. Its threads would then abort the interpreter at exit.
     """
     importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group(BACKEND, timeout=PATIENCE, **group)
+
+
+def leave() -> None:
+    """Call `dist.destroy_process_group`, and let it wait for gloo's thread without the GIL.
+
+    The thread needs the GIL to free the tensors of its last exchange. Up to PyTorch 2.6, a freed group holds the GIL
+    while it waits for the thread: a deadlock. A backend that outlives its group releases the GIL first.
+    """
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    dist.destroy_process_group()
+    del backend
 
 
 def _meet() -> None:
@@ -83,7 +94,7 @@ def joined(processes: int) -> Iterator[None]:
     finally:
         if dist.is_initialized():  # else a leader has ended them
             _dismiss(processes)
-            dist.destroy_process_group()
+            leave()
 
 
 def _dismiss(processes: int) -> None:
@@ -132,7 +143,7 @@ class Leader:
                 if process.pid is not None:  # it was started
                     process.kill()
             if self._started and dist.is_initialized():
-                dist.destroy_process_group()
+                leave()
             raise
 
     def _start_followers(self) -> None:
@@ -185,7 +196,7 @@ class Leader:
             process.join(10 if self._in_step else 0)
             process.kill()
             process.join()
-        dist.destroy_process_group()
+        leave()
 
 
 def run_follower(number: int, processes: int, port: int | None = None) -> None:
@@ -221,7 +232,7 @@ def run_follower(number: int, processes: int, port: int | None = None) -> None:
         if not _gone(error):  # else the leader was killed
             raise
     finally:
-        dist.destroy_process_group()
+        leave()
 
 
 def _leave_signals_to_the_leader() -> None:

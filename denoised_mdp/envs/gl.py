@@ -111,7 +111,18 @@ with gl_errors():  # only after the backend is chosen, because this loads it
 
 _started_in: int | None = None  # the process in which the first GL context was made
 _inherited: list = []
-_idle = threading.local()  # `contexts`: left by this thread's closed renderers; one may still be current in it
+
+
+class _OfThread(threading.local):
+    """The GL contexts of one thread: a context can be current in one thread alone."""
+
+    def __init__(self):
+        self.alive: set = set()  # made or used here, and not freed; see `current_gl_context`
+        self.idle: list = []  # left by closed renderers; one may still be current
+        self.dropped: list[tuple] = []  # (context, objects in it) of renderers that were collected before a `close`
+
+
+_here = _OfThread()
 _KEPT = 4  # idle contexts per thread
 
 
@@ -135,7 +146,8 @@ def keep_inherited(*objects) -> bool:
 def current_gl_context(width: int, height: int):
     """Make a GL context of the chosen backend current, even if mujoco was first imported with another.
 
-    It is reused from a closed renderer of this thread if there is one (see `keep_gl_context`), else new.
+    It is reused from a closed renderer of this thread if there is one (see `release`), else new. It is kept alive here:
+    if it were collected together with an unclosed renderer, its own finalizer would free it, and nobody could use it.
 
     Raises:
         UserError: see `check_process`; other errors come from the backend, see `gl_errors`.
@@ -144,24 +156,48 @@ def current_gl_context(width: int, height: int):
     check_process()
     _started_in = os.getpid()
     module = mujoco if BACKEND is None else importlib.import_module(f"mujoco.{BACKEND}")
-    idle = vars(_idle).get("contexts")
-    gl = idle.pop() if idle else module.GLContext(width, height)
+    _release_dropped()
+    gl = _here.idle.pop() if _here.idle else module.GLContext(width, height)
+    _here.alive.add(gl)
     gl.make_current()
     if BACKEND == "glfw" and not importlib.import_module("glfw").get_current_context():
         raise RuntimeError("GLFW has no window")  # GLFW continues without one, and MuJoCo then ends the process
     return gl
 
 
-def keep_gl_context(gl) -> None:
-    """Keep the context of a closed renderer, which has freed its objects, for the next renderer.
+def free_gl_context(gl) -> None:
+    """Free a context."""
+    gl.free()
+    _here.alive.discard(gl)
 
-    In a new context the driver compiles its shaders again, which takes longer than all other set-up of a renderer.
-    The context's size does not matter: MuJoCo draws into its own buffer.
+
+def release(gl, objects) -> None:
+    """Free a renderer's `objects` (`MjrContext`) while its own context is current: else another renderer's would go.
+
+    The context itself is kept for the next renderer: in a new one the driver compiles its shaders again, which takes
+    longer than all other set-up of a renderer. Its size does not matter: MuJoCo draws into its own buffer.
     """
-    idle = vars(_idle).setdefault("contexts", [])
-    idle.append(gl)
-    if len(idle) > _KEPT:
-        idle.pop(0).free()
+    if keep_inherited(gl, objects):
+        return
+    gl.make_current()
+    objects.free()
+    _here.idle.append(gl)
+    if len(_here.idle) > _KEPT:
+        free_gl_context(_here.idle.pop(0))
+
+
+def dropped_here() -> list[tuple]:
+    """Return the list that takes (context, objects) of this thread's collected renderers, to be released later.
+
+    A finalizer may run at any time, also between two GL calls of another renderer or in another thread, so it must not
+    make a context current.
+    """
+    return _here.dropped
+
+
+def _release_dropped() -> None:
+    while _here.dropped:
+        release(*_here.dropped.pop())
 
 
 _open_renderers: weakref.WeakSet = weakref.WeakSet()
@@ -186,7 +222,8 @@ def close_first_at_exit() -> None:
 def _close_all() -> None:
     for each in list(_open_renderers):
         each.close()
-    idle = vars(_idle).pop("contexts", [])
+    _release_dropped()
+    idle, _here.idle = _here.idle, []
     if not keep_inherited(*idle):
         for gl in idle:
-            gl.free()
+            free_gl_context(gl)

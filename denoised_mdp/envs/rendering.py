@@ -12,9 +12,10 @@ from denoised_mdp.envs.gl import (
     check_process,
     close_at_exit,
     current_gl_context,
+    dropped_here,
+    free_gl_context,
     gl_errors,
-    keep_gl_context,
-    keep_inherited,
+    release,
 )
 from denoised_mdp.errors import UserError, did_you_mean
 
@@ -67,10 +68,14 @@ class Renderer:
 
         with gl_errors():
             gl = current_gl_context(width, height)
-            with _offscreen_settings(model, height, width, quality):
-                self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
-            mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
-        self._gl = gl
+            try:
+                with _offscreen_settings(model, height, width, quality):
+                    self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+                mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+            except Exception:
+                free_gl_context(gl)
+                raise
+        self._gl, self._dropped = gl, dropped_here()
         close_at_exit(self)
 
     def device(self) -> str:
@@ -122,18 +127,14 @@ class Renderer:
         return frame, background
 
     def close(self) -> None:
-        """Free the GL objects while their own context is current; otherwise another renderer's would be freed.
-
-        The context itself is kept for the next renderer.
-        """
+        """Free the GL objects; the context is kept for the next renderer."""
         gl, self._gl = self._gl, None
-        if gl is not None and not keep_inherited(gl, self._context):
-            gl.make_current()
-            self._context.free()
-            keep_gl_context(gl)
+        if gl is not None:
+            release(gl, self._context)
 
     def __del__(self):
-        self.close()
+        if self._gl is not None:
+            self._dropped.append((self._gl, self._context))
 
     def _bind(self) -> None:
         """Make the renderer's context current."""

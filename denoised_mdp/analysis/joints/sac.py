@@ -50,6 +50,10 @@ class StateEnv(gym.Wrapper):
         return state_features(signal, self._names, self._kinds), *rest
 
 
+ROOTS = ("qpos/root", "qpos/ball_root")
+"""prefixes of what says where bodies are in the world; the second is the ball of quadruped_fetch"""
+
+
 def state_features(signal: np.ndarray, names: tuple[str, ...], kinds: tuple[str, ...]) -> np.ndarray:
     """The features of the true signal [S] that a policy reads: float32 [F].
 
@@ -61,7 +65,7 @@ def state_features(signal: np.ndarray, names: tuple[str, ...], kinds: tuple[str,
     for value, name, kind in zip(signal, names, kinds, strict=True):
         if kind == "angle":
             parts += [np.sin(value), np.cos(value)]
-        elif kind != "unseen" or not name.startswith("qpos/") or (places and name.startswith("qpos/root")):
+        elif kind != "unseen" or not name.startswith("qpos/") or (places and name.startswith(ROOTS)):
             parts.append(value)
     return np.array(parts, np.float32)
 
