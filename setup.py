@@ -29,21 +29,21 @@ setup(
     entry_points={"console_scripts": ["denoised-mdp = denoised_mdp.cli.main:main"]},
     install_requires=[
         "argcomplete>=3.5",  # completion in the shell
-        "av>=12",
-        "dm_control>=1.0.20",
+        "av>=17",  # earlier ones take full-range colours for limited ones
+        "dm_control>=1.0.34",
         "gymnasium>=1.2.2",
         "hydra-core>=1.3",
         "imageio>=2.34",
         "imageio-ffmpeg>=0.5",
         "jinja2>=3.1",
         "matplotlib>=3.8",
-        "mujoco>=3.1.6,<4",  # dm_control 1.0.50 does not work with mujoco 4.0.0
+        "mujoco>=3.3.6,<4",  # dm_control 1.0.50 does not work with mujoco 4.0.0
         "numpy>=1.24",
         "omegaconf>=2.3",
         "pillow>=10.1",
         "pyyaml>=6",
-        "safetensors>=0.4",
-        "scipy>=1.10",
+        "safetensors>=0.6.2",  # earlier ones know no uint32 and uint64
+        "scipy>=1.11",
         "tensorboard>=2.14",
         "torch>=2.4",
         "typing-extensions>=4.4",

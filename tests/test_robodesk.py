@@ -286,8 +286,9 @@ def test_the_lamps_joint_is_read_and_not_the_buttons():
     places = 1000 * world._data.qpos[[joint(world, "green_button"), joint(world, "green_light")]]
     np.testing.assert_allclose(places, [-0.524, 0.023], atol=1e-3)
     push(world, "green", 180)
-    places = 1000 * world._data.qpos[[joint(world, "green_button"), joint(world, "green_light")]]
-    np.testing.assert_allclose(places, [-11.1, -6.9], atol=0.3)
+    button, light = 1000 * world._data.qpos[[joint(world, "green_button"), joint(world, "green_light")]]
+    assert -13 < button < -10.5  # how deep the arm comes depends on the version of MuJoCo
+    assert light == pytest.approx(button / 3 - 3.2, abs=0.05)  # where the springs balance does not
 
     world.reset(seed=0)
     for name, pressed in (("green_button", False), ("green_light", True)):
