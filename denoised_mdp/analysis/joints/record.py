@@ -49,10 +49,6 @@ def make_data(source: Sequence[str], options: Options) -> list[str]:
         UserError: a missing run, an invalid option, another data set in the folder, or no Stable-Baselines3.
     """
     steps, frames, seed = options.sac_steps, options.frames, options.seed
-    if steps < 100:
-        raise UserError(f"{steps} actions are too few for four policy stages: give at least 100 (--sac-steps).")
-    if frames < 2:
-        raise UserError("An episode needs at least 2 frames (--frames).")
     is_run = len(source) == 1 and (Path(source[0]) / "config.yaml").is_file()  # also one named seed=1
     overrides = not is_run and any("=" in word for word in source)
     if not overrides and len(source) > 1:

@@ -16,9 +16,9 @@ class Options:
 
     output: Path | None = option(None, "default: data/joints-TASK-DISTRACTORS", metavar="FOLDER")
     episodes: int = option(100, "episodes of each of the five policies", low=1)
-    frames: int = option(1001, "frames of each episode", low=1)
+    frames: int = option(1001, "frames of each episode", low=2)
     test_share: float = option(0.4, "share of the episodes for testing", above=0, below=1, metavar="SHARE")
-    sac_steps: int = option(200_000, "actions that the state-space policy learns from", low=1)
+    sac_steps: int = option(200_000, "actions that the state-space policy learns from, in four stages", low=100)
     seed: int = option(0, "seed of the policies and episodes", low=0)
 
 
