@@ -1,6 +1,6 @@
 """Measure environments: milliseconds per inner step and per frame of every variant, render qualities, memory.
 
-    python scripts/benchmark_envs.py [variants] [qualities] [memory]  >> docs/environments.md
+    python scripts/benchmark_envs.py [variants] [qualities] [memory]
 
 Prints Markdown tables. Times are medians of the CPU time of the whole process (the renderer's threads included), which
 other programs on the machine disturb less than wall time. On an idle machine wall time is the same or, with several
