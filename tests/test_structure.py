@@ -36,7 +36,7 @@ def model_of(name: str):
         ([replace(X, parents=("c",)), C], "latent x has parent c, which must stand before it"),
         ([replace(X, parents=("x",))], "latent x has parent x"),
         ([X, replace(Y, parents=("w",))], "latent y has parent w"),
-        ([X, replace(Y, parents=("x",)), C], "list latents with fewer ancestors first, not in the order x, y, c"),
+        ([X, replace(Y, parents=("x",)), C], "list latents of earlier stages first, not in the order x, y, c"),
         ([C, replace(X, parents=("c",))], "the policy sees x, which reads c: it must see c as well"),
         ([C, replace(X, reward_sees=("c",))], "the policy sees x, which reads c"),
         ([X, replace(Y, reward_sees=("w",))], "the reward of y reads w, which does not exist"),

@@ -80,7 +80,7 @@ class Table:
             depth[row.name] = 1 + max((depth[parent] for parent in row.parents), default=-1)
         order = list(depth.values())
         if order != sorted(order):
-            raise ValueError(f"list latents with fewer ancestors first, not in the order {', '.join(self.rows)}")
+            raise ValueError(f"list latents of earlier stages first, not in the order {', '.join(self.rows)}")
         self.stages = tuple(
             tuple(row for row in rows if depth[row.name] == stage) for stage in range(1 + max(order, default=-1))
         )
